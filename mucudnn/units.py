@@ -1,0 +1,69 @@
+"""Bytes and seconds as people write them; inside mucudnn they are int bytes and float seconds."""
+
+from __future__ import annotations
+
+import re
+
+from mucudnn.errors import InvalidInputError
+
+_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_DECIMAL_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE_HELP = "write a number and a unit, for example 64MiB (B, KiB, MiB, GiB, TiB), or none for no limit"
+
+
+def parse_bytes(text: str | int | None) -> int | None:
+    """``"64MiB"`` -> 67108864; ``None`` and ``"none"`` -> ``None`` (no bound); an int is bytes already.
+
+    Raises ``InvalidInputError`` for anything else. Decimal units (MB) are refused, since what is meant differs by
+    5 to 10 %, and so are bare numbers in text: bytes or MiB cannot be told apart.
+    """
+    if text is None or (isinstance(text, str) and text.strip().lower() == "none"):
+        return None
+    if isinstance(text, int):
+        if isinstance(text, bool) or text < 0:
+            raise InvalidInputError(f"size {text!r} is not a number of bytes of at least 0")
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None:
+        raise InvalidInputError(f"size {text!r} is not understood; {_SIZE_HELP}")
+    number, unit = match.groups()
+    by_lower = {name.lower(): factor for name, factor in _UNITS.items()}
+    if unit.lower() in by_lower:
+        return int(float(number) * by_lower[unit.lower()])
+    if not unit:
+        raise InvalidInputError(f"size {text!r} has no unit; {_SIZE_HELP}")
+    if unit.upper() in _DECIMAL_UNITS:
+        exact = f"{int(float(number) * _DECIMAL_UNITS[unit.upper()])}B"
+        likely = f"{number}{unit[0].upper()}iB"
+        raise InvalidInputError(f"size {text!r} is ambiguous: write {likely} (powers of 1024) or {exact} (exactly)")
+    raise InvalidInputError(f"size {text!r} has the unknown unit {unit!r}; {_SIZE_HELP}")
+
+
+def format_bytes(value: int | None) -> str:
+    """``67108864`` -> ``64 MiB``; ``None`` -> ``no limit``."""
+    if value is None:
+        return "no limit"
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024 * _UNITS[unit]:
+            break
+    else:
+        unit = "GiB"
+    return f"{value / _UNITS[unit]:.3g} {unit}" if value < 1000 * _UNITS[unit] else f"{value // _UNITS[unit]} {unit}"
+
+
+def parse_seconds(text: str | float | None) -> float | None:
+    """``"60s"``, ``"2min"``, ``"500ms"`` -> seconds; ``None`` and ``"none"`` -> no bound. Raises ``InvalidInputError``."""
+    if text is None or (isinstance(text, str) and text.strip().lower() == "none"):
+        return None
+    factors = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0, "h": 3600.0}
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(text))
+    if match is None or match.group(2) not in factors:
+        raise InvalidInputError(f"time {text!r} is not understood; write for example 60s, 2min or 500ms")
+    return float(match.group(1)) * factors[match.group(2)]
+
+
+def format_seconds(value: float) -> str:
+    """``0.0123`` -> ``12.3 ms``."""
+    if value < 1e-3:
+        return f"{value * 1e6:.3g} us"
+    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
