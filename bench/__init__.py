@@ -1,0 +1,1 @@
+"""Measuring and telling: timer, profiler, layer tables, networks, reports."""

@@ -1,0 +1,1 @@
+"""How to compute one micro-batch: one file per algorithm family."""

@@ -1,0 +1,1 @@
+"""Transforms and matrix products in C++, built at install; see ``library.py``."""

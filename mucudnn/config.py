@@ -1,0 +1,82 @@
+"""Every choice a user can make, in one frozen object with defaults that can stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from mucudnn.errors import InvalidInputError
+from mucudnn.problem import Operation
+from mucudnn.units import parse_bytes, parse_seconds
+
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+class BatchSizePolicy(StrEnum):
+    """Which micro-batch sizes are measured: the paper's three policies (μ-cuDNN, section III)."""
+
+    UNDIVIDED = "undivided"
+    POWER_OF_TWO = "power-of-two"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How to tune.
+
+    workspace_limit: most workspace of any one operation, inclusive; bytes, text such as ``"64MiB"``, or None: no limit.
+    policy: micro-batch sizes to measure: ``undivided``, ``power-of-two`` (with the batch itself) or ``all``.
+    operations: which operations to tune; the others run as in torch.
+    algorithms: names to choose from; None: all that the machine has. Torch's own is always a candidate.
+    max_relative_error: bar algorithms whose relative L2 error against float64 is above; None: a default by dtype.
+    deterministic: only algorithms that give the same bits on every run.
+    time_limit: most seconds of measuring per problem, number or text such as ``"60s"``; None: until the noise is small.
+    database: SQLite file of the measurements; None: in the user's cache folder.
+
+    Raises ``InvalidInputError`` for a value that is not allowed.
+    """
+
+    workspace_limit: int | str | None = "64MiB"
+    policy: BatchSizePolicy | str = BatchSizePolicy.POWER_OF_TWO
+    operations: tuple[Operation, ...] = tuple(Operation)
+    algorithms: tuple[str, ...] | None = None
+    max_relative_error: float | None = None
+    deterministic: bool = False
+    time_limit: float | str | None = None
+    database: Path | str | None = None
+
+    def __post_init__(self) -> None:
+        parse_bytes(self.workspace_limit)
+        parse_seconds(self.time_limit)
+        object.__setattr__(self, "policy", _member(BatchSizePolicy, self.policy, "policy"))
+        object.__setattr__(self, "operations", tuple(_member(Operation, o, "operation") for o in self.operations))
+        if not self.operations:
+            raise InvalidInputError("operations is empty; name at least one of " + ", ".join(Operation))
+        if self.max_relative_error is not None and not self.max_relative_error > 0:
+            raise InvalidInputError(f"max_relative_error is {self.max_relative_error}; it must be above 0")
+
+    @property
+    def workspace_limit_bytes(self) -> int | None:
+        return parse_bytes(self.workspace_limit)
+
+    @property
+    def time_limit_s(self) -> float | None:
+        return parse_seconds(self.time_limit)
+
+    def error_bound(self, dtype: str) -> float:
+        """Largest relative L2 error allowed for a problem of this dtype."""
+        return DEFAULT_MAX_RELATIVE_ERROR[dtype] if self.max_relative_error is None else self.max_relative_error
+
+
+# float32: what the bar of the project promises; the others: a few units in the last place of the stored result.
+DEFAULT_MAX_RELATIVE_ERROR = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
+
+
+def _member(kind: type[_Choice], value: str, what: str) -> _Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidInputError(f"{what} is {value!r}; allowed are {', '.join(kind)}") from None

@@ -1,0 +1,1 @@
+"""Measurements in, configurations out. Pure functions: numpy and pulp, never torch."""
