@@ -11,7 +11,6 @@ from mucudnn.errors import InvalidInputError
 from mucudnn.problem import Operation
 from mucudnn.units import parse_bytes, parse_seconds
 
-
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 

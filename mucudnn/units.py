@@ -52,7 +52,7 @@ def format_bytes(value: int | None) -> str:
 
 
 def parse_seconds(text: str | float | None) -> float | None:
-    """``"60s"``, ``"2min"``, ``"500ms"`` -> seconds; ``None`` and ``"none"`` -> no bound. Raises ``InvalidInputError``."""
+    """``"60s"``, ``"2min"``, ``"500ms"`` -> seconds; ``None``, ``"none"`` -> no bound. Raises ``InvalidInputError``."""
     if text is None or (isinstance(text, str) and text.strip().lower() == "none"):
         return None
     factors = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0, "h": 3600.0}
