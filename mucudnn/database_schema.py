@@ -1,0 +1,126 @@
+"""The tables of the database, and how keys and values become their rows and back."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any
+
+from mucudnn.configuration import MicroConfig
+from mucudnn.environment import Environment
+from mucudnn.problem import ConvProblem, MemoryFormat, Operation
+
+VERSION = 1  # 1: the first one
+APPLICATION_ID = int.from_bytes(b"mucu", "big")
+
+COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes", "relative_error", "noise", "samples")
+ENVIRONMENT = "device, capability, threads, torch, library, compiled"
+PROBLEM = (
+    "operation, c, h, w, k, r, s, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, groups, "
+    "dtype, memory_format"
+)
+KEYS = {"measurements": "algorithm, version, micro_batch_size", "verifications": "configuration"}
+_OWNER = "environment_id NOT NULL REFERENCES environments, problem_id NOT NULL REFERENCES problems"
+
+# A failure is a row with a reason and without costs: so the newest row of a candidate says which of the two it is.
+TABLES = f"""
+CREATE TABLE IF NOT EXISTS environments (id INTEGER PRIMARY KEY, {ENVIRONMENT}, UNIQUE ({ENVIRONMENT}));
+CREATE TABLE IF NOT EXISTS problems (id INTEGER PRIMARY KEY, {PROBLEM}, UNIQUE ({PROBLEM}));
+CREATE TABLE IF NOT EXISTS measurements ({_OWNER}, {KEYS["measurements"]}, measured_at, {", ".join(COSTS)}, reason,
+    PRIMARY KEY (environment_id, problem_id, {KEYS["measurements"]}, measured_at)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS verifications ({_OWNER}, {KEYS["verifications"]}, measured_at, baseline_s, time_s, noise,
+    PRIMARY KEY (environment_id, problem_id, {KEYS["verifications"]}, measured_at)) WITHOUT ROWID;
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {VERSION};
+"""
+
+_JOINED = "JOIN environments ON environments.id = environment_id JOIN problems ON problems.id = problem_id"
+_EXPORTED = ("kind, measured_at", ENVIRONMENT, PROBLEM, KEYS["measurements"], *COSTS, "reason")
+EXPORT_COLUMNS = (*", ".join(_EXPORTED).split(", "), "configuration", "baseline_s", "time_s")
+EXPORT = f"""
+SELECT iif(reason IS NULL, 'measurement', 'failure'), measured_at, {ENVIRONMENT}, {PROBLEM},
+    {KEYS["measurements"]}, {", ".join(COSTS)}, reason, NULL, NULL, NULL
+FROM measurements {_JOINED}
+UNION ALL
+SELECT 'verification', measured_at, {ENVIRONMENT}, {PROBLEM},
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, noise, NULL, NULL, configuration, baseline_s, time_s
+FROM verifications {_JOINED}
+ORDER BY measured_at
+"""
+
+# Rows of algorithm versions other than those in a JSON object (algorithm: version)
+OTHER_VERSIONS = {
+    "measurements": "(algorithm, version) NOT IN (SELECT key, value FROM json_each(?))",
+    "verifications": """EXISTS (SELECT 1 FROM json_each(configuration) AS part
+        WHERE (json_extract(part.value, '$[0]'), json_extract(part.value, '$[1]'))
+        NOT IN (SELECT key, value FROM json_each(?)))""",
+}
+
+
+def identify(connection: sqlite3.Connection, key: Environment | ConvProblem) -> int:
+    """The id of the key's row, which is added if there is none."""
+    select, values = find(key)
+    insert(connection, key_table(key), (None, *values), otherwise="IGNORE")
+    return int(connection.execute(select, values).fetchone()[0])
+
+
+def find(key: Environment | ConvProblem) -> tuple[str, list[str | int]]:
+    """SQL that selects the id of the key's row, and its parameters."""
+    columns = ENVIRONMENT if isinstance(key, Environment) else PROBLEM
+    values = flat(key)
+    return f"SELECT id FROM {key_table(key)} WHERE ({columns}) = ({_marks(values)})", values
+
+
+def key_table(key: Environment | ConvProblem) -> str:
+    return "environments" if isinstance(key, Environment) else "problems"
+
+
+def insert(connection: sqlite3.Connection, table: str, values: Sequence[Any], *, otherwise: str) -> bool:
+    """Whether the row was added; ``otherwise`` says what becomes of an equal key: IGNORE or REPLACE."""
+    cursor = connection.execute(f"INSERT OR {otherwise} INTO {table} VALUES ({_marks(values)})", values)
+    return cursor.rowcount > 0
+
+
+def _marks(values: Sequence[Any]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def flat(key: Environment | ConvProblem) -> list[str | int]:
+    """Values in the order of the columns ``ENVIRONMENT`` or ``PROBLEM``: pairs become two."""
+    values: list[str | int] = []
+    for field in fields(key):
+        value = getattr(key, field.name)
+        values.extend(value if isinstance(value, tuple) else (value,))
+    return values
+
+
+def problem_from(values: Sequence[Any]) -> ConvProblem:
+    """The inverse of ``flat``. Raises ``ValueError`` or ``TypeError`` where that is not a problem."""
+    operation, c, h, w, k, r, s, *pairs, groups, dtype, memory_format = values
+    stride, padding, dilation = zip(pairs[::2], pairs[1::2], strict=True)
+    return ConvProblem(
+        *(Operation(operation), c, h, w, k, r, s),
+        *(stride, padding, dilation),
+        *(groups, dtype, MemoryFormat(memory_format)),
+    )
+
+
+def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int]) -> str:
+    """JSON: for each run of equal micro-configs ``[algorithm, version, micro-batch size, how often]``."""
+    runs = [(micro_config, len(list(equal))) for micro_config, equal in groupby(micro_configs)]
+    return json.dumps([[m.algorithm, versions[m.algorithm], m.micro_batch_size, count] for m, count in runs])
+
+
+def now() -> str:
+    """Sorts like the time."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def number(value: Any) -> Any:
+    """A stored number: SQLite keeps NaN as NULL."""
+    return math.nan if value is None else value

@@ -1,0 +1,71 @@
+"""What the measuring machine is: everything beside problem and algorithm that could change a measured time."""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from mucudnn.errors import UnavailableError
+
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Environment:
+    """Part of the key of every measurement: a time from another environment says nothing about this one.
+
+    device: CPU model or GPU name. capability: instruction set that torch uses (``AVX512``). threads: of one operation.
+    torch, library: versions (``2.13.0+cpu``, ``oneDNN 3.12.0``). compiled: which build of mucudnn's own C++ is loaded
+    (``avx512``, ``avx2``, ``plain``), or ``torch`` where there is none.
+    """
+
+    device: str
+    capability: str
+    threads: int
+    torch: str
+    library: str
+    compiled: str
+
+    def __str__(self) -> str:
+        """For people: ``AMD EPYC (AVX512), 2 threads, torch 2.13.0+cpu, oneDNN 3.12.0, compiled for avx512``."""
+        threads = f"{self.threads} thread" + ("" if self.threads == 1 else "s")
+        return (
+            f"{self.device} ({self.capability}), {threads}, torch {self.torch}, {self.library}, "
+            f"compiled for {self.compiled}"
+        )
+
+
+def current_environment(device: str = "cpu") -> Environment:
+    """The environment in which this process measures now; the thread count is torch's, at the time of the call.
+
+    Raises ``UnavailableError`` for a device other than the CPU.
+    """
+    if device != "cpu":
+        raise UnavailableError(f"device is {device!r}; mucudnn measures on 'cpu' only so far: use device='cpu'")
+    import torch  # here, since `import mucudnn` must not load torch
+
+    from mucudnn.kernels.compiled.library import build_name
+
+    return Environment(
+        device=cpu_model(),
+        capability=torch.backends.cpu.get_cpu_capability(),
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        library=library_version(torch.__config__.show()),
+        compiled=build_name(),
+    )
+
+
+def cpu_model() -> str:
+    """Model name from ``/proc/cpuinfo``, the architecture (``aarch64``) where that gives none."""
+    text = _CPU_INFO.read_text(encoding="utf-8", errors="replace") if _CPU_INFO.exists() else ""
+    match = re.search(r"^model name\s*:\s*(\S.*?)\s*$", text, re.MULTILINE)
+    return match.group(1) if match else platform.machine()
+
+
+def library_version(torch_config: str) -> str:
+    """``oneDNN 3.12.0`` out of torch's description of its build, where oneDNN goes by its former name."""
+    match = re.search(r"(?:MKL-DNN|oneDNN) v([\d.]+)", torch_config)
+    return f"oneDNN {match.group(1)}" if match else "no oneDNN"
