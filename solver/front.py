@@ -1,0 +1,119 @@
+"""The desirable sets (Pareto fronts in time and workspace) of one problem, exact for every batch size at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from mucudnn.configuration import Configuration, Measurement
+from mucudnn.errors import InvalidInputError
+from mucudnn.solver.costs import Costs, pool
+from mucudnn.solver.cover import Part, fastest_cover
+from mucudnn.solver.sweep import AlgorithmSet, Found, sweep
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DesirableSets:
+    """The desirable set of every batch size from 1 to ``batch_size``; configurations are built when asked for.
+
+    Every method raises ``InvalidInputError`` if its ``n`` is not in 1..batch_size.
+    """
+
+    batch_size: int
+    _costs: Costs
+    _sets: tuple[AlgorithmSet, ...]
+    _front: Found  # sorted by n, then workspace; where sets tie, a point has more than one row
+
+    def of(self, n: int) -> tuple[Configuration, ...]:
+        """The desirable set of ``n`` samples: least workspace first, fastest last; empty if nothing covers n."""
+        return tuple(self._configuration(n, point) for point in self._points(n))
+
+    def size(self, n: int) -> int:
+        """Number of configurations in the desirable set of ``n`` samples."""
+        return len(self._points(n))
+
+    def smallest(self, n: int) -> Configuration | None:
+        """The configuration with the least workspace for ``n`` samples, if there is any."""
+        points = self._points(n)
+        return self._configuration(n, points[0]) if points else None
+
+    def fastest(self, n: int, limit_bytes: int | None = None) -> Configuration | None:
+        """The fastest configuration for ``n`` samples whose workspace is at most ``limit_bytes``, if there is any."""
+        workspace = self._front.workspace_bytes
+        fitting = [p for p in self._points(n) if limit_bytes is None or workspace[p.start] <= limit_bytes]
+        return self._configuration(n, fitting[-1]) if fitting else None
+
+    def _points(self, n: int) -> list[range]:
+        """The rows of each point of the front of ``n``."""
+        if not 1 <= n <= self.batch_size:
+            raise InvalidInputError(f"batch size is {n}; these desirable sets cover 1 to {self.batch_size}")
+        first, last = np.searchsorted(self._front.n, [n, n + 1]).tolist()
+        starts = first + np.flatnonzero(np.diff(self._front.workspace_bytes[first:last], prepend=-1))
+        return [range(*ends) for ends in zip(starts.tolist(), [*starts[1:].tolist(), last], strict=False)]
+
+    def _configuration(self, n: int, point: range) -> Configuration:
+        """Of the rows that tie, the one with fewer micro-batches, then by name, then with larger ones first."""
+        covers = [self._cover(n, row) for row in point]
+        return self._costs.configuration(min(covers, key=lambda cover: (len(cover), [(a, -b) for a, b in cover])))
+
+    def _cover(self, n: int, row: int) -> list[Part]:
+        algorithms = self._sets[int(self._front.set_number[row])]
+        scratch_bytes = int(self._front.workspace_bytes[row]) - self._costs.prepared_of(algorithms)
+        return fastest_cover(self._costs, n, algorithms | self._costs.free_algorithms, scratch_bytes)
+
+
+def desirable_sets(measurements: Sequence[Measurement], batch_size: int) -> DesirableSets:
+    """The exact desirable sets of 1..batch_size for the measurements of one problem.
+
+    Raises ``InvalidInputError`` if ``batch_size`` is below 1 or a measurement is negative or not finite.
+    """
+    costs = pool(measurements, batch_size)
+    sets = _small_sets(costs)
+    found = sweep(costs, sets)
+    larger = _larger_sets(sets, found)
+    if larger:
+        sets = [*sets, *larger]
+        found = sweep(costs, sets)
+    return DesirableSets(batch_size, costs, tuple(sets), _pareto(found))
+
+
+def _small_sets(costs: Costs) -> list[AlgorithmSet]:
+    """None but the free algorithms, one more, two more."""
+    paid = sorted(frozenset(range(len(costs.names))) - costs.free_algorithms)
+    return [frozenset(members) for size in range(3) for members in combinations(paid, size)]
+
+
+def _larger_sets(sets: Sequence[AlgorithmSet], found: Found) -> list[AlgorithmSet]:
+    """The sets of three and more algorithms that can matter: those of which every pair was found somewhere.
+
+    Where the sweep finds nothing for a pair, something else covers the same samples with the same scratch at most, in
+    less time (or in the same time with fewer prepared bytes). In any larger configuration the samples of the pair can
+    be covered by that something else, so the larger one is not in the desirable set either.
+    """
+    pairs = {sets[i] for i in np.unique(found.set_number) if len(sets[i]) == 2}
+    larger: list[AlgorithmSet] = []
+    cliques = pairs
+    while cliques:
+        cliques = {
+            clique | {new}
+            for clique in cliques
+            for new in frozenset[int]().union(*pairs) - clique
+            if all(frozenset({new, member}) in pairs for member in clique)
+        }
+        larger += sorted(cliques, key=sorted)
+    return larger
+
+
+def _pareto(found: Found) -> Found:
+    """Keep what nothing beats for the same n: less time than all with less workspace, no more than any with as much."""
+    found = found.take(np.lexsort((found.time_ps, found.workspace_bytes, found.n)))
+    times, rank = np.unique(found.time_ps, return_inverse=True)
+    key = rank - found.n * (times.size + 1)  # falls from one n to the next, so that one running minimum serves all
+    new_point = (np.diff(found.n, prepend=-1) != 0) | (np.diff(found.workspace_bytes, prepend=-1) != 0)
+    least = key[new_point]
+    least_before = np.minimum.accumulate(np.concatenate([[1], least[:-1]]))
+    point = np.cumsum(new_point) - 1
+    return found.take(np.flatnonzero((key == least[point]) & (least < least_before)[point]))

@@ -1,0 +1,107 @@
+"""Workspace reuse (WR): the fastest configuration of one problem under one workspace limit (μ-cuDNN, section III)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mucudnn.configuration import Configuration, Measurement
+from mucudnn.errors import InfeasibleError, InvalidInputError
+from mucudnn.solver.front import desirable_sets
+from mucudnn.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What was solved, from what, and what was chosen: printable.
+
+    ``front_size`` counts the desirable set, ``smallest_feasible_bytes`` is the least workspace in it.
+    """
+
+    what: str
+    batch_size: int
+    measurements: int
+    front_size: int
+    limit_bytes: int | None
+    smallest_feasible_bytes: int
+    configuration: Configuration
+
+    @property
+    def objective_s(self) -> float:
+        """The least predicted time under the limit, which is that of the chosen configuration."""
+        return self.configuration.time_s
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values for ``json.dumps``, units in the names."""
+        return {
+            "what": self.what,
+            "batch_size": self.batch_size,
+            "measurements": self.measurements,
+            "front_size": self.front_size,
+            "limit_bytes": self.limit_bytes,
+            "smallest_feasible_bytes": self.smallest_feasible_bytes,
+            "objective_s": self.objective_s,
+            "workspace_bytes": self.configuration.workspace_bytes,
+            "configuration": str(self.configuration),
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"{_name(self.what, self.batch_size)}: {self.configuration}, {format_seconds(self.objective_s)} in "
+            f"{format_bytes(self.configuration.workspace_bytes)} (limit {format_bytes(self.limit_bytes)}, smallest "
+            f"feasible {format_bytes(self.smallest_feasible_bytes)}); the fastest that fits of {self.front_size} "
+            f"desirable configurations from {self.measurements} measurements"
+        )
+
+
+def solve_wr(
+    measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None, *, what: str = ""
+) -> Configuration:
+    """The fastest configuration for ``batch_size`` with at most ``limit_bytes`` of workspace (None: no bound).
+
+    Exact for the model of ``solver.costs``. Ties: less workspace, then fewer micro-batches, then by name. ``what``
+    names the problem in errors.
+
+    Raises ``InfeasibleError`` with the smallest feasible limit if nothing fits, ``InvalidInputError`` if the batch size
+    is below 1, the limit below 0, or a measurement negative or not finite.
+    """
+    return account_wr(measurements, batch_size, limit_bytes, what=what).configuration
+
+
+def account_wr(
+    measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None, *, what: str = ""
+) -> Account:
+    """Like ``solve_wr``, with the account of how the configuration was chosen."""
+    if limit_bytes is not None and limit_bytes < 0:
+        raise InvalidInputError(f"the workspace limit is {limit_bytes} bytes; it must be at least 0, or None: no limit")
+    sets = desirable_sets(measurements, batch_size)
+    smallest = sets.smallest(batch_size)
+    if smallest is None:
+        raise InfeasibleError(f"{_name(what, batch_size)}: {_no_cover(measurements, batch_size)}")
+    chosen = sets.fastest(batch_size, limit_bytes)
+    if chosen is None:
+        least = smallest.workspace_bytes
+        raise InfeasibleError(
+            f"{_name(what, batch_size)}: no configuration fits the workspace limit of {_exact(limit_bytes)}; the "
+            f"smallest feasible limit is {_exact(least)} ({smallest}); allow at least that much",
+            smallest_feasible_bytes=least,
+        )
+    front_size = sets.size(batch_size)
+    return Account(what, batch_size, len(measurements), front_size, limit_bytes, smallest.workspace_bytes, chosen)
+
+
+def _name(what: str, batch_size: int) -> str:
+    return f"{what or 'convolution'}, batch {batch_size}"
+
+
+def _no_cover(measurements: Sequence[Measurement], batch_size: int) -> str:
+    if not measurements:
+        return "nothing was measured, so there is nothing to choose from; measure at least one micro-batch size"
+    sizes = sorted({measurement.micro_config.micro_batch_size for measurement in measurements})
+    given = ", ".join(map(str, sizes))
+    return f"no sum of the measured micro-batch sizes ({given}) is {batch_size}; measure size 1 or {batch_size}"
+
+
+def _exact(value: int | None) -> str:
+    """In the units that people read, and to the byte, so that it can be given back as a limit."""
+    return format_bytes(value) if value is None or value < 1024 else f"{format_bytes(value)} ({value}B)"

@@ -1,0 +1,128 @@
+"""The sweep behind the desirable sets: an unbounded knapsack for many sets of algorithms at once.
+
+Micro-configs are added in the order of their scratch to a table T[set, n]: the least sum of steps that covers n samples
+with the algorithms of the set. Each time an entry falls, a configuration is found: its time is the entry plus the
+set's setups, its workspace the set's prepared bytes plus the scratch just reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mucudnn.solver.costs import Costs, FloatArray, IntArray
+
+AlgorithmSet = frozenset[int]  # algorithms by number, without the free ones, which are in every set
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """Configurations as columns: the set with this number covers ``n`` samples in this time and workspace."""
+
+    set_number: IntArray
+    n: IntArray
+    time_ps: FloatArray
+    workspace_bytes: IntArray
+
+    def take(self, rows: IntArray) -> Found:
+        return Found(self.set_number[rows], self.n[rows], self.time_ps[rows], self.workspace_bytes[rows])
+
+    @staticmethod
+    def concatenate(parts: Iterable[Found]) -> Found:
+        whole = [NOTHING, *parts]
+        return Found(
+            np.concatenate([part.set_number for part in whole]),
+            np.concatenate([part.n for part in whole]),
+            np.concatenate([part.time_ps for part in whole]),
+            np.concatenate([part.workspace_bytes for part in whole]),
+        )
+
+
+_NO_INTEGERS = np.empty(0, dtype=np.int64)
+NOTHING = Found(_NO_INTEGERS, _NO_INTEGERS, np.empty(0), _NO_INTEGERS)
+
+
+def sweep(costs: Costs, sets: Sequence[AlgorithmSet]) -> Found:
+    """Every configuration of the ``sets`` that can be in a desirable set, for every n, and some that cannot.
+
+    What one of the ``sets`` of at most one algorithm dominates at the same scratch is left out: that is, does in less
+    time with no more prepared bytes, or in the same time with fewer.
+    """
+    table = _Table(costs, sets)
+    return Found.concatenate(table.add(algorithm, size) for algorithm, size in _by_scratch(costs))
+
+
+def _by_scratch(costs: Costs) -> list[tuple[int, int]]:
+    """All measured (algorithm, micro-batch size), least scratch first, then the larger, likelier to stay."""
+    algorithms, sizes = np.nonzero(np.isfinite(costs.step_ps))
+    order = np.lexsort((algorithms, -sizes, costs.scratch_bytes[algorithms, sizes]))
+    return list(zip(algorithms[order].tolist(), sizes[order].tolist(), strict=True))
+
+
+class _Table:
+    """T[set, n] in picoseconds, with the bounds that tell a dominated entry."""
+
+    def __init__(self, costs: Costs, sets: Sequence[AlgorithmSet]) -> None:
+        self._costs = costs
+        self._setup_ps = np.array([costs.setup_of(s) for s in sets])
+        self._prepared_bytes = np.array([costs.prepared_of(s) for s in sets], dtype=np.int64)
+        self._steps_ps = np.full((len(sets), costs.step_ps.shape[1]), np.inf)
+        self._steps_ps[:, 0] = 0
+        self._sets_with = [
+            np.array([i for i, s in enumerate(sets) if a in s or a in costs.free_algorithms], dtype=np.int64)
+            for a in range(len(costs.names))
+        ]
+        self._bounds = _Bounds([i for i, s in enumerate(sets) if len(s) <= 1], self._prepared_bytes, self._steps_ps)
+
+    def add(self, algorithm: int, size: int) -> Found:
+        """Allow this micro-config from now on; return what it improves."""
+        step_ps = float(self._costs.step_ps[algorithm, size])
+        sets = self._sets_with[algorithm]
+        sets = sets[self._steps_ps[sets, size] > step_ps]
+        if not sets.size:
+            return NOTHING
+        before, after = self._relax(sets, size, step_ps)
+        time_ps = after + self._setup_ps[sets, None]
+        self._bounds.lower(sets, size, time_ps)
+        rows, columns = np.nonzero((after < before) & (time_ps < self._bounds.of(sets, size)))
+        workspace_bytes = self._prepared_bytes[sets] + self._costs.scratch_bytes[algorithm, size]
+        return Found(sets[rows], columns + size, time_ps[rows, columns], workspace_bytes[rows])
+
+    def _relax(self, sets: IntArray, size: int, step_ps: float) -> tuple[FloatArray, FloatArray]:
+        """Cover n with any number of these steps and the rest as before. Returns T[sets, size:] before and after."""
+        table = self._steps_ps[sets]
+        before = table[:, size:].copy()
+        # At most one such step, then at most two more, four more, ...: that is any number.
+        while size < table.shape[1]:
+            np.minimum(table[:, size:], table[:, :-size] + step_ps, out=table[:, size:])
+            size, step_ps = 2 * size, 2 * step_ps
+        self._steps_ps[sets] = table
+        return before, table[:, -before.shape[1] :]
+
+
+class _Bounds:
+    """The least time for n so far of the *singles*, the sets of at most one algorithm, by their prepared bytes."""
+
+    def __init__(self, singles: list[int], prepared_bytes: IntArray, like: FloatArray) -> None:
+        singles = sorted(singles, key=lambda single: int(prepared_bytes[single]))
+        self._rank = {single: rank for rank, single in enumerate(singles)}
+        self._least_ps = np.full((len(singles) + 1, like.shape[1]), np.inf)  # [i]: of the i singles that prepare least
+        self._preparing_less = np.searchsorted(prepared_bytes[singles], prepared_bytes, side="left")
+        self._preparing_no_more = np.searchsorted(prepared_bytes[singles], prepared_bytes, side="right")
+
+    def lower(self, sets: IntArray, first_n: int, time_ps: FloatArray) -> None:
+        """Take in new times of ``sets`` for n from ``first_n`` on."""
+        for number, row in zip(sets.tolist(), time_ps, strict=True):
+            if number in self._rank:
+                least = self._least_ps[self._rank[number] + 1 :, first_n:]
+                np.minimum(least, row, out=least)
+
+    def of(self, sets: IntArray, first_n: int) -> FloatArray:
+        """Times from which on an entry is dominated, for each of ``sets`` and n from ``first_n`` on."""
+        less = self._least_ps[self._preparing_less[sets], first_n:]
+        no_more = self._least_ps[self._preparing_no_more[sets], first_n:]
+        # Times are whole numbers. A tie with equal prepared bytes is kept: it may need fewer micro-batches.
+        bounds: FloatArray = np.minimum(less, no_more + 1)
+        return bounds
