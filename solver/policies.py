@@ -13,9 +13,9 @@ def micro_batch_sizes(policy: BatchSizePolicy, batch_size: int) -> tuple[int, ..
     """
     if batch_size < 1:
         raise InvalidInputError(f"batch_size is {batch_size}; it must be at least 1")
-    if policy is BatchSizePolicy.ALL:
+    if policy == BatchSizePolicy.ALL:
         return tuple(range(1, batch_size + 1))
-    if policy is BatchSizePolicy.UNDIVIDED:
+    if policy == BatchSizePolicy.UNDIVIDED:
         return (batch_size,)
     powers = (2**exponent for exponent in range((batch_size - 1).bit_length()))
     return (*powers, batch_size)
