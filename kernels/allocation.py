@@ -1,0 +1,85 @@
+"""How many bytes torch allocates by itself: what an algorithm cannot be handed, it must at least declare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+
+from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm
+from mucudnn.kernels.buffers import empty_activation, empty_filter
+from mucudnn.problem import ConvProblem, Operation
+
+_measured: dict[tuple[str, int, ConvProblem, int, int], int] = {}
+
+
+def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu") -> int:
+    """Largest sum of live bytes that ``function`` newly takes from torch's allocator, its result included.
+
+    On the CPU the allocations of the calling thread are counted, oneDNN's scratchpads and reorders among them: they go
+    through the same allocator. The counter is torch's own event record, in the order of the events; the recorder of
+    ``torch.profiler`` sees the same bytes, but writes lines to the standard error each time, and costs 40 times more.
+    """
+    if device_type == "cuda":
+        return _cuda_peak_allocated_bytes(function)
+    memory_only = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+    _enable_profiler_legacy(memory_only)
+    try:
+        function()
+    finally:
+        threads = _disable_profiler_legacy()
+    live = peak = 0
+    for event in (event for thread in threads for event in thread):
+        if str(event.kind()) == "memory_alloc":
+            live += event.cpu_memory_usage()
+            peak = max(peak, live)
+    return int(peak)
+
+
+def _cuda_peak_allocated_bytes(function: Callable[[], object]) -> int:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    function()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def internal_bytes(
+    algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, prepared_bytes: int, handed_bytes: int
+) -> int:
+    """What torch allocates inside one ``open, step, close`` of this algorithm, measured by running it once.
+
+    The answer is kept per thread count: libraries take scratch for each thread. It is the same on the first run, in
+    which oneDNN creates its primitives, and on later ones.
+    """
+    key = (algorithm.name, algorithm.version, problem, micro_batch_size, torch.get_num_threads())
+    if key not in _measured:
+        prepared, scratch = aligned_buffer(prepared_bytes), aligned_buffer(handed_bytes)
+        _measured[key] = _measure(algorithm, problem, micro_batch_size, prepared, scratch)
+    return _measured[key]
+
+
+def _measure(algorithm: Algorithm, problem: ConvProblem, n: int, prepared: torch.Tensor, scratch: torch.Tensor) -> int:
+    x = empty_activation(problem, problem.x_shape(n)).zero_()
+    y = empty_activation(problem, problem.y_shape(n)).zero_()
+    w = empty_filter(problem).zero_()
+    # With a bias, to be on the safe side: oneDNN pads it to whole blocks of channels.
+    bias = w.new_zeros(problem.k) if problem.operation is Operation.FORWARD else None
+
+    @torch.no_grad()
+    def run() -> None:
+        algorithm.open(problem, w, prepared)
+        algorithm.step(problem, x, w, y, bias, prepared, scratch)
+        algorithm.close(problem, w, prepared)
+
+    return peak_allocated_bytes(run)
+
+
+def aligned_buffer(size_bytes: int) -> torch.Tensor:
+    """Uninitialised 1-D uint8 CPU tensor of exactly this size that starts on an ``ALIGNMENT_BYTES`` boundary."""
+    raw = torch.empty(size_bytes + ALIGNMENT_BYTES, dtype=torch.uint8)
+    start = -raw.data_ptr() % ALIGNMENT_BYTES
+    return raw[start : start + size_bytes]

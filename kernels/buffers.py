@@ -1,0 +1,64 @@
+"""Typed views into handed-in workspace buffers, and tensors in a problem's memory format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.algorithm import ALIGNMENT_BYTES
+from mucudnn.problem import ConvProblem, MemoryFormat
+
+TORCH_FORMATS = {
+    MemoryFormat.CONTIGUOUS: torch.contiguous_format,
+    MemoryFormat.CHANNELS_LAST: torch.channels_last,
+}
+
+
+class Part(NamedTuple):
+    """One array in a buffer: contiguous, starting on an ``ALIGNMENT_BYTES`` boundary."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def carved_bytes(parts: Sequence[Part]) -> int:
+    """Size of the smallest buffer that ``carve`` can cut into these parts."""
+    *before, last = parts or (Part((0,), torch.uint8),)
+    return sum(_aligned(part.size_bytes) for part in before) + last.size_bytes
+
+
+def carve(buffer: Tensor, parts: Sequence[Part]) -> list[Tensor]:
+    """Views of consecutive parts of ``buffer`` (1-D uint8, aligned)."""
+    views = []
+    start = 0
+    for part in parts:
+        views.append(buffer[start : start + part.size_bytes].view(part.dtype).view(part.shape))
+        start += _aligned(part.size_bytes)
+    return views
+
+
+def torch_dtype(problem: ConvProblem) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, problem.dtype)
+    return dtype
+
+
+def empty_activation(problem: ConvProblem, shape: tuple[int, int, int, int]) -> Tensor:
+    """Uninitialised CPU tensor in the problem's dtype and memory format; shape: (N, C, H, W)."""
+    return torch.empty(shape, dtype=torch_dtype(problem), memory_format=TORCH_FORMATS[problem.memory_format])
+
+
+def empty_filter(problem: ConvProblem) -> Tensor:
+    """Uninitialised CPU filter, (K, C // groups, R, S), in the problem's dtype and memory format."""
+    return empty_activation(problem, problem.w_shape())
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

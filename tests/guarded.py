@@ -1,0 +1,98 @@
+"""Runs an algorithm on buffers of exactly the declared size, between guard zones, and counts what torch allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm
+from mucudnn.kernels.allocation import peak_allocated_bytes
+from mucudnn.kernels.buffers import TORCH_FORMATS
+from mucudnn.problem import ConvProblem, MemoryFormat, Operation
+
+_GUARD_BYTES = 2 * ALIGNMENT_BYTES
+_PATTERN = 0xA5
+_GARBAGE = 0xFF  # NaN in every floating-point type: whatever is read before it was written shows
+
+
+@dataclass
+class GuardedMemory:
+    """Aligned buffers full of NaN that know whether anything was written around them."""
+
+    raws: list[tuple[Tensor, int, int]] = field(default_factory=list)
+
+    def buffer(self, size_bytes: int) -> Tensor:
+        raw = torch.full((size_bytes + 2 * _GUARD_BYTES + ALIGNMENT_BYTES,), _PATTERN, dtype=torch.uint8)
+        start = _GUARD_BYTES + -raw.data_ptr() % ALIGNMENT_BYTES
+        self.raws.append((raw, start, start + size_bytes))
+        return raw[start : start + size_bytes].fill_(_GARBAGE)
+
+    def tensor(self, problem: ConvProblem, shape: tuple[int, int, int, int]) -> Tensor:
+        """In the problem's dtype and memory format."""
+        n, c, h, w = shape
+        channels_last = problem.memory_format is MemoryFormat.CHANNELS_LAST
+        stored = (n, h, w, c) if channels_last else shape
+        flat = self.buffer(n * c * h * w * problem.item_bytes).view(getattr(torch, problem.dtype))
+        tensor = flat.view(stored).permute(0, 3, 1, 2) if channels_last else flat.view(stored)
+        assert tensor.is_contiguous(memory_format=TORCH_FORMATS[problem.memory_format])
+        return tensor
+
+    def is_intact(self) -> bool:
+        outside = (zone for raw, start, end in self.raws for zone in (raw[:start], raw[end:]))
+        return all(bool((zone == _PATTERN).all()) for zone in outside)
+
+
+@dataclass
+class Call:
+    """One call of one operation: its tensors, and after ``run`` what was seen."""
+
+    problem: ConvProblem
+    batch_size: int
+    memory: GuardedMemory = field(default_factory=GuardedMemory)
+    undeclared_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.x = self.memory.tensor(self.problem, self.problem.x_shape(self.batch_size))
+        self.w = self.memory.tensor(self.problem, self.problem.w_shape())
+        self.y = self.memory.tensor(self.problem, self.problem.y_shape(self.batch_size))
+        for tensor in (self.x, self.w, self.y):
+            if tensor is not self.written:
+                tensor.normal_()
+        if self.problem.operation is Operation.BACKWARD_FILTER:
+            self.w.zero_()
+
+    @property
+    def written(self) -> Tensor:
+        """The output: full of NaN before, or zero where it is added to."""
+        return {
+            Operation.FORWARD: self.y,
+            Operation.BACKWARD_DATA: self.x,
+            Operation.BACKWARD_FILTER: self.w,
+        }[self.problem.operation]
+
+    @torch.no_grad()
+    def run(self, algorithm: Algorithm, micro_batches: Sequence[int], bias: Tensor | None = None) -> Tensor:
+        """The output after open, steps and close; fails if a byte was written where none belongs."""
+        read = [tensor for tensor in (self.x, self.w, self.y) if tensor is not self.written]
+        before = [tensor.clone() for tensor in read]
+        workspaces = {n: algorithm.workspace(self.problem, n) for n in micro_batches}
+        setup_bytes = max(workspace.internal_bytes for workspace in workspaces.values())
+        prepared = self.memory.buffer(workspaces[micro_batches[0]].prepared_bytes)
+        self._count(setup_bytes, lambda: algorithm.open(self.problem, self.w, prepared))
+        start = 0
+        for n in micro_batches:
+            scratch = self.memory.buffer(workspaces[n].handed_scratch_bytes)
+            x, y = self.x[start : start + n], self.y[start : start + n]
+            operands = (x, self.w, y, bias, prepared, scratch)
+            self._count(workspaces[n].internal_bytes, lambda o=operands: algorithm.step(self.problem, *o))
+            start += n
+        self._count(setup_bytes, lambda: algorithm.close(self.problem, self.w, prepared))
+        assert self.memory.is_intact(), "written outside the output, prepared or scratch"
+        assert all(torch.equal(now, then) for now, then in zip(read, before, strict=True)), "an input was changed"
+        return self.written
+
+    def _count(self, declared_bytes: int, function: object) -> None:
+        self.undeclared_bytes = max(self.undeclared_bytes, peak_allocated_bytes(function) - declared_bytes)  # type: ignore[arg-type]
