@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import product
 
 import pytest
@@ -28,13 +28,15 @@ def tolerance(name: str, dtype: str) -> float:
 
 def cases(
     geometries: Iterable[str], dtypes: Iterable[str] = ("float32",), operations: Iterable[Operation] = Operation
-) -> Iterator[object]:
+) -> list[object]:
     """Everything that is supported, as test parameters (name, problem, mini-batch, micro-batch)."""
+    parameters = []
     for name, operation, key, memory_format, dtype in product(NAMES, operations, geometries, MemoryFormat, dtypes):
         problem, batch_size, micro_batch_size = geometry(key, operation, memory_format=memory_format, dtype=dtype)
         if algorithm(name).supports(problem) is None:
             label = f"{name}-{operation}-{key}-{memory_format}-{dtype}"
-            yield pytest.param(name, problem, batch_size, micro_batch_size, id=label)
+            parameters.append(pytest.param(name, problem, batch_size, micro_batch_size, id=label))
+    return parameters
 
 
 def split(a: Algorithm, problem: ConvProblem, batch_size: int, micro_batch_size: int) -> list[int]:
@@ -46,8 +48,8 @@ def split(a: Algorithm, problem: ConvProblem, batch_size: int, micro_batch_size:
 
 
 CASE = ("name", "problem", "batch_size", "micro_batch_size")
-ALL_GEOMETRIES = [*cases(GEOMETRIES)]
-OTHER_DTYPES = [*cases(ONE_OF_EACH_KIND, ("float64", "bfloat16", "float16"))]
+ALL_GEOMETRIES = cases(GEOMETRIES)
+OTHER_DTYPES = cases(ONE_OF_EACH_KIND, ("float64", "bfloat16", "float16"))
 
 
 @pytest.mark.parametrize(CASE, ALL_GEOMETRIES + OTHER_DTYPES)
