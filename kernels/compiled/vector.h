@@ -1,0 +1,81 @@
+// One vector type for every build: 16 floats with AVX-512, 8 with AVX2, else 4. GCC and Clang vector extensions, so that
+// the same source serves every processor.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+constexpr int VL = 16;
+constexpr int REGISTERS = 32;
+#elif defined(__AVX2__)
+constexpr int VL = 8;
+constexpr int REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int VL = 4;
+constexpr int REGISTERS = 32;
+#else
+constexpr int VL = 4;
+constexpr int REGISTERS = 16;
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define INLINE_MEMBER inline __attribute__((always_inline))
+
+typedef float Vec __attribute__((vector_size(VL * sizeof(float))));
+typedef int32_t Lanes __attribute__((vector_size(VL * sizeof(float))));
+typedef float UnalignedVec __attribute__((vector_size(VL * sizeof(float)), aligned(4), may_alias));
+
+INLINE Vec load(const float* from) { return *reinterpret_cast<const UnalignedVec*>(from); }
+INLINE void store(float* to, Vec value) { *reinterpret_cast<UnalignedVec*>(to) = value; }
+INLINE Vec broadcast(float value) { return value - Vec{}; }
+
+// The first `count` lanes, zero behind them: never touches memory past from[count - 1].
+INLINE Vec load_first(const float* from, int count) {
+  if (count >= VL) return load(from);
+  Vec value = {};
+  if (count > 0) std::memcpy(&value, from, count * sizeof(float));
+  return value;
+}
+
+INLINE void store_first(float* to, Vec value, int count) {
+  if (count >= VL) return store(to, value);
+  if (count > 0) std::memcpy(to, &value, count * sizeof(float));
+}
+
+// Lanes whose bit D is clear come from a, the others from b, each exchanged with its partner: one butterfly of a transpose.
+template <int D>
+INLINE void exchange(Vec& a, Vec& b) {
+  Lanes low, high;
+  for (int i = 0; i < VL; ++i) {
+    low[i] = (i & D) ? VL + (i ^ D) : i;
+    high[i] = (i & D) ? VL + i : (i ^ D);
+  }
+#if defined(__clang__)
+  Vec x = a, y = b;
+  for (int i = 0; i < VL; ++i) {
+    a[i] = low[i] < VL ? x[low[i]] : y[low[i] - VL];
+    b[i] = high[i] < VL ? x[high[i]] : y[high[i] - VL];
+  }
+#else
+  Vec x = __builtin_shuffle(a, b, low);
+  b = __builtin_shuffle(a, b, high);
+  a = x;
+#endif
+}
+
+template <int D>
+INLINE void transpose_stage(Vec (&rows)[VL]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < VL; ++i)
+    if (!(i & D)) exchange<D>(rows[i], rows[i | D]);
+}
+
+// rows[i][j] becomes rows[j][i].
+INLINE void transpose(Vec (&rows)[VL]) {
+  transpose_stage<1>(rows);
+  transpose_stage<2>(rows);
+  if constexpr (VL > 4) transpose_stage<4>(rows);
+  if constexpr (VL > 8) transpose_stage<8>(rows);
+}

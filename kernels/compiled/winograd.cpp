@@ -1,0 +1,325 @@
+// Winograd convolution, F(M x M, R x R), forward, backward data (forward with the turned filter) and backward filter.
+//
+// The tiles of a micro-batch are taken block by block: transform a block of tiles, multiply each of the SIZE x SIZE points
+// with the filter's, transform back. A block is small enough to stay in a core's cache, so that the transformed data, which
+// is larger than x, never goes to memory (L3 fusion: Gelashvili, Shavit, Zlateski 2019).
+#include <omp.h>
+
+#include "abi.h"
+#include "cook_toom.h"
+#include "matmul.h"
+
+namespace {
+
+// Where tile t of an image batch is.
+struct Tiling {
+  int n, rows, columns;
+  int count() const { return n * rows * columns; }
+};
+
+// Planes of a transformed operand, one for each of POINTS points: a blocked matrix [column_blocks][rows][VL] each. Planes
+// start an odd number of cache lines apart: a tile is written to all planes at once, and must not hit one cache set.
+struct Planes {
+  float* data;
+  int rows, column_blocks;
+  static ptrdiff_t stride(int rows, int column_blocks) { return (ptrdiff_t(rows) * column_blocks | 1) * VL; }
+  ptrdiff_t stride() const { return stride(rows, column_blocks); }
+  float* at(int point, int column_block = 0, int row = 0) const {
+    return data + point * stride() + (ptrdiff_t(column_block) * rows + row) * VL;
+  }
+};
+
+// How the tiles are cut into blocks, and whether each thread takes blocks of its own or all share one block.
+struct Schedule {
+  int tiles;
+  bool shared;
+};
+
+constexpr int64_t CACHE_FLOATS = 192 * 1024;  // of one core's L2 (1 MiB and more today), for a block's tiles
+constexpr int SMALLEST_BLOCK = 2 * MR, LARGEST_OWN_BLOCK = 6 * MR, LARGEST_SHARED_BLOCK = 12 * MR;
+
+int even_blocks(int tiles, int largest, int multiple) {
+  const int rounds = ceil_div(tiles, largest * multiple);
+  return std::max(1, ceil_div(tiles, rounds * multiple));
+}
+
+// Blocks of one's own stay in one's own cache, but each of them streams the whole filter past; a shared block streams it
+// once, but its data crosses from core to core (twice the price, as measured). Whatever moves fewer floats.
+Schedule forward_schedule(int tiles, int points, int c, int k, int threads) {
+  const int64_t filter = int64_t(points) * blocks_of(c) * blocks_of(k) * VL * VL;
+  const int64_t per_tile = int64_t(points) * (blocks_of(c) + blocks_of(k)) * VL;
+  const int wanted = int(std::clamp<int64_t>(CACHE_FLOATS / per_tile, SMALLEST_BLOCK, LARGEST_OWN_BLOCK));
+  const Schedule own{even_blocks(tiles, wanted, threads), false};
+  const Schedule shared{even_blocks(tiles, LARGEST_SHARED_BLOCK, 1), true};
+  const int64_t own_floats = ceil_div(tiles, own.tiles) * filter;
+  const int64_t shared_floats = ceil_div(tiles, shared.tiles) * filter + 4 * per_tile * tiles;
+  return own_floats <= shared_floats && own.tiles >= MR ? own : shared;
+}
+
+int filter_gradient_block(int tiles, int points, int c, int k) {
+  const int per_tile = points * (blocks_of(c) + blocks_of(k)) * VL;
+  return std::min<int>(tiles, std::clamp<int64_t>(8 * CACHE_FLOATS / per_tile, 128, 256));
+}
+
+template <int M, int R>
+struct Winograd {
+  static constexpr int SIZE = M + R - 1, POINTS_2D = SIZE * SIZE;
+  static constexpr int STRIP = (32 - (R - 1)) / M;  // tiles that are gathered together: two transposes of 16 columns
+  using Data = ToPointsFromData<SIZE>;
+  using Filter = ToPoints<SIZE, R, true>;
+  using Gradient = ToPoints<SIZE, M, false>;
+  using Output = FromPoints<SIZE, M, false>;
+  using FilterGradient = FromPoints<SIZE, R, true>;
+
+  // Calls body(t, count, region) for the strips of tiles [begin, end): PATCH x PATCH windows, M apart.
+  template <int PATCH, class Body>
+  static void for_strips(const Tiling& tiling, int begin, int end, int pad_h, int pad_w, Body body) {
+    for (int t = begin; t < end;) {
+      const int column = t % tiling.columns, row = t / tiling.columns % tiling.rows;
+      const int count = std::min({STRIP, tiling.columns - column, end - t});
+      body(t, count,
+           Region{t / tiling.columns / tiling.rows, 0, row * M - pad_h, column * M - pad_w, PATCH,
+                  (count - 1) * M + PATCH});
+      t += count;
+    }
+  }
+
+  // Tiles [begin, end) of x, channel blocks [first, last), into the planes; row 0 of the planes is tile `origin`.
+  template <class Map>
+  static void to_planes(const Images& x, const Tiling& tiling, int pad_h, int pad_w, int begin, int end, int origin,
+                        int first, int last, const Planes& planes) {
+    alignas(64) float buffer[SIZE * 32 * VL];
+    for_strips<Map::IN>(tiling, begin, end, pad_h, pad_w, [&](int t, int count, Region region) {
+      for (int block = first; block < last; ++block) {
+        region.channel = block * VL;
+        const Window window = gather(x, region, buffer);
+        for (int i = 0; i < count; ++i)
+          transform<Map>(window.data + i * M * window.column, window.row, window.column,
+                         planes.at(0, block, t + i - origin), SIZE * planes.stride(), planes.stride());
+      }
+    });
+  }
+
+  static void from_planes(const Planes& planes, const float* bias, const Images& y, const Tiling& tiling, int begin,
+                          int end, int origin, int first, int last) {
+    alignas(64) float buffer[M * 32 * VL];
+    for_strips<M>(tiling, begin, end, 0, 0, [&](int t, int count, Region region) {
+      for (int block = first; block < last; ++block) {
+        region.channel = block * VL;
+        const Vec offset = bias ? load_first(bias + block * VL, y.c - block * VL) : Vec{};
+        const Window window = target(y, region, buffer);
+        for (int i = 0; i < count; ++i)
+          transform<Output>(planes.at(0, block, t + i - origin), SIZE * planes.stride(), planes.stride(),
+                            window.data + i * M * window.column, window.row, window.column, offset);
+        scatter(y, region, window, buffer);
+      }
+    });
+  }
+
+  static ptrdiff_t filter_floats(int c, int k) {
+    return POINTS_2D * Planes::stride(blocks_of(c) * VL, blocks_of(k));
+  }
+
+  static ptrdiff_t block_floats(int tiles, int c, int k) {
+    return POINTS_2D * (Planes::stride(tiles, blocks_of(c)) + Planes::stride(tiles, blocks_of(k)));
+  }
+
+  static ptrdiff_t forward_scratch_floats(int tiles, int c, int k, int threads) {
+    const Schedule schedule = forward_schedule(tiles, POINTS_2D, c, k, threads);
+    return (schedule.shared ? 1 : threads) * block_floats(schedule.tiles, c, k);
+  }
+
+  static Planes input_planes(float* scratch, int tiles, int c) { return {scratch, tiles, blocks_of(c)}; }
+  static Planes output_planes(float* scratch, int tiles, int c, int k) {
+    return {scratch + POINTS_2D * Planes::stride(tiles, blocks_of(c)), tiles, blocks_of(k)};
+  }
+
+  static void multiply_points(int begin, int end, int tiles, const Planes& v, const Planes& u, const Planes& m) {
+    for (int point = begin; point < end; ++point)
+      multiply(tiles, u.rows, u.column_blocks, v.at(point), u.at(point), m.at(point));
+  }
+
+  static void forward(const Images& x, const Planes& u, const float* bias, const Images& y, int pad_h, int pad_w,
+                      float* scratch, int threads) {
+    const Tiling tiling{x.n, ceil_div(y.h, M), ceil_div(y.w, M)};
+    const Schedule schedule = forward_schedule(tiling.count(), POINTS_2D, x.c, y.c, threads);
+    if (schedule.shared)
+      forward_shared(x, u, bias, y, pad_h, pad_w, scratch, threads, tiling, schedule.tiles);
+    else
+      forward_private(x, u, bias, y, pad_h, pad_w, scratch, threads, tiling, schedule.tiles);
+  }
+
+  static void forward_private(const Images& x, const Planes& u, const float* bias, const Images& y, int pad_h,
+                              int pad_w, float* scratch, int threads, const Tiling& tiling, int block) {
+    const ptrdiff_t own = block_floats(block, x.c, y.c);
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int begin = 0; begin < tiling.count(); begin += block) {
+      const int end = std::min(begin + block, tiling.count()), tiles = end - begin;
+      float* mine = scratch + omp_get_thread_num() * own;
+      const Planes v = input_planes(mine, tiles, x.c), m = output_planes(mine, tiles, x.c, y.c);
+      to_planes<Data>(x, tiling, pad_h, pad_w, begin, end, begin, 0, v.column_blocks, v);
+      multiply_points(0, POINTS_2D, tiles, v, u, m);
+      from_planes(m, bias, y, tiling, begin, end, begin, 0, m.column_blocks);
+    }
+  }
+
+  static void forward_shared(const Images& x, const Planes& u, const float* bias, const Images& y, int pad_h,
+                             int pad_w, float* scratch, int threads, const Tiling& tiling, int block) {
+#pragma omp parallel num_threads(threads)
+    for (int begin = 0; begin < tiling.count(); begin += block) {
+      const int end = std::min(begin + block, tiling.count()), tiles = end - begin;
+      const Planes v = input_planes(scratch, tiles, x.c), m = output_planes(scratch, tiles, x.c, y.c);
+#pragma omp for
+      for (int i = 0; i < v.column_blocks; ++i)
+        to_planes<Data>(x, tiling, pad_h, pad_w, begin, end, begin, i, i + 1, v);
+#pragma omp for schedule(dynamic)
+      for (int point = 0; point < POINTS_2D; ++point) multiply_points(point, point + 1, tiles, v, u, m);
+#pragma omp for
+      for (int i = 0; i < m.column_blocks; ++i) from_planes(m, bias, y, tiling, begin, end, begin, i, i + 1);
+    }
+  }
+
+  static ptrdiff_t filter_gradient_scratch_floats(int tiles, int c, int k) {
+    return block_floats(filter_gradient_block(tiles, POINTS_2D, c, k), c, k);
+  }
+
+  // du += sum over tiles of (B^T d B)^T (A dy A^T), point by point; du: rows C (padded), columns K.
+  static void accumulate(const Images& x, const Images& dy, const Planes& du, int pad_h, int pad_w, float* scratch,
+                         int threads) {
+    const Tiling tiling{x.n, ceil_div(dy.h, M), ceil_div(dy.w, M)};
+    const int block = filter_gradient_block(tiling.count(), POINTS_2D, x.c, dy.c);
+#pragma omp parallel num_threads(threads)
+    for (int begin = 0; begin < tiling.count(); begin += block) {
+      const int end = std::min(begin + block, tiling.count()), tiles = end - begin;
+      const Planes v = input_planes(scratch, tiles, x.c), d = output_planes(scratch, tiles, x.c, dy.c);
+      const int pieces = ceil_div(tiles, 32);
+#pragma omp for schedule(dynamic)
+      for (int i = 0; i < pieces; ++i) {
+        const int from = begin + tiles * i / pieces, to = begin + tiles * (i + 1) / pieces;
+        to_planes<Data>(x, tiling, pad_h, pad_w, from, to, begin, 0, v.column_blocks, v);
+        to_planes<Gradient>(dy, tiling, 0, 0, from, to, begin, 0, d.column_blocks, d);
+      }
+#pragma omp for schedule(dynamic)
+      for (int point = 0; point < POINTS_2D; ++point)
+        add_multiply_transposed(du.rows, tiles, du.column_blocks, v.at(point), d.at(point), du.at(point));
+    }
+  }
+
+  static void transform_filter(const FilterView& w, const Planes& u, int threads) {
+#pragma omp parallel for collapse(2) num_threads(threads)
+    for (int block = 0; block < u.column_blocks; ++block)
+      for (int row = 0; row < u.rows; ++row) {
+        alignas(64) float taps[R * R * VL] = {};
+        const int lanes = row < w.rows ? std::min(VL, w.lanes - block * VL) : 0;
+        for (int l = 0; l < lanes; ++l)
+          for (int i = 0; i < R; ++i)
+            for (int j = 0; j < R; ++j) taps[(i * R + j) * VL + l] = *w.at(block * VL + l, row, i, j);
+        transform<Filter>(taps, R * VL, VL, u.at(0, block, row), SIZE * u.stride(), u.stride());
+      }
+  }
+
+  static void add_filter_gradient(const Planes& du, const FilterView& dw, int threads) {
+#pragma omp parallel for collapse(2) num_threads(threads)
+    for (int block = 0; block < du.column_blocks; ++block)
+      for (int row = 0; row < dw.rows; ++row) {
+        alignas(64) float taps[R * R * VL];
+        transform<FilterGradient>(du.at(0, block, row), SIZE * du.stride(), du.stride(), taps, R * VL, VL);
+        const int lanes = std::min(VL, dw.lanes - block * VL);
+        for (int l = 0; l < lanes; ++l)
+          for (int i = 0; i < R; ++i)
+            for (int j = 0; j < R; ++j) *dw.at(block * VL + l, row, i, j) += taps[(i * R + j) * VL + l];
+      }
+  }
+};
+
+// Calls body with the template for F(m, r); returns what it returns, or -1 where there is no such template.
+template <class Body>
+int64_t dispatch(int m, int r, Body body) {
+  if (m == 2 && r == 3) return body(Winograd<2, 3>{});
+  if (m == 4 && r == 3) return body(Winograd<4, 3>{});
+  if (m == 6 && r == 3) return body(Winograd<6, 3>{});
+  if (m == 2 && r == 5) return body(Winograd<2, 5>{});
+  if (m == 4 && r == 5) return body(Winograd<4, 5>{});
+  return -1;
+}
+
+Planes filter_planes(float* data, int rows, int lanes) { return {data, blocks_of(rows) * VL, blocks_of(lanes)}; }
+
+}  // namespace
+
+// What library.py calls. All return 0 (or a size), -1 for an F(m, r) that was not built. c, k: channels of one group.
+#pragma GCC visibility push(default)
+extern "C" {
+
+int64_t mucudnn_vector_length() { return VL; }
+
+// Floats of the transformed filter, or of its gradient's accumulator, of one group.
+int64_t mucudnn_winograd_filter_floats(int m, int r, int c, int k) {
+  return dispatch(m, r, [&](auto winograd) -> int64_t { return winograd.filter_floats(c, k); });
+}
+
+// Floats of scratch for n samples with outputs of p x q.
+int64_t mucudnn_winograd_scratch_floats(int m, int r, int backward_filter, int n, int c, int k, int p, int q,
+                                        int threads) {
+  const int tiles = n * ceil_div(p, m) * ceil_div(q, m);
+  return dispatch(m, r, [&](auto winograd) -> int64_t {
+    return backward_filter ? winograd.filter_gradient_scratch_floats(tiles, c, k)
+                           : winograd.forward_scratch_floats(tiles, c, k, threads);
+  });
+}
+
+// w -> u. backward_data: turned by 180 degrees, C and K exchanged.
+int64_t mucudnn_winograd_transform_filter(int m, int r, int groups, int backward_data, const FilterArgument* w,
+                                          float* u, int threads) {
+  return dispatch(m, r, [&](auto winograd) -> int64_t {
+    for (int g = 0; g < groups; ++g) {
+      FilterView view = w->group(g, groups, backward_data);
+      if (backward_data) view = FilterArgument::turned(view, r, r);
+      const Planes planes = filter_planes(u + g * winograd.filter_floats(view.rows, view.lanes), view.rows, view.lanes);
+      winograd.transform_filter(view, planes, threads);
+    }
+    return 0;
+  });
+}
+
+// y = x * w + bias; backward data with x = dy, y = dx, padding r - 1 - padding and the turned filter.
+int64_t mucudnn_winograd_forward(int m, int r, int groups, int pad_h, int pad_w, const ImagesArgument* x, float* u,
+                                 const float* bias, const ImagesArgument* y, float* scratch, int threads) {
+  return dispatch(m, r, [&](auto winograd) -> int64_t {
+    for (int g = 0; g < groups; ++g) {
+      const Images from = x->group(g, groups), to = y->group(g, groups);
+      const Planes planes = filter_planes(u + g * winograd.filter_floats(from.c, to.c), from.c, to.c);
+      winograd.forward(from, planes, bias ? bias + g * to.c : nullptr, to, pad_h, pad_w, scratch, threads);
+    }
+    return 0;
+  });
+}
+
+// du += the gradient of the filter, in the transform domain.
+int64_t mucudnn_winograd_accumulate(int m, int r, int groups, int pad_h, int pad_w, const ImagesArgument* x,
+                                    const ImagesArgument* dy, float* du, float* scratch, int threads) {
+  return dispatch(m, r, [&](auto winograd) -> int64_t {
+    for (int g = 0; g < groups; ++g) {
+      const Images left = x->group(g, groups), right = dy->group(g, groups);
+      const Planes planes = filter_planes(du + g * winograd.filter_floats(left.c, right.c), left.c, right.c);
+      winograd.accumulate(left, right, planes, pad_h, pad_w, scratch, threads);
+    }
+    return 0;
+  });
+}
+
+// dw += du, transformed back.
+int64_t mucudnn_winograd_add_filter_gradient(int m, int r, int groups, float* du, const FilterArgument* dw,
+                                             int threads) {
+  return dispatch(m, r, [&](auto winograd) -> int64_t {
+    for (int g = 0; g < groups; ++g) {
+      const FilterView view = dw->group(g, groups, false);
+      const Planes planes = filter_planes(du + g * winograd.filter_floats(view.rows, view.lanes), view.rows, view.lanes);
+      winograd.add_filter_gradient(planes, view, threads);
+    }
+    return 0;
+  });
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,32 @@
+"""The compiled algorithms: the same sources once for each instruction set, chosen when they are loaded.
+
+Each build is optional: where it fails, mucudnn runs the same algorithms on torch's operators, and `mucudnn doctor` says so.
+The builds are plain shared libraries with a C interface (kernels/compiled/library.py); they use the OpenMP runtime that
+torch has loaded, so they are not linked with one of their own: two thread pools would fight for the cores.
+"""
+
+import platform
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+SOURCES = Path("kernels/compiled")
+FLAGS = ["-std=c++17", "-O3", "-fopenmp", "-g0", "-fvisibility=hidden"]
+X86_BUILDS = {
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
+    "avx2": ["-mavx2", "-mfma"],
+}
+BUILDS = {"plain": [], **(X86_BUILDS if platform.machine() in ("x86_64", "AMD64") else {})}
+
+setup(
+    ext_modules=[
+        Extension(
+            f"mucudnn.kernels.compiled._{name}",
+            sources=[str(source) for source in sorted(SOURCES.glob("*.cpp"))],
+            depends=[str(header) for header in sorted(SOURCES.glob("*.h"))],
+            extra_compile_args=[*FLAGS, *instruction_set],
+            optional=True,
+        )
+        for name, instruction_set in BUILDS.items()
+    ]
+)
