@@ -111,7 +111,8 @@ def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
             _check_columns(path, reader.fieldnames or ())
             lines = [(reader.line_num, line) for line in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInputError(f"{path} cannot be read as a CSV file of layers: {getattr(error, "strerror", None) or error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidInputError(f"{path} cannot be read as a CSV file of layers: {reason}") from error
     return [_layer(path, number, line) for number, line in lines if only_set in (None, line.get("set"))]
 
 
