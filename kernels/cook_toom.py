@@ -32,9 +32,12 @@ def _symmetric(*pairs: str) -> Row:
 POINTS = {3: _symmetric("1"), 5: _symmetric("5/8", "3/2"), 7: _symmetric("1", "2", "1/2")}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CookToom:
-    """The matrices of F(m, r), exact. Shapes: a_t (m, a), g (a, r), b_t (a, a) with a = m + r - 1."""
+    """The matrices of F(m, r), exact. Shapes: a_t (m, a), g (a, r), b_t (a, a) with a = m + r - 1.
+
+    Compared by identity, since ``cook_toom`` makes each once: a hundred fractions are slow to hash as a key.
+    """
 
     m: int
     r: int

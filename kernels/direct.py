@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 import torch
@@ -56,6 +57,7 @@ class Phases:
         return (rows[0], columns[0]), (rows[1], columns[1])
 
 
+@cache
 def phases(problem: ConvProblem) -> Phases:
     """See ``Phases``."""
     height = -(-(problem.h + 2 * problem.padding[0]) // problem.stride[0])

@@ -22,7 +22,7 @@ from mucudnn.problem import ConvProblem, Operation
 class WinogradBackend(Protocol):
     """One implementation of the arithmetic. It alone knows what lies in ``prepared`` and ``scratch``.
 
-    A ``prepared`` of zero bytes is a gradient of zero. Shapes as in ``Algorithm``.
+    For BACKWARD_FILTER, ``prepared`` filled with zeros must mean a gradient of zero. Shapes as in ``Algorithm``.
     """
 
     def supports(self, problem: ConvProblem) -> str | None:
