@@ -1,0 +1,90 @@
+"""Bytes and seconds: what people write is understood exactly, or refused with what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mucudnn.errors import InvalidInputError
+from mucudnn.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+
+FACTORS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
+
+
+@given(st.integers(0, 10**6), st.sampled_from(sorted(FACTORS)), st.sampled_from(["", " ", "  "]))
+def test_binary_units_are_powers_of_1024(number: int, unit: str, space: str) -> None:
+    assert parse_bytes(f"{number}{space}{unit}") == number * FACTORS[unit]
+    assert parse_bytes(f"{number}{space}{unit.lower()}") == number * FACTORS[unit]
+
+
+@given(st.none() | st.integers(0, 2**50))
+def test_bytes_pass_through(value: int | None) -> None:
+    assert parse_bytes(value) == value
+
+
+def test_none_is_no_limit() -> None:
+    assert parse_bytes("none") is None
+    assert parse_bytes(" None ") is None
+    assert format_bytes(None) == "no limit"
+
+
+def test_fractions_of_units() -> None:
+    assert parse_bytes("1.5KiB") == 1536
+
+
+@pytest.mark.parametrize(
+    ("given_text", "message"),
+    [
+        ("64MB", r"'64MB' is ambiguous: write 64MiB \(powers of 1024\) or 64000000B"),
+        ("64", r"'64' has no unit.*64MiB"),
+        ("-1", r"'-1' is not understood.*64MiB"),
+        ("lots", r"'lots' is not understood"),
+        ("", r"'' is not understood"),
+        ("64 parsecs", r"unknown unit 'parsecs'"),
+        (-1, r"-1 is not a number of bytes of at least 0"),
+        (True, r"True is not a number of bytes"),
+    ],
+)
+def test_refused_sizes_say_what_to_write(given_text: str | int, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        parse_bytes(given_text)
+
+
+@given(st.integers(0, 2**50))
+def test_printed_bytes_are_right_to_three_digits(value: int) -> None:
+    number, unit = format_bytes(value).split()
+    assert float(number) * FACTORS[unit] == pytest.approx(value, rel=6e-3)
+
+
+def test_printed_bytes() -> None:
+    assert [format_bytes(n) for n in (0, 1023, 1024, 1536, 2**26, 2**30)] == [
+        *("0 B", "1023 B", "1 KiB", "1.5 KiB", "64 MiB", "1 GiB")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("60s", 60.0),
+        ("2min", 120.0),
+        ("500ms", 0.5),
+        ("1h", 3600.0),
+        ("1.5", 1.5),
+        (3, 3.0),
+        ("none", None),
+        (None, None),
+    ],
+)
+def test_seconds(text: str | float | None, seconds: float | None) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "-1s", "3 days", "", "nan"])
+def test_refused_times_say_what_to_write(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="60s, 2min or 500ms"):
+        parse_seconds(text)
+
+
+def test_printed_seconds() -> None:
+    assert [format_seconds(t) for t in (2.5e-6, 0.0123, 1.5)] == ["2.5 us", "12.3 ms", "1.5 s"]
