@@ -1,0 +1,162 @@
+"""Which micro-configs are worth measuring: the race between the candidates of one problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from mucudnn.configuration import NATIVE, Failure, Measurement, MicroConfig
+from mucudnn.kernels.algorithm import Algorithm, Workspace
+from mucudnn.problem import ConvProblem
+
+# A larger micro-batch is at most so much faster per sample than the best smaller one of the same algorithm. Against
+# times of an earlier run the factor is smaller: what that run passed over must not be measured later for mere noise.
+_OPTIMISM = 2.0
+_OPTIMISM_WHEN_STORED = 1.2
+_MARGIN = 1.1  # a lead below this may be noise, however steady the samples are
+_FIRST_MARGIN = 1.5  # after a single sample
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A micro-config that can run on a problem. ``smaller``: the same algorithm with the next smaller micro-batch.
+
+    stored: its workspace, where an earlier run has found it out.
+    """
+
+    problem: ConvProblem
+    algorithm: Algorithm
+    micro_batch_size: int
+    smaller: Candidate | None = None
+    stored: Workspace | None = None
+
+    @property
+    def micro_config(self) -> MicroConfig:
+        return MicroConfig(self.algorithm.name, self.micro_batch_size)
+
+    @cached_property
+    def workspace(self) -> Workspace:
+        """As declared. Asked for late and once, since an algorithm may have to run to find out what torch allocates."""
+        return self.stored or self.algorithm.workspace(self.problem, self.micro_batch_size)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Of a configuration of this micro-config alone."""
+        return self.workspace.prepared_bytes + self.workspace.scratch_bytes
+
+    @property
+    def is_native(self) -> bool:
+        """Torch's own convolution, in either memory format."""
+        return self.algorithm.name.startswith(NATIVE)
+
+    def fits(self, limit_bytes: int | None) -> bool:
+        """Larger micro-batches need more: after the first that does not fit, no other workspace is looked at."""
+        if limit_bytes is None:
+            return True
+        return (self.smaller is None or self.smaller.fits(limit_bytes)) and self.workspace_bytes <= limit_bytes
+
+    def at_any_time(self) -> Measurement:
+        """As if measured, with the workspace that is declared: to find out what would fit, not what is fast."""
+        return Measurement(
+            micro_config=self.micro_config,
+            setup_s=1.0,
+            step_s=1.0,
+            prepared_bytes=self.workspace.prepared_bytes,
+            scratch_bytes=self.workspace.scratch_bytes,
+            relative_error=0.0,
+        )
+
+
+def find_candidates(
+    problem: ConvProblem,
+    algorithms: Sequence[Algorithm],
+    micro_batch_sizes: Sequence[int],
+    known: Sequence[Measurement] = (),
+) -> tuple[list[Candidate], list[Failure]]:
+    """All micro-configs that can run, small micro-batches first, and those that cannot, with the reason."""
+    stored = {m.micro_config: Workspace(m.prepared_bytes, m.scratch_bytes) for m in known}
+    candidates: list[Candidate] = []
+    failures: list[Failure] = []
+    for algorithm in algorithms:
+        if reason := algorithm.supports(problem):
+            failures.append(Failure(MicroConfig(algorithm.name, max(micro_batch_sizes)), reason))
+            continue
+        smaller = None
+        for size in micro_batch_sizes:
+            micro_config = MicroConfig(algorithm.name, size)
+            baseline = micro_config == MicroConfig(NATIVE, max(micro_batch_sizes))  # whole, so it is not a slice
+            reason = None if baseline else algorithm.supports_micro_batch(problem, size)
+            if reason is not None:
+                failures.append(Failure(micro_config, reason))
+                continue
+            smaller = Candidate(problem, algorithm, size, smaller, stored.get(micro_config))
+            candidates.append(smaller)
+    return sorted(candidates, key=lambda candidate: candidate.micro_batch_size), failures
+
+
+@dataclass(slots=True)
+class Race:
+    """Times known so far, and what they say about a candidate.
+
+    A micro-config is hopeless if another one, of no more workspace and with a micro-batch that divides its own, is
+    faster for the whole mini-batch by more than the noise can explain: then no configuration gains by using it. Since
+    only divisors count, the smallest sizes stay, which remainders and small workspace limits need.
+    """
+
+    batch_size: int
+    times: dict[MicroConfig, Measurement] = field(default_factory=dict)
+    stored: frozenset[str] = frozenset()  # algorithms with times from an earlier run
+
+    def add(self, measurement: Measurement) -> None:
+        self.times[measurement.micro_config] = measurement
+
+    def is_beaten(self, measurement: Measurement) -> bool:
+        """Whether a measured micro-config is hopeless; the fewer and the noisier the samples, the more it takes."""
+        rivals = self._rivals(measurement.micro_config, _workspace_bytes(measurement))
+        total_s = self._total_s(measurement)
+        return any(total_s > _margin(measurement, rival) * self._total_s(rival) for rival in rivals)
+
+    def is_outclassed(self, candidate: Candidate) -> bool:
+        """Whether a micro-config not yet measured is hopeless even if it is far better than its smaller sizes.
+
+        It needs no less workspace than these: so its own is not asked for.
+        """
+        name, size = candidate.algorithm.name, candidate.micro_batch_size
+        own = [m for c, m in self.times.items() if c.algorithm == name and c.micro_batch_size < size]
+        if not own:
+            return False
+        optimism = _OPTIMISM_WHEN_STORED if name in self.stored else _OPTIMISM
+        per_sample_s = min(m.step_s / m.micro_config.micro_batch_size for m in own) / optimism
+        total_s = own[0].setup_s + per_sample_s * self.batch_size
+        rivals = self._rivals(candidate.micro_config, max(map(_workspace_bytes, own)))
+        return any(total_s > self._total_s(rival) for rival in rivals)
+
+    def error_of(self, algorithm: str) -> float | None:
+        """Relative error of an algorithm that has been measured."""
+        errors = [m.relative_error for m in self.times.values() if m.micro_config.algorithm == algorithm]
+        return max(errors, default=None)
+
+    def _rivals(self, micro_config: MicroConfig, workspace_bytes: int) -> list[Measurement]:
+        return [
+            m
+            for m in self.times.values()
+            if m.micro_config != micro_config
+            and micro_config.micro_batch_size % m.micro_config.micro_batch_size == 0
+            and _workspace_bytes(m) <= workspace_bytes
+        ]
+
+    def _total_s(self, measurement: Measurement) -> float:
+        """Of the whole mini-batch, fractions of a micro-batch counted as such."""
+        steps = self.batch_size / measurement.micro_config.micro_batch_size
+        return measurement.setup_s + steps * measurement.step_s
+
+
+def _workspace_bytes(measurement: Measurement) -> int:
+    return measurement.prepared_bytes + measurement.scratch_bytes
+
+
+def _margin(one: Measurement, other: Measurement) -> float:
+    if min(one.samples, other.samples) < 2:
+        return _FIRST_MARGIN
+    return max(_MARGIN, 1 + 2 * (one.noise + other.noise))

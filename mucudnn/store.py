@@ -1,0 +1,65 @@
+"""What tuning reads from the database of one environment, and adds to it while that is possible."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import ParamSpec
+
+from mucudnn.configuration import Configuration, Failure, Measurement
+from mucudnn.database import Database, Verification
+from mucudnn.environment import Environment
+from mucudnn.errors import DatabaseError
+from mucudnn.problem import ConvProblem
+
+P = ParamSpec("P")
+
+
+class Store:
+    """A database that cannot be written to is left alone after one warning: tuning goes on with what it measures.
+
+    ``versions`` maps the names of algorithms to their versions; results of other versions are not seen. Reading raises
+    ``DatabaseError`` where the file is unusable.
+    """
+
+    def __init__(self, database: Database, environment: Environment) -> None:
+        self._database, self._environment = database, environment
+        self._writable = True
+
+    def results(self, problem: ConvProblem, versions: Mapping[str, int]) -> list[Measurement | Failure]:
+        """The newest of each micro-config."""
+        key = (self._environment, problem, versions)
+        return [*self._database.measurements(*key), *self._database.failures(*key)]
+
+    def keep(self, problem: ConvProblem, version: int, result: Measurement | Failure) -> None:
+        """Commit one result of an algorithm of this version."""
+        if isinstance(result, Measurement):
+            self._write(self._database.add, self._environment, problem, version, result)
+        else:
+            self._write(self._database.add_failure, self._environment, problem, version, result)
+
+    def verification(
+        self, problem: ConvProblem, configuration: Configuration, versions: Mapping[str, int]
+    ) -> Verification | None:
+        """The whole run of this configuration, if there was one."""
+        return self._database.verification(self._environment, problem, configuration.micro_configs, versions)
+
+    def keep_verification(
+        self,
+        problem: ConvProblem,
+        configuration: Configuration,
+        versions: Mapping[str, int],
+        verification: Verification,
+    ) -> None:
+        """Commit a whole run."""
+        key = (self._environment, problem, configuration.micro_configs, versions)
+        self._write(self._database.add_verification, *key, verification)
+
+    def _write(self, add: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        if not self._writable:
+            return
+        try:
+            add(*args, **kwargs)
+        except DatabaseError as error:
+            self._writable = False
+            warnings.warn(f"tuning goes on, but what it measures is not stored: {error}", stacklevel=2)

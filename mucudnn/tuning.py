@@ -1,0 +1,130 @@
+"""What tuning found: the chosen configuration of each problem, the measurements behind it, and why it was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mucudnn.config import Config
+from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement, MicroConfig
+from mucudnn.environment import Environment
+from mucudnn.errors import InvalidInputError
+from mucudnn.problem import ConvProblem
+from mucudnn.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class TunedProblem:
+    """What was chosen for one problem, and why. Times are medians of whole runs, measured in turns with torch's.
+
+    ``configuration.time_s`` is what the solver predicted. ``measurements`` and ``failures`` are of all candidates, also
+    of those that were barred by their error or by the workspace limit.
+    """
+
+    problem: ConvProblem
+    batch_size: int
+    configuration: Configuration
+    baseline_s: float
+    time_s: float
+    relative_error: float
+    reason: str
+    measurements: tuple[Measurement, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def speedup(self) -> float:
+        return self.baseline_s / self.time_s
+
+    def __str__(self) -> str:
+        chosen = self.configuration
+        return "\n".join(
+            (
+                f"{self.problem}, batch {self.batch_size}",
+                f"  torch      {format_seconds(self.baseline_s)}",
+                f"  chosen     {chosen}: {format_seconds(self.time_s)} (predicted {format_seconds(chosen.time_s)}), "
+                f"speedup {self.speedup:.2f}",
+                f"  workspace  {format_bytes(chosen.workspace_bytes)}, relative error {self.relative_error:.1e}",
+                f"  why        {self.reason}",
+            )
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for ``json.dumps``; seconds and bytes."""
+        return asdict(self) | {"speedup": self.speedup}
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The result of ``tune``: printable, and what ``mucudnn.Conv2d`` runs."""
+
+    config: Config
+    environment: Environment
+    problems: tuple[TunedProblem, ...] = field(default=())
+
+    def __getitem__(self, problem: ConvProblem) -> TunedProblem:
+        """Raises ``InvalidInputError`` for a problem that is not among those tuned."""
+        for tuned in self.problems:
+            if tuned.problem == problem:
+                return tuned
+        raise InvalidInputError(f"{problem} is not in this tuning; it has {len(self.problems)} other problems")
+
+    def configurations(self, problem: ConvProblem) -> Mapping[int, Configuration]:
+        """Batch size -> configuration, up to the tuned batch size, all within the workspace limit.
+
+        The tuned batch size has the verified configuration. Smaller ones have the fastest of the same measurements;
+        but where torch's own convolution was chosen they are left out: then nothing has shown that it is faster.
+
+        Raises ``InvalidInputError`` for a problem that is not among those tuned.
+        """
+        from mucudnn.solver.front import desirable_sets
+
+        tuned = self[problem]
+        chosen = {tuned.batch_size: tuned.configuration}
+        if tuned.configuration.is_baseline:
+            return chosen
+        sets = desirable_sets(allowed(tuned.measurements, self.config, problem), tuned.batch_size)
+        smaller = ((n, sets.fastest(n, self.config.workspace_limit_bytes)) for n in range(1, tuned.batch_size))
+        return {n: configuration for n, configuration in smaller if configuration is not None} | chosen
+
+    def __str__(self) -> str:
+        if not self.problems:
+            return "nothing was tuned"
+        return "\n".join((f"on {self.environment}", *map(str, self.problems)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for ``json.dumps``; seconds and bytes."""
+        return {
+            "environment": asdict(self.environment),
+            "workspace_limit_bytes": self.config.workspace_limit_bytes,
+            "problems": [tuned.to_json() for tuned in self.problems],
+        }
+
+
+class TuningInterrupted(KeyboardInterrupt):
+    """Ctrl-C while tuning. ``partial`` has the problems that are ready; all measurements made so far are stored."""
+
+    def __init__(self, partial: Tuning) -> None:
+        super().__init__(f"tuning was interrupted; {len(partial.problems)} problems are ready")
+        self.partial = partial
+
+
+def allowed(measurements: Iterable[Measurement], config: Config, problem: ConvProblem) -> list[Measurement]:
+    """Those whose error the config allows; torch's own always, since that is what would run without mucudnn."""
+    bound = config.error_bound(problem.dtype)
+    return [m for m in measurements if m.relative_error <= bound or m.micro_config.algorithm == NATIVE]
+
+
+def relative_error_of(configuration: Configuration, measurements: Iterable[Measurement]) -> float:
+    """The largest of its algorithms: each was compared with float64 once."""
+    used = set(configuration.algorithms)
+    return max(m.relative_error for m in measurements if m.micro_config.algorithm in used)
+
+
+def baseline_of(measurements: Iterable[Measurement], batch_size: int) -> Configuration | None:
+    """Torch's own convolution, undivided, if it was measured."""
+    micro_config = MicroConfig(NATIVE, batch_size)
+    for m in measurements:
+        if m.micro_config == micro_config:
+            return Configuration((micro_config,), m.setup_s + m.step_s, m.prepared_bytes + m.scratch_bytes)
+    return None

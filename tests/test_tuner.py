@@ -1,0 +1,239 @@
+"""Tuning from end to end, on a machine whose costs are known."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
+
+from mucudnn.config import Config
+from mucudnn.configuration import Configuration
+from mucudnn.database import Database
+from mucudnn.errors import DatabaseError, InfeasibleError, InvalidInputError
+from mucudnn.problem import ConvProblem, Operation
+from mucudnn.tuner import Tuning, TuningInterrupted, tune
+from mucudnn.verification import Machine, contenders
+
+BATCH = 8
+NO_LIMIT = Config(workspace_limit=None)
+OTHER = replace(FORWARD, k=3)
+
+
+class Bench:
+    """Torch at 20 ms a sample without workspace; ``quick`` at 10 ms a sample, with 100 + 10 bytes a sample."""
+
+    def __init__(self, slowdown: Callable[[Configuration], float] = lambda _: 1.0) -> None:
+        self.clock = FakeClock()
+        self.native = FakeAlgorithm("native", self.clock, linear(0.02))
+        self.quick = FakeAlgorithm(
+            "quick", self.clock, linear(0.01), prepared_bytes=100, scratch_bytes_per_sample=10, error=1e-4
+        )
+        self.quick.error = 0.0
+        self.database = Database(":memory:")
+        self.slowdown = slowdown
+
+    @property
+    def machine(self) -> Machine:
+        return fake_machine(self.clock, [self.native, self.quick], self.slowdown)
+
+    def tune(self, *problems: ConvProblem, config: Config = NO_LIMIT) -> Tuning:
+        return tune(problems or [FORWARD], BATCH, config, database=self.database, machine=self.machine)
+
+    @property
+    def steps(self) -> int:
+        return len(self.native.sizes_run) + len(self.quick.sizes_run)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_the_fastest_is_chosen_and_verified(bench: Bench) -> None:
+    tuned = bench.tune()[FORWARD]
+    assert tuned.configuration.algorithms == ("quick",)
+    assert tuned.configuration.batch_size == BATCH
+    assert tuned.speedup == pytest.approx(2.0)
+    assert tuned.time_s == pytest.approx(tuned.configuration.time_s)
+    assert tuned.reason.startswith("fastest in whole runs")
+
+
+def test_the_baseline_is_chosen_where_whole_runs_are_not_faster() -> None:
+    bench = Bench(slowdown=lambda configuration: 1.0 if configuration.is_baseline else 2.0)
+    tuned = bench.tune()[FORWARD]
+    assert tuned.configuration.is_baseline
+    assert tuned.time_s == tuned.baseline_s
+    assert "not faster by more than the noise" in tuned.reason
+
+
+def test_the_contender_that_whole_runs_like_best_is_chosen(bench: Bench) -> None:
+    bench.quick.step_s = linear(0.01, 1e-4)  # predicted: the fewer micro-batches, the faster
+    bench.slowdown = lambda configuration: 1.5 if len(configuration.micro_configs) == 1 else 1.0
+    assert len(bench.tune()[FORWARD].configuration.micro_configs) > 1
+
+
+@pytest.mark.parametrize(("limit", "workspace"), [(180, 180), (179, 140), (110, 110)])
+def test_the_limit_is_kept_and_used_to_the_last_byte(bench: Bench, limit: int, workspace: int) -> None:
+    bench.quick.step_s = linear(0.01, 0.001)
+    chosen = bench.tune(config=Config(workspace_limit=limit))[FORWARD].configuration
+    assert chosen.workspace_bytes == workspace
+
+
+def test_a_limit_below_what_quick_needs_leaves_torch(bench: Bench) -> None:
+    assert bench.tune(config=Config(workspace_limit=109))[FORWARD].configuration.algorithms == ("native",)
+
+
+def test_torch_over_the_limit_is_not_chosen_even_if_it_is_faster(bench: Bench) -> None:
+    bench.native.scratch_bytes_per_sample = 1000
+    bench.quick.step_s = linear(0.03)
+    tuned = bench.tune(config=Config(workspace_limit=200))[FORWARD]
+    assert tuned.configuration.algorithms == ("quick",)
+    assert tuned.speedup < 1
+    assert "within the limit" in tuned.reason
+
+
+def test_the_error_bound_bars_an_algorithm(bench: Bench) -> None:
+    bench.quick.error = 1e-4
+    assert bench.tune()[FORWARD].configuration.algorithms == ("native",)
+    loose = replace(NO_LIMIT, max_relative_error=1e-3)
+    tuned = bench.tune(config=loose)[FORWARD]
+    assert tuned.configuration.algorithms == ("quick",)
+    assert tuned.relative_error == pytest.approx(1e-4, rel=1e-2)
+
+
+def test_only_the_named_algorithms_and_torch_are_run(bench: Bench) -> None:
+    tuned = bench.tune(config=replace(NO_LIMIT, algorithms=("native",)))[FORWARD]
+    assert tuned.configuration.is_baseline
+    assert not bench.quick.sizes_run
+    with pytest.raises(InvalidInputError, match="has fft; this machine has native, quick"):
+        bench.tune(config=replace(NO_LIMIT, algorithms=("fft",)))
+
+
+def test_operations_that_are_not_asked_for_are_passed_over(bench: Bench) -> None:
+    config = replace(NO_LIMIT, operations=(Operation.FORWARD,))
+    tuning = bench.tune(FORWARD, FORWARD.with_operation(Operation.BACKWARD_DATA), FORWARD, config=config)
+    assert [tuned.problem for tuned in tuning.problems] == [FORWARD]
+
+
+def test_the_second_run_measures_nothing_and_gives_the_same(bench: Bench) -> None:
+    first = bench.tune(FORWARD, OTHER)
+    steps, seconds = bench.steps, bench.clock.now()
+    second = bench.tune(FORWARD, OTHER)
+    assert (bench.steps, bench.clock.now()) == (steps, seconds)
+    assert [str(tuned) for tuned in second.problems] == [str(tuned) for tuned in first.problems]
+
+
+def test_a_new_version_of_an_algorithm_is_measured_again(bench: Bench) -> None:
+    bench.tune()
+    bench.quick.version, bench.quick.step_s = 2, linear(0.005)
+    assert bench.tune()[FORWARD].speedup == pytest.approx(4.0)
+
+
+def test_interrupted_tuning_has_what_is_ready_and_is_resumed(bench: Bench) -> None:
+    def interrupt(text: str, fraction: float) -> None:
+        if str(OTHER) in text and "measuring" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(TuningInterrupted) as caught:
+        tune([FORWARD, OTHER], BATCH, NO_LIMIT, database=bench.database, machine=bench.machine, progress=interrupt)
+    assert [tuned.problem for tuned in caught.value.partial.problems] == [FORWARD]
+    expected = bench.steps
+    bench.tune(FORWARD)
+    assert bench.steps == expected
+    assert len(bench.tune(FORWARD, OTHER).problems) == 2
+
+
+def test_measurements_are_stored_as_they_are_made(bench: Bench) -> None:
+    def interrupt(text: str, fraction: float) -> None:
+        if text.endswith("quick 1"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(TuningInterrupted):
+        tune([FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=bench.machine, progress=interrupt)
+    stored = bench.database.measurements(ENVIRONMENT, FORWARD, {"quick": 1})
+    assert 1 in {m.micro_config.micro_batch_size for m in stored}
+
+
+def test_an_infeasible_limit_is_found_before_measuring_and_names_every_problem(bench: Bench) -> None:
+    bench.native.scratch_bytes_per_sample = 50
+    with pytest.raises(InfeasibleError) as caught:
+        bench.tune(FORWARD, OTHER, config=Config(workspace_limit=49))
+    message = str(caught.value)
+    assert str(FORWARD) in message
+    assert str(OTHER) in message
+    assert "at least 50B" in message
+    assert caught.value.smallest_feasible_bytes == 50
+    assert bench.steps == 0
+    assert bench.tune(config=Config(workspace_limit=50)).problems
+
+
+def test_failures_are_part_of_the_result_and_of_feasibility(bench: Bench) -> None:
+    bench.native.scratch_bytes_per_sample = 50
+    bench.quick.failing_sizes = (1, 2, 4, 8)
+    bench.native.failing_sizes = (1,)
+    tuned = bench.tune()[FORWARD]
+    assert {f.micro_config.algorithm for f in tuned.failures} == {"native", "quick"}
+    with pytest.raises(InfeasibleError, match="at least 100B"):
+        bench.tune(config=Config(workspace_limit=99))
+
+
+def test_smaller_batches_have_configurations_of_the_same_sweep(bench: Bench) -> None:
+    tuning = bench.tune(config=Config(workspace_limit=150))
+    configurations = tuning.configurations(FORWARD)
+    assert set(configurations) == set(range(1, BATCH + 1))
+    assert configurations[BATCH] == tuning[FORWARD].configuration
+    for n, configuration in configurations.items():
+        assert configuration.batch_size == n
+        assert configuration.workspace_bytes <= 150
+    with pytest.raises(InvalidInputError, match="is not in this tuning"):
+        tuning.configurations(OTHER)
+
+
+def test_where_torch_won_smaller_batches_are_left_to_torch(bench: Bench) -> None:
+    bench.quick.step_s = linear(0.04)
+    assert list(bench.tune().configurations(FORWARD)) == [BATCH]
+
+
+def test_the_account_can_be_printed_and_written(bench: Bench) -> None:
+    tuning = bench.tune()
+    text = str(tuning)
+    for part in (str(FORWARD), "speedup 2.00", "quick", "predicted", "workspace", "relative error", "why"):
+        assert part in text
+    record = json.loads(json.dumps(tuning.to_json()))
+    assert record["problems"][0]["speedup"] == pytest.approx(2.0)
+    assert record["problems"][0]["problem"]["operation"] == "forward"
+
+
+def test_a_database_that_cannot_be_written_is_warned_of_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise DatabaseError("the disk is full")
+
+    for name in ("add", "add_failure", "add_verification"):
+        monkeypatch.setattr(Database, name, refuse)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tuning = bench.tune(FORWARD, OTHER)
+    assert len(tuning.problems) == 2
+    assert [str(w.message) for w in caught] == ["tuning goes on, but what it measures is not stored: the disk is full"]
+
+
+def test_progress_tells_the_problem_and_ends_at_one(bench: Bench) -> None:
+    told: list[tuple[str, float]] = []
+    tune([FORWARD, OTHER], BATCH, NO_LIMIT, database=bench.database, machine=bench.machine,
+         progress=lambda text, fraction: told.append((text, fraction)))  # fmt: skip
+    fractions = [fraction for _, fraction in told]
+    assert fractions == sorted(fractions)
+    assert told[-1] == ("done", 1.0)
+    assert any(text.startswith(str(OTHER)) for text, _ in told)
+
+
+def test_only_the_baseline_contends_where_there_is_nothing_else(bench: Bench) -> None:
+    measurements = bench.tune(config=replace(NO_LIMIT, algorithms=("native",), policy="undivided"))[
+        FORWARD
+    ].measurements
+    (only,) = contenders(measurements, BATCH, None)
+    assert only.is_baseline
