@@ -17,7 +17,7 @@ from torch import Tensor
 from mucudnn.configuration import NATIVE
 from mucudnn.kernels.algorithm import Workspace
 from mucudnn.kernels.allocation import internal_bytes
-from mucudnn.kernels.buffers import Part, carve, carved_bytes, empty_activation, empty_filter, torch_dtype
+from mucudnn.kernels.buffers import Part, carve, carved_bytes, torch_dtype
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
 _LARGE_BATCH = 64  # beyond every threshold on N in torch's choice of a backend
@@ -163,7 +163,8 @@ def _backend(problem: ConvProblem, n: int) -> str:
 
 @lru_cache(maxsize=4096)
 def _backend_on(problem: ConvProblem, n: int, _threads: int) -> str:
-    x = empty_activation(problem, problem.x_shape(n))
+    element = torch.empty((), dtype=torch_dtype(problem))  # the choice looks at shapes: nothing is allocated for it
+    x, w = element.expand(problem.x_shape(n)), element.expand(problem.w_shape())
     geometry = (problem.stride, problem.padding, problem.dilation, False, (0, 0), problem.groups)
-    backend = torch._C._select_conv_backend(x, empty_filter(problem), None, *geometry)
+    backend = torch._C._select_conv_backend(x, w, None, *geometry)
     return str(backend.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -52,7 +52,7 @@ class Call:
     problem: ConvProblem
     batch_size: int
     memory: GuardedMemory = field(default_factory=GuardedMemory)
-    undeclared_bytes: int = 0
+    excess_bytes: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.x = self.memory.tensor(self.problem, self.problem.x_shape(self.batch_size))
@@ -94,5 +94,10 @@ class Call:
         assert all(torch.equal(now, then) for now, then in zip(read, before, strict=True)), "an input was changed"
         return self.written
 
-    def _count(self, declared_bytes: int, function: object) -> None:
-        self.undeclared_bytes = max(self.undeclared_bytes, peak_allocated_bytes(function) - declared_bytes)  # type: ignore[arg-type]
+    @property
+    def undeclared_bytes(self) -> int:
+        """By how much the worst open, step or close allocated more inside than declared (negative: less)."""
+        return max(self.excess_bytes)
+
+    def _count(self, declared_bytes: int, function: Callable[[], None]) -> None:
+        self.excess_bytes.append(peak_allocated_bytes(function) - declared_bytes)

@@ -30,7 +30,7 @@ def cases(
     geometries: Iterable[str], dtypes: Iterable[str] = ("float32",), operations: Iterable[Operation] = Operation
 ) -> list[object]:
     """Everything that is supported, as test parameters (name, problem, mini-batch, micro-batch)."""
-    parameters = []
+    parameters: list[object] = []
     for name, operation, key, memory_format, dtype in product(NAMES, operations, geometries, MemoryFormat, dtypes):
         problem, batch_size, micro_batch_size = geometry(key, operation, memory_format=memory_format, dtype=dtype)
         if algorithm(name).supports(problem) is None:
@@ -156,6 +156,20 @@ def test_native_refuses_a_slice_for_which_torch_changes_the_backend(operation: O
     assert native.supports_micro_batch(small, 2) is None
     assert native.supports_micro_batch(large, 1) is None
     assert native.supports_micro_batch(small.with_operation(Operation.FORWARD), 1) is None
+
+
+@pytest.mark.parametrize("memory_format", MemoryFormat)
+def test_native_declares_the_bytes_of_any_call_not_those_of_a_first_one(memory_format: MemoryFormat) -> None:
+    """What is found out once in a process must not be counted, nor be missing."""
+    problem = ConvProblem(Operation.FORWARD, 19, 23, 11, 32, 3, 3, memory_format=memory_format)  # only in this test
+    declared = algorithm("native").workspace(problem, 2)
+    for _ in range(2):
+        call = Call(problem, 2)
+        call.run(algorithm("native"), [2], torch.randn(problem.k))
+        assert call.undeclared_bytes == 0
+    assert declared.prepared_bytes == 0
+    assert declared.scratch_bytes == declared.internal_bytes
+    assert declared.scratch_bytes < 3 * call.y.nbytes + call.x.nbytes + 2 * call.w.nbytes
 
 
 def test_the_allocation_counter_counts_live_bytes() -> None:
