@@ -1,0 +1,243 @@
+"""The three convolutions as torch operators: ``mucudnn::conv2d``, ``conv2d_backward_data``, ``conv2d_backward_filter``.
+
+All three touch the same tensors x, w and y (or dy), and each is the derivative of the others: so gradients of any order
+are again these operators, and are tuned as well. Which configuration runs is looked up by the integer ``tuning``, the
+handle of a ``Choices``. Where there is none (other shape, larger batch, other dtype, unknown handle, handle 0),
+the operators are torch's own convolution. They have no forward-mode derivative and no rules for ``torch.func``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from mucudnn.configuration import Configuration
+from mucudnn.errors import InvalidInputError
+from mucudnn.execution import TORCH_FORMATS, Recipe, torch_convolution
+from mucudnn.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
+
+UNTUNED = 0  # the handle of no choices
+
+_Geometry = tuple[Pair, Pair, Pair, int]  # stride, padding, dilation, groups
+
+_DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}
+_MEMORY_FORMATS = {torch_format: ours for ours, torch_format in TORCH_FORMATS.items()}
+_RECIPES_KEPT = 4096  # by one ``Choices``; shapes that never come back must not pile up
+
+
+class Choices:
+    """What was chosen: a configuration for each problem and batch size. Immutable, made by ``Choices.of``.
+
+    ``handle`` names the contents and not the object: it is the same in every process, so a graph that
+    ``torch.compile`` stored, a copy and a pickle (which registers itself when it is loaded) all find it again.
+    ``x_shapes`` are the (N, C, H, W) for which there is any configuration.
+    """
+
+    __slots__ = ("configurations", "handle", "recipes", "x_shapes")
+
+    def __init__(self, configurations: Mapping[ConvProblem, Mapping[int, Configuration]]) -> None:
+        self.configurations = {p: dict(by_batch) for p, by_batch in configurations.items()}
+        self.handle = _digest(self.configurations)
+        self.x_shapes = frozenset(p.x_shape(n) for p, by_batch in self.configurations.items() for n in by_batch)
+        self.recipes: dict[tuple[Any, ...], Recipe | None] = {}
+
+    @classmethod
+    def of(cls, configurations: Mapping[ConvProblem, Mapping[int, Configuration]]) -> Choices:
+        """Register choices, problem -> batch size -> configuration; the same contents give the same object."""
+        choices = cls(configurations)
+        return _registered.setdefault(choices.handle, choices)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Choices.of, (self.configurations,)
+
+    def configuration(self, problem: ConvProblem, n: int) -> Configuration | None:
+        """``None``: torch's own convolution."""
+        chosen = self.configurations.get(problem, {}).get(n)
+        return None if chosen is None or chosen.is_baseline else chosen
+
+
+_registered: dict[int, Choices] = {}
+
+
+def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]]) -> int:
+    """63 bits of what would run; never ``UNTUNED``."""
+    lines = sorted(
+        f"{p!r} {n} {c.micro_configs!r}" for p, by_batch in configurations.items() for n, c in by_batch.items()
+    )
+    digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 1) or 1
+
+
+def _recipe(
+    operation: Operation,
+    x: Tensor,
+    w: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    tuning: int,
+) -> Recipe | None:
+    """``None``: torch's own. Kept by everything that decides, in plain numbers: this is on the way of every call."""
+    choices = _registered.get(tuning)
+    if choices is None:
+        return None
+    geometry = ((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
+    layout = (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype)
+    key = (operation, layout, geometry, torch.get_num_threads())
+    try:
+        return choices.recipes[key]
+    except KeyError:
+        recipe = _resolve(choices, operation, x, w, geometry)
+    if len(choices.recipes) >= _RECIPES_KEPT:
+        choices.recipes.clear()
+    choices.recipes[key] = recipe
+    return recipe
+
+
+def _resolve(choices: Choices, operation: Operation, x: Tensor, w: Tensor, geometry: _Geometry) -> Recipe | None:
+    problem = _problem(operation, x, w, geometry)
+    configuration = None if problem is None else choices.configuration(problem, x.shape[0])
+    return None if problem is None or configuration is None else Recipe.of(problem, configuration)
+
+
+def _problem(operation: Operation, x: Tensor, w: Tensor, geometry: _Geometry) -> ConvProblem | None:
+    """``None`` for what is not a convolution: torch then says what is wrong, in its own words."""
+    if x.dim() != 4 or w.dim() != 4 or x.dtype != w.dtype or x.dtype not in _DTYPE_NAMES or x.device != w.device:
+        return None
+    _, c, h, width = x.shape
+    k, c_of_group, r, s = w.shape
+    if c != c_of_group * geometry[-1] or x.shape[0] == 0:
+        return None
+    dtype, memory_format = _DTYPE_NAMES[x.dtype], _torchs_memory_format(x, w, geometry)
+    try:
+        return ConvProblem(operation, c, h, width, k, r, s, *geometry, dtype, memory_format)
+    except InvalidInputError:
+        return None
+
+
+def _torchs_memory_format(x: Tensor, w: Tensor, geometry: _Geometry) -> MemoryFormat:
+    """The memory format in which torch would compute and answer; ours must not differ."""
+    stride, padding, dilation, groups = geometry
+    backend = torch._C._select_conv_backend(x, w, None, stride, padding, dilation, False, (0, 0), groups, None)
+    return _MEMORY_FORMATS[torch._C._conv_determine_backend_memory_format(x, w, backend)]
+
+
+def _conv2d(x: Tensor, w: Tensor, bias: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
+    recipe = _recipe(Operation.FORWARD, x, w, *geometry_and_tuning)
+    if recipe is None:
+        return torch_convolution(Operation.FORWARD, x, w, None, bias, *geometry_and_tuning[:-1])
+    torch_format = TORCH_FORMATS[recipe.problem.memory_format]
+    y = torch.empty(recipe.problem.y_shape(len(x)), dtype=x.dtype, device=x.device, memory_format=torch_format)
+    recipe.execute(x.contiguous(memory_format=torch_format), w.contiguous(memory_format=torch_format), y, bias)
+    return y
+
+
+def _conv2d_backward_data(x: Tensor, w: Tensor, dy: Tensor, *geometry_and_tuning: Any) -> Tensor:
+    recipe = _recipe(Operation.BACKWARD_DATA, x, w, *geometry_and_tuning)
+    if recipe is None:
+        return torch_convolution(Operation.BACKWARD_DATA, x, w, dy, None, *geometry_and_tuning[:-1])
+    torch_format = TORCH_FORMATS[recipe.problem.memory_format]
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch_format)
+    recipe.execute(dx, w.contiguous(memory_format=torch_format), dy.contiguous(memory_format=torch_format))
+    return dx
+
+
+def _conv2d_backward_filter(x: Tensor, w: Tensor, dy: Tensor, *geometry_and_tuning: Any) -> Tensor:
+    recipe = _recipe(Operation.BACKWARD_FILTER, x, w, *geometry_and_tuning)
+    if recipe is None:
+        return torch_convolution(Operation.BACKWARD_FILTER, x, w, dy, None, *geometry_and_tuning[:-1])
+    torch_format = TORCH_FORMATS[recipe.problem.memory_format]
+    dw = torch.empty(w.shape, dtype=w.dtype, device=w.device, memory_format=torch_format)
+    recipe.execute(x.contiguous(memory_format=torch_format), dw, dy.contiguous(memory_format=torch_format))
+    return dw
+
+
+def _torchs(operation: Operation) -> Callable[..., Tensor]:
+    """Torch's convolution with an operator's signature: on fake tensors it gives shape and strides."""
+    if operation is Operation.FORWARD:
+        return lambda x, w, bias, *rest: torch_convolution(operation, x, w, None, bias, *rest[:-1])
+    return lambda x, w, dy, *rest: torch_convolution(operation, x, w, dy, None, *rest[:-1])
+
+
+def _save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, dy, *ctx.rest = inputs
+    ctx.save_for_backward(x, w, dy)
+
+
+def _save_for_conv2d(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, _, *ctx.rest = inputs
+    ctx.save_for_backward(x, w)  # not the bias, which may be changed in place before the backward pass
+
+
+def _conv2d_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    x, w = ctx.saved_tensors
+    of_x, of_w, of_bias = ctx.needs_input_grad[:3]
+    dx = conv2d_backward_data(x, w, dy, *ctx.rest) if of_x else None
+    dw = conv2d_backward_filter(x, w, dy, *ctx.rest) if of_w else None
+    return dx, dw, dy.sum((0, 2, 3)) if of_bias else None, *(None for _ in ctx.rest)
+
+
+def _backward_data_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+    """g: (N, C, H, W), the gradient of dx. x has none: it lends its shape."""
+    _, w, dy = ctx.saved_tensors
+    _, of_w, of_dy = ctx.needs_input_grad[:3]
+    dw = conv2d_backward_filter(g, w, dy, *ctx.rest) if of_w else None
+    return None, dw, conv2d(g, w, None, *ctx.rest) if of_dy else None, *(None for _ in ctx.rest)
+
+
+def _backward_filter_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+    """g: (K, C // groups, R, S), the gradient of dw. w has none: it lends its shape."""
+    x, _, dy = ctx.saved_tensors
+    of_x, _, of_dy = ctx.needs_input_grad[:3]
+    dx = conv2d_backward_data(x, g, dy, *ctx.rest) if of_x else None
+    return dx, None, conv2d(x, g, None, *ctx.rest) if of_dy else None, *(None for _ in ctx.rest)
+
+
+def _autocast(device_type: str) -> Callable[..., Tensor]:
+    """As torch's convolution: computed in the autocast type, float64 excepted."""
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}"))
+
+    def cast_and_compute(*args: Any) -> Tensor:
+        dtype = torch.get_autocast_dtype(device_type)
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return conv2d(*(_cast(a, device_type, dtype) for a in args))
+
+    return cast_and_compute
+
+
+def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+    eligible = isinstance(value, Tensor) and value.is_floating_point() and value.device.type == device_type
+    return value.to(dtype) if eligible and value.dtype != torch.float64 else value
+
+
+def _define(
+    operation: Operation, name: str, compute: Callable[..., Tensor], gradients: Callable[..., Any]
+) -> OpOverload[..., Tensor]:
+    forward, qualified = operation is Operation.FORWARD, f"mucudnn::{name}"
+    operands = "Tensor x, Tensor w, Tensor? bias" if forward else "Tensor x, Tensor w, Tensor dy"
+    rest = "SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, SymInt groups, int tuning"
+    _library.define(f"{name}({operands}, {rest}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, compute, "CompositeExplicitAutograd")
+    torch.library.register_fake(qualified, _torchs(operation), lib=_library)
+    save = _save_for_conv2d if forward else _save_all
+    torch.library.register_autograd(qualified, gradients, setup_context=save, lib=_library)
+    overload: OpOverload[..., Tensor] = getattr(torch.ops.mucudnn, name).default
+    return overload
+
+
+_library: Any = torch.library.Library("mucudnn", "DEF")  # type: ignore[no-untyped-call]
+conv2d = _define(Operation.FORWARD, "conv2d", _conv2d, _conv2d_gradients)
+conv2d_backward_data = _define(
+    Operation.BACKWARD_DATA, "conv2d_backward_data", _conv2d_backward_data, _backward_data_gradients
+)
+conv2d_backward_filter = _define(
+    Operation.BACKWARD_FILTER, "conv2d_backward_filter", _conv2d_backward_filter, _backward_filter_gradients
+)
+for _device_type in ("cpu", "cuda"):
+    _library.impl("conv2d", _autocast(_device_type), f"Autocast{_device_type.upper()}")

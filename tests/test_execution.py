@@ -1,0 +1,179 @@
+"""``run`` against torch in float64, and the order in which it calls an algorithm."""
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mucudnn import execution
+from mucudnn.configuration import Configuration, MicroConfig
+from mucudnn.errors import InvalidInputError
+from mucudnn.execution import Recipe, release_workspaces, run, torch_convolution
+from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Workspace
+from mucudnn.problem import ConvProblem, MemoryFormat, Operation
+
+Calls = list[tuple[Any, ...]]
+
+PROBLEM = ConvProblem(Operation.FORWARD, 4, 9, 7, 6, 3, 3, padding=(1, 0), groups=2)
+
+
+def configuration(*micro_configs: tuple[str, int]) -> Configuration:
+    return Configuration(tuple(MicroConfig(*m) for m in micro_configs), time_s=1.0, workspace_bytes=0)
+
+
+def operands(problem: ConvProblem, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    torch_format = execution.TORCH_FORMATS[problem.memory_format]
+    shapes = problem.x_shape(n), problem.w_shape(), problem.y_shape(n)
+    x, w, y = (torch.randn(shape).contiguous(memory_format=torch_format) for shape in shapes)
+    return x, w, y
+
+
+@dataclass
+class Recorder:
+    """An algorithm that writes down what it is handed, and computes nothing."""
+
+    name: str
+    prepared_bytes: int
+    scratch_bytes: int
+    calls: Calls = field(default_factory=list)
+    version: int = 1
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        return "it is square" if problem.h == problem.w else None
+
+    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
+        return None
+
+    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
+        return Workspace(self.prepared_bytes, self.scratch_bytes * micro_batch_size + 7, internal_bytes=7)
+
+    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        self.calls.append(("open", self.name, prepared))
+
+    def step(self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, *rest: Tensor) -> None:
+        _, prepared, scratch = rest
+        assert len(x) == len(y)
+        self.calls.append(("step", self.name, x[:, 0, 0, 0].tolist(), prepared, scratch))
+
+    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        self.calls.append(("close", self.name, prepared))
+
+
+@pytest.fixture
+def recorders(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Registers the algorithms "a" and "b"; their calls."""
+    a = Recorder("a", prepared_bytes=100, scratch_bytes=10)
+    b = Recorder("b", prepared_bytes=0, scratch_bytes=65, calls=a.calls)
+    monkeypatch.setattr(execution, "algorithm_named", {"a": a, "b": b}.__getitem__)
+    return a.calls
+
+
+@pytest.mark.parametrize("memory_format", MemoryFormat)
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("parts", [[("gemm", 5)], [("gemm", 2), ("gemm", 2), ("native", 1)], [("native", 5)]])
+def test_run_computes_the_convolution(
+    operation: Operation, memory_format: MemoryFormat, parts: list[tuple[str, int]]
+) -> None:
+    problem = replace(PROBLEM, operation=operation, memory_format=memory_format)
+    x, w, y = operands(problem, 5)
+    bias = torch.randn(6) if operation is Operation.FORWARD else None
+    expected = torch_convolution(
+        operation,
+        *(x.double(), w.double(), y.double(), None if bias is None else bias.double()),
+        *(problem.stride, problem.padding, problem.dilation, problem.groups),
+    )
+    written = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}[operation]
+
+    run(problem, configuration(*parts), x, w, y, bias)
+
+    torch.testing.assert_close(written.double(), expected, rtol=1e-5, atol=1e-5, check_stride=False)
+
+
+def test_algorithms_are_opened_stepped_over_their_slices_and_closed_in_turn(
+    recorders: Calls,
+) -> None:
+    x, w, y = operands(PROBLEM, 6)
+    x[:, 0, 0, 0] = torch.arange(6)
+    run(PROBLEM, configuration(("a", 2), ("a", 1), ("b", 2), ("b", 1)), x, w, y)
+    order = [call[:2] if call[0] != "step" else call[:3] for call in recorders]
+    assert order == [
+        *(("open", "a"), ("step", "a", [0, 1]), ("step", "a", [2]), ("close", "a")),
+        *(("open", "b"), ("step", "b", [3, 4]), ("step", "b", [5]), ("close", "b")),
+    ]
+
+
+def test_workspace_is_prepared_buffers_then_the_largest_handed_scratch(recorders: Calls) -> None:
+    recipe = Recipe.of(PROBLEM, configuration(("a", 2), ("b", 2), ("b", 1)))
+    recipe.execute(*operands(PROBLEM, 5))
+    opened = [call[2] for call in recorders if call[0] == "open"]
+    scratches = {(call[4].data_ptr(), call[4].numel()) for call in recorders if call[0] == "step"}
+    assert [prepared.numel() for prepared in opened] == [100, 0]
+    assert recipe.workspace_bytes == 128 + 130
+    ((scratch_address, scratch_bytes),) = scratches
+    assert scratch_bytes == 130
+    assert scratch_address == opened[0].data_ptr() + 128
+    assert scratch_address % ALIGNMENT_BYTES == 0
+
+
+def test_workspace_of_size_zero_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = Recorder("nothing", 0, 0)
+    monkeypatch.setattr(execution, "algorithm_named", lambda name: nothing)
+    release_workspaces()
+    run(replace(PROBLEM, c=8), configuration(("nothing", 1)), *operands(replace(PROBLEM, c=8), 1))
+    assert [call[0] for call in nothing.calls] == ["open", "step", "close"]
+
+
+def test_cpu_workspace_is_kept_grown_and_released(recorders: Calls) -> None:
+    def address_of(parts: tuple[str, int]) -> int:
+        recorders.clear()
+        Recipe.of(PROBLEM, configuration(parts)).execute(*operands(PROBLEM, parts[1]))
+        address: int = recorders[1][4].data_ptr()
+        return address
+
+    release_workspaces()
+    large = address_of(("b", 9))
+    assert address_of(("b", 1)) == address_of(("b", 9)) == large
+    kept = execution._of_this_thread.kept
+    assert kept.buffer is not None
+    assert kept.buffer.numel() == 9 * 65
+    release_workspaces()
+    assert kept.buffer is None
+
+
+def test_every_thread_has_a_workspace_of_its_own(recorders: Calls) -> None:
+    def execute() -> None:
+        Recipe.of(PROBLEM, configuration(("b", 1))).execute(*operands(PROBLEM, 1))
+
+    execute()
+    thread = threading.Thread(target=execute)
+    thread.start()
+    thread.join()
+    mine, other = (call[4] for call in recorders if call[0] == "step")
+    assert mine.data_ptr() != other.data_ptr()
+
+
+def test_workspace_first_used_in_inference_mode_serves_training() -> None:
+    release_workspaces()
+    x, w, y = operands(PROBLEM, 2)
+    with torch.inference_mode():
+        run(PROBLEM, configuration(("gemm", 1), ("gemm", 1)), x, w, torch.empty_like(y))
+    run(PROBLEM, configuration(("gemm", 1), ("gemm", 1)), x, w, y)
+
+
+def test_tensors_that_do_not_fit_are_refused() -> None:
+    x, w, y = operands(PROBLEM, 3)
+    three = configuration(("gemm", 3))
+    with pytest.raises(InvalidInputError, match="x has shape"):
+        run(PROBLEM, three, x[:2], w, y)
+    with pytest.raises(InvalidInputError, match="w has dtype"):
+        run(PROBLEM, three, x, w.double(), y)
+    with pytest.raises(InvalidInputError, match="y does not lie contiguous"):
+        run(PROBLEM, three, x, w, y.contiguous(memory_format=torch.channels_last))
+
+
+def test_algorithm_that_cannot_is_refused_with_its_reason(recorders: Calls) -> None:
+    with pytest.raises(InvalidInputError, match=r"'a' cannot compute .*: it is square"):
+        Recipe.of(replace(PROBLEM, w=9), configuration(("a", 1)))
