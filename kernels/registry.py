@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mucudnn.errors import InvalidInputError, UnavailableError
+from mucudnn.kernels import direct, winograd
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.fft import FFT, FFT_TILED
 from mucudnn.kernels.gemm import GEMM
@@ -14,6 +15,8 @@ _CPU: tuple[Algorithm, ...] = (
     NATIVE_ALGORITHM,
     NATIVE_OTHER_FORMAT,
     GEMM,
+    *direct.ALGORITHMS,
+    *winograd.ALGORITHMS,
     FFT,
     FFT_TILED,
 )

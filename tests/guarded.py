@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -81,15 +82,15 @@ class Call:
         workspaces = {n: algorithm.workspace(self.problem, n) for n in micro_batches}
         setup_bytes = max(workspace.internal_bytes for workspace in workspaces.values())
         prepared = self.memory.buffer(workspaces[micro_batches[0]].prepared_bytes)
-        self._count(setup_bytes, lambda: algorithm.open(self.problem, self.w, prepared))
+        self._count(setup_bytes, partial(algorithm.open, self.problem, self.w, prepared))
         start = 0
         for n in micro_batches:
             scratch = self.memory.buffer(workspaces[n].handed_scratch_bytes)
             x, y = self.x[start : start + n], self.y[start : start + n]
             operands = (x, self.w, y, bias, prepared, scratch)
-            self._count(workspaces[n].internal_bytes, lambda o=operands: algorithm.step(self.problem, *o))
+            self._count(workspaces[n].internal_bytes, partial(algorithm.step, self.problem, *operands))
             start += n
-        self._count(setup_bytes, lambda: algorithm.close(self.problem, self.w, prepared))
+        self._count(setup_bytes, partial(algorithm.close, self.problem, self.w, prepared))
         assert self.memory.is_intact(), "written outside the output, prepared or scratch"
         assert all(torch.equal(now, then) for now, then in zip(read, before, strict=True)), "an input was changed"
         return self.written
