@@ -9,7 +9,7 @@ from math import inf, isfinite
 from mucudnn.bench.race import Candidate, Race
 from mucudnn.bench.timer import CANDIDATE_ERRORS, Clock, Stop, StoppingRule, Timer, WallClock, measure_in_turns
 from mucudnn.bench.workbench import Workbench
-from mucudnn.configuration import Failure, Measurement
+from mucudnn.configuration import Failure, Measurement, MicroConfig
 from mucudnn.problem import ConvProblem
 
 _STEP_RULE = StoppingRule()
@@ -103,25 +103,36 @@ class _Session:
         self.profile, self.missing = profile, missing
         self.race = profile.race()
         self.workbench = Workbench(profile.problem, profile.batch_size, profile.device)
+        self.entries: dict[MicroConfig, _Entry] = {}
+        self.tried: set[MicroConfig] = set()
         self.of_algorithm: dict[str, tuple[float, float]] = {}  # seconds of setup, relative error
         self.deadline = profile.clock.now() + (inf if profile.time_limit_s is None else profile.time_limit_s)
 
     def measure(self) -> Iterator[Measurement | Failure]:
-        entries = []
-        for outcome in self._first_samples():
-            if isinstance(outcome, Failure):
-                yield outcome
-            elif self._can_win(outcome):
-                entries.append(outcome)
-            else:
-                yield outcome.measurement()
-        yield from self._refine(entries)
+        yield from self._first_samples()
+        for entry in filter(self._is_beaten, list(self.entries.values())):
+            entry.timer.sample()  # it may have met a slow moment of the machine
+            self._add(entry)
+        yield from self._first_samples()  # larger sizes of those that did
+        yield from self._refine(list(self.entries.values()))
 
-    def _first_samples(self) -> Iterator[_Entry | Failure]:
+    def _first_samples(self) -> Iterator[Measurement | Failure]:
+        """One sample of each candidate that is still wanted; yields those that are over with that."""
         for candidate in self.missing:
             in_time = candidate.is_native or self.profile.clock.now() <= self.deadline
-            if in_time and self.profile.is_wanted(candidate, self.race):
-                yield self._first_sample(candidate)
+            tried = candidate.micro_config in self.tried
+            if tried or not in_time or not self.profile.is_wanted(candidate, self.race):
+                continue
+            self.tried.add(candidate.micro_config)
+            outcome = self._first_sample(candidate)
+            if isinstance(outcome, Failure):
+                yield outcome
+            else:
+                self._add(outcome)
+                if self._can_win(outcome):
+                    self.entries[candidate.micro_config] = outcome
+                else:
+                    yield outcome.measurement()
 
     def _first_sample(self, candidate: Candidate) -> _Entry | Failure:
         try:
@@ -134,9 +145,13 @@ class _Session:
         timer.sample()
         if timer.error is not None:
             return _failure(candidate, timer.error)
-        entry = _Entry(candidate, timer, setup_s, relative_error)
-        self.race.add(entry.measurement())
-        return entry
+        return _Entry(candidate, timer, setup_s, relative_error)
+
+    def _add(self, entry: _Entry) -> None:
+        self.race.add(entry.measurement(), min(entry.timer.samples_s))
+
+    def _is_beaten(self, entry: _Entry) -> bool:
+        return self.race.is_beaten(entry.measurement())
 
     def _of_algorithm(self, candidate: Candidate) -> tuple[float, float]:
         """Seconds of setup and relative error, found with the algorithm's first candidate: correct before fast."""
@@ -159,9 +174,9 @@ class _Session:
         of_timer = {id(entry.timer): entry for entry in entries}
 
         def is_hopeless(timer: Timer) -> bool:
-            measurement = of_timer[id(timer)].measurement()
-            self.race.add(measurement)
-            return self.race.is_beaten(measurement) or self.profile.clock.now() > self.deadline
+            entry = of_timer[id(timer)]
+            self._add(entry)
+            return self._is_beaten(entry) or self.profile.clock.now() > self.deadline
 
         for entry in entries:  # after the last first sample, since only now all rivals are known
             if entry.timer.stop is None and is_hopeless(entry.timer):

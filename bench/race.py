@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mucudnn.configuration import NATIVE, Failure, Measurement, MicroConfig
@@ -107,14 +107,19 @@ class Race:
     batch_size: int
     times: dict[MicroConfig, Measurement] = field(default_factory=dict)
     stored: frozenset[str] = frozenset()  # algorithms with times from an earlier run
+    fastest_s: dict[MicroConfig, float] = field(default_factory=dict)
 
-    def add(self, measurement: Measurement) -> None:
+    def add(self, measurement: Measurement, fastest_s: float) -> None:
+        """``fastest_s`` of all samples is what a candidate is judged by: a slow moment of the machine is not its fault.
+        As a rival it counts with its median.
+        """
         self.times[measurement.micro_config] = measurement
+        self.fastest_s[measurement.micro_config] = fastest_s
 
     def is_beaten(self, measurement: Measurement) -> bool:
         """Whether a measured micro-config is hopeless; the fewer and the noisier the samples, the more it takes."""
         rivals = self._rivals(measurement.micro_config, _workspace_bytes(measurement))
-        total_s = self._total_s(measurement)
+        total_s = self._total_s(replace(measurement, step_s=self._fastest_s(measurement)))
         return any(total_s > _margin(measurement, rival) * self._total_s(rival) for rival in rivals)
 
     def is_outclassed(self, candidate: Candidate) -> bool:
@@ -127,7 +132,7 @@ class Race:
         if not own:
             return False
         optimism = _OPTIMISM_WHEN_STORED if name in self.stored else _OPTIMISM
-        per_sample_s = min(m.step_s / m.micro_config.micro_batch_size for m in own) / optimism
+        per_sample_s = min(self._fastest_s(m) / m.micro_config.micro_batch_size for m in own) / optimism
         total_s = own[0].setup_s + per_sample_s * self.batch_size
         rivals = self._rivals(candidate.micro_config, max(map(_workspace_bytes, own)))
         return any(total_s > self._total_s(rival) for rival in rivals)
@@ -145,6 +150,9 @@ class Race:
             and micro_config.micro_batch_size % m.micro_config.micro_batch_size == 0
             and _workspace_bytes(m) <= workspace_bytes
         ]
+
+    def _fastest_s(self, measurement: Measurement) -> float:
+        return self.fastest_s.get(measurement.micro_config, measurement.step_s)
 
     def _total_s(self, measurement: Measurement) -> float:
         """Of the whole mini-batch, fractions of a micro-batch counted as such."""

@@ -54,7 +54,7 @@ class StoppingRule:
     noise: float = 0.02
     min_samples: int = 3
     patience: int = 4
-    time_limit_s: float = 0.4
+    time_limit_s: float = 1.0
     sample_s: float = 0.01
     max_calls: int = 1000
 
