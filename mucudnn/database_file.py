@@ -41,7 +41,8 @@ class DatabaseFile:
         self.path = path
         self.read_only = read_only or (path != MEMORY and not _can_be_written(path))
         if self.read_only and not path.exists():
-            raise DatabaseError(f"database {path} does not exist and cannot be made here; {_NAME_ANOTHER}")
+            fault = "does not exist" if read_only else "does not exist, and cannot be made in that folder"
+            raise DatabaseError(f"database {path} {fault}; {_NAME_ANOTHER}")
         with self._explained():
             self._connection = sqlite3.connect(self._uri(), uri=True, timeout=timeout_s, isolation_level=None)
             self._connection.row_factory = sqlite3.Row

@@ -155,6 +155,13 @@ def test_missing_folders_are_made(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b%20?c" / "new.sqlite").is_file()
 
 
+def test_a_file_system_without_write_ahead_log_will_do(path: Path) -> None:
+    change(path, "PRAGMA journal_mode = DELETE")
+    with Database(path) as database:
+        database.add(HERE, PROBLEM, 1, FAST)
+    assert rows_of(path, HERE, PROBLEM) == FULL
+
+
 # Faults of the file: what is wrong, where, what to do; and the file stays as it is
 
 
@@ -197,7 +204,7 @@ def test_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_database_is_not_made_for_reading(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseError, match=r"missing\.sqlite does not exist"):
+    with pytest.raises(DatabaseError, match=r"missing\.sqlite does not exist; name another"):
         Database(tmp_path / "missing.sqlite", read_only=True)
 
 
@@ -251,7 +258,7 @@ def test_unwritable_files_are_opened_for_reading(unwritable: Path) -> None:
     with Database(unwritable) as database:
         assert database.read_only
         assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
-    with pytest.raises(DatabaseError, match="does not exist and cannot be made here"):
+    with pytest.raises(DatabaseError, match="does not exist, and cannot be made in that folder"):
         Database(unwritable.parent / "new.sqlite")
 
 
