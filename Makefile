@@ -1,0 +1,32 @@
+# Targets: demo, test, lint. Each makes the virtual environment first if it is missing or out of date.
+
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+# Installing compiles the transforms: their sources are part of what the environment depends on.
+SOURCES := pyproject.toml constraints.txt $(wildcard setup.py kernels/compiled/*.cpp kernels/compiled/*.h)
+
+.PHONY: demo test lint help
+
+help:
+	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (a few minutes)"
+	@echo "make test   run the whole test suite"
+	@echo "make lint   ruff (check and format) and mypy"
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m mucudnn.bench.demo
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/.installed: $(SOURCES)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "$(PYTHON) is too old: mucudnn needs Python 3.11 or later; try make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

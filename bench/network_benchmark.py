@@ -1,0 +1,202 @@
+"""All convolutions of a network, torch's and mucudnn's in both memory formats, in turns in one run.
+
+First both formats are tuned (from the database, where that has been done before), then each distinct convolution is
+measured once: every round runs each of the four variants, so that a slow minute of the machine hits all of them, and
+the median over the rounds counts. Every variant allocates the tensor that it returns, as a layer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import chain
+from math import inf
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from mucudnn.bench.layers import LayerTable
+from mucudnn.bench.operands import random_operands
+from mucudnn.bench.table_tuning import tune_table
+from mucudnn.bench.timer import Clock, StoppingRule, Timer, WallClock
+from mucudnn.config import Config
+from mucudnn.environment import Environment, current_environment
+from mucudnn.execution import run, torch_convolution
+from mucudnn.problem import MemoryFormat, Operation
+from mucudnn.tuner import Progress
+from mucudnn.tuning import TunedProblem
+
+ROUNDS = 7
+# The number of rounds is fixed, so that every variant has a sample of every round.
+_EVERY_ROUND = StoppingRule(noise=-1.0, patience=2**31, time_limit_s=inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One variant of one convolution: seconds of a call (median), and their IQR / median."""
+
+    time_s: float
+    noise: float
+
+    @classmethod
+    def of(cls, timer: Timer) -> Cell:
+        return cls(timer.median_s, timer.noise)
+
+
+@dataclass(frozen=True, slots=True)
+class FormatResult:
+    """One convolution in one memory format. The benchmark's own times; those of the tuning are in ``tuned``."""
+
+    torch: Cell
+    mucudnn: Cell
+    tuned: TunedProblem
+
+    @property
+    def speedup(self) -> float:
+        return self.torch.time_s / self.mucudnn.time_s
+
+    @property
+    def predicted_over_measured(self) -> float:
+        return self.tuned.configuration.time_s / self.mucudnn.time_s
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemResult:
+    """One operation of one layer, which occurs ``count`` times in the network."""
+
+    layer: str
+    operation: Operation
+    count: int
+    formats: Mapping[MemoryFormat, FormatResult]
+
+    @property
+    def batch_size(self) -> int:
+        return next(iter(self.formats.values())).tuned.batch_size
+
+    @property
+    def best_format(self) -> MemoryFormat:
+        """The memory format in which mucudnn is faster."""
+        return min(self.formats, key=lambda memory_format: self.formats[memory_format].mucudnn.time_s)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkBenchmark:
+    """All convolutions of a network. Sums count each convolution as often as it occurs."""
+
+    network: str
+    config: Config
+    environment: Environment
+    problems: tuple[ProblemResult, ...]
+    rounds: int = ROUNDS
+    date: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def memory_formats(self) -> tuple[MemoryFormat, ...]:
+        return tuple(self.problems[0].formats)
+
+    def torch_s(self, memory_format: MemoryFormat) -> float:
+        return sum(p.count * p.formats[memory_format].torch.time_s for p in self.problems)
+
+    def mucudnn_s(self, memory_format: MemoryFormat) -> float:
+        return sum(p.count * p.formats[memory_format].mucudnn.time_s for p in self.problems)
+
+    def speedup(self, memory_format: MemoryFormat) -> float:
+        return self.torch_s(memory_format) / self.mucudnn_s(memory_format)
+
+    @property
+    def speedup_best(self) -> float:
+        """Torch in its better memory format over mucudnn in its better one."""
+        return min(map(self.torch_s, self.memory_formats)) / min(map(self.mucudnn_s, self.memory_formats))
+
+    @property
+    def prediction_error(self) -> float:
+        """Median over all configurations of |predicted / measured - 1|."""
+        results = [result for problem in self.problems for result in problem.formats.values()]
+        return median(abs(result.predicted_over_measured - 1) for result in results)
+
+
+def benchmark_network(
+    table: LayerTable,
+    config: Config | None = None,
+    *,
+    memory_formats: Sequence[MemoryFormat] = tuple(MemoryFormat),
+    rounds: int = ROUNDS,
+    clock: Clock | None = None,
+    progress: Progress | None = None,
+) -> NetworkBenchmark:
+    """Tune and measure every convolution of ``table``, in each of ``memory_formats``.
+
+    rounds: samples of every variant. clock: what the measuring (not the tuning) reads; default: the wall clock.
+    progress: called with what is being done and the fraction that is done.
+
+    Raises what ``tune`` raises, and KeyboardInterrupt, by then with all measurements stored.
+    """
+    config = config or Config()
+    report = progress or _silent
+    both = _in_formats(table, memory_formats)
+    tuning = tune_table(both, config, progress=lambda text, fraction: report(text, fraction / 2))
+    if tuning.interrupted:
+        raise KeyboardInterrupt
+    chosen = {(row.tuned.problem, row.tuned.batch_size): row.tuned for row in tuning.rows}
+    wanted = table.problems(config.operations)
+    results = []
+    for index, (layer, problem) in enumerate(wanted):
+        report(f"{layer.name} {problem.operation}", 0.5 + index / len(wanted) / 2)
+        tuned = {f: chosen[replace(problem, memory_format=f), layer.batch_size] for f in memory_formats}
+        formats = _measure(tuned, rounds, clock or WallClock())
+        results.append(ProblemResult(layer.name, problem.operation, layer.count, formats))
+    return NetworkBenchmark(table.source, config, current_environment(), tuple(results), rounds)
+
+
+def _silent(text: str, fraction: float) -> None:
+    """Reports to nobody."""
+
+
+def _in_formats(table: LayerTable, memory_formats: Sequence[MemoryFormat]) -> LayerTable:
+    layers = (
+        replace(layer, problem=replace(layer.problem, memory_format=memory_format))
+        for memory_format in memory_formats
+        for layer in table.layers
+    )
+    return replace(table, layers=tuple(layers))
+
+
+def _measure(tuned: Mapping[MemoryFormat, TunedProblem], rounds: int, clock: Clock) -> dict[MemoryFormat, FormatResult]:
+    """Torch's and our call of one problem in every format, in turns."""
+    timers = {
+        memory_format: tuple(Timer(call, clock, _EVERY_ROUND) for call in _calls(chosen))
+        for memory_format, chosen in tuned.items()
+    }
+    for _ in range(rounds):
+        for timer in chain.from_iterable(timers.values()):
+            timer.sample()
+            if timer.error is not None:
+                raise timer.error
+    return {
+        memory_format: FormatResult(Cell.of(baseline), Cell.of(ours), tuned[memory_format])
+        for memory_format, (baseline, ours) in timers.items()
+    }
+
+
+def _calls(tuned: TunedProblem) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """Torch's call and ours, on the same random tensors; each returns a tensor that it allocates."""
+    problem = tuned.problem
+    tensors = random_operands(problem, tuned.batch_size)
+    geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+
+    def baseline() -> Tensor:
+        return torch_convolution(problem.operation, tensors.x, tensors.w, tensors.y, None, *geometry)
+
+    def ours() -> Tensor:
+        operands = {"x": tensors.x, "w": tensors.w, "y": tensors.y}
+        written = _WRITTEN[problem.operation]
+        operands[written] = torch.empty_like(operands[written])
+        run(problem, tuned.configuration, **operands)
+        return operands[written]
+
+    return baseline, ours
+
+
+_WRITTEN = {Operation.FORWARD: "y", Operation.BACKWARD_DATA: "x", Operation.BACKWARD_FILTER: "w"}

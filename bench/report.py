@@ -1,0 +1,155 @@
+"""Tables for people, made from layer tables, tunings and benchmarks. Milliseconds and MiB appear here only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from mucudnn.bench.layers import Layer, LayerTable
+from mucudnn.bench.network_benchmark import NetworkBenchmark, ProblemResult
+from mucudnn.bench.table_tuning import TableTuning, TunedLayer
+from mucudnn.bench.training import TrainingComparison
+from mucudnn.problem import Pair
+from mucudnn.units import format_bytes
+
+
+def layers_table(table: LayerTable) -> Table:
+    """The convolutions of a source, with their sizes."""
+    columns = ("N", "C×H×W", "K", "filter", "stride", "padding", "dilation", "groups", "count", "GFLOP")
+    printed = _table(f"{table.source}: {len(table.layers)} convolutions", ("layer",), columns)
+    for layer in table.layers:
+        printed.add_row(*_layer_cells(layer))
+    return printed
+
+
+def tuning_table(tuning: TableTuning) -> Table:
+    """Per layer and operation: torch's time, what was chosen, its time, workspace, error and speedup; then totals."""
+    columns = ("count", "torch ms", "chosen ms", "speedup", "workspace", "rel. error")
+    printed = _table(
+        f"{tuning.source}, workspace limit {format_bytes(tuning.config.workspace_limit_bytes)}",
+        ("layer", "operation", "configuration"),
+        columns,
+        footer=("total", "", "", "", *_totals(tuning), ""),
+    )
+    for row in tuning.rows:
+        printed.add_row(*_tuned_cells(row))
+    return printed
+
+
+def network_table(benchmark: NetworkBenchmark) -> Table:
+    """Per layer and operation: torch's and mucudnn's times in every measured memory format; then totals."""
+    formats = benchmark.memory_formats
+    columns = ["count"]
+    totals = [""]
+    for memory_format in formats:
+        columns += [f"torch ms {memory_format}", f"mucudnn ms {memory_format}", "speedup"]
+        totals += _comparison(
+            benchmark.torch_s(memory_format), benchmark.mucudnn_s(memory_format), benchmark.speedup(memory_format)
+        )
+    batch_sizes = ", ".join(str(n) for n in sorted({result.batch_size for result in benchmark.problems}))
+    title = f"{benchmark.network}, batch {batch_sizes}"
+    printed = _table(title, ("layer", "operation", "faster configuration"), columns, footer=("total", "", "", *totals))
+    for result in benchmark.problems:
+        printed.add_row(*_result_cells(result))
+    printed.caption = (
+        f"better torch / better mucudnn: {_speedup(benchmark.speedup_best)}; "
+        f"predicted against measured time: median error {benchmark.prediction_error:.1%}"
+    )
+    return printed
+
+
+def training_table(comparison: TrainingComparison) -> Table:
+    """Time per step with torch.nn.Conv2d and with mucudnn, and how far the two trainings part."""
+    printed = _table(f"training, {len(comparison.losses)} steps in turns from the same seed", ("",), ("",))
+    printed.show_header = False
+    printed.add_row("torch.nn.Conv2d, ms per step", _milliseconds(comparison.torch_step_s))
+    printed.add_row("mucudnn, ms per step", _milliseconds(comparison.mucudnn_step_s))
+    printed.add_row("speedup of the whole step", _speedup(comparison.speedup))
+    printed.add_row("loss, first and last step", f"{comparison.losses[0]:.3f} → {comparison.losses[-1]:.3f}")
+    printed.add_row("largest relative difference of the losses", f"{comparison.loss_difference:.1e}")
+    printed.add_row("largest relative difference of the gradients", f"{comparison.gradient_difference:.1e}")
+    return printed
+
+
+def _table(title: str, left: tuple[str, ...], right: Sequence[str], footer: tuple[str, ...] = ()) -> Table:
+    """Text columns, then columns of numbers; ``footer`` has one text for each, or is empty."""
+    printed = Table(title=title, title_justify="left", caption_justify="left", show_footer=bool(footer))
+    for column in left:
+        printed.add_column(column)
+    for column in right:
+        printed.add_column(column, justify="right")
+    for index, text in enumerate(footer):
+        printed.columns[index].footer = text
+    return printed
+
+
+def _layer_cells(layer: Layer) -> tuple[str, ...]:
+    problem = layer.problem
+    return (
+        _short(layer.name),
+        str(layer.batch_size),
+        f"{problem.c}×{problem.h}×{problem.w}",
+        str(problem.k),
+        _pair((problem.r, problem.s)),
+        _pair(problem.stride),
+        _pair(problem.padding),
+        _pair(problem.dilation),
+        str(problem.groups),
+        str(layer.count),
+        f"{problem.flops(layer.batch_size) / 1e9:.2f}",
+    )
+
+
+def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
+    tuned = row.tuned
+    return (
+        _short(row.layer),
+        str(tuned.problem.operation),
+        str(tuned.configuration),
+        str(row.count),
+        *_comparison(tuned.baseline_s, tuned.time_s, tuned.speedup),
+        format_bytes(tuned.configuration.workspace_bytes),
+        f"{tuned.relative_error:.1e}",
+    )
+
+
+def _totals(tuning: TableTuning) -> tuple[str, ...]:
+    if not tuning.rows:
+        return ("", "", "", "")
+    comparison = _comparison(tuning.baseline_s, tuning.time_s, tuning.speedup)
+    return (*comparison, format_bytes(tuning.workspace_bytes))
+
+
+def _result_cells(result: ProblemResult) -> tuple[str, ...]:
+    cells = [
+        _short(result.layer),
+        str(result.operation),
+        str(result.formats[result.best_format].tuned.configuration),
+        str(result.count),
+    ]
+    for measured in result.formats.values():
+        cells += _comparison(measured.torch.time_s, measured.mucudnn.time_s, measured.speedup)
+    return tuple(cells)
+
+
+def _comparison(baseline_s: float, time_s: float, speedup: float) -> tuple[str, str, str]:
+    return _milliseconds(baseline_s), _milliseconds(time_s), _speedup(speedup)
+
+
+def _short(names: str) -> str:
+    """``a, b, c`` -> ``a +2``: equal layers share a row, which the first of them names."""
+    first, *others = names.split(", ")
+    return f"{first} +{len(others)}" if others else first
+
+
+def _milliseconds(time_s: float) -> str:
+    return f"{time_s * 1e3:.2f}"
+
+
+def _speedup(value: float) -> str:
+    return f"{value:.2f}×"
+
+
+def _pair(value: Pair) -> str:
+    return f"{value[0]}×{value[1]}"

@@ -1,0 +1,70 @@
+"""``mucudnn bench``: torch against mucudnn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mucudnn.cli import options
+from mucudnn.problem import MemoryFormat
+
+
+@click.group()
+def bench() -> None:
+    """Measure torch against mucudnn, in turns in one run."""
+
+
+@bench.command()
+@click.argument("source", metavar="NAME")
+@options.batch
+@options.input_shape
+@options.dtype
+@click.option(
+    "--memory-format",
+    "memory_formats",
+    type=options.several(MemoryFormat),
+    default=tuple(MemoryFormat),
+    help="Which memory formats; default: both.",
+)
+@click.option("--rounds", type=click.IntRange(min=1), help="Samples of each variant; default: 7.")
+@options.choices(workspace_limit="none")
+@options.threads
+@options.json_file
+def network(
+    source: str,
+    batch: int | None,
+    input_shape: tuple[int, int, int] | None,
+    dtype: str,
+    memory_formats: tuple[MemoryFormat, ...],
+    rounds: int | None,
+    threads: int | None,
+    json_file: Path | None,
+    **choices: Any,
+) -> None:
+    """All convolutions of the network NAME, each counted as often as it occurs.
+
+    Torch on contiguous and on channels_last tensors, mucudnn on contiguous and on channels_last: tuned first, then
+    measured. NAME can be any SOURCE of mucudnn tune.
+    """
+    from mucudnn.bench.console import output, progress_bar
+    from mucudnn.bench.layers import load_source
+    from mucudnn.bench.network_benchmark import ROUNDS, benchmark_network
+    from mucudnn.bench.records import network_record
+    from mucudnn.bench.report import network_table
+    from mucudnn.config import Config
+
+    config = Config(**choices)
+    options.use_threads(threads)
+    table = load_source(source, batch=batch, input_shape=input_shape, dtype=dtype)
+    with progress_bar() as progress:
+        benchmark = benchmark_network(
+            table, config, memory_formats=memory_formats, rounds=rounds or ROUNDS, progress=progress
+        )
+    console = output()
+    console.print(network_table(benchmark))
+    console.print(str(benchmark.environment))
+    if json_file is not None:
+        json_file.write_text(json.dumps(network_record(benchmark), indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,114 @@
+"""``mucudnn database``: look at the measurements, take them out, join and thin them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mucudnn.cli import options
+from mucudnn.errors import InvalidInputError
+from mucudnn.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from mucudnn.database import DatabaseInfo
+
+
+class ExportFormat(StrEnum):
+    """How rows are written: the members' values are what ``--format`` takes."""
+
+    CSV = "csv"
+    JSON_LINES = "json-lines"
+
+
+SUFFIXES = {".csv": ExportFormat.CSV, ".jsonl": ExportFormat.JSON_LINES, ".ndjson": ExportFormat.JSON_LINES}
+
+
+@click.group()
+def database() -> None:
+    """The measurements: one SQLite file, in your cache folder unless --database or MUCUDNN_DATABASE names another."""
+
+
+@database.command()
+@options.database
+def info(database: Path | None) -> None:
+    """Say where the database is and how much it has of each environment."""
+    from mucudnn.bench.console import output
+    from mucudnn.database import Database
+
+    with Database(database, read_only=True) as opened:
+        found = opened.info()
+    console = output()
+    console.print(f"{found.path}: {format_bytes(found.size_bytes)}, schema version {found.schema_version}")
+    console.print(info_table(found))
+
+
+@database.command()
+@click.argument("target", metavar="FILE", type=options.output_file)
+@click.option(
+    "--format", "export_format", type=options.choice(ExportFormat), help="Default: by the ending, .csv or .jsonl."
+)
+@options.database
+def export(target: Path, export_format: ExportFormat | None, database: Path | None) -> None:
+    """Write all rows to FILE, as CSV or as JSON lines."""
+    from mucudnn.database import Database
+
+    chosen = export_format or SUFFIXES.get(target.suffix.lower())
+    if chosen is None:
+        raise InvalidInputError(
+            f"the ending of {target} says no format; known are {', '.join(SUFFIXES)}: use one, or add --format csv or "
+            "--format json-lines"
+        )
+    with Database(database, read_only=True) as opened, target.open("w", encoding="utf-8", newline="") as stream:
+        (opened.export_csv if chosen is ExportFormat.CSV else opened.export_json_lines)(stream)
+
+
+@database.command()
+@click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@options.database
+def merge(others: tuple[Path, ...], database: Path | None) -> None:
+    """Add the rows of OTHER databases, which stay as they are."""
+    from mucudnn.database import Database
+
+    with Database(database) as opened:
+        for other in others:
+            counts = opened.merge(other)
+            click.echo(
+                f"{other}: {counts.added} rows added, {counts.known} were there, "
+                f"{counts.incompatible} of problems that this version does not know"
+            )
+
+
+@database.command()
+@click.option("--other-environments", is_flag=True, help="Also remove what other machines, versions and threads gave.")
+@click.option("--other-versions", is_flag=True, help="Also remove what other versions of the algorithms gave.")
+@click.option("--dry-run", is_flag=True, help="Remove nothing, only say how many rows would go.")
+@options.database
+def prune(other_environments: bool, other_versions: bool, dry_run: bool, database: Path | None) -> None:
+    """Remove the rows that newer ones supersede."""
+    from mucudnn.database import Database
+    from mucudnn.environment import current_environment
+    from mucudnn.kernels.registry import algorithms
+
+    environment = current_environment() if other_environments else None
+    versions = {algorithm.name: algorithm.version for algorithm in algorithms()} if other_versions else None
+    with Database(database) as opened:
+        removed = opened.prune(environment=environment, versions=versions, dry_run=dry_run)
+    click.echo(f"{removed} rows " + ("would be removed" if dry_run else "removed"))
+
+
+def info_table(found: DatabaseInfo) -> Table:
+    """Rows of each environment."""
+    from rich.table import Table
+
+    table = Table("environment")
+    for heading in ("measurements", "failures", "verifications"):
+        table.add_column(heading, justify="right")
+    for rows in found.environments:
+        counts = (rows.measurements, rows.failures, rows.verifications)
+        table.add_row(str(rows.environment), *map(str, counts))
+    return table

@@ -1,0 +1,192 @@
+"""What the commands share: how values are read, and the options that more than one command has."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from mucudnn.config import BatchSizePolicy
+from mucudnn.errors import InvalidInputError
+from mucudnn.problem import ITEM_BYTES, MemoryFormat, Operation
+from mucudnn.units import parse_bytes, parse_seconds
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+class Text(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
+    """What a function makes of the text; ``shown`` stands for it in --help.
+
+    Its ``InvalidInputError`` becomes a usage error, which names the option. Defaults are taken as they are.
+    """
+
+    def __init__(self, shown: str, parse: Callable[[str], object]) -> None:
+        self.name = shown
+        self.parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self.parse(value) if isinstance(value, str) and not isinstance(value, StrEnum) else value
+        except InvalidInputError as error:
+            return self.fail(str(error), param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return self.name
+
+
+def choice(kind: type[StrEnum]) -> Text:
+    """One member of ``kind``, written with hyphens or underscores."""
+    return Text(f"[{'|'.join(_spellings(kind))}]", lambda text: _member(kind, text))
+
+
+def several(kind: type[StrEnum]) -> Text:
+    """Members of ``kind``, comma-separated; a tuple in the order of ``kind``."""
+
+    def parse(text: str) -> tuple[StrEnum, ...]:
+        chosen = {_member(kind, part) for part in text.split(",")}
+        return tuple(member for member in kind if member in chosen)
+
+    return Text(",".join(_spellings(kind)), parse)
+
+
+def _spellings(kind: type[_Choice]) -> dict[str, _Choice]:
+    return {member.value.replace("_", "-"): member for member in kind}
+
+
+def _member(kind: type[_Choice], text: str) -> _Choice:
+    allowed = _spellings(kind)
+    spelling = text.strip().replace("_", "-")
+    if spelling not in allowed:
+        raise InvalidInputError(f"{text!r} is not known; allowed are {', '.join(allowed)}")
+    return allowed[spelling]
+
+
+def parse_shape(text: str) -> tuple[int, int, int]:
+    """``3x224x224`` -> (C, H, W). Raises ``InvalidInputError``."""
+    if re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2}", text) is None:
+        raise InvalidInputError(f"{text!r} is not channels x height x width of one sample; write for example 3x224x224")
+    c, h, w = map(int, text.split("x"))
+    return c, h, w
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """``a,b`` -> ``("a", "b")``."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def parse_output_file(text: str) -> Path:
+    """A file that can be written: asked before anything is measured, so that no result is lost at the end.
+
+    Raises ``InvalidInputError``.
+    """
+    path = Path(text)
+    if path.is_dir():
+        raise InvalidInputError(f"{path} is a folder; name a file")
+    if not path.parent.is_dir():
+        raise InvalidInputError(f"the folder {path.parent} does not exist; make it, or name another file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InvalidInputError(f"{path} cannot be written; mend its permissions, or name another file")
+    return path
+
+
+def _checked_by(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """For values that a ``Config`` takes as text."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return check
+
+
+def together(*options: Decorator) -> Decorator:
+    """One decorator that adds several options, listed by --help in this order."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+output_file = Text("FILE", parse_output_file)
+
+batch = click.option("--batch", type=click.IntRange(min=1), help="Samples in a mini-batch.")
+input_shape = click.option(
+    "--input", "input_shape", type=Text("CxHxW", parse_shape), help="One sample of your own model, as 3x224x224."
+)
+dtype = click.option(
+    "--dtype", type=click.Choice(list(ITEM_BYTES)[::-1]), default="float32", show_default=True, help="Of all tensors."
+)
+memory_format = click.option(
+    "--memory-format",
+    type=choice(MemoryFormat),
+    default=MemoryFormat.CONTIGUOUS,
+    show_default="contiguous",
+    help="How activations and filters lie in memory.",
+)
+operations = click.option(
+    "--operations", type=several(Operation), default=tuple(Operation), help="Which operations; default: all three."
+)
+database = click.option(
+    "--database",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="SQLite file of the measurements; default: in your cache folder.",
+)
+json_file = click.option("--json", "json_file", type=output_file, help="Write the results to this file, too.")
+threads = click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: what torch uses.")
+device = click.option("--device", default="cpu", show_default=True, help="Where to run: cpu or cuda.")
+policy = click.option(
+    "--policy",
+    type=choice(BatchSizePolicy),
+    default=BatchSizePolicy.POWER_OF_TWO,
+    show_default="power-of-two",
+    help="Micro-batch sizes that are measured.",
+)
+algorithms = click.option(
+    "--algorithms",
+    type=Text("NAME,...", parse_names),
+    help="Choose from these only (mucudnn doctor lists them); torch's own is always a candidate.",
+)
+max_relative_error = click.option(
+    "--max-relative-error",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Bar algorithms whose relative L2 error against float64 is above this; default: by dtype, 1e-5 in float32.",
+)
+deterministic = click.option(
+    "--deterministic", is_flag=True, help="Only algorithms that give the same bits on every run."
+)
+time_limit = click.option(
+    "--time-limit", type=Text("TIME", _checked_by(parse_seconds)), help="Most measuring per problem, as 60s or 2min."
+)
+
+
+def choices(workspace_limit: str) -> Decorator:
+    """The options that make up a ``mucudnn.Config``, under its names: ``Config(**given)``; with this default limit."""
+    limit = click.option(
+        "--workspace-limit",
+        type=Text("SIZE", _checked_by(parse_bytes)),
+        default=workspace_limit,
+        show_default=True,
+        help="Most memory that any one operation may take beside its tensors, as 64MiB, or none.",
+    )
+    return together(limit, policy, operations, algorithms, max_relative_error, deterministic, time_limit, database)
+
+
+source = together(click.argument("source"), batch, input_shape)
+"""Where the convolutions come from."""
+
+
+def use_threads(threads: int | None) -> None:
+    """Let torch compute with so many threads; ``None``: as many as it takes by itself."""
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
