@@ -1,6 +1,6 @@
-"""The compiled algorithms: the same sources once for each instruction set, chosen when they are loaded.
+"""The compiled algorithms: the same sources once for each instruction set, the best one chosen when they are loaded.
 
-Each build is optional: where it fails, mucudnn runs the same algorithms on torch's operators, and `mucudnn doctor` says so.
+Each build is optional: where it fails, mucudnn runs on torch's operators, and `mucudnn doctor` says so.
 The builds are plain shared libraries with a C interface (kernels/compiled/library.py); they use the OpenMP runtime that
 torch has loaded, so they are not linked with one of their own: two thread pools would fight for the cores.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mucudnn.errors import InvalidInputError, UnavailableError
-from mucudnn.kernels import direct, winograd
+from mucudnn.kernels import direct, implicit_gemm, winograd
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.fft import FFT, FFT_TILED
 from mucudnn.kernels.gemm import GEMM
@@ -16,6 +16,7 @@ _CPU: tuple[Algorithm, ...] = (
     NATIVE_OTHER_FORMAT,
     GEMM,
     *direct.ALGORITHMS,
+    *implicit_gemm.ALGORITHMS,
     *winograd.ALGORITHMS,
     FFT,
     FFT_TILED,

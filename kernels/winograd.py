@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
 from mucudnn.kernels.cook_toom import CookToom, cook_toom
+from mucudnn.kernels.winograd_compiled import CompiledWinograd
 from mucudnn.kernels.winograd_torch import TorchWinograd
 from mucudnn.problem import ConvProblem, Operation
 
@@ -55,7 +56,8 @@ class WinogradBackend(Protocol):
         """BACKWARD_FILTER: add the gradient, transformed back, to ``w``."""
 
 
-BACKENDS: tuple[WinogradBackend, ...] = (TorchWinograd(),)  # in order of preference; the last one supports everything
+# In order of preference; the last one supports everything.
+BACKENDS: tuple[WinogradBackend, ...] = (CompiledWinograd(), TorchWinograd())
 
 
 @dataclass(frozen=True, slots=True)

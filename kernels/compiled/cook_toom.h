@@ -1,12 +1,25 @@
-// The matrices of F(M, R) by Cook and Toom, computed by the compiler from the interpolation points 0, 1, -1, 2, -2, 1/2,
-// -1/2 and infinity: y = A^T [(G g) * (B^T d)]. The points come in pairs +a, -a, whose rows (or columns) differ only in the
+// The matrices of F(M, R) by Cook and Toom, computed by the compiler from interpolation points (infinity is the last one):
+// y = A^T [(G g) * (B^T d)]. The finite points but 0 come in pairs +a, -a, whose rows (or columns) differ only in the
 // sign of the odd (or even) entries, so that each pair costs one even and one odd sum instead of two full ones.
 // Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015); the Python twin is kernels/cook_toom.py.
 #pragma once
 
 #include "vector.h"
 
-constexpr double POINTS[] = {0, 1, -1, 2, -2, 0.5, -0.5};
+template <int SIZE>
+struct Points;
+template <>
+struct Points<4> {
+  static constexpr double at[] = {0, 1, -1};
+};
+template <>
+struct Points<6> {  // half the error of 1, 2
+  static constexpr double at[] = {0, 0.625, -0.625, 1.5, -1.5};
+};
+template <>
+struct Points<8> {
+  static constexpr double at[] = {0, 1, -1, 2, -2, 0.5, -0.5};
+};
 
 // Coefficients of prod over finite points except `left_out` of (x - point); left_out = size - 1 leaves out none.
 template <int SIZE>
@@ -14,7 +27,7 @@ constexpr void polynomial(int left_out, double (&to)[SIZE]) {
   for (int i = 0; i < SIZE; ++i) to[i] = i == 0;
   for (int k = 0; k < SIZE - 1; ++k) {
     if (k == left_out) continue;
-    for (int i = SIZE - 1; i >= 0; --i) to[i] = (i ? to[i - 1] : 0) - POINTS[k] * to[i];
+    for (int i = SIZE - 1; i >= 0; --i) to[i] = (i ? to[i - 1] : 0) - Points<SIZE>::at[k] * to[i];
   }
 }
 
@@ -38,8 +51,8 @@ constexpr Matrix<SIZE, TAPS> point_matrix(bool scaled) {  // G, and A
     double value = 1;
     if (scaled)
       for (int k = 0; k < SIZE - 1; ++k)
-        if (k != i) value /= POINTS[i] - POINTS[k];
-    for (int j = 0; j < TAPS; ++j, value *= POINTS[i]) m.at[i][j] = value;
+        if (k != i) value /= Points<SIZE>::at[i] - Points<SIZE>::at[k];
+    for (int j = 0; j < TAPS; ++j, value *= Points<SIZE>::at[i]) m.at[i][j] = value;
   }
   m.at[SIZE - 1][TAPS - 1] = 1;
   return m;

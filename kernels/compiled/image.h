@@ -5,7 +5,7 @@
 
 #include "vector.h"
 
-// A batch of images; strides in floats. Either sc == 1 (NHWC) or sw == 1 (NCHW).
+// A batch of images; strides in floats. sc == 1 (NHWC) and sw == 1 (NCHW) are the fast cases; of x one of them holds.
 struct Images {
   float* data;
   int n, c, h, w;
@@ -63,9 +63,8 @@ INLINE void scatter_planar_row(const float* from, int columns, float* to, ptrdif
   }
 }
 
-// VL channels of a region; what lies outside the image is zero. Points into x where it can, else fills `buffer`.
-static inline Window gather(const Images& x, const Region& r, float* buffer) {
-  if (x.sc == 1 && lies_inside(x, r)) return {x.at(r.image, r.channel, r.top, r.left), x.sh, x.sw};
+// Copies VL channels of a region to [rows][columns][VL]; what lies outside the image is zero.
+static inline void fill(const Images& x, const Region& r, float* buffer) {
   const int channels = std::min(VL, x.c - r.channel);
   const int first = std::clamp(-r.left, 0, r.columns), last = std::clamp(x.w - r.left, first, r.columns);
   for (int i = 0; i < r.rows; ++i) {
@@ -83,6 +82,12 @@ static inline Window gather(const Images& x, const Region& r, float* buffer) {
     else
       gather_planar_row(from, x.sc, channels, last - first, to + first * VL);
   }
+}
+
+// VL channels of a region: in x itself where it can be, else copied to `buffer`.
+static inline Window gather(const Images& x, const Region& r, float* buffer) {
+  if (x.sc == 1 && lies_inside(x, r)) return {x.at(r.image, r.channel, r.top, r.left), x.sh, x.sw};
+  fill(x, r, buffer);
   return {buffer, ptrdiff_t(r.columns) * VL, VL};
 }
 
@@ -102,7 +107,10 @@ static inline void scatter(const Images& y, const Region& r, const Window& windo
     float* to = y.at(r.image, r.channel, r.top + i, r.left);
     if (y.sc == 1)
       for (int j = 0; j < columns; ++j) store_first(to + j * y.sw, load(from + j * VL), channels);
-    else
+    else if (y.sw == 1)
       scatter_planar_row(from, columns, to, y.sc, channels);
+    else
+      for (int j = 0; j < columns; ++j)
+        for (int c = 0; c < channels; ++c) to[j * y.sw + c * y.sc] = from[j * VL + c];
   }
 }

@@ -16,6 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mucudnn.errors import UnavailableError
+from mucudnn.problem import ConvProblem, MemoryFormat
+
 BUILDS = ("avx512", "avx2", "plain")
 _LARGEST_BUILD = {"AVX512": "avx512", "AVX2": "avx2"}  # by torch.backends.cpu.get_cpu_capability()
 
@@ -23,26 +26,49 @@ _int, _int64, _floats = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 
 
 class Images(ctypes.Structure):
-    """x or y: (N, C, H, W), with its strides."""
+    """x or y: (N, C, H, W) float32, with its strides."""
 
     _fields_ = [("data", _floats), *((f"size_{i}", _int64) for i in "nchw"), *((f"stride_{i}", _int64) for i in "nchw")]
 
-    @classmethod
-    def of(cls, tensor: Tensor) -> Images:
-        return cls(tensor.data_ptr(), *tensor.shape, *tensor.stride())
-
 
 class Filter(ctypes.Structure):
-    """w or dw: (K, C // groups, R, S), with its strides."""
+    """w or dw: (K, C // groups, R, S) float32, with its strides."""
 
     _fields_ = [("data", _floats), *((f"size_{i}", _int64) for i in "kcrs"), *((f"stride_{i}", _int64) for i in "kcrs")]
 
-    @classmethod
-    def of(cls, tensor: Tensor) -> Filter:
-        return cls(tensor.data_ptr(), *tensor.shape, *tensor.stride())
+
+class Geometry(ctypes.Structure):
+    """What a convolution is, beside its sizes."""
+
+    _fields_ = [
+        (name, _int64)
+        for name in ("r", "s", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "groups")
+    ]
 
 
-_images, _filter = ctypes.POINTER(Images), ctypes.POINTER(Filter)
+def images(problem: ConvProblem, tensor: Tensor) -> Images:
+    """x or y of the problem as the libraries see it."""
+    return Images(tensor.data_ptr(), *tensor.shape, *_strides(problem, tensor))
+
+
+def filter_of(problem: ConvProblem, w: Tensor) -> Filter:
+    """w or dw of the problem as the libraries see it."""
+    return Filter(w.data_ptr(), *w.shape, *_strides(problem, w))
+
+
+def geometry(problem: ConvProblem) -> Geometry:
+    return Geometry(problem.r, problem.s, *problem.stride, *problem.padding, *problem.dilation, problem.groups)
+
+
+def _strides(problem: ConvProblem, tensor: Tensor) -> tuple[int, int, int, int]:
+    """Of a dense tensor. Torch's own say nothing certain about dimensions of size 1."""
+    _, channels, height, width = tensor.shape
+    if problem.memory_format is MemoryFormat.CHANNELS_LAST:
+        return (height * width * channels, 1, width * channels, channels)
+    return (channels * height * width, height * width, width, 1)
+
+
+_images, _filter, _geometry = ctypes.POINTER(Images), ctypes.POINTER(Filter), ctypes.POINTER(Geometry)
 _SIGNATURES: dict[str, list[type]] = {
     "vector_length": [],
     "winograd_filter_floats": [_int] * 4,
@@ -51,6 +77,13 @@ _SIGNATURES: dict[str, list[type]] = {
     "winograd_forward": [*[_int] * 5, _images, _floats, _floats, _images, _floats, _int],
     "winograd_accumulate": [*[_int] * 5, _images, _images, _floats, _floats, _int],
     "winograd_add_filter_gradient": [*[_int] * 3, _floats, _filter, _int],
+    "implicit_gemm_filter_floats": [_geometry, _int, _int],
+    "implicit_gemm_scratch_floats": [_geometry, *[_int] * 7],
+    "implicit_gemm_gradient_scratch_floats": [_geometry, *[_int] * 5],
+    "implicit_gemm_pack_filter": [_geometry, _int, _filter, _floats, _int],
+    "implicit_gemm_forward": [_geometry, _int, _images, _floats, _floats, _images, _floats, _int],
+    "implicit_gemm_accumulate": [_geometry, _images, _images, _floats, _floats, _int],
+    "implicit_gemm_add_filter_gradient": [_geometry, _floats, _filter, _int],
 }
 
 
@@ -82,8 +115,19 @@ def loaded_build() -> LoadedBuild:
     return LoadedBuild("torch", None, "; ".join(reasons) + "; install with a C++ compiler (g++) at hand")
 
 
-def library() -> ctypes.CDLL | None:
-    return loaded_build().library
+def library() -> ctypes.CDLL:
+    """Raises ``UnavailableError`` where nothing compiled can be used."""
+    build = loaded_build()
+    if build.library is None:
+        raise UnavailableError(f"the compiled algorithms are not available: {build.why_not_compiled}")
+    return build.library
+
+
+def why_not(problem: ConvProblem) -> str | None:
+    """``None`` if the compiled algorithms can compute with this problem's dtype here, else the reason."""
+    if problem.dtype != "float32":
+        return f"the dtype is {problem.dtype}; the compiled algorithms compute in float32"
+    return loaded_build().why_not_compiled or None
 
 
 def build_name() -> str:

@@ -1,0 +1,466 @@
+// Convolution as a matrix product whose left side, the im2col matrix, is never written down: the register tile reads it
+// straight from a small packed window of the image. Any stride, padding, dilation and groups.
+//
+// A window holds VL channels a vector (*blocked*), or, where an image has so few channels that most of a vector would be
+// padding, one plane a channel (*planar*; first layers). Backward data with stride is one such product for each residue of
+// the output position: within a residue the filter elements that take part are the same, and the stride is 1.
+#include <omp.h>
+
+#include <vector>
+
+#include "abi.h"
+#include "matmul.h"
+
+namespace {
+
+struct Geometry {
+  int64_t r, s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups;
+};
+
+// Filter element (r, s), and which input pixel it meets: (output row * stride + row, output column * stride + column).
+struct Tap {
+  int row, column, r, s;
+};
+using Taps = std::vector<Tap>;
+
+struct Span {
+  int first, last;
+  int size() const { return last - first + 1; }
+};
+
+template <class Member>
+Span span_of(const Taps& taps, Member member) {
+  Span span{taps.empty() ? 0 : taps[0].*member, taps.empty() ? 0 : taps[0].*member};
+  for (const Tap& tap : taps) span = {std::min(span.first, tap.*member), std::max(span.last, tap.*member)};
+  return span;
+}
+
+constexpr bool is_planar(int channels) { return blocks_of(channels) * VL >= 2 * channels; }
+constexpr int padded(int channels) { return is_planar(channels) ? channels : blocks_of(channels) * VL; }
+
+// One convolution with `taps`, from x to y; h and w of y say how many outputs.
+struct Product {
+  Taps taps;
+  int stride_h, stride_w;
+  ptrdiff_t filter_offset;  // of its part of the packed filter, in floats
+};
+
+Taps forward_taps(const Geometry& g) {
+  Taps taps;
+  for (int r = 0; r < g.r; ++r)
+    for (int s = 0; s < g.s; ++s)
+      taps.push_back({int(r * g.dilation_h - g.pad_h), int(s * g.dilation_w - g.pad_w), r, s});
+  return taps;
+}
+
+// The taps that reach dx pixels (a + stride_h * i, b + stride_w * j); they read dy at (i + row, j + column).
+Taps backward_data_taps(const Geometry& g, int a, int b) {
+  Taps taps;
+  for (int r = 0; r < g.r; ++r)
+    for (int s = 0; s < g.s; ++s) {
+      const int64_t row = a + g.pad_h - r * g.dilation_h, column = b + g.pad_w - s * g.dilation_w;
+      if (row % g.stride_h == 0 && column % g.stride_w == 0)
+        taps.push_back({int(row / g.stride_h), int(column / g.stride_w), r, s});
+    }
+  return taps;
+}
+
+// Calls body(product, view of y) for the one product of forward, or for each residue of backward data.
+template <class Body>
+void for_products(const Geometry& g, bool backward_data, int rows, int lanes, const Images& y, Body body) {
+  if (!backward_data) return body(Product{forward_taps(g), int(g.stride_h), int(g.stride_w), 0}, y);
+  ptrdiff_t offset = 0;
+  for (int a = 0; a < g.stride_h; ++a)
+    for (int b = 0; b < g.stride_w; ++b) {
+      Product product{backward_data_taps(g, a, b), 1, 1, offset};
+      Images view = y;
+      view.data = y.data + a * y.sh + b * y.sw;
+      view.h = ceil_div(y.h - a, int(g.stride_h));
+      view.w = ceil_div(y.w - b, int(g.stride_w));
+      view.sh = y.sh * g.stride_h;
+      view.sw = y.sw * g.stride_w;
+      offset += ptrdiff_t(product.taps.size()) * padded(rows) * blocks_of(lanes) * VL;
+      if (view.h > 0 && view.w > 0) body(product, view);
+    }
+}
+
+// A 1x1 filter on neighbouring pixels does not care where a row ends: one long row fills the register tiles better.
+bool is_pointwise(const Geometry& g) {
+  return g.r == 1 && g.s == 1 && g.stride_h == 1 && g.stride_w == 1 && g.pad_h == 0 && g.pad_w == 0;
+}
+
+Images flattened(Images x) {
+  x.w *= x.h;
+  x.h = 1;
+  return x;
+}
+
+// ---- windows -------------------------------------------------------------------------------------------------------
+
+// The input of rows x columns outputs. Blocked: [C / VL][height][width][VL]. Planar: [C][height][stride_w][width]: the
+// columns of one residue next to each other, so that neighbouring outputs read neighbouring floats.
+struct WindowShape {
+  bool planar;
+  int channels, height, width, residues;
+  ptrdiff_t row() const { return ptrdiff_t(width) * (planar ? residues : VL); }
+  ptrdiff_t plane() const { return row() * height; }
+  ptrdiff_t floats() const { return plane() * (planar ? channels : blocks_of(channels)); }
+  ptrdiff_t at(int down, int right) const {
+    return down * row() + (planar ? ptrdiff_t(right % residues) * width + right / residues : ptrdiff_t(right) * VL);
+  }
+};
+
+WindowShape window_shape(bool planar, int channels, const Taps& taps, int stride_h, int stride_w, int residues, int rows,
+                         int columns) {
+  const int height = (rows - 1) * stride_h + span_of(taps, &Tap::row).size();
+  const int width = (columns - 1) * stride_w + span_of(taps, &Tap::column).size();
+  return {planar, channels, height, ceil_div(width, residues), residues};
+}
+
+void fill_planar(const Images& x, const Region& r, const WindowShape& shape, float* to) {
+  for (int c = 0; c < shape.channels; ++c)
+    for (int i = 0; i < shape.height; ++i) {
+      float* row = to + c * shape.plane() + i * shape.row();
+      const bool outside = r.top + i < 0 || r.top + i >= x.h;
+      const float* from = outside ? nullptr : x.at(r.image, c, r.top + i, 0);
+      for (int residue = 0; residue < shape.residues; ++residue)
+        for (int j = 0; j < shape.width; ++j, ++row) {
+          const int column = r.left + j * shape.residues + residue;
+          *row = outside || column < 0 || column >= x.w ? 0 : from[column * x.sw];
+        }
+    }
+}
+
+// `r` without channel: all channels of the image.
+void fill_window(const Images& x, Region r, const WindowShape& shape, float* to) {
+  if (shape.planar) return fill_planar(x, r, shape, to);
+  for (int block = 0; block < blocks_of(x.c); ++block) {
+    r.channel = block * VL;
+    fill(x, r, to + block * shape.plane());
+  }
+}
+
+// ---- forward and backward data -------------------------------------------------------------------------------------
+
+constexpr int WINDOW_FLOATS = 96 * 1024;  // of a core's L2, for one window; the filter streams through the rest
+
+struct Band {
+  int rows, columns;
+};
+
+// Outputs that are computed from one window: few enough for the cache and for all threads to have work.
+Band choose_band(const Product& product, int channels, const Images& y, int threads) {
+  Band band{y.h, std::min(y.w, 8 * MR)};
+  band.columns = ceil_div(y.w, ceil_div(y.w, band.columns));
+  const auto floats = [&] {
+    return window_shape(is_planar(channels), channels, product.taps, product.stride_h, product.stride_w,
+                        is_planar(channels) ? product.stride_w : 1, band.rows, band.columns)
+        .floats();
+  };
+  const auto bands = [&] { return int64_t(y.n) * ceil_div(y.h, band.rows) * ceil_div(y.w, band.columns); };
+  while (band.rows > 1 && (floats() > WINDOW_FLOATS || bands() < 4 * threads)) band.rows = ceil_div(band.rows, 2);
+  while (band.columns > MR && (floats() > WINDOW_FLOATS || bands() < threads)) band.columns = ceil_div(band.columns, 2);
+  return band;
+}
+
+struct ProductScratch {
+  WindowShape window;
+  Band band;
+  ptrdiff_t floats() const { return window.floats() + ptrdiff_t(NV) * band.columns * VL; }
+};
+
+ProductScratch product_scratch(const Product& product, int channels, const Images& y, int threads) {
+  const Band band = choose_band(product, channels, y, threads);
+  const bool planar = is_planar(channels);
+  return {window_shape(planar, channels, product.taps, product.stride_h, product.stride_w,
+                       planar ? product.stride_w : 1, band.rows, band.columns),
+          band};
+}
+
+// Distance of each block of the product's inner dimension from a window's start: (channel or channel block, tap).
+std::vector<int32_t> inner_offsets(const Taps& taps, const WindowShape& shape) {
+  std::vector<int32_t> offsets;
+  const Span rows = span_of(taps, &Tap::row), columns = span_of(taps, &Tap::column);
+  for (int c = 0; c < (shape.planar ? shape.channels : blocks_of(shape.channels)); ++c)
+    for (const Tap& tap : taps)
+      offsets.push_back(int32_t(c * shape.plane() + shape.at(tap.row - rows.first, tap.column - columns.first)));
+  return offsets;
+}
+
+// One row of outputs, NV vectors of output channels: to[vector][column][VL].
+template <int VECTORS, int ROW, int STEP>
+void multiply_row(Layout<ROW, STEP> layout, const float* window, const std::vector<int32_t>& offsets, int steps,
+                  int columns, const float* filter, ptrdiff_t filter_stream, float* to) {
+  for_row_tiles(columns, [&](int first, int count) {
+    const float* from = window + first * layout.row();
+    const auto block_of = [&](int block) { return from + offsets[block]; };
+    register_tile_of<MR, VECTORS, false>(count, layout, block_of, int(offsets.size()), steps, filter, filter_stream,
+                                         to + first * VL, ptrdiff_t(columns) * VL);
+  });
+}
+
+template <int VECTORS>
+void multiply_row(const WindowShape& shape, int stride_w, const float* window, const std::vector<int32_t>& offsets,
+                  int columns, const float* filter, ptrdiff_t filter_stream, float* to) {
+  if (shape.planar)
+    multiply_row<VECTORS>(Layout<1, 1>{}, window, offsets, 1, columns, filter, filter_stream, to);
+  else if (stride_w == 1)
+    multiply_row<VECTORS>(Layout<VL, 1>{}, window, offsets, VL, columns, filter, filter_stream, to);
+  else if (stride_w == 2)
+    multiply_row<VECTORS>(Layout<2 * VL, 1>{}, window, offsets, VL, columns, filter, filter_stream, to);
+  else
+    multiply_row<VECTORS>(Layout<AT_RUN_TIME, 1>{stride_w * VL, 1}, window, offsets, VL, columns, filter,
+                          filter_stream, to);
+}
+
+void run_product(const Product& product, const Images& x, const float* filter, const float* bias, const Images& y,
+                 float* scratch, int threads) {
+  const ProductScratch layout = product_scratch(product, x.c, y, threads);
+  const Band band = layout.band;
+  const std::vector<int32_t> offsets = inner_offsets(product.taps, layout.window);
+  const Span rows = span_of(product.taps, &Tap::row), columns = span_of(product.taps, &Tap::column);
+  const ptrdiff_t stream = ptrdiff_t(product.taps.size()) * padded(x.c) * VL;
+  const int down = ceil_div(y.h, band.rows), across = ceil_div(y.w, band.columns);
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+  for (int task = 0; task < y.n * down * across; ++task) {
+    const int image = task / (down * across), top = task / across % down * band.rows, left = task % across * band.columns;
+    const int height = std::min(band.rows, y.h - top), width = std::min(band.columns, y.w - left);
+    float* window = scratch + omp_get_thread_num() * layout.floats();
+    float* result = window + layout.window.floats();
+    if (!product.taps.empty())
+      fill_window(x,
+                  {image, 0, top * product.stride_h + rows.first, left * product.stride_w + columns.first,
+                   layout.window.height, layout.window.width},
+                  layout.window, window);
+    for_column_blocks(blocks_of(y.c), [&](auto vectors, int k) {
+      for (int i = 0; i < height; ++i) {
+        multiply_row<vectors.value>(layout.window, product.stride_w,
+                                    window + i * product.stride_h * layout.window.row(), offsets, width,
+                                    filter + product.filter_offset + k * stream, stream, result);
+        for (int j = 0; j < vectors.value; ++j) {
+          float* lanes = result + ptrdiff_t(j) * width * VL;
+          if (bias) {
+            const Vec offset = load_first(bias + (k + j) * VL, y.c - (k + j) * VL);
+            for (int q = 0; q < width; ++q) store(lanes + q * VL, load(lanes + q * VL) + offset);
+          }
+          scatter(y, {image, (k + j) * VL, top + i, left, 1, width}, {lanes, ptrdiff_t(width) * VL, VL}, lanes);
+        }
+      }
+    });
+  }
+}
+
+// [lane block][row or row block][tap][row in block][VL]: in the order in which a register tile reads it.
+void pack_filter(const FilterView& w, const Taps& taps, float* to, int threads) {
+  const int rows = padded(w.rows), in_block = is_planar(w.rows) ? 1 : VL, count = int(taps.size());
+#pragma omp parallel for collapse(2) num_threads(threads)
+  for (int block = 0; block < blocks_of(w.lanes); ++block)
+    for (int row = 0; row < rows; ++row)
+      for (int t = 0; t < count; ++t) {
+        float* vector = to + (((ptrdiff_t(block) * (rows / in_block) + row / in_block) * count + t) * in_block + row % in_block) * VL;
+        const int lanes = row < w.rows ? std::min(VL, w.lanes - block * VL) : 0;
+        for (int l = 0; l < VL; ++l) vector[l] = l < lanes ? *w.at(block * VL + l, row, taps[t].r, taps[t].s) : 0;
+      }
+}
+
+// ---- backward filter -----------------------------------------------------------------------------------------------
+
+constexpr int UNIT_PIXELS = 256;            // of dy that one register tile sums up before it touches the accumulator
+constexpr int64_t BATCH_FLOATS = 1 << 20;   // of packed units between two barriers
+
+// The reduction over n, p, q in units of some rows of one image; some units are packed at a time, then all threads take
+// (channel block, tap) pairs of the accumulator.
+struct FilterGradient {
+  Taps taps;
+  WindowShape window;
+  int rows, units_per_image, units_at_once, k;
+  int stride_h, stride_w, q;
+
+  ptrdiff_t dy_floats() const { return ptrdiff_t(blocks_of(k)) * rows * q * VL; }
+  ptrdiff_t unit_floats() const { return window.floats() + dy_floats(); }
+  ptrdiff_t scratch_floats() const { return units_at_once * unit_floats(); }
+};
+
+FilterGradient filter_gradient(const Geometry& g, int n, int c, int k, int p, int q) {
+  FilterGradient f;
+  f.taps = forward_taps(g);
+  f.k = k;
+  f.q = q;
+  f.stride_h = int(g.stride_h);
+  f.stride_w = int(g.stride_w);
+  f.rows = std::clamp(UNIT_PIXELS / q, 1, p);
+  f.units_per_image = ceil_div(p, f.rows);
+  f.window = window_shape(is_planar(c), c, f.taps, f.stride_h, f.stride_w, 1, f.rows, q);
+  f.units_at_once = int(std::clamp<int64_t>(BATCH_FLOATS / f.unit_floats(), 2, 64));
+  f.units_at_once = std::min(f.units_at_once, n * f.units_per_image);
+  return f;
+}
+
+struct Unit {
+  const float* window;
+  const float* dy;
+  int rows;
+};
+
+// Blocked: accumulator [C / VL][tap][K / VL][VL][VL], task = (channel block, tap).
+template <int STEP>
+void accumulate_blocked(Layout<1, STEP> layout, const FilterGradient& f, const Unit& unit, ptrdiff_t offset, float* sum) {
+  for_column_blocks(blocks_of(f.k), [&](auto vectors, int k) {
+    for (int i = 0; i < VL; i += MR_TRANSPOSED) {
+      const auto block_of = [&](int row) { return unit.window + offset + i + row * f.stride_h * f.window.row(); };
+      register_tile<MR_TRANSPOSED, vectors.value, true>(layout, block_of, unit.rows, f.q,
+                                                        unit.dy + ptrdiff_t(k) * unit.rows * f.q * VL,
+                                                        ptrdiff_t(unit.rows) * f.q * VL, sum + (ptrdiff_t(k) * VL + i) * VL,
+                                                        ptrdiff_t(VL) * VL);
+    }
+  });
+}
+
+// Planar: accumulator [C][R][K / VL][S][VL], task = (channel, filter row); a register tile spans the filter's columns.
+void accumulate_planar(const FilterGradient& f, const Unit& unit, ptrdiff_t offset, int s, int dilation_w, float* sum) {
+  const Layout<AT_RUN_TIME, AT_RUN_TIME> layout{dilation_w, f.stride_w};
+  for_column_blocks(blocks_of(f.k), [&](auto vectors, int k) {
+    for_row_tiles(s, [&](int first, int count) {
+      const auto block_of = [&](int row) {
+        return unit.window + offset + first * dilation_w + row * f.stride_h * f.window.row();
+      };
+      register_tile_of<MR, vectors.value, true>(count, layout, block_of, unit.rows, f.q,
+                                                unit.dy + ptrdiff_t(k) * unit.rows * f.q * VL,
+                                                ptrdiff_t(unit.rows) * f.q * VL, sum + (ptrdiff_t(k) * s + first) * VL,
+                                                ptrdiff_t(s) * VL);
+    });
+  });
+}
+
+void accumulate_task(const Geometry& g, const FilterGradient& f, const Unit& unit, int task, float* du) {
+  const Span rows = span_of(f.taps, &Tap::row), columns = span_of(f.taps, &Tap::column);
+  if (f.window.planar) {
+    const int c = task / int(g.r), r = task % int(g.r);
+    const ptrdiff_t offset = c * f.window.plane() + r * g.dilation_h * f.window.row();
+    return accumulate_planar(f, unit, offset, int(g.s), int(g.dilation_w), du + ptrdiff_t(task) * blocks_of(f.k) * g.s * VL);
+  }
+  const int block = task / int(f.taps.size());
+  const Tap& tap = f.taps[task % f.taps.size()];
+  const ptrdiff_t offset = block * f.window.plane() + f.window.at(tap.row - rows.first, tap.column - columns.first);
+  float* sum = du + ptrdiff_t(task) * blocks_of(f.k) * VL * VL;
+  if (f.stride_w == 1)
+    accumulate_blocked(Layout<1, VL>{}, f, unit, offset, sum);
+  else
+    accumulate_blocked(Layout<1, AT_RUN_TIME>{1, f.stride_w * VL}, f, unit, offset, sum);
+}
+
+void accumulate(const Geometry& g, const Images& x, const Images& dy, float* du, float* scratch, int threads) {
+  const FilterGradient f = filter_gradient(g, dy.n, x.c, dy.c, dy.h, dy.w);
+  const int top = span_of(f.taps, &Tap::row).first, left = span_of(f.taps, &Tap::column).first;
+  const int units = dy.n * f.units_per_image;
+  const int tasks = f.window.planar ? x.c * int(g.r) : blocks_of(x.c) * int(f.taps.size());
+  std::vector<Unit> packed(f.units_at_once);
+#pragma omp parallel num_threads(threads)
+  for (int begin = 0; begin < units; begin += f.units_at_once) {
+    const int count = std::min(f.units_at_once, units - begin);
+#pragma omp for schedule(dynamic)
+    for (int i = 0; i < count; ++i) {
+      const int image = (begin + i) / f.units_per_image, row = (begin + i) % f.units_per_image * f.rows;
+      const int rows = std::min(f.rows, dy.h - row);
+      float* window = scratch + i * f.unit_floats();
+      float* gradient = window + f.window.floats();
+      fill_window(x, {image, 0, row * f.stride_h + top, left, f.window.height, f.window.width}, f.window, window);
+      for (int k = 0; k < blocks_of(dy.c); ++k)
+        fill(dy, {image, k * VL, row, 0, rows, f.q}, gradient + ptrdiff_t(k) * rows * f.q * VL);
+      packed[i] = {window, gradient, rows};
+    }
+#pragma omp for schedule(dynamic)
+    for (int task = 0; task < tasks; ++task)
+      for (int i = 0; i < count; ++i) accumulate_task(g, f, packed[i], task, du);
+  }
+}
+
+void add_filter_gradient(const Geometry& g, const float* du, const FilterView& dw, int threads) {
+  const bool planar = is_planar(dw.rows);
+  const int taps = int(g.r * g.s), blocks = blocks_of(dw.lanes);
+#pragma omp parallel for num_threads(threads)
+  for (int c = 0; c < dw.rows; ++c)
+    for (int t = 0; t < taps; ++t)
+      for (int k = 0; k < dw.lanes; ++k) {
+        const int r = t / int(g.s), s = t % int(g.s);
+        const ptrdiff_t vector = planar ? ((ptrdiff_t(c) * g.r + r) * blocks + k / VL) * g.s + s
+                                        : ((ptrdiff_t(c / VL) * taps + t) * blocks + k / VL) * VL + c % VL;
+        *dw.at(k, c, r, s) += du[vector * VL + k % VL];
+      }
+}
+
+}  // namespace
+
+// What library.py calls. c, k: channels of one group; sizes of y in p, q.
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Floats of the packed filter, or of its gradient's accumulator, of one group. rows: channels that are summed over.
+int64_t mucudnn_implicit_gemm_filter_floats(const Geometry* g, int rows, int lanes) {
+  return g->r * g->s * padded(rows) * blocks_of(lanes) * VL;
+}
+
+// Floats of scratch for n samples, from sizes of the tensor that is read (rows channels) to the one written (h, w, lanes).
+int64_t mucudnn_implicit_gemm_scratch_floats(const Geometry* g, int backward_data, int n, int rows, int lanes, int h, int w,
+                                             int threads) {
+  Images y{nullptr, n, lanes, h, w, 0, 1, 0, 0};
+  if (is_pointwise(*g)) y = flattened(y);
+  ptrdiff_t most = 0;
+  for_products(*g, backward_data, rows, lanes, y, [&](const Product& product, const Images& view) {
+    most = std::max(most, product_scratch(product, rows, view, threads).floats());
+  });
+  return most * threads;
+}
+
+int64_t mucudnn_implicit_gemm_gradient_scratch_floats(const Geometry* g, int n, int c, int k, int p, int q) {
+  const bool flat = is_pointwise(*g);
+  return filter_gradient(*g, n, c, k, flat ? 1 : p, flat ? p * q : q).scratch_floats();
+}
+
+int64_t mucudnn_implicit_gemm_pack_filter(const Geometry* g, int backward_data, const FilterArgument* w, float* packed,
+                                          int threads) {
+  for (int i = 0; i < g->groups; ++i) {
+    const FilterView view = w->group(i, g->groups, backward_data);
+    float* to = packed + i * mucudnn_implicit_gemm_filter_floats(g, view.rows, view.lanes);
+    const Images whole{nullptr, 1, view.lanes, int(g->stride_h), int(g->stride_w), 0, 1, 0, 0};
+    for_products(*g, backward_data, view.rows, view.lanes, whole, [&](const Product& product, const Images&) {
+      pack_filter(view, product.taps, to + product.filter_offset, threads);
+    });
+  }
+  return 0;
+}
+
+// Forward: x -> y. Backward data: x = dy, y = dx.
+int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, const ImagesArgument* x, const float* packed,
+                                      const float* bias, const ImagesArgument* y, float* scratch, int threads) {
+  for (int i = 0; i < g->groups; ++i) {
+    Images from = x->group(i, g->groups), to = y->group(i, g->groups);
+    if (is_pointwise(*g)) from = flattened(from), to = flattened(to);
+    const float* filter = packed + i * mucudnn_implicit_gemm_filter_floats(g, from.c, to.c);
+    for_products(*g, backward_data, from.c, to.c, to, [&](const Product& product, const Images& view) {
+      run_product(product, from, filter, bias ? bias + i * to.c : nullptr, view, scratch, threads);
+    });
+  }
+  return 0;
+}
+
+int64_t mucudnn_implicit_gemm_accumulate(const Geometry* g, const ImagesArgument* x, const ImagesArgument* dy, float* du,
+                                         float* scratch, int threads) {
+  for (int i = 0; i < g->groups; ++i) {
+    Images left = x->group(i, g->groups), right = dy->group(i, g->groups);
+    if (is_pointwise(*g)) left = flattened(left), right = flattened(right);
+    accumulate(*g, left, right, du + i * mucudnn_implicit_gemm_filter_floats(g, left.c, right.c), scratch, threads);
+  }
+  return 0;
+}
+
+int64_t mucudnn_implicit_gemm_add_filter_gradient(const Geometry* g, const float* du, const FilterArgument* dw, int threads) {
+  for (int i = 0; i < g->groups; ++i) {
+    const FilterView view = dw->group(i, g->groups, false);
+    add_filter_gradient(*g, du + i * mucudnn_implicit_gemm_filter_floats(g, view.rows, view.lanes), view, threads);
+  }
+  return 0;
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

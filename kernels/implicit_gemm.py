@@ -1,0 +1,99 @@
+"""Implicit GEMM: one matrix product over all taps and channels with no im2col matrix (compiled/implicit_gemm.cpp).
+
+The im2col matrix of ``gemm`` is never written: register tiles read it from small packed windows of the image. Any
+stride, padding, dilation and groups; it exists only compiled, in float32, on the CPU.
+"""
+
+from __future__ import annotations
+
+from ctypes import byref
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.algorithm import Workspace
+from mucudnn.kernels.compiled.library import filter_of, geometry, images, library, why_not
+from mucudnn.problem import ConvProblem, Operation
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ImplicitGemm:
+    """See the module's docstring."""
+
+    name: str = "implicit-gemm"
+    version: int = 1
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        return why_not(problem)
+
+    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
+        return None
+
+    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
+        shape = byref(geometry(problem))
+        c, k = problem.c // problem.groups, problem.k // problem.groups
+        rows, lanes = (k, c) if problem.operation is Operation.BACKWARD_DATA else (c, k)
+        prepared = library().mucudnn_implicit_gemm_filter_floats(shape, rows, lanes) * problem.groups
+        if problem.operation is Operation.BACKWARD_FILTER:
+            scratch = library().mucudnn_implicit_gemm_gradient_scratch_floats(
+                shape, micro_batch_size, c, k, problem.p, problem.q
+            )
+        else:
+            backward = problem.operation is Operation.BACKWARD_DATA
+            target = (problem.h, problem.w) if backward else (problem.p, problem.q)
+            scratch = library().mucudnn_implicit_gemm_scratch_floats(
+                shape, backward, micro_batch_size, rows, lanes, *target, torch.get_num_threads()
+            )
+        return Workspace(prepared * _FLOAT_BYTES, scratch * _FLOAT_BYTES)
+
+    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        if problem.operation is Operation.BACKWARD_FILTER:
+            prepared.zero_()
+            return
+        library().mucudnn_implicit_gemm_pack_filter(
+            byref(geometry(problem)),
+            problem.operation is Operation.BACKWARD_DATA,
+            byref(filter_of(problem, w)),
+            prepared.data_ptr(),
+            torch.get_num_threads(),
+        )
+
+    def step(
+        self,
+        problem: ConvProblem,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        shape, of_x, of_y = byref(geometry(problem)), byref(images(problem, x)), byref(images(problem, y))
+        if problem.operation is Operation.BACKWARD_FILTER:
+            library().mucudnn_implicit_gemm_accumulate(
+                shape, of_x, of_y, prepared.data_ptr(), scratch.data_ptr(), torch.get_num_threads()
+            )
+            return
+        backward = problem.operation is Operation.BACKWARD_DATA
+        library().mucudnn_implicit_gemm_forward(
+            shape,
+            backward,
+            of_y if backward else of_x,
+            prepared.data_ptr(),
+            bias.data_ptr() if bias is not None else None,
+            of_x if backward else of_y,
+            scratch.data_ptr(),
+            torch.get_num_threads(),
+        )
+
+    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        if problem.operation is Operation.BACKWARD_FILTER:
+            library().mucudnn_implicit_gemm_add_filter_gradient(
+                byref(geometry(problem)), prepared.data_ptr(), byref(filter_of(problem, w)), torch.get_num_threads()
+            )
+
+
+ALGORITHMS: tuple[ImplicitGemm, ...] = (ImplicitGemm(),)

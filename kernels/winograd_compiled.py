@@ -1,0 +1,99 @@
+"""Winograd convolution in C++ (compiled/winograd.cpp): float32 on the CPU, in either memory format.
+
+Tiles are transformed, multiplied and transformed back block by block in the cores' caches, so that the scratch is a few
+blocks, whatever the micro-batch is.
+"""
+
+from __future__ import annotations
+
+from ctypes import byref
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.algorithm import Workspace
+from mucudnn.kernels.compiled.library import filter_of, images, library, why_not
+from mucudnn.kernels.cook_toom import CookToom
+from mucudnn.kernels.tiling import tiling
+from mucudnn.problem import ConvProblem, Operation
+
+_FLOAT_BYTES = 4
+
+
+class CompiledWinograd:
+    """The arithmetic of ``Winograd``; see ``WinogradBackend`` there for the shapes."""
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        return why_not(problem)
+
+    def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
+        tiles = tiling(matrices, problem, n)
+        size, channels = (matrices.m, matrices.r), (tiles.source_channels, tiles.target_channels)
+        of_filter = problem.operation is Operation.BACKWARD_FILTER
+        pixels = (tiles.rows * matrices.m, tiles.columns * matrices.m)
+        prepared = library().mucudnn_winograd_filter_floats(*size, *channels) * problem.groups
+        scratch = library().mucudnn_winograd_scratch_floats(
+            *size, of_filter, n, *channels, *pixels, torch.get_num_threads()
+        )
+        return Workspace(prepared * _FLOAT_BYTES, scratch * _FLOAT_BYTES)
+
+    def transform_filter(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        library().mucudnn_winograd_transform_filter(
+            matrices.m,
+            matrices.r,
+            problem.groups,
+            problem.operation is Operation.BACKWARD_DATA,
+            byref(filter_of(problem, w)),
+            prepared.data_ptr(),
+            torch.get_num_threads(),
+        )
+
+    def correlate(
+        self,
+        matrices: CookToom,
+        problem: ConvProblem,
+        source: Tensor,
+        target: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        tiles = tiling(matrices, problem, len(source))
+        library().mucudnn_winograd_forward(
+            matrices.m,
+            matrices.r,
+            problem.groups,
+            tiles.top,
+            tiles.left,
+            byref(images(problem, source)),
+            prepared.data_ptr(),
+            bias.data_ptr() if bias is not None else None,
+            byref(images(problem, target)),
+            scratch.data_ptr(),
+            torch.get_num_threads(),
+        )
+
+    def accumulate(
+        self, matrices: CookToom, problem: ConvProblem, x: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor
+    ) -> None:
+        library().mucudnn_winograd_accumulate(
+            matrices.m,
+            matrices.r,
+            problem.groups,
+            *problem.padding,
+            byref(images(problem, x)),
+            byref(images(problem, y)),
+            prepared.data_ptr(),
+            scratch.data_ptr(),
+            torch.get_num_threads(),
+        )
+
+    def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        library().mucudnn_winograd_add_filter_gradient(
+            matrices.m,
+            matrices.r,
+            problem.groups,
+            prepared.data_ptr(),
+            byref(filter_of(problem, w)),
+            torch.get_num_threads(),
+        )
