@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -17,14 +17,13 @@ from mucudnn.config import Config
 from mucudnn.configuration import NATIVE, Configuration
 from mucudnn.operators import Choices
 from mucudnn.problem import ConvProblem, Operation
-from mucudnn.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from mucudnn.bench.tracing import Call
-    from mucudnn.tuner import TunedProblem
+    from mucudnn.tuning import TunedProblem, Tuning
 
 Progress = Callable[[str, float], None]
-_Tuned: TypeAlias = "dict[tuple[ConvProblem, int], TunedProblem]"
+_Wanted = dict[int, dict[str, dict[ConvProblem, None]]]  # batch size, largest first -> module name -> problems
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -43,7 +42,7 @@ class Conv2d(torch.nn.Conv2d):
 
     def _tuned_forward(self, choices: Choices, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """``None`` where nothing is tuned: torch's convolution, without the overhead of the operator."""
-        if not _operator_takes(x):
+        if not isinstance(x, Tensor) or not _operator_takes(x):  # a torch.fx.Proxy, for one, is no tensor
             return None
         if x.dim() == 3:
             y = self._tuned_forward(choices, x.unsqueeze(0), weight, bias)
@@ -95,99 +94,85 @@ def optimize(
     """
     config = config or Config()
     with _undisturbed(model):
-        calls = _swappable_calls(model, sample_input)
-        tuned = _tuned(model, calls, config, progress)
-    _swap(model, calls, tuned, config)
+        wanted = _wanted(model, sample_input, config)
+        tunings = _tune(model, wanted, config, progress)
+    _swap(model, wanted, tunings)
     return model
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was chosen for the convolutions of a model, by module name; ``str`` of it is a table for people."""
+    """What was chosen for the convolutions of a model, with the names of their modules; ``str`` of it is for people."""
 
     layers: tuple[tuple[str, TunedProblem], ...]
 
     def __str__(self) -> str:
         if not self.layers:
             return "no tuned convolutions: call mucudnn.optimize(model, sample_input) first"
-        header = ("layer", "problem", "N", "torch", "mucudnn", "speedup", "workspace", "configuration", "why")
-        rows = [header, *(_row(name, tuned) for name, tuned in self.layers)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join(f"{name or '(the model itself)'}: {tuned}" for name, tuned in self.layers)
 
 
 def report(model: torch.nn.Module) -> Report:
     """What ``optimize`` chose for each convolution of ``model`` and why; it is empty if nothing is tuned."""
     modules = ((name, module) for name, module in model.named_modules() if isinstance(module, Conv2d))
-    return Report(tuple((name or "(model)", tuned) for name, module in modules for tuned in module.tuned))
+    return Report(tuple((name, tuned) for name, module in modules for tuned in module.tuned))
 
 
-def _row(name: str, tuned: TunedProblem) -> tuple[str, ...]:
-    times = format_seconds(tuned.baseline_s), format_seconds(tuned.time_s), f"{tuned.speedup:.2f}"
-    workspace = format_bytes(tuned.configuration.workspace_bytes)
-    return name, str(tuned.problem), str(tuned.batch_size), *times, workspace, str(tuned.configuration), tuned.reason
-
-
-def _swappable_calls(model: torch.nn.Module, sample_input: Any) -> list[Call]:
+def _wanted(model: torch.nn.Module, sample_input: Any, config: Config) -> _Wanted:
     from mucudnn.bench.tracing import trace  # here and not above: running a tuned model needs no tracing
 
     modules = dict(model.named_modules())
-    calls = trace(model, sample_input)
-    return [call for call in calls if type(modules[call.name]) in (torch.nn.Conv2d, Conv2d)]
+    wanted: _Wanted = {}
+    for call in sorted(trace(model, sample_input), key=lambda call: -call.batch_size):
+        if type(modules[call.name]) in (torch.nn.Conv2d, Conv2d):
+            of_module = wanted.setdefault(call.batch_size, {}).setdefault(call.name, {})
+            of_module.update(dict.fromkeys(_problems(call, config)))
+    return wanted
 
 
-def _operations(call: Call, config: Config) -> list[ConvProblem]:
-    """One problem for each operation that is tuned: dx of the network's own input is nobody's wish."""
-    skipped = () if call.input_needs_gradient else (Operation.BACKWARD_DATA,)
-    return [call.problem.with_operation(o) for o in config.operations if o not in skipped]
+def _problems(call: Call, config: Config) -> Iterator[ConvProblem]:
+    """One for each operation that is tuned; dx of the model's own input is not: nobody asks for it."""
+    for operation in config.operations:
+        if operation is not Operation.BACKWARD_DATA or call.input_needs_gradient:
+            yield call.problem.with_operation(operation)
 
 
-def _tuned(model: torch.nn.Module, calls: list[Call], config: Config, progress: Progress | None) -> _Tuned:
-    from mucudnn import tuner  # here and not above: running a tuned model needs neither profiler nor solver
+def _tune(model: torch.nn.Module, wanted: _Wanted, config: Config, progress: Progress | None) -> dict[int, Tuning]:
+    """Batch size -> tuning, in the order of ``wanted``."""
+    from mucudnn.tuner import tune  # here and not above: running a tuned model needs neither profiler nor solver
 
-    tuned: _Tuned = {}
-    for batch_size in sorted({call.batch_size for call in calls}):
-        same = [call for call in calls if call.batch_size == batch_size]
-        problems = dict.fromkeys(problem for call in same for problem in _operations(call, config))
+    tunings = {}
+    for batch_size, of_modules in wanted.items():
+        problems = dict.fromkeys(problem for problems in of_modules.values() for problem in problems)
         device = next(model.parameters()).device.type
-        tuning = tuner.tune(problems, batch_size, config, device=device, progress=progress)
-        tuned |= {(t.problem, batch_size): t for t in tuning.problems}
-    return tuned
+        tunings[batch_size] = tune(problems, batch_size, config, device=device, progress=progress)
+    return tunings
 
 
-def _swap(model: torch.nn.Module, calls: list[Call], tuned: _Tuned, config: Config) -> None:
+def _swap(model: torch.nn.Module, wanted: _Wanted, tunings: dict[int, Tuning]) -> None:
     modules = dict(model.named_modules())
-    for name in dict.fromkeys(call.name for call in calls):
-        keys = dict.fromkeys(
-            (problem, call.batch_size) for call in calls if call.name == name for problem in _operations(call, config)
-        )
+    for name in {name for of_modules in wanted.values() for name in of_modules}:
+        its_own = [(tunings[n], problem) for n, of_modules in wanted.items() for problem in of_modules.get(name, ())]
         modules[name].__class__ = Conv2d
         swapped = cast(Conv2d, modules[name])
-        swapped.tuned = tuple(tuned[key] for key in keys if key in tuned)
-        swapped.choices = _choices(swapped.tuned, config)
+        swapped.tuned = tuple(tuning[problem] for tuning, problem in its_own)
+        swapped.choices = _choices(its_own)
 
 
-def _choices(tuned: Iterable[TunedProblem], config: Config) -> Choices | None:
-    """``None`` where torch won everywhere: then the module is torch's own, without the operator's overhead."""
-    configurations: dict[ConvProblem, dict[int, Configuration]] = {}
-    for t in tuned:
-        if not t.configuration.is_baseline:
-            configurations.setdefault(t.problem, {}).update(_by_batch_size(t, config))
-    return Choices.of(configurations) if configurations else None
+def _choices(chosen: Sequence[tuple[Tuning, ConvProblem]]) -> Choices | None:
+    """``None`` where torch won everywhere: then the module is torch's own, without the operator's overhead.
 
-
-def _by_batch_size(tuned: TunedProblem, config: Config) -> dict[int, Configuration]:
-    """The verified configuration, and for smaller batches the fastest that the same measurements allow.
-
-    Smaller batches were not run against torch: pieces of torch's own convolution are not taken for faster than it.
+    Smaller batches than the tuned one were not run against torch, and torch's own was not measured undivided for each
+    of them: so a mere division of it is not taken.
     """
-    from mucudnn.solver.front import desirable_sets
-
-    bound = config.error_bound(tuned.problem.dtype)
-    front = desirable_sets([m for m in tuned.measurements if m.relative_error <= bound], tuned.batch_size)
-    fastest = ((n, front.fastest(n, config.workspace_limit_bytes)) for n in range(1, tuned.batch_size))
-    smaller = {n: c for n, c in fastest if c is not None and c.algorithms != (NATIVE,)}
-    return smaller | {tuned.batch_size: tuned.configuration}
+    configurations: dict[ConvProblem, dict[int, Configuration]] = {}
+    for tuning, problem in chosen:  # largest batch first: what was tuned for a smaller one overrides
+        tuned = tuning[problem]
+        for n, configuration in tuning.configurations(problem).items():
+            if n == tuned.batch_size or configuration.algorithms != (NATIVE,):
+                configurations.setdefault(problem, {})[n] = configuration
+    every = [configuration for by_size in configurations.values() for configuration in by_size.values()]
+    return None if all(configuration.is_baseline for configuration in every) else Choices.of(configurations)
 
 
 @contextmanager
