@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from mucudnn.bench import table_tuning
 from mucudnn.bench.layers import LayerTable, load_source
 from mucudnn.cli import doctor
 from mucudnn.cli.main import main
+from mucudnn.database import Database
 from mucudnn.problem import MemoryFormat, Operation
 
 HEADING = "name,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w\n"
@@ -282,7 +284,30 @@ def test_a_folder_is_no_database(layers: Path, tmp_path: Path) -> None:
     assert "is a directory" in fail("tune", layers, *TUNE, "--database", tmp_path)
 
 
-# Interruptions, in processes of their own
+def test_a_locked_database_is_named(layers: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    invoke("tune", layers, *TUNE, "--operations", "forward")
+    monkeypatch.setattr("mucudnn.tuner.Database", partial(Database, timeout_s=0.05))
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("BEGIN EXCLUSIVE")
+        assert f"{database} is locked by another process; wait" in fail("tune", layers, *TUNE)
+
+
+def test_a_read_only_database_is_read_and_named(layers: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    invoke("tune", layers, *TUNE, "--operations", "forward")
+    before = rows(database)
+    monkeypatch.setattr("mucudnn.database_file._can_be_written", lambda path: False)  # tests may run as root
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        result = invoke("tune", layers, *TUNE)
+    assert result.exit_code == 0, result.output
+    assert "Warning: tuning goes on, but what it measures is not stored" in result.stderr
+    assert str(database) in result.stderr
+    assert rows(database) == before
+
+
+# Interruptions and company, in processes of their own
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
@@ -338,6 +363,14 @@ def test_after_sigkill_the_next_run_goes_on(layers: Path, many_layers: Path, dat
     assert invoke("tune", many_layers, *TUNE, "--operations", "forward").exit_code == 0
     assert rows(database)[: len(kept)] == kept
     assert len({row[:4] for row in rows(database)}) == len(rows(database)), "something was measured again"
+
+
+def test_two_processes_share_a_database(layers: Path, many_layers: Path, database: Path) -> None:
+    many_layers.write_text("".join(many_layers.read_text().splitlines(keepends=True)[:3]))
+    processes = [start("tune", source, *TUNE, "--operations", "forward") for source in (layers, many_layers)]
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+    assert {row[0] for row in rows(database)} == {1, 2, 3}, "each of the three problems was stored"
 
 
 def test_ctrl_c_outside_of_tuning_gives_130(monkeypatch: pytest.MonkeyPatch) -> None:
