@@ -68,7 +68,7 @@ class Conv2d(torch.nn.Conv2d):
 
 def _operator_takes(x: Tensor) -> bool:
     """The operators have no forward-mode derivative, no rules for ``torch.func`` and no complex arithmetic."""
-    if x.dim() not in (3, 4) or x.is_complex():
+    if x.dim() not in (3, 4) or x.is_complex() or x.layout is not torch.strided:
         return False
     if torch.compiler.is_compiling():
         return True
@@ -156,10 +156,10 @@ def _swap(model: torch.nn.Module, wanted: _Wanted, tunings: dict[int, Tuning]) -
         modules[name].__class__ = Conv2d
         swapped = cast(Conv2d, modules[name])
         swapped.tuned = tuple(tuning[problem] for tuning, problem in its_own)
-        swapped.choices = _choices(its_own)
+        swapped.choices = _choices(its_own, swapped.weight.device.type)
 
 
-def _choices(chosen: Sequence[tuple[Tuning, ConvProblem]]) -> Choices | None:
+def _choices(chosen: Sequence[tuple[Tuning, ConvProblem]], device_type: str) -> Choices | None:
     """``None`` where torch won everywhere: then the module is torch's own, without the operator's overhead.
 
     Smaller batches than the tuned one were not run against torch, and torch's own was not measured undivided for each
@@ -172,7 +172,9 @@ def _choices(chosen: Sequence[tuple[Tuning, ConvProblem]]) -> Choices | None:
             if n == tuned.batch_size or configuration.algorithms != (NATIVE,):
                 configurations.setdefault(problem, {})[n] = configuration
     every = [configuration for by_size in configurations.values() for configuration in by_size.values()]
-    return None if all(configuration.is_baseline for configuration in every) else Choices.of(configurations)
+    if all(configuration.is_baseline for configuration in every):
+        return None
+    return Choices.of(configurations, device_type)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from mucudnn.configuration import Configuration
-from mucudnn.errors import InvalidInputError
+from mucudnn.errors import InvalidInputError, UnavailableError
 from mucudnn.execution import TORCH_FORMATS, Recipe, torch_convolution
 from mucudnn.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
 
@@ -31,29 +31,32 @@ _RECIPES_KEPT = 4096  # by one ``Choices``; shapes that never come back must not
 
 
 class Choices:
-    """What was chosen: a configuration for each problem and batch size. Immutable, made by ``Choices.of``.
+    """What was chosen on one type of device: a configuration for each problem and batch size.
+
+    Immutable, made by ``Choices.of``. On other devices and for other problems torch's own convolution runs.
 
     ``handle`` names the contents and not the object: it is the same in every process, so a graph that
     ``torch.compile`` stored, a copy and a pickle (which registers itself when it is loaded) all find it again.
     ``x_shapes`` are the (N, C, H, W) for which there is any configuration.
     """
 
-    __slots__ = ("configurations", "handle", "recipes", "x_shapes")
+    __slots__ = ("configurations", "device_type", "handle", "recipes", "x_shapes")
 
-    def __init__(self, configurations: Mapping[ConvProblem, Mapping[int, Configuration]]) -> None:
-        self.configurations = {p: dict(by_batch) for p, by_batch in configurations.items()}
-        self.handle = _digest(self.configurations)
-        self.x_shapes = frozenset(p.x_shape(n) for p, by_batch in self.configurations.items() for n in by_batch)
+    def __init__(self, configurations: Mapping[ConvProblem, Mapping[int, Configuration]], device_type: str) -> None:
+        self.configurations = {p: dict(by_size) for p, by_size in configurations.items()}
+        self.device_type = device_type
+        self.handle = _digest(self.configurations, device_type)
+        self.x_shapes = frozenset(p.x_shape(n) for p, by_size in self.configurations.items() for n in by_size)
         self.recipes: dict[tuple[Any, ...], Recipe | None] = {}
 
     @classmethod
-    def of(cls, configurations: Mapping[ConvProblem, Mapping[int, Configuration]]) -> Choices:
+    def of(cls, configurations: Mapping[ConvProblem, Mapping[int, Configuration]], device_type: str = "cpu") -> Choices:
         """Register choices, problem -> batch size -> configuration; the same contents give the same object."""
-        choices = cls(configurations)
+        choices = cls(configurations, device_type)
         return _registered.setdefault(choices.handle, choices)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Choices.of, (self.configurations,)
+        return Choices.of, (self.configurations, self.device_type)
 
     def configuration(self, problem: ConvProblem, n: int) -> Configuration | None:
         """``None``: torch's own convolution."""
@@ -64,12 +67,12 @@ class Choices:
 _registered: dict[int, Choices] = {}
 
 
-def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]]) -> int:
+def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], device_type: str) -> int:
     """63 bits of what would run; never ``UNTUNED``."""
     lines = sorted(
-        f"{p!r} {n} {c.micro_configs!r}" for p, by_batch in configurations.items() for n, c in by_batch.items()
+        f"{p!r} {n} {c.micro_configs!r}" for p, by_size in configurations.items() for n, c in by_size.items()
     )
-    digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b("\n".join((device_type, *lines)).encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 1) or 1
 
 
@@ -77,48 +80,56 @@ def _recipe(
     operation: Operation,
     x: Tensor,
     w: Tensor,
+    third: Tensor | None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
     tuning: int,
 ) -> Recipe | None:
-    """``None``: torch's own. Kept by everything that decides, in plain numbers: this is on the way of every call."""
+    """``None``: torch's own. third: bias or dy. Kept by all that decides, in plain numbers: every call comes here."""
     choices = _registered.get(tuning)
     if choices is None:
         return None
     geometry = ((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
-    layout = (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype)
-    key = (operation, layout, geometry, torch.get_num_threads())
+    layout = (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device)
+    key = (operation, layout, None if third is None else (third.shape, third.dtype, third.device), geometry)
     try:
-        return choices.recipes[key]
+        return choices.recipes[key, torch.get_num_threads()]
     except KeyError:
-        recipe = _resolve(choices, operation, x, w, geometry)
+        recipe = _resolve(choices, operation, x, w, third, geometry)
     if len(choices.recipes) >= _RECIPES_KEPT:
         choices.recipes.clear()
-    choices.recipes[key] = recipe
+    choices.recipes[key, torch.get_num_threads()] = recipe
     return recipe
 
 
-def _resolve(choices: Choices, operation: Operation, x: Tensor, w: Tensor, geometry: _Geometry) -> Recipe | None:
-    problem = _problem(operation, x, w, geometry)
-    configuration = None if problem is None else choices.configuration(problem, x.shape[0])
-    return None if problem is None or configuration is None else Recipe.of(problem, configuration)
-
-
-def _problem(operation: Operation, x: Tensor, w: Tensor, geometry: _Geometry) -> ConvProblem | None:
-    """``None`` for what is not a convolution: torch then says what is wrong, in its own words."""
-    if x.dim() != 4 or w.dim() != 4 or x.dtype != w.dtype or x.dtype not in _DTYPE_NAMES or x.device != w.device:
+def _resolve(
+    choices: Choices, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: _Geometry
+) -> Recipe | None:
+    """``None`` too for what is no convolution (torch says what is wrong) and for algorithms this machine lacks."""
+    tensors = [tensor for tensor in (x, w, third) if tensor is not None]
+    alike = len({(tensor.dtype, tensor.device) for tensor in tensors}) == 1 and x.dim() == w.dim() == 4
+    if not alike or x.dtype not in _DTYPE_NAMES or x.device.type != choices.device_type or len(x) == 0:
         return None
-    _, c, h, width = x.shape
-    k, c_of_group, r, s = w.shape
-    if c != c_of_group * geometry[-1] or x.shape[0] == 0:
-        return None
-    dtype, memory_format = _DTYPE_NAMES[x.dtype], _torchs_memory_format(x, w, geometry)
     try:
-        return ConvProblem(operation, c, h, width, k, r, s, *geometry, dtype, memory_format)
-    except InvalidInputError:
+        problem = _problem(operation, x, w, geometry)
+        expected = (problem.k,) if operation is Operation.FORWARD else problem.y_shape(len(x))
+        if x.shape != problem.x_shape(len(x)) or w.shape != problem.w_shape():
+            return None
+        if third is not None and third.shape != expected:
+            return None
+        configuration = choices.configuration(problem, len(x))
+        return None if configuration is None else Recipe.of(problem, configuration)
+    except (InvalidInputError, UnavailableError):
         return None
+
+
+def _problem(operation: Operation, x: Tensor, w: Tensor, geometry: _Geometry) -> ConvProblem:
+    _, c, height, width = x.shape
+    k, _, r, s = w.shape
+    memory_format = _torchs_memory_format(x, w, geometry)
+    return ConvProblem(operation, c, height, width, k, r, s, *geometry, _DTYPE_NAMES[x.dtype], memory_format)
 
 
 def _torchs_memory_format(x: Tensor, w: Tensor, geometry: _Geometry) -> MemoryFormat:
@@ -129,17 +140,18 @@ def _torchs_memory_format(x: Tensor, w: Tensor, geometry: _Geometry) -> MemoryFo
 
 
 def _conv2d(x: Tensor, w: Tensor, bias: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
-    recipe = _recipe(Operation.FORWARD, x, w, *geometry_and_tuning)
+    recipe = _recipe(Operation.FORWARD, x, w, bias, *geometry_and_tuning)
     if recipe is None:
         return torch_convolution(Operation.FORWARD, x, w, None, bias, *geometry_and_tuning[:-1])
     torch_format = TORCH_FORMATS[recipe.problem.memory_format]
     y = torch.empty(recipe.problem.y_shape(len(x)), dtype=x.dtype, device=x.device, memory_format=torch_format)
-    recipe.execute(x.contiguous(memory_format=torch_format), w.contiguous(memory_format=torch_format), y, bias)
+    x, w = x.contiguous(memory_format=torch_format), w.contiguous(memory_format=torch_format)
+    recipe.execute(x, w, y, None if bias is None else bias.contiguous())
     return y
 
 
 def _conv2d_backward_data(x: Tensor, w: Tensor, dy: Tensor, *geometry_and_tuning: Any) -> Tensor:
-    recipe = _recipe(Operation.BACKWARD_DATA, x, w, *geometry_and_tuning)
+    recipe = _recipe(Operation.BACKWARD_DATA, x, w, dy, *geometry_and_tuning)
     if recipe is None:
         return torch_convolution(Operation.BACKWARD_DATA, x, w, dy, None, *geometry_and_tuning[:-1])
     torch_format = TORCH_FORMATS[recipe.problem.memory_format]
@@ -149,7 +161,7 @@ def _conv2d_backward_data(x: Tensor, w: Tensor, dy: Tensor, *geometry_and_tuning
 
 
 def _conv2d_backward_filter(x: Tensor, w: Tensor, dy: Tensor, *geometry_and_tuning: Any) -> Tensor:
-    recipe = _recipe(Operation.BACKWARD_FILTER, x, w, *geometry_and_tuning)
+    recipe = _recipe(Operation.BACKWARD_FILTER, x, w, dy, *geometry_and_tuning)
     if recipe is None:
         return torch_convolution(Operation.BACKWARD_FILTER, x, w, dy, None, *geometry_and_tuning[:-1])
     torch_format = TORCH_FORMATS[recipe.problem.memory_format]

@@ -4,6 +4,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -141,6 +142,30 @@ def test_what_is_no_convolution_gets_torchs_error(choices: Choices, x_shape: tup
     _, w, bias, _ = operands()
     with pytest.raises(RuntimeError):
         operators.conv2d(torch.randn(x_shape, dtype=torch.float64), w, bias, *rest(choices))
+
+
+@pytest.mark.parametrize("bias", [torch.randn(3, dtype=torch.float64), torch.randn(2)], ids=["length", "dtype"])
+def test_bias_that_does_not_fit_never_reaches_an_algorithm(choices: Choices, bias: Tensor) -> None:
+    x, w, _, _ = operands()
+    with suppress(RuntimeError):  # torch refuses it or not
+        operators.conv2d(x, w, bias, *rest(choices))
+    assert ran(choices) == set()
+
+
+def test_gradient_that_does_not_fit_never_reaches_an_algorithm(choices: Choices) -> None:
+    x, w, _, dy = (t.detach() for t in operands())
+    with pytest.raises(RuntimeError):
+        operators.conv2d_backward_filter(x, w, dy[..., :2], *rest(choices))
+    assert ran(choices) == set()
+
+
+def test_choices_of_another_device_or_with_unknown_algorithms_are_passed_over(choices: Choices) -> None:
+    x, w, bias, _ = operands()
+    elsewhere = Choices.of(choices.configurations, "cuda")
+    unknown = Configuration((MicroConfig("of-a-later-version", 3),), time_s=1.0, workspace_bytes=0)
+    later = Choices.of({problem: {3: unknown} for problem in choices.configurations})
+    for chosen in (elsewhere, later):
+        assert torch.equal(operators.conv2d(x, w, bias, *rest(chosen)), torchs(x, w, bias))
 
 
 def test_non_contiguous_tensors(choices: Choices) -> None:
