@@ -1,0 +1,41 @@
+"""Running the command line from tests: in this process through its real entry point, or in one of its own."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from mucudnn.cli.main import main
+
+HEADING = "name,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w\n"
+TUNE = ("--batch", "2", "--algorithms", "gemm", "--time-limit", "50ms", "--threads", "1")
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def fail(*arguments: object) -> str:
+    """The message of a command that must fail with status 2, as one line, without a traceback."""
+    result = invoke(*arguments)
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert "Traceback" not in result.output
+    return " ".join(result.stderr.split())
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mucudnn", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+
+
+def rows(path: Path) -> list[tuple[object, ...]]:
+    """Measurements without their time stamps."""
+    with closing(sqlite3.connect(path)) as connection:
+        columns = "problem_id, algorithm, version, micro_batch_size, step_s"
+        return connection.execute(f"SELECT {columns} FROM measurements ORDER BY measured_at").fetchall()
