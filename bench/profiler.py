@@ -89,7 +89,7 @@ class _Entry:
             setup_s=self.setup_s,
             step_s=self.timer.median_s,
             prepared_bytes=self.candidate.workspace.prepared_bytes,
-            scratch_bytes=self.candidate.workspace.scratch_bytes,
+            scratch_bytes=self.candidate.scratch_bytes,
             relative_error=self.relative_error,
             noise=self.timer.noise,
             samples=len(self.timer.samples_s),

@@ -22,14 +22,14 @@ _FIRST_MARGIN = 1.5  # after a single sample
 class Candidate:
     """A micro-config that can run on a problem. ``smaller``: the same algorithm with the next smaller micro-batch.
 
-    stored: its workspace, where an earlier run has found it out.
+    stored: what an earlier run has measured.
     """
 
     problem: ConvProblem
     algorithm: Algorithm
     micro_batch_size: int
     smaller: Candidate | None = None
-    stored: Workspace | None = None
+    stored: Measurement | None = None
 
     @property
     def micro_config(self) -> MicroConfig:
@@ -37,13 +37,25 @@ class Candidate:
 
     @cached_property
     def workspace(self) -> Workspace:
-        """As declared. Asked for late and once, since an algorithm may have to run to find out what torch allocates."""
-        return self.stored or self.algorithm.workspace(self.problem, self.micro_batch_size)
+        """What to hand in."""
+        return self.algorithm.workspace(self.problem, self.micro_batch_size)
+
+    @property
+    def handed_bytes(self) -> int:
+        """The part of ``workspace_bytes`` that is known without running anything."""
+        return self.workspace.prepared_bytes + self.workspace.scratch_bytes
+
+    @cached_property
+    def scratch_bytes(self) -> int:
+        """As declared in a measurement: handed in, and allocated inside. Asked for late, since it may take a run."""
+        if self.stored is not None:
+            return self.stored.scratch_bytes
+        return self.workspace.scratch_bytes + self.algorithm.internal_bytes(self.problem, self.micro_batch_size)
 
     @property
     def workspace_bytes(self) -> int:
         """Of a configuration of this micro-config alone."""
-        return self.workspace.prepared_bytes + self.workspace.scratch_bytes
+        return self.workspace.prepared_bytes + self.scratch_bytes
 
     @property
     def is_native(self) -> bool:
@@ -51,10 +63,12 @@ class Candidate:
         return self.algorithm.name.startswith(NATIVE)
 
     def fits(self, limit_bytes: int | None) -> bool:
-        """Larger micro-batches need more: after the first that does not fit, no other workspace is looked at."""
+        """Larger micro-batches need more: after the first that does not fit, nothing else is run to find out."""
         if limit_bytes is None:
             return True
-        return (self.smaller is None or self.smaller.fits(limit_bytes)) and self.workspace_bytes <= limit_bytes
+        if self.handed_bytes > limit_bytes or (self.smaller is not None and not self.smaller.fits(limit_bytes)):
+            return False
+        return self.workspace_bytes <= limit_bytes
 
     def at_any_time(self) -> Measurement:
         """As if measured, with the workspace that is declared: to find out what would fit, not what is fast."""
@@ -63,7 +77,7 @@ class Candidate:
             setup_s=1.0,
             step_s=1.0,
             prepared_bytes=self.workspace.prepared_bytes,
-            scratch_bytes=self.workspace.scratch_bytes,
+            scratch_bytes=self.scratch_bytes,
             relative_error=0.0,
         )
 
@@ -74,25 +88,34 @@ def find_candidates(
     micro_batch_sizes: Sequence[int],
     known: Sequence[Measurement] = (),
 ) -> tuple[list[Candidate], list[Failure]]:
-    """All micro-configs that can run, small micro-batches first, and those that cannot, with the reason."""
-    stored = {m.micro_config: Workspace(m.prepared_bytes, m.scratch_bytes) for m in known}
+    """All micro-configs that can run, small micro-batches first, and those that cannot, with the reason.
+
+    The largest size is the whole mini-batch: as every policy has it.
+    """
+    stored = {m.micro_config: m for m in known}
+    batch_size = max(micro_batch_sizes)
     candidates: list[Candidate] = []
     failures: list[Failure] = []
     for algorithm in algorithms:
         if reason := algorithm.supports(problem):
-            failures.append(Failure(MicroConfig(algorithm.name, max(micro_batch_sizes)), reason))
+            failures.append(Failure(MicroConfig(algorithm.name, batch_size), reason))
             continue
         smaller = None
         for size in micro_batch_sizes:
             micro_config = MicroConfig(algorithm.name, size)
-            baseline = micro_config == MicroConfig(NATIVE, max(micro_batch_sizes))  # whole, so it is not a slice
-            reason = None if baseline else algorithm.supports_micro_batch(problem, size)
-            if reason is not None:
+            if reason := _why_not(algorithm, problem, size, batch_size):
                 failures.append(Failure(micro_config, reason))
                 continue
             smaller = Candidate(problem, algorithm, size, smaller, stored.get(micro_config))
             candidates.append(smaller)
     return sorted(candidates, key=lambda candidate: candidate.micro_batch_size), failures
+
+
+def _why_not(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, batch_size: int) -> str | None:
+    """Why slices of this size cannot be computed. The baseline always can: undivided torch has no slices."""
+    if algorithm.name == NATIVE and micro_batch_size == batch_size:
+        return None
+    return algorithm.supports_micro_batch(problem, micro_batch_size)
 
 
 @dataclass(slots=True)

@@ -85,23 +85,24 @@ class Workbench:
         return self._references[n]
 
     def _buffers(self, candidate: Candidate) -> tuple[Tensor, Tensor]:
-        """(prepared, scratch) of the sizes that the candidate declares."""
-        self._require_memory(candidate)
+        """(prepared, scratch) of the sizes that the algorithm is to be handed."""
+        self._require_memory(candidate.handed_bytes)
+        self._require_memory(candidate.workspace_bytes)  # it may take a run to know: only if there is room for that
         name, workspace = candidate.algorithm.name, candidate.workspace
         if name not in self._prepared or self._prepared[name].numel() < workspace.prepared_bytes:
             self._prepared[name] = self._allocate(workspace.prepared_bytes)
-        if self._scratch.numel() < workspace.handed_scratch_bytes:
-            self._scratch = self._allocate(workspace.handed_scratch_bytes)
-        return self._prepared[name][: workspace.prepared_bytes], self._scratch[: workspace.handed_scratch_bytes]
+        if self._scratch.numel() < workspace.scratch_bytes:
+            self._scratch = self._allocate(workspace.scratch_bytes)
+        return self._prepared[name][: workspace.prepared_bytes], self._scratch[: workspace.scratch_bytes]
 
     def _allocate(self, size_bytes: int) -> Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, device=self.operands.x.device)
 
-    def _require_memory(self, candidate: Candidate) -> None:
+    def _require_memory(self, size_bytes: int) -> None:
         """Linux grants memory that it does not have, and kills the process that uses it: so ask beforehand."""
         available = available_bytes() if self.operands.x.device.type == "cpu" else None
-        if available is not None and candidate.workspace_bytes > available:
-            needed = format_bytes(candidate.workspace_bytes)
+        if available is not None and size_bytes > available:
+            needed = format_bytes(size_bytes)
             raise MemoryError(f"needs a workspace of {needed}; {format_bytes(available)} of memory are available")
 
 

@@ -30,20 +30,13 @@ ALIGNMENT_BYTES = 64  # of both buffers; one cache line, one AVX-512 register
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Bytes that an algorithm needs beside its tensors, torch's internal allocations included.
+    """Sizes of the buffers that an algorithm is handed.
 
-    ``prepared_bytes`` live for the whole call, ``scratch_bytes`` for one step. ``internal_bytes`` is the part of the
-    scratch that a library allocates by itself: it is counted and declared, but cannot be handed in.
+    ``prepared_bytes`` live for the whole call, ``scratch_bytes`` for one step.
     """
 
     prepared_bytes: int = 0
     scratch_bytes: int = 0
-    internal_bytes: int = 0
-
-    @property
-    def handed_scratch_bytes(self) -> int:
-        """Size of the ``scratch`` buffer that ``step`` receives."""
-        return self.scratch_bytes - self.internal_bytes
 
 
 @runtime_checkable
@@ -58,14 +51,30 @@ class Algorithm(Protocol):
     def version(self) -> int:
         """Part of the database key: raised when speed, workspace or numerics change."""
 
+    @property
+    def deterministic(self) -> bool:
+        """Whether every run gives the same bits, for equal operands, slices, device and number of threads.
+
+        True for all on the CPU: the work is cut by sizes and the number of threads, and each element of a result is
+        summed by one thread in a fixed order, so that it does not matter which thread comes first. False is for sums to
+        which several threads add in any order (atomics), as in some algorithms on GPUs.
+        """
+
     def supports(self, problem: ConvProblem) -> str | None:
         """``None`` if the problem can be computed, else the reason why not, in words."""
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Like ``supports``, for one micro-batch size of a supported problem."""
+        """Like ``supports``, for slices of one size of a supported problem."""
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        """Bytes for micro-batches of this size, exact for the current thread count."""
+        """What to hand in for micro-batches of this size, with the current thread count. Runs and allocates nothing."""
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        """Most that libraries allocate by themselves in ``open``, one ``step`` or ``close``, with this thread count.
+
+        It cannot be handed in, but counts as scratch; 0 for algorithms that allocate nothing. Where there is no formula
+        it is counted by running once, and cached: so ask only for what is going to be measured.
+        """
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         """Prepare what micro-batches share. w: (K, C // groups, R, S); prepared: 1-D uint8, aligned."""

@@ -12,7 +12,7 @@ from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm
 from mucudnn.kernels.buffers import empty_activation, empty_filter
 from mucudnn.problem import ConvProblem, Operation
 
-_measured: dict[tuple[str, int, ConvProblem, int, int], int] = {}
+_counted: dict[tuple[str, int, ConvProblem, int, int], int] = {}
 
 
 def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu") -> int:
@@ -47,22 +47,21 @@ def _cuda_peak_allocated_bytes(function: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def internal_bytes(
-    algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, prepared_bytes: int, handed_bytes: int
-) -> int:
-    """What torch allocates inside one ``open, step, close`` of this algorithm, measured by running it once.
+def counted_internal_bytes(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int) -> int:
+    """What torch allocates inside one ``open, step, close`` of this algorithm, counted by running it once.
 
     The answer is kept per thread count: libraries take scratch for each thread. It is the same on the first run, in
     which oneDNN creates its primitives, and on later ones.
     """
     key = (algorithm.name, algorithm.version, problem, micro_batch_size, torch.get_num_threads())
-    if key not in _measured:
-        prepared, scratch = aligned_buffer(prepared_bytes), aligned_buffer(handed_bytes)
-        _measured[key] = _measure(algorithm, problem, micro_batch_size, prepared, scratch)
-    return _measured[key]
+    if key not in _counted:
+        _counted[key] = _count(algorithm, problem, micro_batch_size)
+    return _counted[key]
 
 
-def _measure(algorithm: Algorithm, problem: ConvProblem, n: int, prepared: torch.Tensor, scratch: torch.Tensor) -> int:
+def _count(algorithm: Algorithm, problem: ConvProblem, n: int) -> int:
+    workspace = algorithm.workspace(problem, n)
+    prepared, scratch = aligned_buffer(workspace.prepared_bytes), aligned_buffer(workspace.scratch_bytes)
     x = empty_activation(problem, problem.x_shape(n)).zero_()
     y = empty_activation(problem, problem.y_shape(n)).zero_()
     w = empty_filter(problem).zero_()

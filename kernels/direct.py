@@ -78,6 +78,7 @@ class Direct:
 
     name: str = "direct"
     version: int = 1
+    deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:
         return None
@@ -88,6 +89,9 @@ class Direct:
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         scratch = _scratch_parts(phases(problem), micro_batch_size)
         return Workspace(carved_bytes(_prepared_parts(problem)), carved_bytes(scratch))
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return 0
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         matrices = carve(prepared, _prepared_parts(problem))[0]

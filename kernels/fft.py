@@ -9,7 +9,8 @@ convolutional nets with fbfft*, 2014, for the tiles.)
 
 ``prepared`` holds the filter's transform W, or the sum of its gradient's transforms, which is transformed back once.
 Torch's transforms allocate inside, whatever they are handed. They run over one sample, or one filter, at a time, so
-that what they allocate stays in the cache and does not grow with the micro-batch.
+that what they allocate stays in the cache and does not grow with the micro-batch: at most two spectra of a sample (the
+result of a transform, and a copy of what is transformed), and three of a filter, which is also padded or put in order.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
-from mucudnn.kernels.allocation import internal_bytes
 from mucudnn.kernels.buffers import Part, carve, carved_bytes, torch_dtype
 from mucudnn.kernels.gemm import multiply
 from mucudnn.problem import ConvProblem, Operation, Pair
@@ -35,7 +35,8 @@ class Fft:
 
     name: str
     tiled: bool = False
-    version: int = 1
+    version: int = 2
+    deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:
         if problem.dtype not in ("float32", "float64"):
@@ -53,10 +54,12 @@ class Fft:
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         tiling = self._tiling(problem)
-        prepared = carved_bytes([tiling.filter_spectrum])
-        few = min(micro_batch_size, 2)  # samples of a larger batch lie apart, like two: what is allocated grows no more
-        internal = internal_bytes(self, problem, few, prepared, carved_bytes(tiling.scratch_parts(few)))
-        return Workspace(prepared, carved_bytes(tiling.scratch_parts(micro_batch_size)) + internal, internal)
+        scratch = tiling.scratch_parts(micro_batch_size)
+        return Workspace(carved_bytes([tiling.filter_spectrum]), carved_bytes(scratch))
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        tiling = self._tiling(problem)
+        return max(2 * tiling.image_spectrum_bytes, 3 * tiling.filter_spectrum.size_bytes // problem.k)
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         tiling = self._tiling(problem)
@@ -154,6 +157,12 @@ class _Tiling:
         return Part((self.frequencies, groups, k // groups, c // groups), self._complex)
 
     @property
+    def image_spectrum_bytes(self) -> int:
+        """Of all windows of one sample of x or y, whichever has more channels."""
+        windows = self.counts[0] * self.counts[1]
+        return max(self.problem.c, self.problem.k) * windows * self.frequencies * self._complex.itemsize
+
+    @property
     def _complex(self) -> torch.dtype:
         return torch_dtype(self.problem).to_complex()
 
@@ -189,19 +198,29 @@ class _Tiling:
         windows = canvas.unfold(1, window[0], self.steps[0]).unfold(2, window[1], self.steps[1])
         for image, target in zip(images, self._samples(spectrum, len(images)), strict=True):
             canvas[:, rows, columns].copy_(image[:, image_rows, image_columns])
-            transformed = torch.fft.rfft2(windows, s=self.lengths)
-            by_frequency = (transformed.conj() if conjugate else transformed).flatten(3).flatten(1, 2)
-            target.copy_(torch.unflatten(by_frequency, 0, (self.problem.groups, -1)).permute(3, 0, 2, 1))
+            self._transform_windows(windows, target, conjugate)
+
+    def _transform_windows(self, windows: Tensor, target: Tensor, conjugate: bool) -> None:
+        """Of one image. windows: (channels, down, across, *window); target: (frequencies, groups, windows, channels).
+
+        A method of its own, as is the way back: what one image allocates is free before the next.
+        """
+        transformed = torch.fft.rfft2(windows, s=self.lengths)
+        by_frequency = (transformed.conj() if conjugate else transformed).flatten(3).flatten(1, 2)
+        target.copy_(torch.unflatten(by_frequency, 0, (self.problem.groups, -1)).permute(3, 0, 2, 1))
 
     def transform_back(self, spectrum: Tensor, images: Tensor, skip: Pair) -> None:
         """Write each image from its windows' spectra; the first ``skip`` outputs of a window are wrapped around."""
-        (down, across), (step_h, step_w) = self.counts, self.steps
         for image, source in zip(images, self._samples(spectrum, len(images)), strict=True):
-            by_channel = source.permute(1, 3, 2, 0).flatten(0, 1)
-            tiles = torch.fft.irfft2(self.unflatten(by_channel), s=self.lengths)
-            kept = tiles[..., skip[0] : skip[0] + step_h, skip[1] : skip[1] + step_w]
-            whole = torch.unflatten(kept, 1, (down, across)).transpose(2, 3).reshape(-1, down * step_h, across * step_w)
-            image.copy_(whole[:, : image.shape[1], : image.shape[2]])
+            self._transform_image_back(source, image, skip)
+
+    def _transform_image_back(self, source: Tensor, image: Tensor, skip: Pair) -> None:
+        """source: (frequencies, groups, windows, channels), image: (channels, height, width)."""
+        (down, across), (step_h, step_w) = self.counts, self.steps
+        tiles = torch.fft.irfft2(self.unflatten(source.permute(1, 3, 2, 0)), s=self.lengths).flatten(0, 1)
+        kept = tiles[..., skip[0] : skip[0] + step_h, skip[1] : skip[1] + step_w]
+        whole = torch.unflatten(kept, 1, (down, across)).transpose(2, 3).reshape(-1, down * step_h, across * step_w)
+        image.copy_(whole[:, : image.shape[1], : image.shape[2]])
 
     @staticmethod
     def _samples(spectrum: Tensor, n: int) -> tuple[Tensor, ...]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
-from mucudnn.kernels.allocation import internal_bytes
+from mucudnn.kernels.allocation import counted_internal_bytes
 from mucudnn.kernels.buffers import Part, carve, carved_bytes, torch_dtype
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
@@ -39,10 +39,11 @@ def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulat
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """See the module's docstring. Everything but bfloat16 products allocates nothing inside torch."""
+    """See the module's docstring."""
 
     name: str = "gemm"
     version: int = 1
+    deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:
         return None
@@ -51,11 +52,12 @@ class Gemm:
         return None
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        prepared = carved_bytes(_prepared_parts(problem))
-        handed = carved_bytes(_scratch_parts(problem, micro_batch_size))
+        scratch = _scratch_parts(problem, micro_batch_size)
+        return Workspace(carved_bytes(_prepared_parts(problem)), carved_bytes(scratch))
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         # Half precision goes through oneDNN's scratchpads and through casts; float32 and float64 allocate nothing.
-        internal = internal_bytes(self, problem, micro_batch_size, prepared, handed) if problem.item_bytes < 4 else 0
-        return Workspace(prepared, handed + internal, internal)
+        return counted_internal_bytes(self, problem, micro_batch_size) if problem.item_bytes < 4 else 0
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         for accumulator in carve(prepared, _prepared_parts(problem)):

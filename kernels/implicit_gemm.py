@@ -25,6 +25,7 @@ class ImplicitGemm:
 
     name: str = "implicit-gemm"
     version: int = 1
+    deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:
         return why_not(problem)
@@ -48,6 +49,9 @@ class ImplicitGemm:
                 shape, backward, micro_batch_size, rows, lanes, *target, torch.get_num_threads()
             )
         return Workspace(prepared * _FLOAT_BYTES, scratch * _FLOAT_BYTES)
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return 0
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         if problem.operation is Operation.BACKWARD_FILTER:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mucudnn.configuration import NATIVE
 from mucudnn.kernels.algorithm import Workspace
-from mucudnn.kernels.allocation import internal_bytes
+from mucudnn.kernels.allocation import counted_internal_bytes
 from mucudnn.kernels.buffers import Part, carve, carved_bytes, torch_dtype
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
@@ -26,14 +26,12 @@ _ONEDNN = "Mkldnn"
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """Torch's convolution; ``other_format`` converts operands to the other memory format and the result back.
-
-    Undivided torch is the baseline and always allowed: ``supports_micro_batch`` speaks of *slices* of that size.
-    """
+    """Torch's convolution; ``other_format`` converts operands to the other memory format and the result back."""
 
     name: str
     other_format: bool = False
     version: int = 1
+    deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:
         return None
@@ -51,10 +49,11 @@ class Native:
         )
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        prepared = carved_bytes(self._prepared_parts(problem))
-        handed = carved_bytes(self._scratch_parts(problem, micro_batch_size))
-        internal = internal_bytes(self, problem, micro_batch_size, prepared, handed)
-        return Workspace(prepared, handed + internal, internal)
+        scratch = self._scratch_parts(problem, micro_batch_size)
+        return Workspace(carved_bytes(self._prepared_parts(problem)), carved_bytes(scratch))
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return counted_internal_bytes(self, problem, micro_batch_size)
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         filters, accumulators = self._split_prepared(problem, prepared)

@@ -67,6 +67,7 @@ class Winograd:
     m: int
     r: int
     version: int = 1
+    deterministic: bool = True
 
     @property
     def name(self) -> str:
@@ -90,6 +91,9 @@ class Winograd:
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         return _backend(problem).workspace(self.matrices, problem, micro_batch_size)
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return 0
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         if problem.operation is Operation.BACKWARD_FILTER:

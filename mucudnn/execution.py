@@ -53,7 +53,7 @@ class Recipe:
     def of(cls, problem: ConvProblem, configuration: Configuration) -> Recipe:
         """Raises ``InvalidInputError`` for an algorithm that is not registered, or cannot compute the problem."""
         parts = []
-        prepared_end = position = handed_scratch = 0
+        prepared_end = position = scratch_bytes = 0
         for name in configuration.algorithms:
             chosen = _capable(name, problem)
             sizes = [m.micro_batch_size for m in configuration.micro_configs if m.algorithm == name]
@@ -61,8 +61,8 @@ class Recipe:
             prepared = _aligned(prepared_end, max(w.prepared_bytes for w in workspaces))
             parts.append(Part(chosen, _consecutive(position, sizes), prepared))
             prepared_end, position = prepared.stop, position + sum(sizes)
-            handed_scratch = max(handed_scratch, *(w.handed_scratch_bytes for w in workspaces))
-        return cls(problem, position, tuple(parts), _aligned(prepared_end, handed_scratch))
+            scratch_bytes = max(scratch_bytes, *(w.scratch_bytes for w in workspaces))
+        return cls(problem, position, tuple(parts), _aligned(prepared_end, scratch_bytes))
 
     @property
     def workspace_bytes(self) -> int:

@@ -78,10 +78,10 @@ class _Job:
         return _smallest_bytes(self._usable(config), batch_size)
 
     def is_feasible(self, batch_size: int, config: Config) -> bool:
-        """Torch's own are looked at first: mostly they fit, and the workspace of the others is not asked for."""
+        """Torch's own are looked at first: mostly they fit, and nothing else must run to find out what it needs."""
         usable = self._usable(config)
         limit = inf if config.workspace_limit_bytes is None else config.workspace_limit_bytes
-        for candidates in ([c for c in usable if c.is_native], usable):
+        for candidates in ([c for c in usable if c.is_native], [c for c in usable if c.handed_bytes <= limit]):
             smallest = _smallest_bytes(candidates, batch_size)
             if smallest is not None and smallest <= limit:
                 return True
@@ -230,13 +230,13 @@ def _speedup(verification: Verification) -> float:
 
 
 def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:
-    """Those that the config names; torch's own in any case. Raises ``InvalidInputError`` for unknown names."""
-    if config.algorithms is None:
-        return list(machine.algorithms)
+    """Those that the config allows; it always names torch's own. Raises ``InvalidInputError`` for unknown names."""
     names = [algorithm.name for algorithm in machine.algorithms]
-    if unknown := [name for name in config.algorithms if name not in names]:
+    wanted = names if config.algorithms is None else [NATIVE, *config.algorithms]
+    if unknown := [name for name in wanted if name not in (NATIVE, *names)]:
         raise InvalidInputError(f"algorithms has {', '.join(unknown)}; this machine has {', '.join(names)}")
-    return [algorithm for algorithm in machine.algorithms if algorithm.name in (NATIVE, *config.algorithms)]
+    named = [algorithm for algorithm in machine.algorithms if algorithm.name in wanted]
+    return [algorithm for algorithm in named if algorithm.deterministic or not config.deterministic]
 
 
 def _infeasible(smallest: Mapping[ConvProblem, int | None], batch_size: int, config: Config) -> InfeasibleError:

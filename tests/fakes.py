@@ -40,13 +40,16 @@ class FakeAlgorithm:
     setup_s: float = 0.0
     prepared_bytes: int = 0
     scratch_bytes_per_sample: int = 0
+    internal_bytes_per_sample: int = 0
     error: float = 0.0
     unsupported: str | None = None
     unsupported_sizes: Sequence[int] = ()
     failing_sizes: Sequence[int] = ()
     version: int = 1
+    deterministic: bool = True
     sizes_run: list[int] = field(default_factory=list)
     offsets_run: list[int] = field(default_factory=list)  # elements of x before the slice
+    internals_asked: list[int] = field(default_factory=list)  # micro-batch sizes
 
     def supports(self, problem: ConvProblem) -> str | None:
         return self.unsupported
@@ -56,6 +59,10 @@ class FakeAlgorithm:
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         return Workspace(self.prepared_bytes, self.scratch_bytes_per_sample * micro_batch_size)
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        self.internals_asked.append(micro_batch_size)
+        return self.internal_bytes_per_sample * micro_batch_size
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         self.clock.advance(self.setup_s)

@@ -80,15 +80,16 @@ class Call:
         read = [tensor for tensor in (self.x, self.w, self.y) if tensor is not self.written]
         before = [tensor.clone() for tensor in read]
         workspaces = {n: algorithm.workspace(self.problem, n) for n in micro_batches}
-        setup_bytes = max(workspace.internal_bytes for workspace in workspaces.values())
+        internal = {n: algorithm.internal_bytes(self.problem, n) for n in micro_batches}
+        setup_bytes = max(internal.values())
         prepared = self.memory.buffer(workspaces[micro_batches[0]].prepared_bytes)
         self._count(setup_bytes, partial(algorithm.open, self.problem, self.w, prepared))
         start = 0
         for n in micro_batches:
-            scratch = self.memory.buffer(workspaces[n].handed_scratch_bytes)
+            scratch = self.memory.buffer(workspaces[n].scratch_bytes)
             x, y = self.x[start : start + n], self.y[start : start + n]
             operands = (x, self.w, y, bias, prepared, scratch)
-            self._count(workspaces[n].internal_bytes, partial(algorithm.step, self.problem, *operands))
+            self._count(internal[n], partial(algorithm.step, self.problem, *operands))
             start += n
         self._count(setup_bytes, partial(algorithm.close, self.problem, self.w, prepared))
         assert self.memory.is_intact(), "written outside the output, prepared or scratch"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import product
 
 import pytest
@@ -12,7 +13,7 @@ from guarded import Call
 
 from mucudnn.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.errors import InvalidInputError, UnavailableError
-from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.kernels.algorithm import Algorithm, Workspace
 from mucudnn.kernels.allocation import peak_allocated_bytes
 from mucudnn.kernels.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm, algorithms
@@ -27,11 +28,14 @@ def tolerance(name: str, dtype: str) -> float:
 
 
 def cases(
-    geometries: Iterable[str], dtypes: Iterable[str] = ("float32",), operations: Iterable[Operation] = Operation
+    geometries: Iterable[str],
+    dtypes: Iterable[str] = ("float32",),
+    operations: Iterable[Operation] = Operation,
+    names: Iterable[str] = NAMES,
 ) -> list[object]:
     """Everything that is supported, as test parameters (name, problem, mini-batch, micro-batch)."""
     parameters: list[object] = []
-    for name, operation, key, memory_format, dtype in product(NAMES, operations, geometries, MemoryFormat, dtypes):
+    for name, operation, key, memory_format, dtype in product(names, operations, geometries, MemoryFormat, dtypes):
         problem, batch_size, micro_batch_size = geometry(key, operation, memory_format=memory_format, dtype=dtype)
         if algorithm(name).supports(problem) is None:
             label = f"{name}-{operation}-{key}-{memory_format}-{dtype}"
@@ -81,6 +85,34 @@ def test_threads_change_neither_result_nor_bounds(
 ) -> None:
     torch.set_num_threads(3)  # does not divide anything
     test_result_is_the_convolution_in_the_declared_bytes(name, problem, batch_size, micro_batch_size)
+
+
+@pytest.mark.parametrize(CASE, cases(("same-3x3", "groups")))
+def test_every_run_of_a_deterministic_algorithm_gives_the_same_bits(
+    name: str, problem: ConvProblem, batch_size: int, micro_batch_size: int
+) -> None:
+    torch.set_num_threads(3)
+    a = algorithm(name)
+    if not a.deterministic:
+        pytest.skip(f"{name} does not promise it")
+    call, micro_batches = Call(problem, batch_size), split(a, problem, batch_size, micro_batch_size)
+    first = call.run(a, micro_batches).clone()
+    for _ in range(3):
+        call.written.zero_()
+        assert torch.equal(call.run(a, micro_batches), first)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_workspace_is_known_without_running(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("run to find out a workspace")
+
+    a = algorithm(name)
+    for part in ("open", "step", "close"):
+        monkeypatch.setattr(type(a), part, refuse)
+    for parameters in cases(("same-3x3", "groups"), ("float32", "bfloat16"), names=[name]):
+        _, problem, batch_size, _ = parameters.values  # type: ignore[attr-defined]
+        assert peak_allocated_bytes(partial(a.workspace, problem, batch_size)) == 0
 
 
 @pytest.mark.parametrize(CASE, cases(ONE_OF_EACH_KIND, operations=[Operation.FORWARD]))
@@ -162,14 +194,13 @@ def test_native_refuses_a_slice_for_which_torch_changes_the_backend(operation: O
 def test_native_declares_the_bytes_of_any_call_not_those_of_a_first_one(memory_format: MemoryFormat) -> None:
     """What is found out once in a process must not be counted, nor be missing."""
     problem = ConvProblem(Operation.FORWARD, 19, 23, 11, 32, 3, 3, memory_format=memory_format)  # only in this test
-    declared = algorithm("native").workspace(problem, 2)
+    handed, internal = algorithm("native").workspace(problem, 2), algorithm("native").internal_bytes(problem, 2)
     for _ in range(2):
         call = Call(problem, 2)
         call.run(algorithm("native"), [2], torch.randn(problem.k))
         assert call.undeclared_bytes == 0
-    assert declared.prepared_bytes == 0
-    assert declared.scratch_bytes == declared.internal_bytes
-    assert declared.scratch_bytes < 3 * call.y.nbytes + call.x.nbytes + 2 * call.w.nbytes
+    assert handed == Workspace()
+    assert internal < 3 * call.y.nbytes + call.x.nbytes + 2 * call.w.nbytes
 
 
 def test_the_allocation_counter_counts_live_bytes() -> None:

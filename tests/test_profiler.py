@@ -164,11 +164,31 @@ def test_an_interrupted_profile_goes_on_with_what_is_missing() -> None:
     assert not one.sizes_run
 
 
-def test_workspaces_of_stored_micro_configs_are_not_asked_for_again() -> None:
-    one = fake("one", scratch_bytes_per_sample=7)
+def test_what_is_allocated_inside_is_declared_with_the_scratch_that_is_handed_in() -> None:
+    one = fake("one", prepared_bytes=3, scratch_bytes_per_sample=5, internal_bytes_per_sample=2)
+    result = results_of(one)["one", 4]
+    assert isinstance(result, Measurement)
+    assert (result.prepared_bytes, result.scratch_bytes) == (3, 28)
+
+
+def test_what_is_allocated_inside_counts_for_the_limit() -> None:
+    one = fake("one", prepared_bytes=3, scratch_bytes_per_sample=5, internal_bytes_per_sample=2)
+    assert {size for _, size in results_of(one, limit_bytes=31)} == {1, 2, 4}
+    assert {size for _, size in results_of(one, limit_bytes=30)} == {1, 2}
+
+
+def test_nothing_is_run_to_count_bytes_of_what_is_over_the_limit_by_those_handed_in() -> None:
+    one = fake("one", scratch_bytes_per_sample=10, internal_bytes_per_sample=1)
+    results_of(one, limit_bytes=22)
+    assert set(one.internals_asked) == {1, 2}
+
+
+def test_what_stored_micro_configs_allocate_inside_is_not_counted_again() -> None:
+    one = fake("one", scratch_bytes_per_sample=4, internal_bytes_per_sample=3)
     known = tuple(r for r in profile_of(one).measure() if isinstance(r, Measurement))
-    one.scratch_bytes_per_sample = 99
+    one.internals_asked.clear()
     assert [c.workspace_bytes for c in profile_of(one, known=known).candidates] == [7, 14, 28, 56]
+    assert not one.internals_asked
 
 
 def test_a_stream_goes_through_fresh_slices_and_wraps_around() -> None:

@@ -113,6 +113,13 @@ def test_only_the_named_algorithms_and_torch_are_run(bench: Bench) -> None:
         bench.tune(config=replace(NO_LIMIT, algorithms=("fft",)))
 
 
+def test_only_algorithms_that_give_the_same_bits_are_run_where_that_is_asked_for(bench: Bench) -> None:
+    bench.quick.deterministic = False
+    assert bench.tune(config=replace(NO_LIMIT, deterministic=True))[FORWARD].configuration.is_baseline
+    assert not bench.quick.sizes_run
+    assert bench.tune()[FORWARD].configuration.algorithms == ("quick",)
+
+
 def test_operations_that_are_not_asked_for_are_passed_over(bench: Bench) -> None:
     config = replace(NO_LIMIT, operations=(Operation.FORWARD,))
     tuning = bench.tune(FORWARD, FORWARD.with_operation(Operation.BACKWARD_DATA), FORWARD, config=config)
