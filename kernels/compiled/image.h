@@ -5,7 +5,7 @@
 
 #include "vector.h"
 
-// A batch of images; strides in floats. sc == 1 (NHWC) and sw == 1 (NCHW) are the fast cases; of x one of them holds.
+// A batch of images; strides in floats. sc == 1 (NHWC) and sw == 1 (NCHW) are the fast cases.
 struct Images {
   float* data;
   int n, c, h, w;
@@ -79,6 +79,9 @@ static inline void fill(const Images& x, const Region& r, float* buffer) {
     const float* from = x.at(r.image, r.channel, r.top + i, r.left + first);
     if (x.sc == 1)
       for (int j = first; j < last; ++j) store(to + j * VL, load_first(from + (j - first) * x.sw, channels));
+    else if (x.sw != 1)
+      for (int j = first; j < last; ++j)
+        for (int c = 0; c < VL; ++c) to[j * VL + c] = c < channels ? from[(j - first) * x.sw + c * x.sc] : 0;
     else
       gather_planar_row(from, x.sc, channels, last - first, to + first * VL);
   }

@@ -43,6 +43,9 @@ struct Product {
   Taps taps;
   int stride_h, stride_w;
   ptrdiff_t filter_offset;  // of its part of the packed filter, in floats
+
+  // The outputs of a whole window are one long row: that of the next output row goes on where this one ends.
+  bool joins_rows() const { return taps.size() == 1 && stride_h == 1 && stride_w == 1; }
 };
 
 Taps forward_taps(const Geometry& g) {
@@ -65,7 +68,15 @@ Taps backward_data_taps(const Geometry& g, int a, int b) {
   return taps;
 }
 
-// Calls body(product, view of y) for the one product of forward, or for each residue of backward data.
+Images every(Images x, int64_t stride_h, int64_t stride_w) {
+  x.h = ceil_div(x.h, int(stride_h));
+  x.w = ceil_div(x.w, int(stride_w));
+  x.sh *= stride_h;
+  x.sw *= stride_w;
+  return x;
+}
+
+// Calls body(product, view of y) for the one product of forward, or for each residue of backward data that any tap reaches.
 template <class Body>
 void for_products(const Geometry& g, bool backward_data, int rows, int lanes, const Images& y, Body body) {
   if (!backward_data) return body(Product{forward_taps(g), int(g.stride_h), int(g.stride_w), 0}, y);
@@ -75,24 +86,38 @@ void for_products(const Geometry& g, bool backward_data, int rows, int lanes, co
       Product product{backward_data_taps(g, a, b), 1, 1, offset};
       Images view = y;
       view.data = y.data + a * y.sh + b * y.sw;
-      view.h = ceil_div(y.h - a, int(g.stride_h));
-      view.w = ceil_div(y.w - b, int(g.stride_w));
-      view.sh = y.sh * g.stride_h;
-      view.sw = y.sw * g.stride_w;
+      view.h = y.h - a;
+      view.w = y.w - b;
+      view = every(view, g.stride_h, g.stride_w);
       offset += ptrdiff_t(product.taps.size()) * padded(rows) * blocks_of(lanes) * VL;
-      if (view.h > 0 && view.w > 0) body(product, view);
+      if (view.h > 0 && view.w > 0 && !product.taps.empty()) body(product, view);
     }
 }
 
-// A 1x1 filter on neighbouring pixels does not care where a row ends: one long row fills the register tiles better.
-bool is_pointwise(const Geometry& g) {
-  return g.r == 1 && g.s == 1 && g.stride_h == 1 && g.stride_w == 1 && g.pad_h == 0 && g.pad_w == 0;
+// The work of one group. A 1x1 filter without padding sees only every stride-th pixel: as if there were no others.
+struct Call {
+  Geometry geometry;
+  Images x, y;
+};
+
+Call make_call(Geometry g, bool backward_data, const Images& x, const Images& y) {
+  if (g.r != 1 || g.s != 1 || g.pad_h != 0 || g.pad_w != 0) return {g, x, y};
+  const int64_t stride_h = std::exchange(g.stride_h, 1), stride_w = std::exchange(g.stride_w, 1);
+  return backward_data ? Call{g, x, every(y, stride_h, stride_w)} : Call{g, every(x, stride_h, stride_w), y};
 }
 
-Images flattened(Images x) {
-  x.w *= x.h;
-  x.h = 1;
-  return x;
+// Are there pixels of dx that no tap reaches?
+bool leaves_gaps(const Geometry& g) {
+  for (int a = 0; a < g.stride_h; ++a)
+    for (int b = 0; b < g.stride_w; ++b)
+      if (backward_data_taps(g, a, b).empty()) return true;
+  return false;
+}
+
+void set_to_zero(float* data, int64_t count, int threads) {
+  constexpr int64_t PIECE = 1 << 16;
+#pragma omp parallel for num_threads(threads)
+  for (int64_t i = 0; i < count; i += PIECE) std::memset(data + i, 0, std::min(PIECE, count - i) * sizeof(float));
 }
 
 // ---- windows -------------------------------------------------------------------------------------------------------
@@ -118,17 +143,19 @@ WindowShape window_shape(bool planar, int channels, const Taps& taps, int stride
 }
 
 void fill_planar(const Images& x, const Region& r, const WindowShape& shape, float* to) {
+  std::memset(to, 0, shape.floats() * sizeof(float));
+  const int top = std::max(0, -r.top), bottom = std::min(shape.height, x.h - r.top);
   for (int c = 0; c < shape.channels; ++c)
-    for (int i = 0; i < shape.height; ++i) {
-      float* row = to + c * shape.plane() + i * shape.row();
-      const bool outside = r.top + i < 0 || r.top + i >= x.h;
-      const float* from = outside ? nullptr : x.at(r.image, c, r.top + i, 0);
-      for (int residue = 0; residue < shape.residues; ++residue)
-        for (int j = 0; j < shape.width; ++j, ++row) {
-          const int column = r.left + j * shape.residues + residue;
-          *row = outside || column < 0 || column >= x.w ? 0 : from[column * x.sw];
-        }
-    }
+    for (int i = top; i < bottom; ++i)
+      for (int residue = 0; residue < shape.residues; ++residue) {
+        const int left = r.left + residue;  // columns left + j * residues, of which those in the image are copied
+        const int first = left < 0 ? ceil_div(-left, shape.residues) : 0;
+        const int last = std::min(shape.width, left < x.w ? ceil_div(x.w - left, shape.residues) : 0);
+        const float* from = x.at(r.image, c, r.top + i, left);
+        const ptrdiff_t step = shape.residues * x.sw;
+        float* row = to + c * shape.plane() + i * shape.row() + ptrdiff_t(residue) * shape.width;
+        for (int j = first; j < last; ++j) row[j] = from[j * step];
+      }
 }
 
 // `r` without channel: all channels of the image.
@@ -166,7 +193,8 @@ Band choose_band(const Product& product, int channels, const Images& y, int thre
 struct ProductScratch {
   WindowShape window;
   Band band;
-  ptrdiff_t floats() const { return window.floats() + ptrdiff_t(NV) * band.columns * VL; }
+  int result_rows;
+  ptrdiff_t floats() const { return window.floats() + ptrdiff_t(NV) * result_rows * band.columns * VL; }
 };
 
 ProductScratch product_scratch(const Product& product, int channels, const Images& y, int threads) {
@@ -174,7 +202,7 @@ ProductScratch product_scratch(const Product& product, int channels, const Image
   const bool planar = is_planar(channels);
   return {window_shape(planar, channels, product.taps, product.stride_h, product.stride_w,
                        planar ? product.stride_w : 1, band.rows, band.columns),
-          band};
+          band, product.joins_rows() ? band.rows : 1};
 }
 
 // Distance of each block of the product's inner dimension from a window's start: (channel or channel block, tap).
@@ -213,6 +241,10 @@ void multiply_row(const WindowShape& shape, int stride_w, const float* window, c
                           filter_stream, to);
 }
 
+void add_to_all(float* vectors, int count, Vec offset) {
+  for (int i = 0; i < count; ++i) store(vectors + i * VL, load(vectors + i * VL) + offset);
+}
+
 void run_product(const Product& product, const Images& x, const float* filter, const float* bias, const Images& y,
                  float* scratch, int threads) {
   const ProductScratch layout = product_scratch(product, x.c, y, threads);
@@ -227,23 +259,21 @@ void run_product(const Product& product, const Images& x, const float* filter, c
     const int height = std::min(band.rows, y.h - top), width = std::min(band.columns, y.w - left);
     float* window = scratch + omp_get_thread_num() * layout.floats();
     float* result = window + layout.window.floats();
-    if (!product.taps.empty())
-      fill_window(x,
-                  {image, 0, top * product.stride_h + rows.first, left * product.stride_w + columns.first,
-                   layout.window.height, layout.window.width},
-                  layout.window, window);
+    fill_window(x,
+                {image, 0, top * product.stride_h + rows.first, left * product.stride_w + columns.first,
+                 layout.window.height, layout.window.width},
+                layout.window, window);
+    const int together = product.joins_rows() && width == band.columns ? height : 1;
     for_column_blocks(blocks_of(y.c), [&](auto vectors, int k) {
-      for (int i = 0; i < height; ++i) {
+      for (int i = 0; i < height; i += together) {
+        const int outputs = together * width;
         multiply_row<vectors.value>(layout.window, product.stride_w,
-                                    window + i * product.stride_h * layout.window.row(), offsets, width,
+                                    window + i * product.stride_h * layout.window.row(), offsets, outputs,
                                     filter + product.filter_offset + k * stream, stream, result);
         for (int j = 0; j < vectors.value; ++j) {
-          float* lanes = result + ptrdiff_t(j) * width * VL;
-          if (bias) {
-            const Vec offset = load_first(bias + (k + j) * VL, y.c - (k + j) * VL);
-            for (int q = 0; q < width; ++q) store(lanes + q * VL, load(lanes + q * VL) + offset);
-          }
-          scatter(y, {image, (k + j) * VL, top + i, left, 1, width}, {lanes, ptrdiff_t(width) * VL, VL}, lanes);
+          float* lanes = result + ptrdiff_t(j) * outputs * VL;
+          if (bias) add_to_all(lanes, outputs, load_first(bias + (k + j) * VL, y.c - (k + j) * VL));
+          scatter(y, {image, (k + j) * VL, top + i, left, together, width}, {lanes, ptrdiff_t(width) * VL, VL}, lanes);
         }
       }
     });
@@ -253,14 +283,21 @@ void run_product(const Product& product, const Images& x, const float* filter, c
 // [lane block][row or row block][tap][row in block][VL]: in the order in which a register tile reads it.
 void pack_filter(const FilterView& w, const Taps& taps, float* to, int threads) {
   const int rows = padded(w.rows), in_block = is_planar(w.rows) ? 1 : VL, count = int(taps.size());
-#pragma omp parallel for collapse(2) num_threads(threads)
-  for (int block = 0; block < blocks_of(w.lanes); ++block)
-    for (int row = 0; row < rows; ++row)
-      for (int t = 0; t < count; ++t) {
-        float* vector = to + (((ptrdiff_t(block) * (rows / in_block) + row / in_block) * count + t) * in_block + row % in_block) * VL;
-        const int lanes = row < w.rows ? std::min(VL, w.lanes - block * VL) : 0;
-        for (int l = 0; l < VL; ++l) vector[l] = l < lanes ? *w.at(block * VL + l, row, taps[t].r, taps[t].s) : 0;
+#pragma omp parallel num_threads(threads)
+  {
+    std::vector<float> buffer(size_t(VL) * w.taps() * VL);
+#pragma omp for collapse(2)
+    for (int block = 0; block < blocks_of(w.lanes); ++block)
+      for (int first = 0; first < rows; first += VL) {
+        load_filter_block({w, block * VL, first}, buffer.data());
+        for (int row = first; row < std::min(first + VL, rows); ++row)
+          for (int t = 0; t < count; ++t) {
+            const ptrdiff_t outer = ptrdiff_t(block) * (rows / in_block) + row / in_block;
+            const float* vector = buffer.data() + (ptrdiff_t(row - first) * w.taps() + taps[t].r * w.s + taps[t].s) * VL;
+            store(to + ((outer * count + t) * in_block + row % in_block) * VL, load(vector));
+          }
       }
+  }
 }
 
 // ---- backward filter -----------------------------------------------------------------------------------------------
@@ -377,21 +414,28 @@ void accumulate(const Geometry& g, const Images& x, const Images& dy, float* du,
 
 void add_filter_gradient(const Geometry& g, const float* du, const FilterView& dw, int threads) {
   const bool planar = is_planar(dw.rows);
-  const int taps = int(g.r * g.s), blocks = blocks_of(dw.lanes);
-#pragma omp parallel for num_threads(threads)
-  for (int c = 0; c < dw.rows; ++c)
-    for (int t = 0; t < taps; ++t)
-      for (int k = 0; k < dw.lanes; ++k) {
-        const int r = t / int(g.s), s = t % int(g.s);
-        const ptrdiff_t vector = planar ? ((ptrdiff_t(c) * g.r + r) * blocks + k / VL) * g.s + s
-                                        : ((ptrdiff_t(c / VL) * taps + t) * blocks + k / VL) * VL + c % VL;
-        *dw.at(k, c, r, s) += du[vector * VL + k % VL];
+  const int taps = dw.taps(), blocks = blocks_of(dw.lanes);
+#pragma omp parallel num_threads(threads)
+  {
+    std::vector<float> buffer(size_t(VL) * taps * VL);
+#pragma omp for collapse(2)
+    for (int k = 0; k < blocks; ++k)
+      for (int first = 0; first < dw.rows; first += VL) {
+        for (int c = first; c < std::min(first + VL, dw.rows); ++c)
+          for (int t = 0; t < taps; ++t) {
+            const int r = t / dw.s, s = t % dw.s;
+            const ptrdiff_t vector = planar ? ((ptrdiff_t(c) * g.r + r) * blocks + k) * g.s + s
+                                            : ((ptrdiff_t(c / VL) * taps + t) * blocks + k) * VL + c % VL;
+            store(buffer.data() + (ptrdiff_t(c - first) * taps + t) * VL, load(du + vector * VL));
+          }
+        add_filter_block({dw, k * VL, first}, buffer.data());
       }
+  }
 }
 
 }  // namespace
 
-// What library.py calls. c, k: channels of one group; sizes of y in p, q.
+// What library.py calls. c, k: channels of one group.
 #pragma GCC visibility push(default)
 extern "C" {
 
@@ -400,21 +444,19 @@ int64_t mucudnn_implicit_gemm_filter_floats(const Geometry* g, int rows, int lan
   return g->r * g->s * padded(rows) * blocks_of(lanes) * VL;
 }
 
-// Floats of scratch for n samples, from sizes of the tensor that is read (rows channels) to the one written (h, w, lanes).
-int64_t mucudnn_implicit_gemm_scratch_floats(const Geometry* g, int backward_data, int n, int rows, int lanes, int h, int w,
-                                             int threads) {
-  Images y{nullptr, n, lanes, h, w, 0, 1, 0, 0};
-  if (is_pointwise(*g)) y = flattened(y);
+// Floats of scratch for n samples; rows: channels of the tensor that is read, lanes, h, w: of the one that is written.
+int64_t mucudnn_implicit_gemm_scratch_floats(const Geometry* g, int backward_data, int n, int rows, int lanes, int h,
+                                             int w, int threads) {
+  const Call call = make_call(*g, backward_data, Images{}, Images{nullptr, n, lanes, h, w, 0, 1, 0, 0});
   ptrdiff_t most = 0;
-  for_products(*g, backward_data, rows, lanes, y, [&](const Product& product, const Images& view) {
+  for_products(call.geometry, backward_data, rows, lanes, call.y, [&](const Product& product, const Images& view) {
     most = std::max(most, product_scratch(product, rows, view, threads).floats());
   });
   return most * threads;
 }
 
 int64_t mucudnn_implicit_gemm_gradient_scratch_floats(const Geometry* g, int n, int c, int k, int p, int q) {
-  const bool flat = is_pointwise(*g);
-  return filter_gradient(*g, n, c, k, flat ? 1 : p, flat ? p * q : q).scratch_floats();
+  return filter_gradient(make_call(*g, false, Images{}, Images{}).geometry, n, c, k, p, q).scratch_floats();
 }
 
 int64_t mucudnn_implicit_gemm_pack_filter(const Geometry* g, int backward_data, const FilterArgument* w, float* packed,
@@ -423,7 +465,8 @@ int64_t mucudnn_implicit_gemm_pack_filter(const Geometry* g, int backward_data, 
     const FilterView view = w->group(i, g->groups, backward_data);
     float* to = packed + i * mucudnn_implicit_gemm_filter_floats(g, view.rows, view.lanes);
     const Images whole{nullptr, 1, view.lanes, int(g->stride_h), int(g->stride_w), 0, 1, 0, 0};
-    for_products(*g, backward_data, view.rows, view.lanes, whole, [&](const Product& product, const Images&) {
+    const Call call = make_call(*g, backward_data, Images{}, whole);
+    for_products(call.geometry, backward_data, view.rows, view.lanes, call.y, [&](const Product& product, const Images&) {
       pack_filter(view, product.taps, to + product.filter_offset, threads);
     });
   }
@@ -433,12 +476,13 @@ int64_t mucudnn_implicit_gemm_pack_filter(const Geometry* g, int backward_data, 
 // Forward: x -> y. Backward data: x = dy, y = dx.
 int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, const ImagesArgument* x, const float* packed,
                                       const float* bias, const ImagesArgument* y, float* scratch, int threads) {
+  if (backward_data && leaves_gaps(*g)) set_to_zero(y->data, y->n * y->c * y->h * y->w, threads);
   for (int i = 0; i < g->groups; ++i) {
-    Images from = x->group(i, g->groups), to = y->group(i, g->groups);
-    if (is_pointwise(*g)) from = flattened(from), to = flattened(to);
-    const float* filter = packed + i * mucudnn_implicit_gemm_filter_floats(g, from.c, to.c);
-    for_products(*g, backward_data, from.c, to.c, to, [&](const Product& product, const Images& view) {
-      run_product(product, from, filter, bias ? bias + i * to.c : nullptr, view, scratch, threads);
+    const Call call = make_call(*g, backward_data, x->group(i, g->groups), y->group(i, g->groups));
+    const int rows = call.x.c, lanes = call.y.c;
+    const float* filter = packed + i * mucudnn_implicit_gemm_filter_floats(g, rows, lanes);
+    for_products(call.geometry, backward_data, rows, lanes, call.y, [&](const Product& product, const Images& view) {
+      run_product(product, call.x, filter, bias ? bias + i * lanes : nullptr, view, scratch, threads);
     });
   }
   return 0;
@@ -447,14 +491,15 @@ int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, cons
 int64_t mucudnn_implicit_gemm_accumulate(const Geometry* g, const ImagesArgument* x, const ImagesArgument* dy, float* du,
                                          float* scratch, int threads) {
   for (int i = 0; i < g->groups; ++i) {
-    Images left = x->group(i, g->groups), right = dy->group(i, g->groups);
-    if (is_pointwise(*g)) left = flattened(left), right = flattened(right);
-    accumulate(*g, left, right, du + i * mucudnn_implicit_gemm_filter_floats(g, left.c, right.c), scratch, threads);
+    const Call call = make_call(*g, false, x->group(i, g->groups), dy->group(i, g->groups));
+    float* sum = du + i * mucudnn_implicit_gemm_filter_floats(g, call.x.c, call.y.c);
+    accumulate(call.geometry, call.x, call.y, sum, scratch, threads);
   }
   return 0;
 }
 
-int64_t mucudnn_implicit_gemm_add_filter_gradient(const Geometry* g, const float* du, const FilterArgument* dw, int threads) {
+int64_t mucudnn_implicit_gemm_add_filter_gradient(const Geometry* g, const float* du, const FilterArgument* dw,
+                                                  int threads) {
   for (int i = 0; i < g->groups; ++i) {
     const FilterView view = dw->group(i, g->groups, false);
     add_filter_gradient(*g, du + i * mucudnn_implicit_gemm_filter_floats(g, view.rows, view.lanes), view, threads);

@@ -7,6 +7,10 @@
 #include <cstring>
 
 #if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
 constexpr int VL = 16;
 constexpr int REGISTERS = 32;
 #elif defined(__AVX2__)
@@ -34,14 +38,24 @@ INLINE Vec broadcast(float value) { return value - Vec{}; }
 // The first `count` lanes, zero behind them: never touches memory past from[count - 1].
 INLINE Vec load_first(const float* from, int count) {
   if (count >= VL) return load(from);
+  if (count <= 0) return Vec{};
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_loadu_ps(__mmask16((1u << count) - 1), from);
+#else
   Vec value = {};
-  if (count > 0) std::memcpy(&value, from, count * sizeof(float));
+  std::memcpy(&value, from, count * sizeof(float));
   return value;
+#endif
 }
 
 INLINE void store_first(float* to, Vec value, int count) {
   if (count >= VL) return store(to, value);
-  if (count > 0) std::memcpy(to, &value, count * sizeof(float));
+  if (count <= 0) return;
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(to, __mmask16((1u << count) - 1), (__m512)value);
+#else
+  std::memcpy(to, &value, count * sizeof(float));
+#endif
 }
 
 // Lanes whose bit D is clear come from a, the others from b, each exchanged with its partner: one butterfly of a transpose.

@@ -208,26 +208,23 @@ struct Winograd {
   static void transform_filter(const FilterView& w, const Planes& u, int threads) {
 #pragma omp parallel for collapse(2) num_threads(threads)
     for (int block = 0; block < u.column_blocks; ++block)
-      for (int row = 0; row < u.rows; ++row) {
-        alignas(64) float taps[R * R * VL] = {};
-        const int lanes = row < w.rows ? std::min(VL, w.lanes - block * VL) : 0;
-        for (int l = 0; l < lanes; ++l)
-          for (int i = 0; i < R; ++i)
-            for (int j = 0; j < R; ++j) taps[(i * R + j) * VL + l] = *w.at(block * VL + l, row, i, j);
-        transform<Filter>(taps, R * VL, VL, u.at(0, block, row), SIZE * u.stride(), u.stride());
+      for (int first = 0; first < u.rows; first += VL) {
+        alignas(64) float taps[VL * R * R * VL];
+        load_filter_block({w, block * VL, first}, taps);
+        for (int i = 0; i < VL; ++i)
+          transform<Filter>(taps + i * R * R * VL, R * VL, VL, u.at(0, block, first + i), SIZE * u.stride(), u.stride());
       }
   }
 
   static void add_filter_gradient(const Planes& du, const FilterView& dw, int threads) {
 #pragma omp parallel for collapse(2) num_threads(threads)
     for (int block = 0; block < du.column_blocks; ++block)
-      for (int row = 0; row < dw.rows; ++row) {
-        alignas(64) float taps[R * R * VL];
-        transform<FilterGradient>(du.at(0, block, row), SIZE * du.stride(), du.stride(), taps, R * VL, VL);
-        const int lanes = std::min(VL, dw.lanes - block * VL);
-        for (int l = 0; l < lanes; ++l)
-          for (int i = 0; i < R; ++i)
-            for (int j = 0; j < R; ++j) *dw.at(block * VL + l, row, i, j) += taps[(i * R + j) * VL + l];
+      for (int first = 0; first < du.rows; first += VL) {
+        alignas(64) float taps[VL * R * R * VL];
+        for (int i = 0; i < VL; ++i)
+          transform<FilterGradient>(du.at(0, block, first + i), SIZE * du.stride(), du.stride(), taps + i * R * R * VL,
+                                    R * VL, VL);
+        add_filter_block({dw, block * VL, first}, taps);
       }
   }
 };
@@ -273,8 +270,7 @@ int64_t mucudnn_winograd_transform_filter(int m, int r, int groups, int backward
                                           float* u, int threads) {
   return dispatch(m, r, [&](auto winograd) -> int64_t {
     for (int g = 0; g < groups; ++g) {
-      FilterView view = w->group(g, groups, backward_data);
-      if (backward_data) view = FilterArgument::turned(view, r, r);
+      const FilterView view = w->group(g, groups, backward_data, backward_data);
       const Planes planes = filter_planes(u + g * winograd.filter_floats(view.rows, view.lanes), view.rows, view.lanes);
       winograd.transform_filter(view, planes, threads);
     }
