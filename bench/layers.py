@@ -118,8 +118,10 @@ def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
 
 def _load(source: str, batch: int | None, input_shape: tuple[int, int, int] | None) -> list[Layer]:
     if source in NETWORKS:
-        with torch.device("meta"):  # shapes are all that is needed: nothing is allocated or computed
-            return _run(source, build(source), input_shape or INPUT_SHAPE, batch)
+        # Weights that nobody fills, and one sample: on meta tensors torch would load its compiler, which takes longer.
+        with torch.device("meta"):
+            model = build(source)
+        return _run(source, model.to_empty(device="cpu").eval(), input_shape or INPUT_SHAPE, batch)
     if ":" in source and not Path(source).exists():
         return _run_user_model(source, input_shape, batch)
     if input_shape is not None:

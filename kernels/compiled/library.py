@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mucudnn.errors import UnavailableError
+from mucudnn.errors import InvalidInputError, UnavailableError
 from mucudnn.problem import ConvProblem, MemoryFormat
 
 BUILDS = ("avx512", "avx2", "plain")
@@ -99,11 +99,15 @@ class LoadedBuild:
 @lru_cache(maxsize=1)
 def loaded_build() -> LoadedBuild:
     """The fastest build that this processor runs and that was built; loaded on the first call."""
-    wanted = os.environ.get("MUCUDNN_BUILD") or _LARGEST_BUILD.get(torch.backends.cpu.get_cpu_capability(), "plain")
+    largest = _LARGEST_BUILD.get(torch.backends.cpu.get_cpu_capability(), "plain")
+    wanted = os.environ.get("MUCUDNN_BUILD") or largest
+    runnable = BUILDS[BUILDS.index(largest) :]
+    if wanted not in (*runnable, "torch"):
+        raise InvalidInputError(f"MUCUDNN_BUILD is {wanted!r}; this processor runs {', '.join(runnable)} and torch")
     if wanted == "torch":
         return LoadedBuild("torch", None, "MUCUDNN_BUILD=torch asks for torch's operators")
     reasons = []
-    for name in BUILDS[BUILDS.index(wanted) if wanted in BUILDS else 0 :]:
+    for name in BUILDS[BUILDS.index(wanted) :]:
         path = _path(name)
         if path is None:
             reasons.append(f"{name} was not built")
