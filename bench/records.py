@@ -47,6 +47,7 @@ def network_record(benchmark: NetworkBenchmark) -> Record:
         total[f"speedup_{memory_format}"] = benchmark.speedup(memory_format)
     total["speedup_best"] = benchmark.speedup_best
     total["prediction_error"] = benchmark.prediction_error
+    total["prediction_error_when_tuned"] = benchmark.prediction_error_when_tuned
     return {
         **_header(benchmark.config, benchmark.environment, benchmark.date),
         "network": benchmark.network,

@@ -25,7 +25,11 @@ _NEARLY_AS_FAST = 1.15  # predictions this close are within what sums of parts a
 
 
 def run_whole(problem: ConvProblem, configuration: Configuration, operands: Operands) -> Tensor:
-    """One call as a user's: the result is newly allocated, as torch's own is. Returns what the operation writes."""
+    """One call as ``mucudnn.Conv2d`` makes it: the baseline is torch's own, others allocate their result newly,
+    as torch's is. Returns what the operation writes.
+    """
+    if configuration.is_baseline:
+        return run_torch(problem, operands)
     x, w, y = operands.x, operands.w, operands.y
     match problem.operation:
         case Operation.FORWARD:

@@ -79,14 +79,14 @@ def test_one_format_and_one_operation(table: LayerTable, config: Config) -> None
 def test_the_variants_run_in_turns(table: LayerTable, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     tune_table(table, config)
     order: list[str] = []
-    for name in ("torch_convolution", "run"):
+    for name in ("run_torch", "run_whole"):
         real = getattr(network_benchmark, name)
         monkeypatch.setattr(network_benchmark, name, lambda *a, n=name, f=real, **k: (order.append(n), f(*a, **k))[1])
     first = replace(table, layers=table.layers[:1])
     only = replace(config, operations=(Operation.FORWARD,))
     benchmark_network(first, only, rounds=3, clock=ManualClock())
-    warm_up_and_rounds = [name for name in ("torch_convolution", "run") * 2 for _ in range(2)]
-    assert order == warm_up_and_rounds + ["torch_convolution", "run", "torch_convolution", "run"] * 2
+    warm_up_and_rounds = [name for name in ("run_torch", "run_whole") * 2 for _ in range(2)]
+    assert order == warm_up_and_rounds + ["run_torch", "run_whole", "run_torch", "run_whole"] * 2
 
 
 def test_progress_goes_from_tuning_to_the_end(table: LayerTable, config: Config) -> None:
