@@ -19,6 +19,7 @@ from mucudnn.configuration import Configuration
 from mucudnn.errors import InvalidInputError
 from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm
 from mucudnn.kernels.registry import algorithm as algorithm_named
+from mucudnn.pages import on_huge_pages
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
 TORCH_FORMATS = {
@@ -146,7 +147,7 @@ class _KeptWorkspace:
         if buffer is None or buffer.numel() < size_bytes:
             self.buffer = buffer = None  # freed first: never two at a time
             with torch.inference_mode(False):  # an inference tensor could not be written to in a later training step
-                buffer = self.buffer = torch.empty(size_bytes, dtype=torch.uint8)
+                buffer = self.buffer = on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8))
         return buffer
 
 

@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 from mucudnn.configuration import Configuration
 from mucudnn.errors import InvalidInputError, UnavailableError
 from mucudnn.execution import TORCH_FORMATS, Recipe, torch_convolution
+from mucudnn.pages import on_huge_pages
 from mucudnn.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
 
 UNTUNED = 0  # the handle of no choices
@@ -144,7 +145,9 @@ def _conv2d(x: Tensor, w: Tensor, bias: Tensor | None, *geometry_and_tuning: Any
     if recipe is None:
         return torch_convolution(Operation.FORWARD, x, w, None, bias, *geometry_and_tuning[:-1])
     torch_format = TORCH_FORMATS[recipe.problem.memory_format]
-    y = torch.empty(recipe.problem.y_shape(len(x)), dtype=x.dtype, device=x.device, memory_format=torch_format)
+    y = on_huge_pages(
+        torch.empty(recipe.problem.y_shape(len(x)), dtype=x.dtype, device=x.device, memory_format=torch_format)
+    )
     x, w = x.contiguous(memory_format=torch_format), w.contiguous(memory_format=torch_format)
     recipe.execute(x, w, y, None if bias is None else bias.contiguous())
     return y
@@ -155,7 +158,7 @@ def _conv2d_backward_data(x: Tensor, w: Tensor, dy: Tensor, *geometry_and_tuning
     if recipe is None:
         return torch_convolution(Operation.BACKWARD_DATA, x, w, dy, None, *geometry_and_tuning[:-1])
     torch_format = TORCH_FORMATS[recipe.problem.memory_format]
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch_format)
+    dx = on_huge_pages(torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch_format))
     recipe.execute(dx, w.contiguous(memory_format=torch_format), dy.contiguous(memory_format=torch_format))
     return dx
 
@@ -165,7 +168,7 @@ def _conv2d_backward_filter(x: Tensor, w: Tensor, dy: Tensor, *geometry_and_tuni
     if recipe is None:
         return torch_convolution(Operation.BACKWARD_FILTER, x, w, dy, None, *geometry_and_tuning[:-1])
     torch_format = TORCH_FORMATS[recipe.problem.memory_format]
-    dw = torch.empty(w.shape, dtype=w.dtype, device=w.device, memory_format=torch_format)
+    dw = on_huge_pages(torch.empty(w.shape, dtype=w.dtype, device=w.device, memory_format=torch_format))
     recipe.execute(x.contiguous(memory_format=torch_format), dw, dy.contiguous(memory_format=torch_format))
     return dw
 

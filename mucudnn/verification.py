@@ -17,6 +17,7 @@ from mucudnn.environment import Environment, current_environment
 from mucudnn.execution import run, torch_convolution
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.registry import algorithms
+from mucudnn.pages import on_huge_pages
 from mucudnn.problem import ConvProblem, Operation
 from mucudnn.solver.front import desirable_sets
 
@@ -33,11 +34,11 @@ def run_whole(problem: ConvProblem, configuration: Configuration, operands: Oper
     x, w, y = operands.x, operands.w, operands.y
     match problem.operation:
         case Operation.FORWARD:
-            target = y = torch.empty_like(y)
+            target = y = on_huge_pages(torch.empty_like(y))
         case Operation.BACKWARD_DATA:
-            target = x = torch.empty_like(x)
+            target = x = on_huge_pages(torch.empty_like(x))
         case Operation.BACKWARD_FILTER:
-            target = w = torch.empty_like(w)
+            target = w = on_huge_pages(torch.empty_like(w))
     run(problem, configuration, x, w, y)
     return target
 
