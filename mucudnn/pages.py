@@ -36,4 +36,4 @@ def _advise() -> Callable[[int, int, int], int]:
         return lambda start, length, advice: 0
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes, madvise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
-    return madvise  # type: ignore[no-any-return]
+    return madvise

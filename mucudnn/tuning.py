@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mucudnn.config import Config
 from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement, MicroConfig
@@ -12,6 +12,9 @@ from mucudnn.environment import Environment
 from mucudnn.errors import InvalidInputError
 from mucudnn.problem import ConvProblem
 from mucudnn.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,12 @@ class Tuning:
             "problems": [tuned.to_json() for tuned in self.problems],
         }
 
+    def to_frame(self) -> pandas.DataFrame:
+        """One row a problem: its geometry, what was chosen, seconds and bytes."""
+        import pandas
+
+        return pandas.DataFrame([_row(tuned) for tuned in self.problems])
+
 
 class TuningInterrupted(KeyboardInterrupt):
     """Ctrl-C while tuning. ``partial`` has the problems that are ready; all measurements made so far are stored."""
@@ -107,6 +116,19 @@ class TuningInterrupted(KeyboardInterrupt):
     def __init__(self, partial: Tuning) -> None:
         super().__init__(f"tuning was interrupted; {len(partial.problems)} problems are ready")
         self.partial = partial
+
+
+def _row(tuned: TunedProblem) -> dict[str, Any]:
+    return asdict(tuned.problem) | {
+        "batch_size": tuned.batch_size,
+        "configuration": str(tuned.configuration),
+        "baseline_s": tuned.baseline_s,
+        "time_s": tuned.time_s,
+        "predicted_s": tuned.configuration.time_s,
+        "speedup": tuned.speedup,
+        "workspace_bytes": tuned.configuration.workspace_bytes,
+        "relative_error": tuned.relative_error,
+    }
 
 
 def allowed(measurements: Iterable[Measurement], config: Config, problem: ConvProblem) -> list[Measurement]:

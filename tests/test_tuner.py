@@ -70,6 +70,21 @@ def test_the_baseline_is_chosen_where_whole_runs_are_not_faster() -> None:
     assert "not faster by more than the noise" in tuned.reason
 
 
+@pytest.mark.parametrize(("slowdown", "is_chosen"), [(1.96, False), (1.90, True)])
+def test_a_lead_below_three_percent_is_not_worth_it(slowdown: float, is_chosen: bool) -> None:
+    """The machine has no noise at all: only the least gain decides. ``quick`` is twice as fast as torch by itself."""
+    bench = Bench(slowdown=lambda configuration: 1.0 if configuration.is_baseline else slowdown)
+    assert bench.tune()[FORWARD].configuration.is_baseline is not is_chosen
+
+
+def test_the_frame_has_a_row_for_each_problem(bench: Bench) -> None:
+    tuning = bench.tune(FORWARD, OTHER)
+    frame = tuning.to_frame()
+    assert list(frame.k) == [FORWARD.k, OTHER.k]
+    assert list(frame.configuration) == [str(tuned.configuration) for tuned in tuning.problems]
+    assert list(frame.baseline_s / frame.time_s) == list(frame.speedup)
+
+
 def test_the_contender_that_whole_runs_like_best_is_chosen(bench: Bench) -> None:
     bench.quick.step_s = linear(0.01, 1e-4)  # predicted: the fewer micro-batches, the faster
     bench.slowdown = lambda configuration: 1.5 if len(configuration.micro_configs) == 1 else 1.0
