@@ -77,6 +77,13 @@ def test_a_lead_below_three_percent_is_not_worth_it(slowdown: float, is_chosen: 
     assert bench.tune()[FORWARD].configuration.is_baseline is not is_chosen
 
 
+@pytest.mark.parametrize(("per_sample_s", "is_chosen"), [(5e-6, False), (50e-6, True)])
+def test_what_the_operator_costs_must_be_won_too(bench: Bench, per_sample_s: float, is_chosen: bool) -> None:
+    """``quick`` is twice as fast as torch: of a tiny convolution that is less than a call through the dispatcher."""
+    bench.native.step_s, bench.quick.step_s = linear(per_sample_s), linear(per_sample_s / 2)
+    assert bench.tune()[FORWARD].configuration.is_baseline is not is_chosen
+
+
 def test_the_frame_has_a_row_for_each_problem(bench: Bench) -> None:
     tuning = bench.tune(FORWARD, OTHER)
     frame = tuning.to_frame()

@@ -56,7 +56,9 @@ def filter_of(problem: ConvProblem, w: Tensor) -> Filter:
     return Filter(w.data_ptr(), *w.shape, *_strides(problem, w))
 
 
+@lru_cache(maxsize=1024)
 def geometry(problem: ConvProblem) -> Geometry:
+    """What the problem is, beside its sizes; kept, since building it costs as much as a tiny convolution."""
     return Geometry(problem.r, problem.s, *problem.stride, *problem.padding, *problem.dilation, problem.groups)
 
 
