@@ -68,8 +68,10 @@ def training_table(comparison: TrainingComparison) -> Table:
     printed.add_row("mucudnn, ms per step", _milliseconds(comparison.mucudnn_step_s))
     printed.add_row("speedup of the whole step", _speedup(comparison.speedup))
     printed.add_row("loss, first and last step", f"{comparison.losses[0]:.3f} → {comparison.losses[-1]:.3f}")
-    printed.add_row("largest relative difference of the losses", f"{comparison.loss_difference:.1e}")
-    printed.add_row("largest relative difference of the gradients", f"{comparison.gradient_difference:.1e}")
+    rows = (("mucudnn", comparison.difference), ("torch in channels_last", comparison.yardstick))
+    for name, difference in rows:
+        printed.add_row(f"{name} against torch: largest relative difference of the losses", f"{difference.loss:.1e}")
+        printed.add_row(f"{name} against torch: ... and of the gradients", f"{difference.gradient:.1e}")
     return printed
 
 

@@ -16,7 +16,7 @@ from mucudnn.bench.network_benchmark import Cell, FormatResult, NetworkBenchmark
 from mucudnn.bench.records import network_record, tuning_record
 from mucudnn.bench.report import layers_table, network_table, training_table, tuning_table
 from mucudnn.bench.table_tuning import TableTuning, TunedLayer
-from mucudnn.bench.training import TrainingComparison, labelled_batches, train_in_turns
+from mucudnn.bench.training import Difference, TrainingComparison, labelled_batches, train_in_turns
 from mucudnn.config import Config
 from mucudnn.configuration import Configuration, MicroConfig
 from mucudnn.environment import Environment
@@ -122,20 +122,22 @@ def test_training_of_equal_models_has_no_difference() -> None:
         )
 
     comparison = train_in_turns(model(), model(), labelled_batches(20, 8, (3, 8, 8)))
-    assert comparison.loss_difference == 0
-    assert comparison.gradient_difference == 0
+    assert comparison.difference.loss == 0
+    assert comparison.difference.gradient == 0
     assert comparison.losses[-1] < comparison.losses[0]
 
 
 def test_training_of_unequal_models_has_the_difference() -> None:
     models = [torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10)) for _ in range(2)]
     comparison = train_in_turns(*models, labelled_batches(2, 8, (3, 2, 2)))
-    assert comparison.loss_difference > 0
-    assert comparison.gradient_difference > 0
+    assert comparison.difference.loss > 0
+    assert comparison.difference.gradient > 0
 
 
 def test_training_table_prints_times_and_differences() -> None:
-    printed = text(training_table(TrainingComparison(0.5, 0.25, (2.3, 1.1), 1e-6, 3e-5)))
+    printed = text(
+        training_table(TrainingComparison(0.5, 0.25, (2.3, 1.1), Difference(1e-6, 3e-5), Difference(2e-6, 4e-5)))
+    )
     for expected in ("500.00", "250.00", "2.00×", "2.300 → 1.100", "1.0e-06", "3.0e-05"):
         assert expected in printed
 
