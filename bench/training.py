@@ -1,7 +1,7 @@
 """The same training, step by step in turns, by models that should not differ: how fast each is, how far they part.
 
-In float32 they do part: where a maximum or a ReLU is decided by the last bit, a rounding sends a gradient elsewhere, and
-every step adds to it. So torch is also compared with itself in the other memory format: that is the yardstick.
+In float32 they do part: where a maximum or a ReLU is decided by the last bit, a rounding sends a gradient elsewhere,
+and every step adds to it. So torch is also compared with itself in the other memory format: that is the yardstick.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def labelled_batches(steps: int, batch_size: int, shape: tuple[int, int, int], c
 
 def train_in_turns(torch_model: nn.Module, mucudnn_model: nn.Module, batches: Iterable[Batch]) -> TrainingComparison:
     """Every batch is one step of each model; the first step is a warm-up, whose time does not count."""
-    channels_last = copy.deepcopy(torch_model).to(memory_format=torch.channels_last)
+    channels_last = copy.deepcopy(torch_model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     trainees = [Trainee(model) for model in (torch_model, mucudnn_model, channels_last)]
     steps: list[list[Step]] = [[], [], []]
     for seed, (images, labels) in enumerate(batches):
