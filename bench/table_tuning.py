@@ -67,8 +67,9 @@ def tune_table(
     batch_sizes = list(dict.fromkeys(layer.batch_size for layer, _ in wanted))
     try:
         for part, batch_size in enumerate(batch_sizes):
-            problems = [problem for layer, problem in wanted if layer.batch_size == batch_size]
-            tuning = tune(problems, batch_size, config, device=device, progress=_part(progress, part, len(batch_sizes)))
+            names = {problem: f"{layer.name}, {problem}" for layer, problem in wanted if layer.batch_size == batch_size}
+            own_part = _part(progress, part, len(batch_sizes))
+            tuning = tune(names, batch_size, config, device=device, progress=own_part, names=names)
             ready |= _by_key(tuning)
     except TuningInterrupted as interruption:
         ready |= _by_key(interruption.partial)

@@ -31,10 +31,8 @@ class Environment:
     def __str__(self) -> str:
         """For people: ``AMD EPYC (AVX512), 2 threads, torch 2.13.0+cpu, oneDNN 3.12.0, compiled for avx512``."""
         threads = f"{self.threads} thread" + ("" if self.threads == 1 else "s")
-        return (
-            f"{self.device} ({self.capability}), {threads}, torch {self.torch}, {self.library}, "
-            f"compiled for {self.compiled}"
-        )
+        build = "nothing compiled" if self.compiled == "torch" else f"compiled for {self.compiled}"
+        return f"{self.device} ({self.capability}), {threads}, torch {self.torch}, {self.library}, {build}"
 
 
 def current_environment(device: str = "cpu") -> Environment:

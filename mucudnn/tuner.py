@@ -38,6 +38,7 @@ def tune(
     *,
     device: str = "cpu",
     progress: Progress | None = None,
+    names: Mapping[ConvProblem, str] | None = None,
     database: Database | None = None,
     machine: Machine | None = None,
 ) -> Tuning:
@@ -45,7 +46,8 @@ def tune(
 
     Problems whose operation is not in ``config.operations`` are passed over. What the database has is not measured
     again; each new measurement is stored as it is made. ``progress`` is called with what is being done and the fraction
-    that is done. ``database``: instead of the file that the config names. ``machine``: instead of this one.
+    that is done. ``names``: what problems are called in progress and errors. ``database``: instead of the file that the
+    config names. ``machine``: instead of this one.
 
     Raises ``InfeasibleError`` (naming the smallest limit of every problem that has no configuration),
     ``InvalidInputError`` for an unknown algorithm, ``UnavailableError`` for a device that is not there,
@@ -56,9 +58,9 @@ def tune(
     machine = machine or Machine.current(device)
     wanted = [p for p in dict.fromkeys(problems) if p.operation in config.operations]
     if database is not None:
-        return _Tuner(batch_size, config, machine, Store(database, machine.environment), progress).tune(wanted)
+        return _Tuner(batch_size, config, machine, Store(database, machine.environment), progress, names).tune(wanted)
     with Database(config.database) as opened:
-        return _Tuner(batch_size, config, machine, Store(opened, machine.environment), progress).tune(wanted)
+        return _Tuner(batch_size, config, machine, Store(opened, machine.environment), progress, names).tune(wanted)
 
 
 @dataclass(slots=True)
@@ -111,10 +113,17 @@ class _Tuner:
     """Tunes problems of one batch size under one config."""
 
     def __init__(
-        self, batch_size: int, config: Config, machine: Machine, store: Store, progress: Progress | None
+        self,
+        batch_size: int,
+        config: Config,
+        machine: Machine,
+        store: Store,
+        progress: Progress | None,
+        names: Mapping[ConvProblem, str] | None,
     ) -> None:
         self.batch_size, self.config, self.machine, self.store = batch_size, config, machine, store
         self.progress = progress or (lambda text, fraction: None)
+        self.names = names or {}
         self.algorithms = _algorithms(machine, config)
         self.versions = {algorithm.name: algorithm.version for algorithm in self.algorithms}
         self.ready: list[TunedProblem] = []
@@ -140,7 +149,7 @@ class _Tuner:
         return Tuning(self.config, self.machine.environment, tuple(self.ready))
 
     def _job(self, problem: ConvProblem) -> _Job:
-        self.progress(f"{problem}: finding algorithms", 0.0)
+        self.progress(f"{self._name(problem)}: finding algorithms", 0.0)
         known = self.store.results(problem, self.versions)
         sizes = micro_batch_sizes(BatchSizePolicy(self.config.policy), self.batch_size)
         measured = [result for result in known if isinstance(result, Measurement)]
@@ -149,12 +158,15 @@ class _Tuner:
 
     def _require_feasible(self, jobs: Sequence[_Job]) -> None:
         smallest = {
-            job.problem: job.smallest_feasible_bytes(self.batch_size, self.config)
+            self._name(job.problem): job.smallest_feasible_bytes(self.batch_size, self.config)
             for job in jobs
             if not job.is_feasible(self.batch_size, self.config)
         }
         if smallest:
             raise _infeasible(smallest, self.batch_size, self.config)
+
+    def _name(self, problem: ConvProblem) -> str:
+        return self.names.get(problem, str(problem))
 
     def _measure(self, job: _Job, start: float, share: float) -> None:
         profile = Profile(
@@ -169,12 +181,12 @@ class _Tuner:
             device=self.machine.device,
             clock=self.machine.clock,
         )
-        self.progress(f"{job.problem}: measuring", start)
+        self.progress(f"{self._name(job.problem)}: measuring", start)
         for done, result in enumerate(profile.measure()):
             self.store.keep(job.problem, self.versions[result.micro_config.algorithm], result)
             job.results[result.micro_config] = result
             name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
-            self.progress(f"{job.problem}: {name}", start + share * done / len(job.candidates))
+            self.progress(f"{self._name(job.problem)}: {name}", start + share * done / len(job.candidates))
 
     def _choose(self, job: _Job) -> TunedProblem:
         """The contender that whole runs find the fastest; torch's own unless that is faster by more than the noise."""
@@ -244,11 +256,11 @@ def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:
     return [algorithm for algorithm in named if algorithm.deterministic or not config.deterministic]
 
 
-def _infeasible(smallest: Mapping[ConvProblem, int | None], batch_size: int, config: Config) -> InfeasibleError:
-    """One error for all problems: what each of them needs at least."""
+def _infeasible(smallest: Mapping[str, int | None], batch_size: int, config: Config) -> InfeasibleError:
+    """One error for all problems, by their names: what each of them needs at least."""
     lines = [
-        f"  {problem}: " + ("no algorithm can compute it" if needed is None else f"at least {_exactly(needed)}")
-        for problem, needed in smallest.items()
+        f"  {name}: " + ("no algorithm can compute it" if needed is None else f"at least {_exactly(needed)}")
+        for name, needed in smallest.items()
     ]
     needed = [size for size in smallest.values() if size is not None]
     most = max(needed) if len(needed) == len(smallest) else None
