@@ -1,0 +1,246 @@
+"""Workspace division: against brute force and another integer program, limits, ties, broken programs, the account."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import random
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import pulp
+import pytest
+
+import mucudnn.solver.division as division
+from mucudnn.configuration import Configuration, MicroConfig
+from mucudnn.errors import InfeasibleError, InvalidInputError
+from mucudnn.solver import Division, Status, solve_wd
+
+Options = dict[str, list[Configuration]]
+
+
+def configuration(name: str, time_s: float, workspace_bytes: int, micro_batches: int = 1) -> Configuration:
+    return Configuration((MicroConfig(name, 8 // micro_batches),) * micro_batches, time_s, workspace_bytes)
+
+
+def random_options(source: random.Random, problems: int, most: int, largest: int = 9) -> Options:
+    """Small whole numbers, so that ties are frequent; some options are dominated."""
+    return {
+        f"p{i}": [
+            configuration(f"a{j}", source.randint(0, largest) * 1e-3, source.randint(0, largest), source.choice([1, 2]))
+            for j in range(source.randint(1, most))
+        ]
+        for i in range(problems)
+    }
+
+
+def least_bytes(options: Options) -> int:
+    return sum(min(c.workspace_bytes for c in row) for row in options.values())
+
+
+def correlated(problems: int = 12, seed: int = 7) -> Options:
+    """Many sums, close to each other, of which the bounds rule out few."""
+    source = random.Random(seed)
+    rows = [[source.randint(100, 900) for _ in range(4)] for _ in range(problems)]
+    return {
+        f"p{i}": [configuration(f"a{b}", (1000 - b + source.random()) * 1e-3, b) for b in row]
+        for i, row in enumerate(rows)
+    }
+
+
+def _order(chosen: Sequence[Configuration], counts: Sequence[int]) -> tuple[object, ...]:
+    """By definition: time, then workspace, then micro-batches, then names. Times are whole milliseconds here."""
+    return (
+        sum(round(c.time_s * 1e3) * count for c, count in zip(chosen, counts, strict=True)),
+        sum(c.workspace_bytes for c in chosen),
+        sum(len(c.micro_configs) for c in chosen),
+        [str(c) for c in chosen],
+    )
+
+
+def test_equal_to_brute_force_ties_included() -> None:
+    source = random.Random(1)
+    for _ in range(200):
+        options = random_options(source, source.randint(1, 5), 4)
+        counts = {key: source.randint(1, 3) for key in options}
+        budget = least_bytes(options) + source.randint(0, 20)
+        fitting = [c for c in product(*options.values()) if sum(o.workspace_bytes for o in c) <= budget]
+        expected = min(fitting, key=lambda c: _order(c, list(counts.values())))
+        found = solve_wd(options, budget, counts=counts)
+        assert tuple(found.assignment.values()) == expected
+        assert found.status is Status.OPTIMAL
+        assert (
+            found.objective_s
+            == found.bound_s
+            == pytest.approx(sum(c.time_s * counts[k] for k, c in found.assignment.items()))
+        )
+
+
+def test_equal_to_dynamic_programming_over_bytes() -> None:
+    source = random.Random(2)
+    for _ in range(20):
+        options = random_options(source, 15, 8, largest=99)
+        budget = least_bytes(options) + source.randint(0, 400)
+        table = [0.0] * (budget + 1)  # the least time within each number of bytes
+        for row in options.values():
+            table = [
+                min((table[b - c.workspace_bytes] + c.time_s for c in row if c.workspace_bytes <= b), default=math.inf)
+                for b in range(budget + 1)
+            ]
+        assert solve_wd(options, budget).objective_s == pytest.approx(table[budget], abs=1e-9)
+
+
+def test_the_budget_is_inclusive_and_the_smallest_feasible_one_is_named() -> None:
+    options = random_options(random.Random(3), 8, 5, largest=10**6)
+    smallest = least_bytes(options)
+    assert solve_wd(options, smallest).workspace_bytes == smallest
+    with pytest.raises(InfeasibleError, match=f"smallest feasible budget is {smallest}B") as failure:
+        solve_wd(options, smallest - 1)
+    assert failure.value.smallest_feasible_bytes == smallest
+    most = max(options, key=lambda key: min(c.workspace_bytes for c in options[key]))
+    assert f"Most is needed by {most} (at least" in str(failure.value)
+    assert "and 3 more" in str(failure.value)
+
+
+def test_no_option_at_all_is_infeasible_at_any_budget() -> None:
+    with pytest.raises(InfeasibleError, match=r"no configuration at all.*measure again: b") as failure:
+        solve_wd({"a": [configuration("x", 1.0, 0)], "b": []}, None)
+    assert failure.value.smallest_feasible_bytes is None
+
+
+def test_without_a_budget_each_problem_gets_its_fastest() -> None:
+    options = random_options(random.Random(4), 20, 6)
+    found = solve_wd(options, None)
+    for key, chosen in found.assignment.items():
+        assert chosen == min(options[key], key=lambda c: _order([c], [1]))
+    assert (found.solver, found.notes) == ("bounds alone", ())
+
+
+def test_more_budget_is_never_slower() -> None:
+    options = correlated()
+    times = [solve_wd(options, least_bytes(options) + more).objective_s for more in range(0, 4000, 350)]
+    assert times == sorted(times, reverse=True)
+    assert len(set(times)) > 5
+
+
+def test_shuffled_input_gives_the_same_answer() -> None:
+    source = random.Random(5)
+    for _ in range(20):
+        options = random_options(source, 8, 6, largest=3)
+        shuffled = {key: source.sample(options[key], len(options[key])) for key in source.sample([*options], 8)}
+        budget = least_bytes(options) + 6
+        answers = [solve_wd(given, budget) for given in (options, shuffled)]
+        assert answers[0].assignment == answers[1].assignment
+
+
+def test_an_option_off_the_hull_is_found_where_it_is_needed() -> None:
+    rows = [configuration("small", 10e-3, 0), configuration("off", 9e-3, 6), configuration("large", 1e-3, 10)]
+    assert str(solve_wd({"p": rows}, 9).assignment["p"]) == "off 8"
+
+
+def test_counts_weigh_the_time_and_not_the_workspace() -> None:
+    fast, slow = configuration("fast", 1e-3, 10), configuration("slow", 3e-3, 0)
+    options = {"once": [fast, slow], "often": [fast, slow]}
+    found = solve_wd(options, 10, counts={"once": 1, "often": 4})
+    assert found.assignment == {"once": slow, "often": fast}
+    assert found.objective_s == pytest.approx(7e-3)
+    assert solve_wd({}, 0).objective_s == solve_wd({}, 0).gap == 0
+
+
+@pytest.mark.parametrize(
+    ("time_s", "workspace_bytes", "message"),
+    [
+        (-1.0, 0, "p: time_s of a 8 is -1.0"),
+        (math.nan, 0, "p: time_s of a 8 is nan"),
+        (math.inf, 0, "p: time_s of a 8 is inf"),
+        (1.0, -1, "p: workspace_bytes of a 8 is -1"),
+        (1.0, 1.5, r"p: workspace_bytes of a 8 is 1\.5"),
+    ],
+)
+def test_options_that_cannot_be_are_named_and_refused(time_s: float, workspace_bytes: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        solve_wd({"p": [configuration("a", time_s, workspace_bytes)]}, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget_bytes": -1}, "budget is -1 bytes"),
+        ({"time_limit_s": -1.0}, r"time limit is -1\.0 s"),
+        ({"time_limit_s": math.nan}, "time limit is nan"),
+        ({"counts": {"p": 0}}, "p: the count is 0"),
+        ({"counts": {"q": 1}}, "only one has p; q"),
+    ],
+)
+def test_limits_and_counts_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        solve_wd({"p": [configuration("a", 1.0, 0)]}, **{"budget_bytes": None, **arguments})
+
+
+def _hard() -> Division[str]:
+    options = correlated()
+    return solve_wd(options, least_bytes(options) + 1701)
+
+
+def test_programs_go_through_pulp() -> None:
+    name = "HiGHS" if importlib.util.find_spec("highspy") else "CBC"
+    assert _hard().solver == f"{name}, checked by exact search"
+
+
+@pytest.mark.parametrize("program", ["/nowhere/cbc", "/bin/false", "/bin/true"])
+def test_a_missing_or_broken_program_is_said_and_done_without(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = _hard()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", program)
+    found = _hard()
+    assert found.assignment == expected.assignment
+    assert found.solver == "exact search"
+    assert "CBC failed (PulpSolverError: " in found.notes[0]
+    assert found.notes[0] in str(found)
+
+
+@pytest.mark.parametrize("wrong", ["slowest", "too much"])
+def test_a_wrong_answer_of_a_program_does_no_harm(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = _hard().assignment
+
+    def answer(name: str, core: list[list[division.Row]], *_: object) -> tuple[list[division.Row] | None, bool]:
+        return ([rows[0] for rows in core] if wrong == "slowest" else None), True
+
+    monkeypatch.setattr(division, "_run_program", answer)
+    assert _hard().assignment == expected
+
+
+def test_where_the_time_ends_the_best_so_far_comes_with_its_gap() -> None:
+    options = correlated()
+    budget = least_bytes(options) + 1701
+    best, found = solve_wd(options, budget), solve_wd(options, budget, time_limit_s=0.0)
+    assert found.status is Status.FEASIBLE
+    assert found.workspace_bytes <= budget
+    assert found.bound_s <= best.objective_s <= found.objective_s
+    assert 0 < found.gap < 1
+    assert "the time limit came" in str(found)
+    assert solve_wd(options, budget, time_limit_s=60.0).assignment == best.assignment
+
+
+def test_where_the_room_for_the_proof_ends_the_program_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    best = _hard()
+    monkeypatch.setattr(division, "MOST_SUMS", 1)
+    found = _hard()
+    assert found.status is Status.FEASIBLE
+    assert found.objective_s == pytest.approx(best.objective_s, rel=1e-5)
+    assert found.bound_s <= best.objective_s
+    assert "more than 1 sums differ" in found.notes[-1]
+
+
+def test_the_account_tells_how_it_was_found() -> None:
+    found = _hard()
+    told = json.loads(json.dumps(found.to_json()))
+    assert told["status"] == "optimal"
+    assert told["gap"] == 0
+    assert told["options"] == 48 >= told["undominated_options"] >= told["remaining_options"] >= 12
+    assert sum(row["workspace_bytes"] for row in told["assignment"]) == told["workspace_bytes"] <= told["budget_bytes"]
+    assert sum(row["time_s"] * row["count"] for row in told["assignment"]) == pytest.approx(told["objective_s"])
+    assert "12 problems: " in str(found)
+    assert "optimal; 48 options" in str(found)
