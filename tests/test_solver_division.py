@@ -13,7 +13,7 @@ from typing import Any
 import pulp
 import pytest
 
-import mucudnn.solver.division as division
+import mucudnn.solver.knapsack as knapsack
 from mucudnn.configuration import Configuration, MicroConfig
 from mucudnn.errors import InfeasibleError, InvalidInputError
 from mucudnn.solver import Division, Status, solve_wd
@@ -205,10 +205,10 @@ def test_a_missing_or_broken_program_is_said_and_done_without(program: str, monk
 def test_a_wrong_answer_of_a_program_does_no_harm(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = _hard().assignment
 
-    def answer(name: str, core: list[list[division.Row]], *_: object) -> tuple[list[division.Row] | None, bool]:
+    def answer(name: str, core: list[list[knapsack.Row]], *_: object) -> tuple[list[knapsack.Row] | None, bool]:
         return ([rows[0] for rows in core] if wrong == "slowest" else None), True
 
-    monkeypatch.setattr(division, "_run_program", answer)
+    monkeypatch.setattr(knapsack, "_run_program", answer)
     assert _hard().assignment == expected
 
 
@@ -226,7 +226,7 @@ def test_where_the_time_ends_the_best_so_far_comes_with_its_gap() -> None:
 
 def test_where_the_room_for_the_proof_ends_the_program_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     best = _hard()
-    monkeypatch.setattr(division, "MOST_SUMS", 1)
+    monkeypatch.setattr(knapsack, "MOST_SUMS", 1)
     found = _hard()
     assert found.status is Status.FEASIBLE
     assert found.objective_s == pytest.approx(best.objective_s, rel=1e-5)

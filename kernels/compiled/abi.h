@@ -10,8 +10,14 @@ struct ImagesArgument {  // x or y
 
   Images group(int64_t index, int64_t groups) const {
     const int64_t channels = c / groups;
-    return {data + index * channels * stride_c, int(n),          int(channels),       int(h),
-            int(w),                             ptrdiff_t(stride_n), ptrdiff_t(stride_c), ptrdiff_t(stride_h),
+    return {data + index * channels * stride_c,
+            int(n),
+            int(channels),
+            int(h),
+            int(w),
+            ptrdiff_t(stride_n),
+            ptrdiff_t(stride_c),
+            ptrdiff_t(stride_h),
             ptrdiff_t(stride_w)};
   }
 };
@@ -22,7 +28,8 @@ struct FilterArgument {  // w or dw: (K, C // groups, R, S)
 
   FilterView group(int64_t index, int64_t groups, bool lanes_are_c, bool turned = false) const {
     float* from = data + index * (k / groups) * stride_k;
-    const FilterView view{from, int(k / groups), int(c), int(r), int(s), stride_k, stride_c, stride_r, stride_s, turned};
+    const FilterView view{from,     int(k / groups), int(c),   int(r),   int(s),
+                          stride_k, stride_c,        stride_r, stride_s, turned};
     return lanes_are_c ? view.exchanged() : view;
   }
 };

@@ -1,6 +1,6 @@
-// The matrices of F(M, R) by Cook and Toom, computed by the compiler from interpolation points (infinity is the last one):
-// y = A^T [(G g) * (B^T d)]. The finite points but 0 come in pairs +a, -a, whose rows (or columns) differ only in the
-// sign of the odd (or even) entries, so that each pair costs one even and one odd sum instead of two full ones.
+// The matrices of F(M, R) by Cook and Toom, computed by the compiler from interpolation points (infinity is the last
+// one): y = A^T [(G g) * (B^T d)]. The finite points but 0 come in pairs +a, -a, whose rows (or columns) differ only in
+// the sign of the odd (or even) entries, so that each pair costs one even and one odd sum instead of two full ones.
 // Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015); the Python twin is kernels/cook_toom.py.
 #pragma once
 
@@ -43,7 +43,8 @@ constexpr Matrix<SIZE, SIZE> data_matrix() {  // B^T
   return m;
 }
 
-// Row i: the powers of point i, divided by `scaled` ? prod of its distances to the other points : 1. Last row: infinity.
+// Row i: the powers of point i, divided by `scaled` ? prod of its distances to the other points : 1. Last row:
+// infinity.
 template <int SIZE, int TAPS>
 constexpr Matrix<SIZE, TAPS> point_matrix(bool scaled) {  // G, and A
   Matrix<SIZE, TAPS> m;
@@ -114,12 +115,14 @@ template <class Map>
 INLINE void apply_columns_in_pairs(const Vec* in, Vec* out) {
   constexpr int last = Map::IN - 1;
 #pragma GCC unroll 8
-  for (int i = 0; i < Map::OUT; ++i) out[i] = multiply_add(multiply_add(Vec{}, Map::matrix.at[0][i], in[0]), Map::matrix.at[last][i], in[last]);
+  for (int i = 0; i < Map::OUT; ++i)
+    out[i] = multiply_add(multiply_add(Vec{}, Map::matrix.at[0][i], in[0]), Map::matrix.at[last][i], in[last]);
 #pragma GCC unroll 4
   for (int j = 1; j < last; j += 2) {
     const Vec sum = in[j] + in[j + 1], difference = in[j] - in[j + 1];
 #pragma GCC unroll 8
-    for (int i = 0; i < Map::OUT; ++i) out[i] = multiply_add(out[i], Map::matrix.at[j][i], i % 2 == 0 ? sum : difference);
+    for (int i = 0; i < Map::OUT; ++i)
+      out[i] = multiply_add(out[i], Map::matrix.at[j][i], i % 2 == 0 ? sum : difference);
   }
 }
 
@@ -136,8 +139,8 @@ INLINE void apply(FromPoints<SIZE, TAPS, SCALED>, const Vec* in, Vec* out) {
   apply_columns_in_pairs<FromPoints<SIZE, TAPS, SCALED>>(in, out);
 }
 
-// The map along both dimensions. Vector (i, j) of the source at from[i * from_row + j * from_column], likewise the result;
-// `offset` is added to each vector of the result.
+// The map along both dimensions. Vector (i, j) of the source at from[i * from_row + j * from_column], likewise the
+// result; `offset` is added to each vector of the result.
 template <class Map>
 static inline void transform(const float* from, ptrdiff_t from_row, ptrdiff_t from_column, float* to, ptrdiff_t to_row,
                              ptrdiff_t to_column, Vec offset = Vec{}) {

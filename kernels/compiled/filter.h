@@ -9,8 +9,8 @@
 constexpr int blocks_of(int channels) { return (channels + VL - 1) / VL; }
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// The filter, or its gradient, seen as lanes x rows x R x S: lanes lie in the vectors. Forward: lanes K, rows C; backward
-// data: lanes C, rows K, and turned by 180 degrees where it is a correlation. Strides in floats.
+// The filter, or its gradient, seen as lanes x rows x R x S: lanes lie in the vectors. Forward: lanes K, rows C;
+// backward data: lanes C, rows K, and turned by 180 degrees where it is a correlation. Strides in floats.
 struct FilterView {
   float* w;
   int lanes, rows, r, s;
@@ -35,8 +35,9 @@ struct FilterBlock {
   float* at(int lane, int row, int tap) const { return view.at(first_lane + lane, first_row + row, tap); }
 };
 
-// Calls body(pointer to the lanes' memory, buffer, count of vectors, distance of the vectors in the buffer) for runs of at
-// most VL elements that lie next to each other in every lane's memory: rows of one tap (KRSC), or taps of one row (KCRS).
+// Calls body(pointer to the lanes' memory, buffer, count of vectors, distance of the vectors in the buffer) for runs of
+// at most VL elements that lie next to each other in every lane's memory: rows of one tap (KRSC), or taps of one row
+// (KCRS).
 template <class Body>
 INLINE void for_runs(const FilterBlock& block, float* buffer, Body body) {
   const FilterView& v = block.view;
@@ -60,7 +61,8 @@ static inline void load_filter_block(const FilterBlock& block, float* buffer) {
   if (lanes < VL || block.rows() < VL) std::memset(buffer, 0, sizeof(float) * VL * taps * VL);
   if (v.lane == 1) {
     for (int row = 0; row < block.rows(); ++row)
-      for (int t = 0; t < taps; ++t) store(buffer + (ptrdiff_t(row) * taps + t) * VL, load_first(block.at(0, row, t), lanes));
+      for (int t = 0; t < taps; ++t)
+        store(buffer + (ptrdiff_t(row) * taps + t) * VL, load_first(block.at(0, row, t), lanes));
     return;
   }
   for_runs(block, buffer, [&](const float* from, float* to, int count, ptrdiff_t distance) {

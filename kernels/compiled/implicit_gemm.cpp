@@ -1,9 +1,10 @@
 // Convolution as a matrix product whose left side, the im2col matrix, is never written down: the register tile reads it
 // straight from a small packed window of the image. Any stride, padding, dilation and groups.
 //
-// A window holds VL channels a vector (*blocked*), or, where an image has so few channels that most of a vector would be
-// padding, one plane a channel (*planar*; first layers). Backward data with stride is one such product for each residue of
-// the output position: within a residue the filter elements that take part are the same, and the stride is 1.
+// A window holds VL channels a vector (*blocked*), or, where an image has so few channels that most of a vector would
+// be padding, one plane a channel (*planar*; first layers). Backward data with stride is one such product for each
+// residue of the output position: within a residue the filter elements that take part are the same, and the stride
+// is 1.
 #include <omp.h>
 
 #include <vector>
@@ -76,7 +77,8 @@ Images every(Images x, int64_t stride_h, int64_t stride_w) {
   return x;
 }
 
-// Calls body(product, view of y) for the one product of forward, or for each residue of backward data that any tap reaches.
+// Calls body(product, view of y) for the one product of forward, or for each residue of backward data that any tap
+// reaches.
 template <class Body>
 void for_products(const Geometry& g, bool backward_data, int rows, int lanes, const Images& y, Body body) {
   if (!backward_data) return body(Product{forward_taps(g), int(g.stride_h), int(g.stride_w), 0}, y);
@@ -135,8 +137,8 @@ struct WindowShape {
   }
 };
 
-WindowShape window_shape(bool planar, int channels, const Taps& taps, int stride_h, int stride_w, int residues, int rows,
-                         int columns) {
+WindowShape window_shape(bool planar, int channels, const Taps& taps, int stride_h, int stride_w, int residues,
+                         int rows, int columns) {
   const int height = (rows - 1) * stride_h + span_of(taps, &Tap::row).size();
   const int width = (columns - 1) * stride_w + span_of(taps, &Tap::column).size();
   return {planar, channels, height, ceil_div(width, residues), residues};
@@ -237,8 +239,8 @@ void multiply_row(const WindowShape& shape, int stride_w, const float* window, c
   else if (stride_w == 2)
     multiply_row<VECTORS>(Layout<2 * VL, 1>{}, window, offsets, VL, columns, filter, filter_stream, to);
   else
-    multiply_row<VECTORS>(Layout<AT_RUN_TIME, 1>{stride_w * VL, 1}, window, offsets, VL, columns, filter,
-                          filter_stream, to);
+    multiply_row<VECTORS>(Layout<AT_RUN_TIME, 1>{stride_w * VL, 1}, window, offsets, VL, columns, filter, filter_stream,
+                          to);
 }
 
 void add_to_all(float* vectors, int count, Vec offset) {
@@ -255,7 +257,8 @@ void run_product(const Product& product, const Images& x, const float* filter, c
   const int down = ceil_div(y.h, band.rows), across = ceil_div(y.w, band.columns);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (int task = 0; task < y.n * down * across; ++task) {
-    const int image = task / (down * across), top = task / across % down * band.rows, left = task % across * band.columns;
+    const int image = task / (down * across), top = task / across % down * band.rows,
+              left = task % across * band.columns;
     const int height = std::min(band.rows, y.h - top), width = std::min(band.columns, y.w - left);
     float* window = scratch + omp_get_thread_num() * layout.floats();
     float* result = window + layout.window.floats();
@@ -293,7 +296,8 @@ void pack_filter(const FilterView& w, const Taps& taps, float* to, int threads) 
         for (int row = first; row < std::min(first + VL, rows); ++row)
           for (int t = 0; t < count; ++t) {
             const ptrdiff_t outer = ptrdiff_t(block) * (rows / in_block) + row / in_block;
-            const float* vector = buffer.data() + (ptrdiff_t(row - first) * w.taps() + taps[t].r * w.s + taps[t].s) * VL;
+            const float* vector =
+                buffer.data() + (ptrdiff_t(row - first) * w.taps() + taps[t].r * w.s + taps[t].s) * VL;
             store(to + ((outer * count + t) * in_block + row % in_block) * VL, load(vector));
           }
       }
@@ -302,8 +306,8 @@ void pack_filter(const FilterView& w, const Taps& taps, float* to, int threads) 
 
 // ---- backward filter -----------------------------------------------------------------------------------------------
 
-constexpr int UNIT_PIXELS = 256;            // of dy that one register tile sums up before it touches the accumulator
-constexpr int64_t BATCH_FLOATS = 1 << 20;   // of packed units between two barriers
+constexpr int UNIT_PIXELS = 256;           // of dy that one register tile sums up before it touches the accumulator
+constexpr int64_t BATCH_FLOATS = 1 << 20;  // of packed units between two barriers
 
 // The reduction over n, p, q in units of some rows of one image; some units are packed at a time, then all threads take
 // (channel block, tap) pairs of the accumulator.
@@ -341,14 +345,14 @@ struct Unit {
 
 // Blocked: accumulator [C / VL][tap][K / VL][VL][VL], task = (channel block, tap).
 template <int STEP>
-void accumulate_blocked(Layout<1, STEP> layout, const FilterGradient& f, const Unit& unit, ptrdiff_t offset, float* sum) {
+void accumulate_blocked(Layout<1, STEP> layout, const FilterGradient& f, const Unit& unit, ptrdiff_t offset,
+                        float* sum) {
   for_column_blocks(blocks_of(f.k), [&](auto vectors, int k) {
     for (int i = 0; i < VL; i += MR_TRANSPOSED) {
       const auto block_of = [&](int row) { return unit.window + offset + i + row * f.stride_h * f.window.row(); };
-      register_tile<MR_TRANSPOSED, vectors.value, true>(layout, block_of, unit.rows, f.q,
-                                                        unit.dy + ptrdiff_t(k) * unit.rows * f.q * VL,
-                                                        ptrdiff_t(unit.rows) * f.q * VL, sum + (ptrdiff_t(k) * VL + i) * VL,
-                                                        ptrdiff_t(VL) * VL);
+      register_tile<MR_TRANSPOSED, vectors.value, true>(
+          layout, block_of, unit.rows, f.q, unit.dy + ptrdiff_t(k) * unit.rows * f.q * VL,
+          ptrdiff_t(unit.rows) * f.q * VL, sum + (ptrdiff_t(k) * VL + i) * VL, ptrdiff_t(VL) * VL);
     }
   });
 }
@@ -361,10 +365,9 @@ void accumulate_planar(const FilterGradient& f, const Unit& unit, ptrdiff_t offs
       const auto block_of = [&](int row) {
         return unit.window + offset + first * dilation_w + row * f.stride_h * f.window.row();
       };
-      register_tile_of<MR, vectors.value, true>(count, layout, block_of, unit.rows, f.q,
-                                                unit.dy + ptrdiff_t(k) * unit.rows * f.q * VL,
-                                                ptrdiff_t(unit.rows) * f.q * VL, sum + (ptrdiff_t(k) * s + first) * VL,
-                                                ptrdiff_t(s) * VL);
+      register_tile_of<MR, vectors.value, true>(
+          count, layout, block_of, unit.rows, f.q, unit.dy + ptrdiff_t(k) * unit.rows * f.q * VL,
+          ptrdiff_t(unit.rows) * f.q * VL, sum + (ptrdiff_t(k) * s + first) * VL, ptrdiff_t(s) * VL);
     });
   });
 }
@@ -374,7 +377,8 @@ void accumulate_task(const Geometry& g, const FilterGradient& f, const Unit& uni
   if (f.window.planar) {
     const int c = task / int(g.r), r = task % int(g.r);
     const ptrdiff_t offset = c * f.window.plane() + r * g.dilation_h * f.window.row();
-    return accumulate_planar(f, unit, offset, int(g.s), int(g.dilation_w), du + ptrdiff_t(task) * blocks_of(f.k) * g.s * VL);
+    return accumulate_planar(f, unit, offset, int(g.s), int(g.dilation_w),
+                             du + ptrdiff_t(task) * blocks_of(f.k) * g.s * VL);
   }
   const int block = task / int(f.taps.size());
   const Tap& tap = f.taps[task % f.taps.size()];
@@ -466,16 +470,18 @@ int64_t mucudnn_implicit_gemm_pack_filter(const Geometry* g, int backward_data, 
     float* to = packed + i * mucudnn_implicit_gemm_filter_floats(g, view.rows, view.lanes);
     const Images whole{nullptr, 1, view.lanes, int(g->stride_h), int(g->stride_w), 0, 1, 0, 0};
     const Call call = make_call(*g, backward_data, Images{}, whole);
-    for_products(call.geometry, backward_data, view.rows, view.lanes, call.y, [&](const Product& product, const Images&) {
-      pack_filter(view, product.taps, to + product.filter_offset, threads);
-    });
+    for_products(call.geometry, backward_data, view.rows, view.lanes, call.y,
+                 [&](const Product& product, const Images&) {
+                   pack_filter(view, product.taps, to + product.filter_offset, threads);
+                 });
   }
   return 0;
 }
 
 // Forward: x -> y. Backward data: x = dy, y = dx.
-int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, const ImagesArgument* x, const float* packed,
-                                      const float* bias, const ImagesArgument* y, float* scratch, int threads) {
+int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, const ImagesArgument* x,
+                                      const float* packed, const float* bias, const ImagesArgument* y, float* scratch,
+                                      int threads) {
   if (backward_data && leaves_gaps(*g)) set_to_zero(y->data, y->n * y->c * y->h * y->w, threads);
   for (int i = 0; i < g->groups; ++i) {
     const Call call = make_call(*g, backward_data, x->group(i, g->groups), y->group(i, g->groups));
@@ -488,8 +494,8 @@ int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, cons
   return 0;
 }
 
-int64_t mucudnn_implicit_gemm_accumulate(const Geometry* g, const ImagesArgument* x, const ImagesArgument* dy, float* du,
-                                         float* scratch, int threads) {
+int64_t mucudnn_implicit_gemm_accumulate(const Geometry* g, const ImagesArgument* x, const ImagesArgument* dy,
+                                         float* du, float* scratch, int threads) {
   for (int i = 0; i < g->groups; ++i) {
     const Call call = make_call(*g, false, x->group(i, g->groups), dy->group(i, g->groups));
     float* sum = du + i * mucudnn_implicit_gemm_filter_floats(g, call.x.c, call.y.c);

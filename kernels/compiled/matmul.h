@@ -90,8 +90,8 @@ INLINE void for_row_tiles(int rows, Body body) {
   }
 }
 
-// C = A B.  A: rows x inner (blocked over inner), B: inner x columns, C: rows x columns; blocks of columns outermost, so
-// that one panel of B stays in the cache while the rows of A pass by. inner is a multiple of VL (padded with zeros).
+// C = A B.  A: rows x inner (blocked over inner), B: inner x columns, C: rows x columns; blocks of columns outermost,
+// so that one panel of B stays in the cache while the rows of A pass by. inner is a multiple of VL (padded with zeros).
 static inline void multiply(int rows, int inner, int column_blocks, const float* a, const float* b, float* c) {
   for_column_blocks(column_blocks, [&](auto vectors, int k) {
     for_row_tiles(rows, [&](int first, int count) {

@@ -1,5 +1,5 @@
-// One vector type for every build: 16 floats with AVX-512, 8 with AVX2, else 4. GCC and Clang vector extensions, so that
-// the same source serves every processor.
+// One vector type for every build: 16 floats with AVX-512, 8 with AVX2, else 4. GCC and Clang vector extensions, so
+// that the same source serves every processor.
 #pragma once
 
 #include <cstddef>
@@ -58,7 +58,8 @@ INLINE void store_first(float* to, Vec value, int count) {
 #endif
 }
 
-// Lanes whose bit D is clear come from a, the others from b, each exchanged with its partner: one butterfly of a transpose.
+// Lanes whose bit D is clear come from a, the others from b, each exchanged with its partner: one butterfly of a
+// transpose.
 template <int D>
 INLINE void exchange(Vec& a, Vec& b) {
   Lanes low, high;

@@ -1,8 +1,8 @@
 // Winograd convolution, F(M x M, R x R), forward, backward data (forward with the turned filter) and backward filter.
 //
-// The tiles of a micro-batch are taken block by block: transform a block of tiles, multiply each of the SIZE x SIZE points
-// with the filter's, transform back. A block is small enough to stay in a core's cache, so that the transformed data, which
-// is larger than x, never goes to memory (L3 fusion: Gelashvili, Shavit, Zlateski 2019).
+// The tiles of a micro-batch are taken block by block: transform a block of tiles, multiply each of the SIZE x SIZE
+// points with the filter's, transform back. A block is small enough to stay in a core's cache, so that the transformed
+// data, which is larger than x, never goes to memory (L3 fusion: Gelashvili, Shavit, Zlateski 2019).
 #include <omp.h>
 
 #include "abi.h"
@@ -17,8 +17,9 @@ struct Tiling {
   int count() const { return n * rows * columns; }
 };
 
-// Planes of a transformed operand, one for each of POINTS points: a blocked matrix [column_blocks][rows][VL] each. Planes
-// start an odd number of cache lines apart: a tile is written to all planes at once, and must not hit one cache set.
+// Planes of a transformed operand, one for each of POINTS points: a blocked matrix [column_blocks][rows][VL] each.
+// Planes start an odd number of cache lines apart: a tile is written to all planes at once, and must not hit one cache
+// set.
 struct Planes {
   float* data;
   int rows, column_blocks;
@@ -43,8 +44,8 @@ int even_blocks(int tiles, int largest, int multiple) {
   return std::max(1, ceil_div(tiles, rounds * multiple));
 }
 
-// Blocks of one's own stay in one's own cache, but each of them streams the whole filter past; a shared block streams it
-// once, but its data crosses from core to core (twice the price, as measured). Whatever moves fewer floats.
+// Blocks of one's own stay in one's own cache, but each of them streams the whole filter past; a shared block streams
+// it once, but its data crosses from core to core (twice the price, as measured). Whatever moves fewer floats.
 Schedule forward_schedule(int tiles, int points, int c, int k, int threads) {
   const int64_t filter = int64_t(points) * blocks_of(c) * blocks_of(k) * VL * VL;
   const int64_t per_tile = int64_t(points) * (blocks_of(c) + blocks_of(k)) * VL;
@@ -116,9 +117,7 @@ struct Winograd {
     });
   }
 
-  static ptrdiff_t filter_floats(int c, int k) {
-    return POINTS_2D * Planes::stride(blocks_of(c) * VL, blocks_of(k));
-  }
+  static ptrdiff_t filter_floats(int c, int k) { return POINTS_2D * Planes::stride(blocks_of(c) * VL, blocks_of(k)); }
 
   static ptrdiff_t block_floats(int tiles, int c, int k) {
     return POINTS_2D * (Planes::stride(tiles, blocks_of(c)) + Planes::stride(tiles, blocks_of(k)));
@@ -163,8 +162,8 @@ struct Winograd {
     }
   }
 
-  static void forward_shared(const Images& x, const Planes& u, const float* bias, const Images& y, int pad_h,
-                             int pad_w, float* scratch, int threads, const Tiling& tiling, int block) {
+  static void forward_shared(const Images& x, const Planes& u, const float* bias, const Images& y, int pad_h, int pad_w,
+                             float* scratch, int threads, const Tiling& tiling, int block) {
 #pragma omp parallel num_threads(threads)
     for (int begin = 0; begin < tiling.count(); begin += block) {
       const int end = std::min(begin + block, tiling.count()), tiles = end - begin;
@@ -212,7 +211,8 @@ struct Winograd {
         alignas(64) float taps[VL * R * R * VL];
         load_filter_block({w, block * VL, first}, taps);
         for (int i = 0; i < VL; ++i)
-          transform<Filter>(taps + i * R * R * VL, R * VL, VL, u.at(0, block, first + i), SIZE * u.stride(), u.stride());
+          transform<Filter>(taps + i * R * R * VL, R * VL, VL, u.at(0, block, first + i), SIZE * u.stride(),
+                            u.stride());
       }
   }
 
@@ -310,7 +310,8 @@ int64_t mucudnn_winograd_add_filter_gradient(int m, int r, int groups, float* du
   return dispatch(m, r, [&](auto winograd) -> int64_t {
     for (int g = 0; g < groups; ++g) {
       const FilterView view = dw->group(g, groups, false);
-      const Planes planes = filter_planes(du + g * winograd.filter_floats(view.rows, view.lanes), view.rows, view.lanes);
+      const Planes planes =
+          filter_planes(du + g * winograd.filter_floats(view.rows, view.lanes), view.rows, view.lanes);
       winograd.add_filter_gradient(planes, view, threads);
     }
     return 0;
