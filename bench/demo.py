@@ -18,7 +18,7 @@ from mucudnn.environment import current_environment
 
 NETWORK = "alexnet"
 BATCH_SIZE = 32
-STEPS = 6
+STEPS = 8
 CONFIG = Config(workspace_limit="64MiB")
 
 
