@@ -8,7 +8,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from mucudnn.execution import TORCH_FORMATS
+from mucudnn.kernels.buffers import TORCH_FORMATS
 from mucudnn.problem import ConvProblem
 
 

@@ -18,14 +18,10 @@ from torch import Tensor
 from mucudnn.configuration import Configuration
 from mucudnn.errors import InvalidInputError
 from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm
+from mucudnn.kernels.buffers import TORCH_FORMATS
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.pages import on_huge_pages
-from mucudnn.problem import ConvProblem, MemoryFormat, Operation
-
-TORCH_FORMATS = {
-    MemoryFormat.CONTIGUOUS: torch.contiguous_format,
-    MemoryFormat.CHANNELS_LAST: torch.channels_last,
-}
+from mucudnn.problem import ConvProblem, Operation
 
 
 @dataclass(frozen=True, slots=True)
