@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from statistics import quantiles
 
-from mucudnn.bench.timer import Clock, StoppingRule, Timer
-
-_NEVER = StoppingRule(noise=-1.0, patience=2**31, time_limit_s=inf)  # rounds are ended here, not by one timer
+from mucudnn.bench.timer import EVERY_ROUND, Clock, Timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ def compare_in_turns(
     """Time ``runs`` and the baseline round by round until every verdict is clear, in at most ``max_rounds`` rounds or,
     after ``min_rounds``, ``time_limit_s`` seconds. A run that fails gives its error. Raises what the baseline raises.
     """
-    timers = [Timer(run, clock, _NEVER) for run in (baseline, *runs)]
+    timers = [Timer(run, clock, EVERY_ROUND) for run in (baseline, *runs)]
     for done in range(1, max_rounds + 1):
         for timer in timers:
             timer.sample()

@@ -105,7 +105,7 @@ def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
     Raises ``InvalidInputError`` with file, line and what is wrong.
     """
     try:
-        # Not pandas, which drops the line numbers that messages need, and takes half a second to load
+        # Not pandas, which drops the line numbers that messages need, and takes longer to load than to read
         with path.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream, strict=True)
             _check_columns(path, reader.fieldnames or ())

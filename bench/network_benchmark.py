@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
-from math import inf
 from statistics import median
 
 from torch import Tensor
@@ -20,7 +19,7 @@ from torch import Tensor
 from mucudnn.bench.layers import LayerTable
 from mucudnn.bench.operands import random_operands
 from mucudnn.bench.table_tuning import tune_table
-from mucudnn.bench.timer import Clock, StoppingRule, Timer, WallClock
+from mucudnn.bench.timer import EVERY_ROUND, Clock, Timer, WallClock
 from mucudnn.config import Config
 from mucudnn.environment import Environment, current_environment
 from mucudnn.problem import MemoryFormat, Operation
@@ -29,8 +28,6 @@ from mucudnn.tuning import TunedProblem
 from mucudnn.verification import run_torch, run_whole
 
 ROUNDS = 15
-# The number of rounds is fixed, so that every variant has a sample of every round.
-_EVERY_ROUND = StoppingRule(noise=-1.0, patience=2**31, time_limit_s=inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +171,7 @@ def _in_formats(table: LayerTable, memory_formats: Sequence[MemoryFormat]) -> La
 def _measure(tuned: Mapping[MemoryFormat, TunedProblem], rounds: int, clock: Clock) -> dict[MemoryFormat, FormatResult]:
     """Torch's and our call of one problem in every format, in turns."""
     timers = {
-        memory_format: tuple(Timer(call, clock, _EVERY_ROUND) for call in _calls(chosen))
+        memory_format: tuple(Timer(call, clock, EVERY_ROUND) for call in _calls(chosen))
         for memory_format, chosen in tuned.items()
     }
     for _ in range(rounds):

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -21,7 +22,7 @@ from torch.nn import functional as F
 
 import mucudnn
 from mucudnn.bench.console import output
-from mucudnn.bench.timer import StoppingRule, Timer
+from mucudnn.bench.timer import EVERY_ROUND, Timer
 from mucudnn.configuration import Configuration, MicroConfig
 from mucudnn.operators import Choices
 from mucudnn.problem import ConvProblem, Operation
@@ -51,7 +52,7 @@ def call_overheads_s() -> dict[str, float]:
         "mucudnn.Conv2d, tuned": _module_call(tuned, x),
         "mucudnn.Conv2d, made to run implicit-gemm": _module_call(_with("implicit-gemm"), x),
     }
-    rule = StoppingRule(noise=-1, patience=ROUNDS, time_limit_s=float("inf"), max_calls=CALLS)
+    rule = replace(EVERY_ROUND, max_calls=CALLS)
     timers = {name: Timer(call, rule=rule) for name, call in calls.items()}
     for _ in range(ROUNDS):
         for timer in timers.values():

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from statistics import median, quantiles
 from typing import Protocol
 
@@ -57,6 +58,10 @@ class StoppingRule:
     time_limit_s: float = 1.0
     sample_s: float = 0.01
     max_calls: int = 1000
+
+
+# Never ends by itself: for timers that are to have a sample of every round, as many as their caller takes.
+EVERY_ROUND = StoppingRule(noise=-1.0, patience=2**31, time_limit_s=inf)
 
 
 def relative_spread(values: Sequence[float]) -> float:

@@ -80,11 +80,8 @@ class Recipe:
         for part in self.parts:
             prepared = workspace[part.prepared]
             part.algorithm.open(problem, w, prepared)
-            if len(self.parts) == len(part.slices) == 1:  # undivided: slicing costs time, if not much
-                part.algorithm.step(problem, x, w, y, bias, prepared, scratch)
-            else:
-                for micro_batch in part.slices:
-                    part.algorithm.step(problem, x[micro_batch], w, y[micro_batch], bias, prepared, scratch)
+            for micro_batch in part.slices:
+                part.algorithm.step(problem, x[micro_batch], w, y[micro_batch], bias, prepared, scratch)
             part.algorithm.close(problem, w, prepared)
 
 

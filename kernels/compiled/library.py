@@ -1,7 +1,9 @@
 """Loads the build that fits this processor and declares its functions.
 
-The libraries take pointers, sizes in elements, strides in floats and the thread count; they allocate nothing. Which
-build is taken follows torch's own choice (``ATEN_CPU_CAPABILITY`` lowers both); ``MUCUDNN_BUILD=torch`` takes none.
+The libraries take pointers, sizes in elements, strides in floats and the thread count. Their workspace is handed in;
+of their own they allocate only tables that do not grow with the images (offsets, and one block of filter taps a thread:
+tens of KiB). Which build is taken follows torch's own choice (``ATEN_CPU_CAPABILITY`` lowers both);
+``MUCUDNN_BUILD=torch`` takes none.
 """
 
 from __future__ import annotations
