@@ -13,6 +13,9 @@ from mucudnn.units import parse_bytes, parse_seconds
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
+HEADROOM = "headroom"  # a workspace limit: what is free below the peak of a training step, call by call
+DEFAULT_WORKSPACE_LIMIT = "64MiB"
+
 
 class BatchSizePolicy(StrEnum):
     """Which micro-batch sizes are measured: the paper's three policies (μ-cuDNN, section III)."""
@@ -27,6 +30,11 @@ class Config:
     """How to tune.
 
     workspace_limit: most workspace of any one operation, inclusive; bytes, text such as ``"64MiB"``, or None: no limit.
+    ``"headroom"``: for each call what is free below the peak of a training step, so that the peak stays what it is;
+    only ``optimize`` and networks have a step to trace.
+    workspace_budget: instead of a limit for each: most workspace of all problems of a network in sum, inclusive.
+    cache_budget: most memory, inclusive, for what forward convolutions prepare from frozen weights (the transformed
+    filters), to be kept from call to call in inference; 0: keep nothing; None: no bound.
     policy: micro-batch sizes to measure: ``undivided``, ``power-of-two`` (with the batch itself) or ``all``.
     operations: which operations to tune; the others run as in torch.
     algorithms: names to choose from; None: all that the machine has. Torch's own is always a candidate.
@@ -38,7 +46,9 @@ class Config:
     Raises ``InvalidInputError`` for a value that is not allowed.
     """
 
-    workspace_limit: int | str | None = "64MiB"
+    workspace_limit: int | str | None = DEFAULT_WORKSPACE_LIMIT
+    workspace_budget: int | str | None = None
+    cache_budget: int | str | None = 0
     policy: BatchSizePolicy | str = BatchSizePolicy.POWER_OF_TWO
     operations: tuple[Operation, ...] = tuple(Operation)
     algorithms: tuple[str, ...] | None = None
@@ -48,7 +58,14 @@ class Config:
     database: Path | str | None = None
 
     def __post_init__(self) -> None:
-        parse_bytes(self.workspace_limit)
+        if not self.has_headroom_limit:
+            parse_bytes(self.workspace_limit)
+        parse_bytes(self.cache_budget)
+        if self.workspace_budget_bytes is not None and self.workspace_limit != DEFAULT_WORKSPACE_LIMIT:
+            raise InvalidInputError(
+                f"workspace_limit is {self.workspace_limit!r} and workspace_budget is {self.workspace_budget!r}; a "
+                "budget is divided instead of a limit for each: give one of the two"
+            )
         parse_seconds(self.time_limit)
         object.__setattr__(self, "policy", _member(BatchSizePolicy, self.policy, "policy"))
         object.__setattr__(self, "operations", tuple(_member(Operation, o, "operation") for o in self.operations))
@@ -58,8 +75,27 @@ class Config:
             raise InvalidInputError(f"max_relative_error is {self.max_relative_error}; it must be above 0")
 
     @property
+    def has_headroom_limit(self) -> bool:
+        return self.workspace_limit == HEADROOM
+
+    @property
     def workspace_limit_bytes(self) -> int | None:
-        return parse_bytes(self.workspace_limit)
+        """Of each problem; None too where a budget is divided. Raises ``InvalidInputError`` for ``"headroom"``."""
+        if self.has_headroom_limit:
+            raise InvalidInputError(
+                f"the workspace limit is {HEADROOM!r}, which needs a model whose training step can be traced: use "
+                "mucudnn.optimize, or name a network or package.module:factory"
+            )
+        return None if self.workspace_budget_bytes is not None else parse_bytes(self.workspace_limit)
+
+    @property
+    def workspace_budget_bytes(self) -> int | None:
+        """Of all problems in sum; None: there is no budget."""
+        return parse_bytes(self.workspace_budget)
+
+    @property
+    def cache_budget_bytes(self) -> int | None:
+        return parse_bytes(self.cache_budget)
 
     @property
     def time_limit_s(self) -> float | None:
