@@ -75,6 +75,7 @@ def _strides(problem: ConvProblem, tensor: Tensor) -> tuple[int, int, int, int]:
 _images, _filter, _geometry = ctypes.POINTER(Images), ctypes.POINTER(Filter), ctypes.POINTER(Geometry)
 _SIGNATURES: dict[str, list[type]] = {
     "vector_length": [],
+    "fingerprint": [ctypes.c_void_p, _int64, _int],
     "winograd_filter_floats": [_int] * 4,
     "winograd_scratch_floats": [_int] * 9,
     "winograd_transform_filter": [*[_int] * 4, _filter, _floats, _int],

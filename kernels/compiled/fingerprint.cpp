@@ -1,0 +1,68 @@
+// A fingerprint of all bytes of a tensor, read as fast as memory gives them.
+//
+// NH of UMAC (Black, Halevi, Krawczyk, Krovetz, Rogaway 1999) with 64-bit words: pairs of words, each added to a key of
+// its place, are multiplied, and the 128-bit products summed. Two different chunks have the same sum for at most one in
+// 2^64 choices of the keys. The sums are mixed with the number of their chunk and added up: the order in which threads
+// come does not matter, the place of every word does.
+#include <omp.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+constexpr int WORDS = 512;  // of a chunk; its keys fit the L1 cache beside it
+constexpr int64_t CHUNK_BYTES = WORDS * sizeof(uint64_t);
+constexpr int64_t SMALLEST_SHARED = 64;        // chunks; below, waking the other threads costs more
+constexpr uint64_t GAMMA = 0x9e3779b97f4a7c15;  // of SplitMix64 (Steele, Lea, Flood 2014), whose output function mix is
+
+constexpr uint64_t mix(uint64_t value) {
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
+  return value ^ (value >> 31);
+}
+
+constexpr std::array<uint64_t, WORDS> make_keys() {
+  std::array<uint64_t, WORDS> keys{};
+  for (int i = 0; i < WORDS; ++i) keys[i] = mix((i + 1) * GAMMA);
+  return keys;
+}
+
+constexpr std::array<uint64_t, WORDS> KEYS = make_keys();
+
+uint64_t keyed_word(const char* chunk, int index) {
+  uint64_t word;
+  std::memcpy(&word, chunk + index * sizeof(word), sizeof(word));
+  return word + KEYS[index];
+}
+
+uint64_t digest(const char* chunk, int64_t number) {
+  unsigned __int128 sum = 0;
+#pragma GCC unroll 8
+  for (int i = 0; i < WORDS; i += 2)
+    sum += static_cast<unsigned __int128>(keyed_word(chunk, i)) * keyed_word(chunk, i + 1);
+  return mix(uint64_t(sum) ^ mix(uint64_t(sum >> 64) + (number + 1) * GAMMA));
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// The same for every thread count and in every build.
+int64_t mucudnn_fingerprint(const char* data, int64_t size_bytes, int threads) {
+  const int64_t whole = size_bytes / CHUNK_BYTES, rest = size_bytes % CHUNK_BYTES;
+  uint64_t sum = 0;
+#pragma omp parallel for num_threads(threads) reduction(+ : sum) if (whole >= SMALLEST_SHARED)
+  for (int64_t number = 0; number < whole; ++number) sum += digest(data + number * CHUNK_BYTES, number);
+  if (rest) {
+    char last[CHUNK_BYTES] = {};
+    std::memcpy(last, data + whole * CHUNK_BYTES, rest);
+    sum += digest(last, whole);
+  }
+  return int64_t(mix(sum ^ mix(uint64_t(size_bytes) + GAMMA)));
+}
+
+}  // extern "C"
+#pragma GCC visibility pop
