@@ -28,9 +28,10 @@ def tuning_record(tuning: TableTuning, environment: Environment) -> Record:
         "total": {
             "torch_s": tuning.baseline_s,
             "mucudnn_s": tuning.time_s,
-            "speedup": tuning.speedup if tuning.rows else None,
+            "speedup": tuning.speedup,
             "workspace_bytes": tuning.workspace_bytes,
         },
+        "division": None if tuning.divided is None else tuning.divided.division.to_json(),
     }
 
 

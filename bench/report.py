@@ -10,6 +10,7 @@ from mucudnn.bench.layers import Layer, LayerTable
 from mucudnn.bench.network_benchmark import NetworkBenchmark, ProblemResult
 from mucudnn.bench.table_tuning import TableTuning, TunedLayer
 from mucudnn.bench.training import TrainingComparison
+from mucudnn.config import Config
 from mucudnn.problem import Pair
 from mucudnn.units import format_bytes
 
@@ -27,7 +28,7 @@ def tuning_table(tuning: TableTuning) -> Table:
     """Per layer and operation: torch's time, what was chosen, its time, workspace, error and speedup; then totals."""
     columns = ("count", "torch ms", "chosen ms", "speedup", "workspace", "rel. error")
     printed = _table(
-        f"{tuning.source}, workspace limit {format_bytes(tuning.config.workspace_limit_bytes)}",
+        f"{tuning.source}, {_memory_bound(tuning.config)}",
         ("layer", "operation", "configuration"),
         columns,
         footer=("total", "", "", "", *_totals(tuning), ""),
@@ -111,7 +112,7 @@ def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
         str(tuned.problem.operation),
         str(tuned.configuration),
         str(row.count),
-        *_comparison(tuned.baseline_s, tuned.time_s, tuned.speedup),
+        *_against_torch(tuned.baseline_s, tuned.time_s),
         format_bytes(tuned.configuration.workspace_bytes),
         f"{tuned.relative_error:.1e}",
     )
@@ -120,8 +121,15 @@ def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
 def _totals(tuning: TableTuning) -> tuple[str, ...]:
     if not tuning.rows:
         return ("", "", "", "")
-    comparison = _comparison(tuning.baseline_s, tuning.time_s, tuning.speedup)
-    return (*comparison, format_bytes(tuning.workspace_bytes))
+    return (*_against_torch(tuning.baseline_s, tuning.time_s), format_bytes(tuning.workspace_bytes))
+
+
+def _memory_bound(config: Config) -> str:
+    if config.workspace_budget_bytes is not None:
+        return f"workspace budget {format_bytes(config.workspace_budget_bytes)}"
+    if config.has_headroom_limit:
+        return "workspace within the headroom"
+    return f"workspace limit {format_bytes(config.workspace_limit_bytes)}"
 
 
 def _result_cells(result: ProblemResult) -> tuple[str, ...]:
@@ -138,6 +146,13 @@ def _result_cells(result: ProblemResult) -> tuple[str, ...]:
 
 def _comparison(baseline_s: float, time_s: float, speedup: float) -> tuple[str, str, str]:
     return _milliseconds(baseline_s), _milliseconds(time_s), _speedup(speedup)
+
+
+def _against_torch(baseline_s: float | None, time_s: float) -> tuple[str, str, str]:
+    """Nothing for what is not known."""
+    return (
+        ("", _milliseconds(time_s), "") if baseline_s is None else _comparison(baseline_s, time_s, baseline_s / time_s)
+    )
 
 
 def _short(names: str) -> str:

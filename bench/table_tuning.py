@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mucudnn.bench.layers import LayerTable
+from mucudnn.choosing import Divided
 from mucudnn.config import Config
-from mucudnn.problem import ConvProblem
-from mucudnn.tuner import Progress, tune
+from mucudnn.task import Task
+from mucudnn.tuner import Progress, tune_tasks
 from mucudnn.tuning import TunedProblem, Tuning, TuningInterrupted
 
 
@@ -28,15 +29,17 @@ class TableTuning:
     config: Config
     rows: tuple[TunedLayer, ...]
     wanted: int
+    divided: Divided | None = None
 
     @property
     def interrupted(self) -> bool:
         return len(self.rows) < self.wanted
 
     @property
-    def baseline_s(self) -> float:
-        """Torch's time of all rows, each counted as often as it occurs."""
-        return sum(row.count * row.tuned.baseline_s for row in self.rows)
+    def baseline_s(self) -> float | None:
+        """Torch's time of all rows, each counted as often as it occurs; None where that of a row is not known."""
+        known = [row.count * row.tuned.baseline_s for row in self.rows if row.tuned.baseline_s is not None]
+        return sum(known) if len(known) == len(self.rows) else None
 
     @property
     def time_s(self) -> float:
@@ -44,13 +47,15 @@ class TableTuning:
         return sum(row.count * row.tuned.time_s for row in self.rows)
 
     @property
-    def speedup(self) -> float:
-        return self.baseline_s / self.time_s
+    def speedup(self) -> float | None:
+        """None where torch's time is not known, or there are no rows."""
+        return self.baseline_s / self.time_s if self.baseline_s is not None and self.rows else None
 
     @property
     def workspace_bytes(self) -> int:
-        """The largest of all rows: one buffer serves them in turn."""
-        return max((row.tuned.configuration.workspace_bytes for row in self.rows), default=0)
+        """The largest of all rows, since one buffer serves them in turn; the sum where a budget was divided."""
+        each = [row.tuned.configuration.workspace_bytes for row in self.rows]
+        return max(each, default=0) if self.divided is None else sum(each)
 
 
 def tune_table(
@@ -62,31 +67,32 @@ def tune_table(
 
     Raises what ``tune`` raises.
     """
-    wanted = table.problems(config.operations)
-    ready: dict[tuple[ConvProblem, int], TunedProblem] = {}
-    batch_sizes = list(dict.fromkeys(layer.batch_size for layer, _ in wanted))
+    tasks = table_tasks(table, config)
     try:
-        for part, batch_size in enumerate(batch_sizes):
-            names = {problem: f"{layer.name}, {problem}" for layer, problem in wanted if layer.batch_size == batch_size}
-            own_part = _part(progress, part, len(batch_sizes))
-            tuning = tune(names, batch_size, config, device=device, progress=own_part, names=names)
-            ready |= _by_key(tuning)
+        tuning = tune_tasks(tasks, config, device=device, progress=progress)
     except TuningInterrupted as interruption:
-        ready |= _by_key(interruption.partial)
-    rows = [
-        TunedLayer(layer.name, layer.count, ready[problem, layer.batch_size])
-        for layer, problem in wanted
-        if (problem, layer.batch_size) in ready
+        tuning = interruption.partial
+    return of_table(table, tuning)
+
+
+def table_tasks(table: LayerTable, config: Config) -> list[Task]:
+    """One for each operation of each layer, in the order of the table."""
+    return [
+        Task(
+            problem,
+            layer.batch_size,
+            config.workspace_limit_bytes,
+            count=layer.count,
+            name=f"{layer.name}, {problem}",
+        )
+        for layer, problem in table.problems(config.operations)
     ]
-    return TableTuning(table.source, config, tuple(rows), len(wanted))
 
 
-def _by_key(tuning: Tuning) -> dict[tuple[ConvProblem, int], TunedProblem]:
-    return {(tuned.problem, tuned.batch_size): tuned for tuned in tuning.problems}
-
-
-def _part(progress: Progress | None, part: int, parts: int) -> Progress | None:
-    """The callback of one of several equal parts of the work."""
-    if progress is None:
-        return None
-    return lambda text, fraction: progress(text, (part + fraction) / parts)
+def of_table(table: LayerTable, tuning: Tuning) -> TableTuning:
+    """With the names and counts of the layers; the tuning is of ``table_tasks``, or of the first of them."""
+    wanted = table.problems(tuning.config.operations)
+    rows = [
+        TunedLayer(layer.name, layer.count, tuned) for (layer, _), tuned in zip(wanted, tuning.problems, strict=False)
+    ]
+    return TableTuning(table.source, tuning.config, tuple(rows), len(wanted), tuning.divided)

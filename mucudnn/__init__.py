@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from mucudnn.configuration import Configuration, MicroConfig
     from mucudnn.errors import DatabaseError, InfeasibleError, InvalidInputError, MucudnnError, UnavailableError
     from mucudnn.execution import release_workspaces
-    from mucudnn.nn import Conv2d, optimize, report
+    from mucudnn.models import optimize, report
+    from mucudnn.nn import Conv2d
     from mucudnn.problem import ConvProblem, MemoryFormat, Operation
     from mucudnn.tuner import Tuning, tune
 
@@ -45,7 +46,8 @@ _MODULES = {
     "configuration": ("Configuration", "MicroConfig"),
     "errors": ("DatabaseError", "InfeasibleError", "InvalidInputError", "MucudnnError", "UnavailableError"),
     "execution": ("release_workspaces",),
-    "nn": ("Conv2d", "optimize", "report"),
+    "models": ("optimize", "report"),
+    "nn": ("Conv2d",),
     "problem": ("ConvProblem", "MemoryFormat", "Operation"),
     "tuner": ("Tuning", "tune"),
 }

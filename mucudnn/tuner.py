@@ -1,4 +1,4 @@
-"""From convolutions to chosen configurations: measure what is not yet measured, solve, verify the choice."""
+"""From convolutions to chosen configurations: measure what is not yet measured, then choose, with whole runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from math import inf
 from mucudnn.bench.comparison import Comparison
 from mucudnn.bench.profiler import Profile
 from mucudnn.bench.race import Candidate, find_candidates
+from mucudnn.choosing import Outcome, choose, divide
 from mucudnn.config import BatchSizePolicy, Config
 from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement, MicroConfig
 from mucudnn.database import Database, Verification
@@ -18,17 +19,14 @@ from mucudnn.problem import ConvProblem
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.store import Store
-from mucudnn.tuning import TunedProblem, Tuning, TuningInterrupted, allowed, baseline_of, relative_error_of
-from mucudnn.units import format_bytes
-from mucudnn.verification import Machine, contenders
+from mucudnn.task import Task
+from mucudnn.tuning import TunedProblem, Tuning, TuningInterrupted, allowed, tuned_problem
+from mucudnn.units import exact_bytes, format_bytes
+from mucudnn.verification import Machine
 
-__all__ = ["Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune"]
+__all__ = ["Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
 
 Progress = Callable[[str, float], None]
-
-# A smaller lead is not worth it: the machine may be another one tomorrow, and torch's own is never slower than torch.
-LEAST_GAIN = 0.03
-OPERATOR_S = 30e-6  # what a call of ours through torch's dispatcher and autograd costs, and torch's own does not
 
 
 def tune(
@@ -44,30 +42,46 @@ def tune(
 ) -> Tuning:
     """Choose the fastest configuration of each problem within the workspace limit, and verify it against torch.
 
-    Problems whose operation is not in ``config.operations`` are passed over. What the database has is not measured
-    again; each new measurement is stored as it is made. ``progress`` is called with what is being done and the fraction
-    that is done. ``names``: what problems are called in progress and errors. ``database``: instead of the file that the
-    config names. ``machine``: instead of this one.
+    With ``config.workspace_budget`` the budget is divided over all problems instead. Problems whose operation is not in
+    ``config.operations`` are passed over. What the database has is not measured again; each new measurement is stored
+    as it is made. ``progress`` is called with what is being done and the fraction that is done. ``names``: what
+    problems are called in progress and errors. ``database``: instead of the file that the config names. ``machine``:
+    instead of this one.
 
-    Raises ``InfeasibleError`` (naming the smallest limit of every problem that has no configuration),
-    ``InvalidInputError`` for an unknown algorithm, ``UnavailableError`` for a device that is not there,
+    Raises ``InfeasibleError`` (naming the smallest limit of every problem that has no configuration, or the smallest
+    budget), ``InvalidInputError`` for an unknown algorithm, ``UnavailableError`` for a device that is not there,
     ``DatabaseError`` for a file that cannot be read (where it cannot be written there is a warning instead), and
     ``TuningInterrupted`` on Ctrl-C, with what is ready.
     """
-    config = config or Config()
+    config, names = config or Config(), names or {}
+    limit = config.workspace_limit_bytes
+    wanted = dict.fromkeys(p for p in problems if p.operation in config.operations)
+    tasks = [Task(problem, batch_size, limit, name=names.get(problem, "")) for problem in wanted]
+    return tune_tasks(tasks, config, device=device, progress=progress, database=database, machine=machine)
+
+
+def tune_tasks(
+    tasks: Sequence[Task],
+    config: Config,
+    *,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    database: Database | None = None,
+    machine: Machine | None = None,
+) -> Tuning:
+    """As ``tune``, for tasks of any batch sizes, limits and counts; what was chosen is in the order of the tasks."""
     machine = machine or Machine.current(device)
-    wanted = [p for p in dict.fromkeys(problems) if p.operation in config.operations]
     if database is not None:
-        return _Tuner(batch_size, config, machine, Store(database, machine.environment), progress, names).tune(wanted)
+        return _Tuner(config, machine, Store(database, machine.environment), progress).tune(tasks)
     with Database(config.database) as opened:
-        return _Tuner(batch_size, config, machine, Store(opened, machine.environment), progress, names).tune(wanted)
+        return _Tuner(config, machine, Store(opened, machine.environment), progress).tune(tasks)
 
 
 @dataclass(slots=True)
 class _Job:
-    """One problem to be tuned: its candidates, and what is known of each."""
+    """One task: its candidates, and what is known of each."""
 
-    problem: ConvProblem
+    task: Task
     candidates: list[Candidate]
     unsupported: list[Failure]
     results: dict[MicroConfig, Measurement | Failure]
@@ -79,23 +93,30 @@ class _Job:
     def failures(self) -> list[Failure]:
         return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
 
-    def smallest_feasible_bytes(self, batch_size: int, config: Config) -> int | None:
+    def smallest_feasible_bytes(self, config: Config) -> int | None:
         """Least workspace of any configuration of candidates that did not fail and are not barred by their error."""
-        return _smallest_bytes(self._usable(config), batch_size)
+        return _smallest_bytes(self._usable(config), self.task.batch_size)
 
-    def is_feasible(self, batch_size: int, config: Config) -> bool:
+    def bytes_in_smallest_pieces(self, config: Config) -> int | None:
+        """The same for the smallest micro-batches alone, so that little must run to find out what it needs."""
+        usable = self._usable(config)
+        least = min((c.micro_batch_size for c in usable), default=0)
+        smallest = [c for c in usable if c.micro_batch_size == least]
+        return _smallest_bytes(smallest, self.task.batch_size)
+
+    def is_feasible(self, config: Config) -> bool:
         """Torch's own are looked at first: mostly they fit, and nothing else must run to find out what it needs."""
         usable = self._usable(config)
-        limit = inf if config.workspace_limit_bytes is None else config.workspace_limit_bytes
+        limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
         for candidates in ([c for c in usable if c.is_native], [c for c in usable if c.handed_bytes <= limit]):
-            smallest = _smallest_bytes(candidates, batch_size)
+            smallest = _smallest_bytes(candidates, self.task.batch_size)
             if smallest is not None and smallest <= limit:
                 return True
         return False
 
     def _usable(self, config: Config) -> list[Candidate]:
         known = self.measurements()
-        permitted = allowed(known, config, self.problem)
+        permitted = allowed(known, config, self.task.problem)
         barred = {m.micro_config.algorithm for m in known} - {m.micro_config.algorithm for m in permitted}
         failed = {failure.micro_config for failure in self.failures()}
         return [c for c in self.candidates if c.algorithm.name not in barred and c.micro_config not in failed]
@@ -110,140 +131,116 @@ def _smallest_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | N
 
 
 class _Tuner:
-    """Tunes problems of one batch size under one config."""
+    """Tunes tasks under one config."""
 
-    def __init__(
-        self,
-        batch_size: int,
-        config: Config,
-        machine: Machine,
-        store: Store,
-        progress: Progress | None,
-        names: Mapping[ConvProblem, str] | None,
-    ) -> None:
-        self.batch_size, self.config, self.machine, self.store = batch_size, config, machine, store
+    def __init__(self, config: Config, machine: Machine, store: Store, progress: Progress | None) -> None:
+        self.config, self.machine, self.store = config, machine, store
         self.progress = progress or (lambda text, fraction: None)
-        self.names = names or {}
         self.algorithms = _algorithms(machine, config)
         self.versions = {algorithm.name: algorithm.version for algorithm in self.algorithms}
         self.ready: list[TunedProblem] = []
 
-    def tune(self, problems: Sequence[ConvProblem]) -> Tuning:
+    def tune(self, tasks: Sequence[Task]) -> Tuning:
         try:
-            jobs = [self._job(problem) for problem in problems]
-            self._require_feasible(jobs)  # before minutes are spent on measuring
-            infeasible = []
-            for number, job in enumerate(jobs):
-                self._measure(job, number / len(jobs), 1 / len(jobs))
-                if job.is_feasible(self.batch_size, self.config):
-                    self.ready.append(self._choose(job))
-                else:
-                    infeasible.append(job)
-            self._require_feasible(infeasible)
+            jobs = [self._job(task) for task in tasks]
+            tuning = self._one_by_one(jobs) if self.config.workspace_budget_bytes is None else self._together(jobs)
         except KeyboardInterrupt:
             raise TuningInterrupted(self._tuning()) from None
         self.progress("done", 1.0)
+        return tuning
+
+    def _one_by_one(self, jobs: Sequence[_Job]) -> Tuning:
+        """Workspace reuse: each task under its own limit."""
+        self._require_feasible(jobs)  # before minutes are spent on measuring
+        infeasible = []
+        for number, job in enumerate(jobs):
+            self._measure(job, job.task.limit_bytes, number / len(jobs), 1 / len(jobs))
+            if job.is_feasible(self.config):
+                choice = choose(job.task, self._allowed(job), self._verify)
+                self.ready.append(tuned_problem(job.task, choice, job.measurements(), job.failures()))
+            else:
+                infeasible.append(job)
+        self._require_feasible(infeasible)
         return self._tuning()
+
+    def _together(self, jobs: Sequence[_Job]) -> Tuning:
+        """Workspace division: one budget for all tasks."""
+        budget = self.config.workspace_budget_bytes
+        self._require_affordable(jobs)  # before minutes are spent on measuring
+        for number, job in enumerate(jobs):
+            self._measure(job, budget, number / len(jobs), 1 / len(jobs))
+        divided = divide({job.task: self._allowed(job) for job in jobs}, budget, self._verify)
+        for job in jobs:
+            choice = divided.choices[job.task]
+            self.ready.append(tuned_problem(job.task, choice, job.measurements(), job.failures()))
+        return Tuning(self.config, self.machine.environment, tuple(self.ready), divided)
 
     def _tuning(self) -> Tuning:
         return Tuning(self.config, self.machine.environment, tuple(self.ready))
 
-    def _job(self, problem: ConvProblem) -> _Job:
-        self.progress(f"{self._name(problem)}: finding algorithms", 0.0)
-        known = self.store.results(problem, self.versions)
-        sizes = micro_batch_sizes(BatchSizePolicy(self.config.policy), self.batch_size)
+    def _job(self, task: Task) -> _Job:
+        self.progress(f"{task}: finding algorithms", 0.0)
+        known = self.store.results(task.problem, self.versions)
+        sizes = micro_batch_sizes(BatchSizePolicy(self.config.policy), task.batch_size)
         measured = [result for result in known if isinstance(result, Measurement)]
-        candidates, unsupported = find_candidates(problem, self.algorithms, sizes, measured)
-        return _Job(problem, candidates, unsupported, {result.micro_config: result for result in known})
+        candidates, unsupported = find_candidates(task.problem, self.algorithms, sizes, measured)
+        return _Job(task, candidates, unsupported, {result.micro_config: result for result in known})
+
+    def _allowed(self, job: _Job) -> list[Measurement]:
+        return allowed(job.measurements(), self.config, job.task.problem)
 
     def _require_feasible(self, jobs: Sequence[_Job]) -> None:
-        smallest = {
-            self._name(job.problem): job.smallest_feasible_bytes(self.batch_size, self.config)
-            for job in jobs
-            if not job.is_feasible(self.batch_size, self.config)
-        }
-        if smallest:
-            raise _infeasible(smallest, self.batch_size, self.config)
+        infeasible = [job for job in jobs if not job.is_feasible(self.config)]
+        if infeasible:
+            raise _infeasible({job.task: job.smallest_feasible_bytes(self.config) for job in infeasible})
 
-    def _name(self, problem: ConvProblem) -> str:
-        return self.names.get(problem, str(problem))
+    def _require_affordable(self, jobs: Sequence[_Job]) -> None:
+        """Raises ``InfeasibleError`` if the budget is less than the smallest configurations need together."""
+        budget = self.config.workspace_budget_bytes
+        for smallest in (_Job.bytes_in_smallest_pieces, _Job.smallest_feasible_bytes):
+            needed = {job.task: smallest(job, self.config) for job in jobs}
+            known = [size for size in needed.values() if size is not None]
+            if budget is None or (len(known) == len(needed) and sum(known) <= budget):
+                return
+        raise _unaffordable(needed, budget)
 
-    def _measure(self, job: _Job, start: float, share: float) -> None:
+    def _measure(self, job: _Job, limit_bytes: int | None, start: float, share: float) -> None:
+        problem = job.task.problem
         profile = Profile(
-            job.problem,
-            self.batch_size,
+            problem,
+            job.task.batch_size,
             job.candidates,
             known=job.measurements(),
             known_failures=job.failures(),
-            limit_bytes=self.config.workspace_limit_bytes,
-            max_relative_error=self.config.error_bound(job.problem.dtype),
+            limit_bytes=limit_bytes,
+            max_relative_error=self.config.error_bound(problem.dtype),
             time_limit_s=self.config.time_limit_s,
             device=self.machine.device,
             clock=self.machine.clock,
         )
-        self.progress(f"{self._name(job.problem)}: measuring", start)
+        self.progress(f"{job.task}: measuring", start)
         for done, result in enumerate(profile.measure()):
-            self.store.keep(job.problem, self.versions[result.micro_config.algorithm], result)
+            self.store.keep(problem, self.versions[result.micro_config.algorithm], result)
             job.results[result.micro_config] = result
             name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
-            self.progress(f"{self._name(job.problem)}: {name}", start + share * done / len(job.candidates))
+            self.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
 
-    def _choose(self, job: _Job) -> TunedProblem:
-        """The contender that whole runs find the fastest; torch's own unless that is faster by more than the noise."""
-        measurements = allowed(job.measurements(), self.config, job.problem)
-        limit = self.config.workspace_limit_bytes
-        verified = self._verified(job.problem, contenders(measurements, self.batch_size, limit))
-        best = max(verified, key=lambda configuration: _speedup(verified[configuration]))
-        chosen, time_s, reason = self._verdict(best, verified[best], baseline_of(measurements, self.batch_size))
-        return TunedProblem(
-            problem=job.problem,
-            batch_size=self.batch_size,
-            configuration=chosen,
-            baseline_s=verified[best].baseline_s,
-            time_s=time_s,
-            relative_error=relative_error_of(chosen, measurements),
-            reason=reason,
-            measurements=tuple(job.measurements()),
-            failures=tuple(job.failures()),
-        )
-
-    def _verified(
-        self, problem: ConvProblem, configurations: Sequence[Configuration]
-    ) -> dict[Configuration, Verification]:
-        """Whole runs against torch, of those that were not run before. Raises the error if none of them runs."""
-        known = {c: self.store.verification(problem, c, self.versions) for c in configurations}
+    def _verify(self, task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
+        """Whole runs against torch; those that were not run before are run now."""
+        problem = task.problem
+        known: dict[Configuration, Outcome] = {
+            c: self.store.verification(problem, c, self.versions) for c in configurations
+        }
         missing = [c for c, verification in known.items() if verification is None]
-        outcomes = self.machine.compare(problem, self.batch_size, missing) if missing else []
+        outcomes = self.machine.compare(problem, task.batch_size, missing) if missing else []
         for configuration, outcome in zip(missing, outcomes, strict=True):
             if isinstance(outcome, Comparison):
                 verification = Verification(outcome.baseline_s, outcome.time_s, outcome.uncertainty)
                 self.store.keep_verification(problem, configuration, self.versions, verification)
                 known[configuration] = verification
-        verified = {c: verification for c, verification in known.items() if verification is not None}
-        if not verified:
-            raise next(outcome for outcome in outcomes if isinstance(outcome, Exception))
-        return verified
-
-    def _verdict(
-        self, best: Configuration, verification: Verification, baseline: Configuration | None
-    ) -> tuple[Configuration, float, str]:
-        """What to run, its seconds, and why."""
-        limit = self.config.workspace_limit_bytes
-        speedup = f"{_speedup(verification):.2f} ± {verification.noise:.2f}"
-        if best.is_baseline:
-            return best, verification.baseline_s, "torch's own, undivided: nothing else can compute this"
-        if baseline is not None and limit is not None and baseline.workspace_bytes > limit:
-            needed = format_bytes(baseline.workspace_bytes)
-            return best, verification.time_s, f"fastest within the limit, speedup {speedup}; torch's own needs {needed}"
-        in_a_model = verification.baseline_s / (verification.time_s + OPERATOR_S)
-        if baseline is None or in_a_model - max(verification.noise, LEAST_GAIN) > 1:
-            return best, verification.time_s, f"fastest in whole runs, speedup {speedup}"
-        reason = f"torch's own: {best} is not faster by more than the noise or {LEAST_GAIN:.0%}, speedup {speedup}"
-        return baseline, verification.baseline_s, reason
-
-
-def _speedup(verification: Verification) -> float:
-    return verification.baseline_s / verification.time_s
+            else:
+                known[configuration] = outcome
+        return known
 
 
 def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:
@@ -256,20 +253,28 @@ def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:
     return [algorithm for algorithm in named if algorithm.deterministic or not config.deterministic]
 
 
-def _infeasible(smallest: Mapping[str, int | None], batch_size: int, config: Config) -> InfeasibleError:
-    """One error for all problems, by their names: what each of them needs at least."""
+def _infeasible(smallest: Mapping[Task, int | None]) -> InfeasibleError:
+    """One error for all tasks: what each of them needs at least."""
     lines = [
-        f"  {name}: " + ("no algorithm can compute it" if needed is None else f"at least {_exactly(needed)}")
-        for name, needed in smallest.items()
+        f"  {task}, batch {task.batch_size}, limit {format_bytes(task.limit_bytes)}: {_at_least(needed)}"
+        for task, needed in smallest.items()
     ]
     needed = [size for size in smallest.values() if size is not None]
     most = max(needed) if len(needed) == len(smallest) else None
-    advice = "" if most is None else f"\nRaise the workspace limit to {_exactly(most)} or more"
-    limit = format_bytes(config.workspace_limit_bytes)
-    what = f"no configuration of batch {batch_size} fits the workspace limit of {limit}:"
-    return InfeasibleError("\n".join((what, *lines)) + advice, most)
+    advice = "" if most is None else f"\nRaise the workspace limit to {exact_bytes(most)} or more"
+    return InfeasibleError("\n".join(("no configuration fits the workspace limit:", *lines)) + advice, most)
 
 
-def _exactly(size_bytes: int) -> str:
-    """A limit that is enough: the rounded number alone could be too small."""
-    return f"{size_bytes}B ({format_bytes(size_bytes)})"
+def _unaffordable(smallest: Mapping[Task, int | None], budget_bytes: int | None) -> InfeasibleError:
+    """Those that need most first."""
+    ranked = sorted(smallest.items(), key=lambda item: -(inf if item[1] is None else item[1]))
+    lines = [f"  {task}, batch {task.batch_size}: {_at_least(needed)}" for task, needed in ranked if needed != 0]
+    needed = [size for size in smallest.values() if size is not None]
+    total = sum(needed) if len(needed) == len(smallest) else None
+    advice = "" if total is None else f"\nRaise the workspace budget to {exact_bytes(total)} or more"
+    what = f"no division fits the workspace budget of {format_bytes(budget_bytes)} over {len(smallest)} problems:"
+    return InfeasibleError("\n".join((what, *lines)) + advice, total)
+
+
+def _at_least(needed: int | None) -> str:
+    return "no algorithm can compute it" if needed is None else f"at least {exact_bytes(needed)}"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mucudnn.choosing import Choice, Divided
 from mucudnn.config import Config
-from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement, MicroConfig
+from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement
 from mucudnn.environment import Environment
 from mucudnn.errors import InvalidInputError
 from mucudnn.problem import ConvProblem
+from mucudnn.task import Task
 from mucudnn.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -21,32 +23,37 @@ if TYPE_CHECKING:
 class TunedProblem:
     """What was chosen for one problem, and why. Times are medians of whole runs, measured in turns with torch's.
 
-    ``configuration.time_s`` is what the solver predicted. ``measurements`` and ``failures`` are of all candidates, also
-    of those that were barred by their error or by the workspace limit.
+    Where a replay has no whole runs they are predictions, as ``reason`` says, and ``baseline_s`` is None where torch's
+    own was not measured at this batch size. ``configuration.time_s`` is what the solver predicted. ``limit_bytes``: the
+    most workspace that the problem may use, its segment where a budget was divided. ``measurements`` and ``failures``
+    are of all candidates, also of those that were barred by their error or by the workspace limit.
     """
 
     problem: ConvProblem
     batch_size: int
     configuration: Configuration
-    baseline_s: float
+    baseline_s: float | None
     time_s: float
     relative_error: float
     reason: str
     measurements: tuple[Measurement, ...] = ()
     failures: tuple[Failure, ...] = ()
+    limit_bytes: int | None = None
 
     @property
-    def speedup(self) -> float:
-        return self.baseline_s / self.time_s
+    def speedup(self) -> float | None:
+        """None where torch's time is not known."""
+        return None if self.baseline_s is None else self.baseline_s / self.time_s
 
     def __str__(self) -> str:
         chosen = self.configuration
+        speedup = "unknown" if self.speedup is None else f"{self.speedup:.2f}"
         return "\n".join(
             (
                 f"{self.problem}, batch {self.batch_size}",
-                f"  torch      {format_seconds(self.baseline_s)}",
+                f"  torch      {'not measured' if self.baseline_s is None else format_seconds(self.baseline_s)}",
                 f"  chosen     {chosen}: {format_seconds(self.time_s)} (predicted {format_seconds(chosen.time_s)}), "
-                f"speedup {self.speedup:.2f}",
+                f"speedup {speedup}",
                 f"  workspace  {format_bytes(chosen.workspace_bytes)}, relative error {self.relative_error:.1e}",
                 f"  why        {self.reason}",
             )
@@ -59,11 +66,15 @@ class TunedProblem:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The result of ``tune``: printable, and what ``mucudnn.Conv2d`` runs."""
+    """The result of ``tune``: printable, and what ``mucudnn.Conv2d`` runs.
+
+    ``divided``: how the workspace budget was divided, None where every problem has a limit of its own.
+    """
 
     config: Config
     environment: Environment
     problems: tuple[TunedProblem, ...] = field(default=())
+    divided: Divided | None = None
 
     def __getitem__(self, problem: ConvProblem) -> TunedProblem:
         """Raises ``InvalidInputError`` for a problem that is not among those tuned."""
@@ -73,34 +84,25 @@ class Tuning:
         raise InvalidInputError(f"{problem} is not in this tuning; it has {len(self.problems)} other problems")
 
     def configurations(self, problem: ConvProblem) -> Mapping[int, Configuration]:
-        """Batch size -> configuration, up to the tuned batch size, all within the workspace limit.
-
-        The tuned batch size has the verified configuration. Smaller ones have the fastest of the same measurements;
-        but where torch's own convolution was chosen they are left out: then nothing has shown that it is faster.
+        """Batch size -> configuration, up to the tuned batch size: see ``configurations_of``.
 
         Raises ``InvalidInputError`` for a problem that is not among those tuned.
         """
-        from mucudnn.solver.front import desirable_sets
-
-        tuned = self[problem]
-        chosen = {tuned.batch_size: tuned.configuration}
-        if tuned.configuration.is_baseline:
-            return chosen
-        sets = desirable_sets(allowed(tuned.measurements, self.config, problem), tuned.batch_size)
-        smaller = ((n, sets.fastest(n, self.config.workspace_limit_bytes)) for n in range(1, tuned.batch_size))
-        return {n: configuration for n, configuration in smaller if configuration is not None} | chosen
+        return configurations_of(self[problem], self.config)
 
     def __str__(self) -> str:
         if not self.problems:
             return "nothing was tuned"
-        return "\n".join((f"on {self.environment}", *map(str, self.problems)))
+        divided = [] if self.divided is None else [str(self.divided.division)]
+        return "\n".join((f"on {self.environment}", *map(str, self.problems), *divided))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dumps``; seconds and bytes."""
         return {
             "environment": asdict(self.environment),
-            "workspace_limit_bytes": self.config.workspace_limit_bytes,
+            "workspace_limit": self.config.workspace_limit,
             "problems": [tuned.to_json() for tuned in self.problems],
+            "division": None if self.divided is None else self.divided.division.to_json(),
         }
 
     def to_frame(self) -> pandas.DataFrame:
@@ -116,6 +118,40 @@ class TuningInterrupted(KeyboardInterrupt):
     def __init__(self, partial: Tuning) -> None:
         super().__init__(f"tuning was interrupted; {len(partial.problems)} problems are ready")
         self.partial = partial
+
+
+def tuned_problem(
+    task: Task, choice: Choice, measurements: Sequence[Measurement], failures: Sequence[Failure] = ()
+) -> TunedProblem:
+    """What was chosen for a task, with everything that was known of it."""
+    return TunedProblem(
+        problem=task.problem,
+        batch_size=task.batch_size,
+        configuration=choice.configuration,
+        baseline_s=choice.baseline_s,
+        time_s=choice.time_s,
+        relative_error=relative_error_of(choice.configuration, measurements),
+        reason=choice.reason,
+        measurements=tuple(measurements),
+        failures=tuple(failures),
+        limit_bytes=choice.limit_bytes,
+    )
+
+
+def configurations_of(tuned: TunedProblem, config: Config) -> Mapping[int, Configuration]:
+    """Batch size -> configuration, up to the tuned batch size, all within the problem's own limit.
+
+    The tuned batch size has the verified configuration. Smaller ones have the fastest of the same measurements; but
+    where torch's own convolution was chosen they are left out: then nothing has shown that it is faster.
+    """
+    from mucudnn.solver.front import desirable_sets
+
+    chosen = {tuned.batch_size: tuned.configuration}
+    if tuned.configuration.is_baseline:
+        return chosen
+    sets = desirable_sets(allowed(tuned.measurements, config, tuned.problem), tuned.batch_size)
+    smaller = ((n, sets.fastest(n, tuned.limit_bytes)) for n in range(1, tuned.batch_size))
+    return {n: configuration for n, configuration in smaller if configuration is not None} | chosen
 
 
 def _row(tuned: TunedProblem) -> dict[str, Any]:
@@ -141,12 +177,3 @@ def relative_error_of(configuration: Configuration, measurements: Iterable[Measu
     """The largest of its algorithms: each was compared with float64 once."""
     used = set(configuration.algorithms)
     return max(m.relative_error for m in measurements if m.micro_config.algorithm in used)
-
-
-def baseline_of(measurements: Iterable[Measurement], batch_size: int) -> Configuration | None:
-    """Torch's own convolution, undivided, if it was measured."""
-    micro_config = MicroConfig(NATIVE, batch_size)
-    for m in measurements:
-        if m.micro_config == micro_config:
-            return Configuration((micro_config,), m.setup_s + m.step_s, m.prepared_bytes + m.scratch_bytes)
-    return None

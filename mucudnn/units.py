@@ -51,6 +51,11 @@ def format_bytes(value: int | None) -> str:
     return f"{value / _UNITS[unit]:.3g} {unit}" if value < 1000 * _UNITS[unit] else f"{value // _UNITS[unit]} {unit}"
 
 
+def exact_bytes(value: int) -> str:
+    """``67108864`` -> ``67108864B (64 MiB)``: can be given back as a limit; rounded it may be too small."""
+    return f"{value}B ({format_bytes(value)})"
+
+
 def parse_seconds(text: str | float | None) -> float | None:
     """``"60s"``, ``"2min"``, ``"500ms"`` -> seconds; ``None``, ``"none"`` -> no bound. Raises ``InvalidInputError``."""
     if text is None or (isinstance(text, str) and text.strip().lower() == "none"):

@@ -12,17 +12,13 @@ from torch import Tensor
 from mucudnn.bench.comparison import Comparison, compare_in_turns
 from mucudnn.bench.operands import Operands, random_operands
 from mucudnn.bench.timer import Clock, WallClock
-from mucudnn.configuration import Configuration, Measurement
+from mucudnn.configuration import Configuration
 from mucudnn.environment import Environment, current_environment
 from mucudnn.execution import run, torch_convolution
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.registry import algorithms
 from mucudnn.pages import on_huge_pages
 from mucudnn.problem import ConvProblem, Operation
-from mucudnn.solver.front import desirable_sets
-
-MOST_CONTENDERS = 3
-_NEARLY_AS_FAST = 1.15  # predictions this close are within what sums of parts and noise get wrong
 
 
 def run_whole(problem: ConvProblem, configuration: Configuration, operands: Operands) -> Tensor:
@@ -72,25 +68,3 @@ class Machine:
         operands = random_operands(problem, batch_size, self.device)
         runs = [partial(self.run, problem, configuration, operands) for configuration in configurations]
         return compare_in_turns(partial(self.run_torch, problem, operands), runs, self.clock)
-
-
-def contenders(measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None) -> list[Configuration]:
-    """Configurations that deserve a whole run: the fastest by prediction, and the best of single algorithms that come
-    near it, each other than the baseline. Only the baseline if there is no other. They are in the order of prediction.
-
-    There is at least one configuration that fits.
-    """
-    found = _fastest(measurements, batch_size, limit_bytes)
-    for name in {m.micro_config.algorithm for m in measurements}:
-        own = [m for m in measurements if m.micro_config.algorithm == name]
-        found |= _fastest(own, batch_size, limit_bytes)
-        found |= _fastest([m for m in own if m.micro_config.micro_batch_size < batch_size], batch_size, limit_bytes)
-    ranked = sorted(found, key=lambda c: (c.time_s, c.workspace_bytes, c.micro_configs))
-    others = [c for c in ranked if not c.is_baseline]
-    near = [c for c in others if c.time_s <= _NEARLY_AS_FAST * others[0].time_s]
-    return near[:MOST_CONTENDERS] or ranked
-
-
-def _fastest(measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None) -> set[Configuration]:
-    fastest = desirable_sets(measurements, batch_size).fastest(batch_size, limit_bytes) if measurements else None
-    return set() if fastest is None else {fastest}

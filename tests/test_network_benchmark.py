@@ -10,7 +10,7 @@ import pytest
 from mucudnn.bench import network_benchmark, table_tuning
 from mucudnn.bench.layers import LayerTable, load_source
 from mucudnn.bench.network_benchmark import NetworkBenchmark, benchmark_network
-from mucudnn.bench.table_tuning import tune_table
+from mucudnn.bench.table_tuning import table_tasks, tune_table
 from mucudnn.config import Config
 from mucudnn.problem import MemoryFormat, Operation
 from mucudnn.tuning import TuningInterrupted
@@ -101,14 +101,13 @@ def test_progress_goes_from_tuning_to_the_end(table: LayerTable, config: Config)
 def test_an_interrupted_tuning_keeps_the_rows_that_are_ready(
     table: LayerTable, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    complete = table_tuning.tune(
-        [problem for layer, problem in table.problems(config.operations) if layer.name == "first"], 2, config
-    )
+    of_the_first = [task for task in table_tasks(table, config) if task.name.startswith("first")]
+    complete = table_tuning.tune_tasks(of_the_first, config)
 
     def interrupted(*args: object, **kwargs: object) -> None:
         raise TuningInterrupted(complete)
 
-    monkeypatch.setattr(table_tuning, "tune", interrupted)
+    monkeypatch.setattr(table_tuning, "tune_tasks", interrupted)
     tuning = tune_table(table, config)
     assert tuning.interrupted
     assert [row.layer for row in tuning.rows] == ["first"] * 3

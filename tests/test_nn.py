@@ -3,7 +3,7 @@
 import copy
 import io
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -16,6 +16,7 @@ from mucudnn.configuration import Configuration, Measurement, MicroConfig
 from mucudnn.environment import Environment
 from mucudnn.operators import Choices
 from mucudnn.problem import ConvProblem, Operation
+from mucudnn.task import Task
 from mucudnn.tuning import TunedProblem, Tuning
 
 # torch says it once a process, and of its own convolution
@@ -32,7 +33,7 @@ def baseline(n: int) -> Configuration:
 
 
 class FakeTuner:
-    """In place of ``mucudnn.tuner.tune``: chooses without measuring; ``asked`` has what it was asked for."""
+    """In place of ``mucudnn.tuner.tune_tasks``: chooses without measuring; ``asked`` has what it was asked for."""
 
     def __init__(self) -> None:
         self.choose: Callable[[int], Configuration] = divided
@@ -40,21 +41,20 @@ class FakeTuner:
         measured = MicroConfig("gemm", 1), MicroConfig("native", 1)
         self.measurements = tuple(Measurement(m, 0.0, 1e-3 * (i + 1), 0, 64, 1e-7) for i, m in enumerate(measured))
 
-    def __call__(self, problems: Iterable[ConvProblem], batch_size: int, config: Config, **_: Any) -> Tuning:
-        def tuned(problem: ConvProblem) -> TunedProblem:
-            chosen = self.choose(batch_size)
-            return TunedProblem(problem, batch_size, chosen, 2e-3, 1e-3, 1e-7, "it was told to", self.measurements)
+    def __call__(self, tasks: Sequence[Task], config: Config, **_: Any) -> Tuning:
+        def tuned(task: Task) -> TunedProblem:
+            problem, n, chosen = task.problem, task.batch_size, self.choose(task.batch_size)
+            return TunedProblem(problem, n, chosen, 2e-3, 1e-3, 1e-7, "it was told to", self.measurements)
 
-        wanted = list(problems)
-        self.asked += [(problem, batch_size) for problem in wanted]
+        self.asked += [(task.problem, task.batch_size) for task in tasks]
         torch.rand(1)  # as random data is made
-        return Tuning(config, HERE, tuple(map(tuned, wanted)))
+        return Tuning(config, HERE, tuple(map(tuned, tasks)))
 
 
 @pytest.fixture(autouse=True)
 def tuner(monkeypatch: pytest.MonkeyPatch) -> FakeTuner:
     fake = FakeTuner()
-    monkeypatch.setattr("mucudnn.tuner.tune", fake)
+    monkeypatch.setattr("mucudnn.tuner.tune_tasks", fake)
     return fake
 
 
@@ -390,7 +390,7 @@ def test_model_that_cannot_be_tuned_is_unchanged(monkeypatch: pytest.MonkeyPatch
     def fail(*_: Any, **__: Any) -> Tuning:
         raise mucudnn.InfeasibleError("nothing fits")
 
-    monkeypatch.setattr("mucudnn.tuner.tune", fail)
+    monkeypatch.setattr("mucudnn.tuner.tune_tasks", fail)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     with pytest.raises(mucudnn.InfeasibleError):
         mucudnn.optimize(model, torch.randn(2, 3, 7, 7))

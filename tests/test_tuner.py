@@ -10,13 +10,14 @@ from dataclasses import replace
 import pytest
 from fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
 
+from mucudnn.choosing import contenders
 from mucudnn.config import Config
 from mucudnn.configuration import Configuration
 from mucudnn.database import Database
 from mucudnn.errors import DatabaseError, InfeasibleError, InvalidInputError
 from mucudnn.problem import ConvProblem, Operation
 from mucudnn.tuner import Tuning, TuningInterrupted, tune
-from mucudnn.verification import Machine, contenders
+from mucudnn.verification import Machine
 
 BATCH = 8
 NO_LIMIT = Config(workspace_limit=None)
@@ -266,3 +267,66 @@ def test_only_the_baseline_contends_where_there_is_nothing_else(bench: Bench) ->
     ].measurements
     (only,) = contenders(measurements, BATCH, None)
     assert only.is_baseline
+
+
+def budget(size: int) -> Config:
+    return Config(workspace_budget=size)
+
+
+@pytest.mark.parametrize(("size", "workspaces"), [(360, [180, 180]), (359, [140, 180]), (110, [0, 110]), (109, [0, 0])])
+def test_a_budget_is_divided_over_all_problems(bench: Bench, size: int, workspaces: list[int]) -> None:
+    bench.quick.step_s = linear(0.01, 0.001)
+    tuning = bench.tune(FORWARD, OTHER, config=budget(size))
+    assert sorted(tuned.configuration.workspace_bytes for tuned in tuning.problems) == workspaces
+    assert tuning.divided is not None
+    assert tuning.divided.division.workspace_bytes == sum(workspaces)
+    assert "optimal" in str(tuning)
+    assert json.loads(json.dumps(tuning.to_json()))["division"]["budget_bytes"] == size
+
+
+def test_a_divided_budget_is_verified_and_measured_only_once(bench: Bench) -> None:
+    first = bench.tune(FORWARD, OTHER, config=budget(360))
+    steps, seconds = bench.steps, bench.clock.now()
+    second = bench.tune(FORWARD, OTHER, config=budget(360))
+    assert (bench.steps, bench.clock.now()) == (steps, seconds)
+    assert [str(tuned) for tuned in second.problems] == [str(tuned) for tuned in first.problems]
+    assert all("whole runs, speedup 2.00" in tuned.reason for tuned in first.problems)
+
+
+def test_too_small_a_budget_is_found_before_measuring_and_names_every_problem(bench: Bench) -> None:
+    bench.native.scratch_bytes_per_sample = 50
+    with pytest.raises(InfeasibleError) as caught:
+        bench.tune(FORWARD, OTHER, config=budget(99))
+    message = str(caught.value)
+    assert str(FORWARD) in message
+    assert str(OTHER) in message
+    assert "at least 50B" in message
+    assert "100B" in message
+    assert caught.value.smallest_feasible_bytes == 100
+    assert bench.steps == 0
+    assert len(bench.tune(FORWARD, OTHER, config=budget(100)).problems) == 2
+
+
+def test_smaller_batches_stay_within_the_segment(bench: Bench) -> None:
+    bench.quick.step_s = linear(0.01, 0.001)
+    tuning = bench.tune(FORWARD, OTHER, config=budget(300))
+    for tuned in tuning.problems:
+        for configuration in tuning.configurations(tuned.problem).values():
+            assert configuration.workspace_bytes <= tuned.configuration.workspace_bytes
+
+
+def test_interrupted_before_the_budget_is_divided_nothing_is_ready(bench: Bench) -> None:
+    def interrupt(text: str, fraction: float) -> None:
+        if str(OTHER) in text and "measuring" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(TuningInterrupted) as caught:
+        tune([FORWARD, OTHER], BATCH, budget(360), database=bench.database, machine=bench.machine, progress=interrupt)
+    assert caught.value.partial.problems == ()
+
+
+def test_a_limit_beside_a_budget_and_headroom_without_a_model_are_refused(bench: Bench) -> None:
+    with pytest.raises(InvalidInputError, match="give one of the two"):
+        Config(workspace_limit="1MiB", workspace_budget="2MiB")
+    with pytest.raises(InvalidInputError, match="needs a model"):
+        bench.tune(config=Config(workspace_limit="headroom"))

@@ -1,0 +1,144 @@
+"""Whole models: ``optimize`` tunes a model's convolutions and swaps them, ``report`` tells what was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from mucudnn.config import Config
+from mucudnn.configuration import NATIVE, Configuration
+from mucudnn.nn import Conv2d
+from mucudnn.operators import Choices
+from mucudnn.problem import ConvProblem, Operation
+from mucudnn.task import Task
+from mucudnn.tuning import TunedProblem, configurations_of
+
+Progress = Callable[[str, float], None]
+_Key = tuple[ConvProblem, int, int | None]  # problem, batch size, limit: what is tuned once
+_Wanted = dict[str, dict[_Key, None]]  # module name -> what it needs, largest batch first
+
+
+def optimize(
+    model: torch.nn.Module,
+    sample_input: Any,
+    config: Config | None = None,
+    *,
+    progress: Progress | None = None,
+) -> torch.nn.Module:
+    """Tune the convolutions that ``model(sample_input)`` runs, and make them ``mucudnn.Conv2d``; returns the model.
+
+    The modules themselves are turned: parameters, hooks, names, mode and device stay as they are, and a module that
+    occurs twice is one still. Subclasses of ``torch.nn.Conv2d``, parametrized ones included, are left alone. The
+    forward pass that finds the shapes leaves no trace in mode, buffers, gradients and random state.
+    ``progress`` is called with what is being measured and the fraction that is done, as in ``tune``.
+    ``report(model)`` tells what was chosen.
+
+    Raises what ``tune`` raises, and whatever the model raises on ``sample_input``; the model is then unchanged.
+    """
+    from mucudnn.tuner import tune_tasks  # here and not above: running a tuned model needs neither profiler nor solver
+
+    config = config or Config()
+    with _undisturbed(model):
+        wanted = _wanted(model, sample_input, config)
+        tasks = _tasks(wanted)
+        device = next((p.device.type for p in model.parameters()), "cpu")
+        tuning = tune_tasks(list(tasks.values()), config, device=device, progress=progress)
+    _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was chosen for the convolutions of a model, with the names of their modules; ``str`` of it is for people."""
+
+    layers: tuple[tuple[str, TunedProblem], ...]
+
+    def __str__(self) -> str:
+        if not self.layers:
+            return "no tuned convolutions: call mucudnn.optimize(model, sample_input) first"
+        return "\n".join(f"{name or '(the model itself)'}: {tuned}" for name, tuned in self.layers)
+
+
+def report(model: torch.nn.Module) -> Report:
+    """What ``optimize`` chose for each convolution of ``model`` and why; it is empty if nothing is tuned."""
+    modules = ((name, module) for name, module in model.named_modules() if isinstance(module, Conv2d))
+    return Report(tuple((name, tuned) for name, module in modules for tuned in module.tuned))
+
+
+def _wanted(model: torch.nn.Module, sample_input: Any, config: Config) -> _Wanted:
+    """One problem for each operation that is tuned; dx of the model's own input is not: nobody asks for it."""
+    from mucudnn.bench.tracing import trace  # here and not above: running a tuned model needs no tracing
+
+    modules = dict(model.named_modules())
+    wanted: _Wanted = {}
+    for call in sorted(trace(model, sample_input), key=lambda call: -call.batch_size):
+        if type(modules[call.name]) not in (torch.nn.Conv2d, Conv2d):
+            continue
+        for operation in config.operations:
+            if operation is not Operation.BACKWARD_DATA or call.input_needs_gradient:
+                key = (call.problem.with_operation(operation), call.batch_size, config.workspace_limit_bytes)
+                wanted.setdefault(call.name, {})[key] = None
+    return wanted
+
+
+def _tasks(wanted: _Wanted) -> dict[_Key, Task]:
+    """Equal ones once, with the number of modules that need them, largest batch first."""
+    needing: dict[_Key, list[str]] = {}
+    for name, keys in wanted.items():
+        for key in keys:
+            needing.setdefault(key, []).append(name)
+    ordered = sorted(needing.items(), key=lambda item: -item[0][1])
+    return {key: Task(*key, count=len(names), name=_task_name(key[0], names)) for key, names in ordered}
+
+
+def _task_name(problem: ConvProblem, modules: Sequence[str]) -> str:
+    """``layer1.0.conv1 +3, forward ...``: the first of the modules, and how many more there are."""
+    first = modules[0] or "the model itself"
+    return f"{first} +{len(modules) - 1}, {problem}" if len(modules) > 1 else f"{first}, {problem}"
+
+
+def _swap(model: torch.nn.Module, wanted: _Wanted, tuned: Mapping[_Key, TunedProblem], config: Config) -> None:
+    modules = dict(model.named_modules())
+    for name, keys in wanted.items():
+        its_own = tuple(tuned[key] for key in keys)
+        modules[name].__class__ = Conv2d
+        swapped = cast(Conv2d, modules[name])
+        swapped.tuned = its_own
+        swapped.choices = _choices(its_own, config, swapped.weight.device.type)
+
+
+def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str) -> Choices | None:
+    """``None`` where torch won everywhere: then the module is torch's own, without the operator's overhead.
+
+    Smaller batches than the tuned one were not run against torch, and torch's own was not measured undivided for each
+    of them: so a mere division of it is not taken.
+    """
+    configurations: dict[ConvProblem, dict[int, Configuration]] = {}
+    for tuned in its_own:  # largest batch first: what was tuned for a smaller one overrides
+        for n, configuration in configurations_of(tuned, config).items():
+            if n == tuned.batch_size or configuration.algorithms != (NATIVE,):
+                configurations.setdefault(tuned.problem, {})[n] = configuration
+    every = [configuration for by_size in configurations.values() for configuration in by_size.values()]
+    if all(configuration.is_baseline for configuration in every):
+        return None
+    return Choices.of(configurations, device_type)
+
+
+@contextmanager
+def _undisturbed(model: torch.nn.Module) -> Iterator[None]:
+    """Afterwards the model's mode and buffers (running statistics) and the random state are as they were."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    gpus = {p.device.index for p in model.parameters() if p.is_cuda}
+    try:
+        with torch.random.fork_rng(sorted(gpus)), torch.enable_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for buffer, before in buffers:
+            buffer.detach().copy_(before)
