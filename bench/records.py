@@ -13,7 +13,7 @@ from mucudnn.config import Config
 from mucudnn.configuration import Configuration
 from mucudnn.environment import Environment
 
-FORMAT_VERSION = 1  # of both records; raised when a key changes its meaning or goes
+FORMAT_VERSION = 1  # of all records; raised when a key changes its meaning or goes
 
 Record = dict[str, Any]
 
@@ -21,7 +21,7 @@ Record = dict[str, Any]
 def tuning_record(tuning: TableTuning, environment: Environment) -> Record:
     """What ``mucudnn tune --json`` writes; ``complete`` is false after Ctrl-C."""
     return {
-        **_header(tuning.config, environment, datetime.now(UTC)),
+        **record_header(tuning.config, environment, datetime.now(UTC)),
         "source": tuning.source,
         "complete": not tuning.interrupted,
         "problems": [_tuned(row) for row in tuning.rows],
@@ -50,7 +50,7 @@ def network_record(benchmark: NetworkBenchmark) -> Record:
     total["prediction_error"] = benchmark.prediction_error
     total["prediction_error_when_tuned"] = benchmark.prediction_error_when_tuned
     return {
-        **_header(benchmark.config, benchmark.environment, benchmark.date),
+        **record_header(benchmark.config, benchmark.environment, benchmark.date),
         "network": benchmark.network,
         "rounds": benchmark.rounds,
         "problems": [_problem(result) for result in benchmark.problems],
@@ -58,7 +58,8 @@ def network_record(benchmark: NetworkBenchmark) -> Record:
     }
 
 
-def _header(config: Config, environment: Environment, date: datetime) -> Record:
+def record_header(config: Config, environment: Environment, date: datetime) -> Record:
+    """What every record starts with: versions, date, where and with which choices it was made."""
     choices = asdict(config)
     if config.database is not None:
         choices["database"] = str(config.database)

@@ -18,7 +18,7 @@ from mucudnn.units import format_bytes
 def layers_table(table: LayerTable) -> Table:
     """The convolutions of a source, with their sizes."""
     columns = ("N", "C×H×W", "K", "filter", "stride", "padding", "dilation", "groups", "count", "GFLOP")
-    printed = _table(f"{table.source}: {len(table.layers)} convolutions", ("layer",), columns)
+    printed = new_table(f"{table.source}: {len(table.layers)} convolutions", ("layer",), columns)
     for layer in table.layers:
         printed.add_row(*_layer_cells(layer))
     return printed
@@ -27,8 +27,8 @@ def layers_table(table: LayerTable) -> Table:
 def tuning_table(tuning: TableTuning) -> Table:
     """Per layer and operation: torch's time, what was chosen, its time, workspace, error and speedup; then totals."""
     columns = ("count", "torch ms", "chosen ms", "speedup", "workspace", "rel. error")
-    printed = _table(
-        f"{tuning.source}, {_memory_bound(tuning.config)}",
+    printed = new_table(
+        f"{tuning.source}, {memory_bound(tuning.config)}",
         ("layer", "operation", "configuration"),
         columns,
         footer=("total", "", "", "", *_totals(tuning), ""),
@@ -50,11 +50,13 @@ def network_table(benchmark: NetworkBenchmark) -> Table:
         )
     batch_sizes = ", ".join(str(n) for n in sorted({result.batch_size for result in benchmark.problems}))
     title = f"{benchmark.network}, batch {batch_sizes}"
-    printed = _table(title, ("layer", "operation", "faster configuration"), columns, footer=("total", "", "", *totals))
+    printed = new_table(
+        title, ("layer", "operation", "faster configuration"), columns, footer=("total", "", "", *totals)
+    )
     for result in benchmark.problems:
         printed.add_row(*_result_cells(result))
     printed.caption = (
-        f"better torch / better mucudnn: {_speedup(benchmark.speedup_best)}; "
+        f"better torch / better mucudnn: {ratio(benchmark.speedup_best)}; "
         f"predicted against measured time: median error {benchmark.prediction_error:.1%}, "
         f"and {benchmark.prediction_error_when_tuned:.1%} right after tuning"
     )
@@ -63,11 +65,11 @@ def network_table(benchmark: NetworkBenchmark) -> Table:
 
 def training_table(comparison: TrainingComparison) -> Table:
     """Time per step with torch.nn.Conv2d and with mucudnn, and how far the two trainings part."""
-    printed = _table(f"training, {len(comparison.losses)} steps in turns from the same seed", ("",), ("",))
+    printed = new_table(f"training, {len(comparison.losses)} steps in turns from the same seed", ("",), ("",))
     printed.show_header = False
-    printed.add_row("torch.nn.Conv2d, ms per step", _milliseconds(comparison.torch_step_s))
-    printed.add_row("mucudnn, ms per step", _milliseconds(comparison.mucudnn_step_s))
-    printed.add_row("speedup of the whole step", _speedup(comparison.speedup))
+    printed.add_row("torch.nn.Conv2d, ms per step", milliseconds(comparison.torch_step_s))
+    printed.add_row("mucudnn, ms per step", milliseconds(comparison.mucudnn_step_s))
+    printed.add_row("speedup of the whole step", ratio(comparison.speedup))
     printed.add_row("loss, first and last step", f"{comparison.losses[0]:.3f} → {comparison.losses[-1]:.3f}")
     rows = (("mucudnn", comparison.difference), ("torch in channels_last", comparison.yardstick))
     for name, difference in rows:
@@ -76,7 +78,7 @@ def training_table(comparison: TrainingComparison) -> Table:
     return printed
 
 
-def _table(title: str, left: tuple[str, ...], right: Sequence[str], footer: tuple[str, ...] = ()) -> Table:
+def new_table(title: str, left: tuple[str, ...], right: Sequence[str], footer: tuple[str, ...] = ()) -> Table:
     """Text columns, then columns of numbers; ``footer`` has one text for each, or is empty."""
     printed = Table(title=title, title_justify="left", caption_justify="left", show_footer=bool(footer))
     for column in left:
@@ -91,7 +93,7 @@ def _table(title: str, left: tuple[str, ...], right: Sequence[str], footer: tupl
 def _layer_cells(layer: Layer) -> tuple[str, ...]:
     problem = layer.problem
     return (
-        _short(layer.name),
+        short_name(layer.name),
         str(layer.batch_size),
         f"{problem.c}×{problem.h}×{problem.w}",
         str(problem.k),
@@ -108,7 +110,7 @@ def _layer_cells(layer: Layer) -> tuple[str, ...]:
 def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
     tuned = row.tuned
     return (
-        _short(row.layer),
+        short_name(row.layer),
         str(tuned.problem.operation),
         str(tuned.configuration),
         str(row.count),
@@ -124,7 +126,8 @@ def _totals(tuning: TableTuning) -> tuple[str, ...]:
     return (*_against_torch(tuning.baseline_s, tuning.time_s), format_bytes(tuning.workspace_bytes))
 
 
-def _memory_bound(config: Config) -> str:
+def memory_bound(config: Config) -> str:
+    """``workspace limit 64 MiB``: what the config allows, for titles."""
     if config.workspace_budget_bytes is not None:
         return f"workspace budget {format_bytes(config.workspace_budget_bytes)}"
     if config.has_headroom_limit:
@@ -134,7 +137,7 @@ def _memory_bound(config: Config) -> str:
 
 def _result_cells(result: ProblemResult) -> tuple[str, ...]:
     cells = [
-        _short(result.layer),
+        short_name(result.layer),
         str(result.operation),
         str(result.formats[result.best_format].tuned.configuration),
         str(result.count),
@@ -145,27 +148,29 @@ def _result_cells(result: ProblemResult) -> tuple[str, ...]:
 
 
 def _comparison(baseline_s: float, time_s: float, speedup: float) -> tuple[str, str, str]:
-    return _milliseconds(baseline_s), _milliseconds(time_s), _speedup(speedup)
+    return milliseconds(baseline_s), milliseconds(time_s), ratio(speedup)
 
 
 def _against_torch(baseline_s: float | None, time_s: float) -> tuple[str, str, str]:
     """Nothing for what is not known."""
     return (
-        ("", _milliseconds(time_s), "") if baseline_s is None else _comparison(baseline_s, time_s, baseline_s / time_s)
+        ("", milliseconds(time_s), "") if baseline_s is None else _comparison(baseline_s, time_s, baseline_s / time_s)
     )
 
 
-def _short(names: str) -> str:
+def short_name(names: str) -> str:
     """``a, b, c`` -> ``a +2``: equal layers share a row, which the first of them names."""
     first, *others = names.split(", ")
     return f"{first} +{len(others)}" if others else first
 
 
-def _milliseconds(time_s: float) -> str:
+def milliseconds(time_s: float) -> str:
+    """Without unit, which the column has."""
     return f"{time_s * 1e3:.2f}"
 
 
-def _speedup(value: float) -> str:
+def ratio(value: float) -> str:
+    """``1.40×``."""
     return f"{value:.2f}×"
 
 
