@@ -13,7 +13,8 @@ from mucudnn.choosing import Outcome, choose, divide
 from mucudnn.config import BatchSizePolicy, Config
 from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement, MicroConfig
 from mucudnn.database import Database, Verification
-from mucudnn.errors import InfeasibleError, InvalidInputError
+from mucudnn.errors import InvalidInputError
+from mucudnn.feasibility import infeasible, unaffordable
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.problem import ConvProblem
 from mucudnn.solver.front import desirable_sets
@@ -21,7 +22,6 @@ from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.store import Store
 from mucudnn.task import Task
 from mucudnn.tuning import TunedProblem, Tuning, TuningInterrupted, allowed, tuned_problem
-from mucudnn.units import exact_bytes, format_bytes
 from mucudnn.verification import Machine
 
 __all__ = ["Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
@@ -152,15 +152,15 @@ class _Tuner:
     def _one_by_one(self, jobs: Sequence[_Job]) -> Tuning:
         """Workspace reuse: each task under its own limit."""
         self._require_feasible(jobs)  # before minutes are spent on measuring
-        infeasible = []
+        without = []
         for number, job in enumerate(jobs):
             self._measure(job, job.task.limit_bytes, number / len(jobs), 1 / len(jobs))
             if job.is_feasible(self.config):
                 choice = choose(job.task, self._allowed(job), self._verify)
                 self.ready.append(tuned_problem(job.task, choice, job.measurements(), job.failures()))
             else:
-                infeasible.append(job)
-        self._require_feasible(infeasible)
+                without.append(job)
+        self._require_feasible(without)
         return self._tuning()
 
     def _together(self, jobs: Sequence[_Job]) -> Tuning:
@@ -190,9 +190,9 @@ class _Tuner:
         return allowed(job.measurements(), self.config, job.task.problem)
 
     def _require_feasible(self, jobs: Sequence[_Job]) -> None:
-        infeasible = [job for job in jobs if not job.is_feasible(self.config)]
-        if infeasible:
-            raise _infeasible({job.task: job.smallest_feasible_bytes(self.config) for job in infeasible})
+        without = [job for job in jobs if not job.is_feasible(self.config)]
+        if without:
+            raise infeasible({job.task: job.smallest_feasible_bytes(self.config) for job in without})
 
     def _require_affordable(self, jobs: Sequence[_Job]) -> None:
         """Raises ``InfeasibleError`` if the budget is less than the smallest configurations need together."""
@@ -202,7 +202,7 @@ class _Tuner:
             known = [size for size in needed.values() if size is not None]
             if budget is None or (len(known) == len(needed) and sum(known) <= budget):
                 return
-        raise _unaffordable(needed, budget)
+        raise unaffordable(needed, budget)
 
     def _measure(self, job: _Job, limit_bytes: int | None, start: float, share: float) -> None:
         problem = job.task.problem
@@ -251,30 +251,3 @@ def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:
         raise InvalidInputError(f"algorithms has {', '.join(unknown)}; this machine has {', '.join(names)}")
     named = [algorithm for algorithm in machine.algorithms if algorithm.name in wanted]
     return [algorithm for algorithm in named if algorithm.deterministic or not config.deterministic]
-
-
-def _infeasible(smallest: Mapping[Task, int | None]) -> InfeasibleError:
-    """One error for all tasks: what each of them needs at least."""
-    lines = [
-        f"  {task}, batch {task.batch_size}, limit {format_bytes(task.limit_bytes)}: {_at_least(needed)}"
-        for task, needed in smallest.items()
-    ]
-    needed = [size for size in smallest.values() if size is not None]
-    most = max(needed) if len(needed) == len(smallest) else None
-    advice = "" if most is None else f"\nRaise the workspace limit to {exact_bytes(most)} or more"
-    return InfeasibleError("\n".join(("no configuration fits the workspace limit:", *lines)) + advice, most)
-
-
-def _unaffordable(smallest: Mapping[Task, int | None], budget_bytes: int | None) -> InfeasibleError:
-    """Those that need most first."""
-    ranked = sorted(smallest.items(), key=lambda item: -(inf if item[1] is None else item[1]))
-    lines = [f"  {task}, batch {task.batch_size}: {_at_least(needed)}" for task, needed in ranked if needed != 0]
-    needed = [size for size in smallest.values() if size is not None]
-    total = sum(needed) if len(needed) == len(smallest) else None
-    advice = "" if total is None else f"\nRaise the workspace budget to {exact_bytes(total)} or more"
-    what = f"no division fits the workspace budget of {format_bytes(budget_bytes)} over {len(smallest)} problems:"
-    return InfeasibleError("\n".join((what, *lines)) + advice, total)
-
-
-def _at_least(needed: int | None) -> str:
-    return "no algorithm can compute it" if needed is None else f"at least {exact_bytes(needed)}"

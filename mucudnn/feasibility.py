@@ -1,0 +1,37 @@
+"""What is said where no configuration fits the memory allowed: which tasks hold it up, and what would be enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+from mucudnn.errors import InfeasibleError
+from mucudnn.task import Task
+from mucudnn.units import exact_bytes, format_bytes
+
+
+def infeasible(smallest: Mapping[Task, int | None]) -> InfeasibleError:
+    """One error for all tasks: what each of them needs at least."""
+    lines = [
+        f"  {task}, batch {task.batch_size}, limit {format_bytes(task.limit_bytes)}: {_at_least(needed)}"
+        for task, needed in smallest.items()
+    ]
+    needed = [size for size in smallest.values() if size is not None]
+    most = max(needed) if len(needed) == len(smallest) else None
+    advice = "" if most is None else f"\nRaise the workspace limit to {exact_bytes(most)} or more"
+    return InfeasibleError("\n".join(("no configuration fits the workspace limit:", *lines)) + advice, most)
+
+
+def unaffordable(smallest: Mapping[Task, int | None], budget_bytes: int | None) -> InfeasibleError:
+    """Those that need most first."""
+    ranked = sorted(smallest.items(), key=lambda item: -(inf if item[1] is None else item[1]))
+    lines = [f"  {task}, batch {task.batch_size}: {_at_least(needed)}" for task, needed in ranked if needed != 0]
+    needed = [size for size in smallest.values() if size is not None]
+    total = sum(needed) if len(needed) == len(smallest) else None
+    advice = "" if total is None else f"\nRaise the workspace budget to {exact_bytes(total)} or more"
+    what = f"no division fits the workspace budget of {format_bytes(budget_bytes)} over {len(smallest)} problems:"
+    return InfeasibleError("\n".join((what, *lines)) + advice, total)
+
+
+def _at_least(needed: int | None) -> str:
+    return "no algorithm can compute it" if needed is None else f"at least {exact_bytes(needed)}"

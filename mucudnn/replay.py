@@ -1,0 +1,69 @@
+"""Solving again from stored measurements: what ``tune`` would choose, without a device and without measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from mucudnn.choosing import Outcome, choose, divide
+from mucudnn.config import Config
+from mucudnn.configuration import Configuration, Measurement
+from mucudnn.database import Verification
+from mucudnn.environment import Environment
+from mucudnn.feasibility import infeasible
+from mucudnn.problem import ConvProblem
+from mucudnn.solver.front import desirable_sets
+from mucudnn.task import Task
+from mucudnn.tuning import Tuning, allowed, tuned_problem
+
+
+class Stored(Protocol):
+    """What was measured in one environment."""
+
+    @property
+    def environment(self) -> Environment:
+        """Where it was measured."""
+
+    def measurements(self, task: Task) -> Sequence[Measurement]:
+        """Of the micro-batch sizes that may be used for the task; they cover its mini-batch."""
+
+    def verification(self, problem: ConvProblem, configuration: Configuration) -> Verification | None:
+        """The whole run of this configuration, if there was one."""
+
+
+def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
+    """What ``tune_tasks`` would choose if nothing had to be measured; where whole runs are missing, predictions count.
+
+    With the measurements of a tuning under the same config the answer is that of the tuning.
+
+    Raises ``InfeasibleError`` where no configuration fits, naming the tasks and what would be enough.
+    """
+
+    def look_up(task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
+        return {c: stored.verification(task.problem, c) for c in configurations}
+
+    measured = {task: stored.measurements(task) for task in tasks}
+    permitted = {task: allowed(known, config, task.problem) for task, known in measured.items()}
+    if config.workspace_budget_bytes is not None:
+        divided = divide(permitted, config.workspace_budget_bytes, look_up)
+        problems = [tuned_problem(task, divided.choices[task], measured[task]) for task in tasks]
+        return Tuning(config, stored.environment, tuple(problems), divided)
+    _require_feasible(permitted)
+    problems = [tuned_problem(task, choose(task, permitted[task], look_up), measured[task]) for task in tasks]
+    return Tuning(config, stored.environment, tuple(problems))
+
+
+def _require_feasible(measured: dict[Task, list[Measurement]]) -> None:
+    smallest = {task: _smallest_bytes(task, known) for task, known in measured.items()}
+    too_large = {
+        task: size
+        for task, size in smallest.items()
+        if size is None or (task.limit_bytes is not None and size > task.limit_bytes)
+    }
+    if too_large:
+        raise infeasible(too_large)
+
+
+def _smallest_bytes(task: Task, measurements: Sequence[Measurement]) -> int | None:
+    smallest = desirable_sets(measurements, task.batch_size).smallest(task.batch_size) if measurements else None
+    return None if smallest is None else smallest.workspace_bytes
