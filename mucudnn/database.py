@@ -11,12 +11,13 @@ import csv
 import json
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from mucudnn import database_replay as replay
 from mucudnn import database_schema as schema
 from mucudnn import database_upkeep as upkeep
 from mucudnn.configuration import Failure, Measurement, MicroConfig
@@ -181,6 +182,20 @@ class Database:
         rows = self._file.read(f"SELECT {schema.ENVIRONMENT} FROM environments")
         return tuple(sorted(Environment(*row) for row in rows))
 
+    def problems(self, environment: Environment) -> frozenset[ConvProblem]:
+        """All that have measurements, without those that this version does not know."""
+        return replay.problems(self._file, environment)
+
+    def versions(self, environment: Environment) -> dict[str, tuple[int, ...]]:
+        """Algorithm -> its versions that have measurements or failures, ascending: the last is the newest."""
+        return replay.versions(self._file, environment)
+
+    def measurements_of_all(
+        self, environment: Environment, problems: Iterable[ConvProblem], versions: Mapping[str, int]
+    ) -> dict[ConvProblem, tuple[Measurement, ...]]:
+        """As ``measurements``, of many problems in one query."""
+        return replay.measurements(self._file, environment, problems, versions)
+
     def info(self) -> DatabaseInfo:
         """What is in the file, and how much. size_bytes: of the file alone, 0 in memory."""
         size_bytes = self.path.stat().st_size if self.path.exists() else 0
@@ -189,7 +204,7 @@ class Database:
 
     def export_csv(self, stream: TextIO) -> None:
         """All rows, oldest first, with a heading; ``kind`` is measurement, failure or verification."""
-        writer = csv.writer(stream, lineterminator="\n")
+        writer = csv.writer(stream)  # lines end in CR LF, as RFC 4180 has it: then values with either are quoted
         writer.writerow(schema.EXPORT_COLUMNS)
         writer.writerows(self._file.read(schema.EXPORT))
 
@@ -198,6 +213,15 @@ class Database:
         for row in self._file.read(schema.EXPORT):
             named = zip(schema.EXPORT_COLUMNS, row, strict=True)
             stream.write(json.dumps({name: value for name, value in named if value is not None}) + "\n")
+
+    def add_exported(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows as they were exported, with their time stamps: all of them or, on error, none.
+
+        rows: by ``schema.EXPORT_COLUMNS``, without faults (see ``database_rules``), and no two of them, nor one that is
+        here, with the same key and time stamp.
+        """
+        with self._file.writing() as connection:
+            replay.add_exported(connection, rows)
 
     def merge(self, other: Path | str) -> MergeCounts:
         """Add the rows of another database, which is only read, that are not here: all of them or, on error, none."""

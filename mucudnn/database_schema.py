@@ -50,8 +50,8 @@ UNION ALL
 SELECT 'verification', measured_at, {ENVIRONMENT}, {PROBLEM},
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, noise, NULL, NULL, configuration, baseline_s, time_s
 FROM verifications {_JOINED}
-ORDER BY measured_at
-"""
+ORDER BY 2, {", ".join(str(number) for number in range(1, len(EXPORT_COLUMNS) + 1) if number != 2)}
+"""  # by all columns, measured_at first: the same rows are always exported in the same order
 
 # Rows of algorithm versions other than those in a JSON object (algorithm: version)
 OTHER_VERSIONS = {
@@ -108,6 +108,14 @@ def problem_from(values: Sequence[Any]) -> ConvProblem:
         *(stride, padding, dilation),
         *(groups, dtype, MemoryFormat(memory_format)),
     )
+
+
+def known_problem(values: Sequence[Any]) -> ConvProblem | None:
+    """As ``problem_from``, None for a problem that this version does not know."""
+    try:
+        return problem_from(values)
+    except (TypeError, ValueError):
+        return None
 
 
 def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int]) -> str:

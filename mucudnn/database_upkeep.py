@@ -6,12 +6,10 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from mucudnn import database_schema as schema
 from mucudnn.database_file import DatabaseFile
 from mucudnn.environment import Environment
-from mucudnn.problem import ConvProblem
 
 
 def merge(connection: sqlite3.Connection, source: DatabaseFile) -> dict[str, int]:
@@ -46,15 +44,8 @@ def _environment_ids(connection: sqlite3.Connection, source: DatabaseFile) -> di
 def _problem_ids(connection: sqlite3.Connection, source: DatabaseFile) -> dict[int, int]:
     """Id there -> id here, of the problems that this version knows."""
     rows = source.read(f"SELECT id, {schema.PROBLEM} FROM problems")
-    known = ((row[0], _problem(row[1:])) for row in rows)
+    known = ((row[0], schema.known_problem(row[1:])) for row in rows)
     return {there: schema.identify(connection, problem) for there, problem in known if problem is not None}
-
-
-def _problem(values: Sequence[Any]) -> ConvProblem | None:
-    try:
-        return schema.problem_from(values)
-    except (TypeError, ValueError):
-        return None
 
 
 def _prunings(

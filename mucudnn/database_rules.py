@@ -1,0 +1,158 @@
+"""What the values of a row must be, column by column, and in words what is wrong where they are not.
+
+Rows are given as they are exported: the columns of ``schema.EXPORT_COLUMNS`` with numbers and texts, None or nothing at
+all where there is no value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from math import inf
+from typing import Any
+
+from mucudnn import database_schema as schema
+from mucudnn.errors import InvalidInputError
+from mucudnn.problem import ITEM_BYTES, MemoryFormat, Operation
+
+ENVIRONMENT_COLUMNS = tuple(schema.ENVIRONMENT.split(", "))
+PROBLEM_COLUMNS = tuple(schema.PROBLEM.split(", "))
+_OWNER = ("kind", "measured_at", *ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS)
+_MICRO_CONFIG = tuple(schema.KEYS["measurements"].split(", "))
+COLUMNS_OF = {
+    "measurement": (*_OWNER, *_MICRO_CONFIG, *schema.COSTS),
+    "failure": (*_OWNER, *_MICRO_CONFIG, "reason"),
+    "verification": (*_OWNER, schema.KEYS["verifications"], "baseline_s", "time_s", "noise"),
+}
+
+_LARGEST = 2**63 - 1  # integer that SQLite can hold
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Whether a value is allowed, and in words which ones are."""
+
+    allows: Callable[[Any], bool]
+    allowed: str
+
+
+def fault(column: str, value: object) -> str | None:
+    """What is wrong with a value of this column, and what is allowed; None: nothing."""
+    rule = RULES[column]
+    if rule.allows(value):
+        return None
+    return f"{column} is {'missing' if value is None else repr(value)}; it must be {rule.allowed}"
+
+
+def row_faults(row: Mapping[str, Any]) -> list[str]:
+    """Everything that is wrong with a row; empty: nothing."""
+    if wrong_kind := fault("kind", row.get("kind")):
+        return [wrong_kind]
+    columns = COLUMNS_OF[row["kind"]]
+    wrong = [column for column in columns if not RULES[column].allows(row.get(column))]
+    foreign = [column for column, value in row.items() if value is not None and column not in columns]
+    if wrong or foreign:
+        has_none = f"a {row['kind']} has no such value"
+        faults = (fault(column, row.get(column)) for column in wrong)
+        return [*filter(None, faults), *(f"{column} is {row[column]!r}; {has_none}" for column in foreign)]
+    not_a_problem = _problem_fault(tuple(row[column] for column in PROBLEM_COLUMNS))
+    return [] if not_a_problem is None else [not_a_problem]
+
+
+@lru_cache(maxsize=1024)  # rows of one problem are many
+def _problem_fault(values: tuple[Any, ...]) -> str | None:
+    try:
+        schema.problem_from(values)
+    except InvalidInputError as error:
+        return str(error)
+    return None
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and (value.isascii() or _can_be_stored(value))
+
+
+def _can_be_stored(text: str) -> bool:
+    """JSON can name halves of characters, which SQLite cannot store."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_name(value: object) -> bool:
+    return value != "" and _is_text(value)
+
+
+def _is_time_stamp(value: object) -> bool:
+    """Only what ``schema.now`` writes: time stamps are compared as text."""
+    with suppress(TypeError, ValueError, OverflowError):
+        return datetime.fromisoformat(value).astimezone(UTC).isoformat(timespec="microseconds") == value  # type: ignore[arg-type]
+    return False
+
+
+def _is_configuration(value: object) -> bool:
+    """Only what ``schema.configuration_key`` writes: keys are compared as text."""
+    with suppress(TypeError, ValueError, RecursionError):
+        runs = json.loads(value)  # type: ignore[arg-type]
+        return bool(runs) and all(map(_is_run, runs)) and json.dumps(runs) == value
+    return False
+
+
+def _is_run(run: object) -> bool:
+    if not (isinstance(run, list) and len(run) == 4):
+        return False
+    algorithm, version, micro_batch_size, count = run
+    return (
+        fault("algorithm", algorithm) is None
+        and fault("version", version) is None
+        and fault("micro_batch_size", micro_batch_size) is None
+        and fault("samples", count) is None
+    )
+
+
+def _is_cost(value: object) -> bool:
+    return (type(value) is float and 0 <= value < inf) or (type(value) is int and 0 <= value <= _LARGEST)
+
+
+def _is_time(value: object) -> bool:
+    return _is_cost(value) and value != 0
+
+
+def _one_of(names: Iterable[str]) -> Rule:
+    allowed = tuple(map(str, names))
+    return Rule(lambda value: value in allowed, "one of " + ", ".join(allowed))
+
+
+def _whole(least: int) -> Rule:
+    # type, not isinstance: true and false are not numbers here
+    return Rule(lambda value: type(value) is int and least <= value <= _LARGEST, f"a whole number of at least {least}")
+
+
+RULES: Mapping[str, Rule] = {
+    "kind": _one_of(COLUMNS_OF),
+    "measured_at": Rule(_is_time_stamp, "a time in UTC to the microsecond, as 2026-01-31T12:00:00.000000+00:00"),
+    **dict.fromkeys(ENVIRONMENT_COLUMNS, Rule(_is_text, "text")),
+    "threads": _whole(1),
+    **dict.fromkeys(PROBLEM_COLUMNS, _whole(1)),
+    "operation": _one_of(Operation),
+    "padding_h": _whole(0),
+    "padding_w": _whole(0),
+    "dtype": _one_of(ITEM_BYTES),
+    "memory_format": _one_of(MemoryFormat),
+    "algorithm": Rule(_is_name, "the name of an algorithm"),
+    "version": _whole(0),
+    "micro_batch_size": _whole(1),
+    **dict.fromkeys(("setup_s", "step_s"), Rule(_is_cost, "seconds, finite and at least 0")),
+    **dict.fromkeys(("prepared_bytes", "scratch_bytes"), _whole(0)),
+    **dict.fromkeys(("relative_error", "noise"), Rule(_is_cost, "a number, finite and at least 0")),
+    "samples": _whole(1),
+    "reason": Rule(_is_text, "text"),
+    "configuration": Rule(_is_configuration, 'runs of micro-configs as they are exported, such as [["gemm", 1, 8, 4]]'),
+    **dict.fromkeys(("baseline_s", "time_s"), Rule(_is_time, "seconds, finite and above 0")),
+}
