@@ -10,45 +10,37 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from mucudnn.configuration import Configuration
 from mucudnn.errors import InfeasibleError, InvalidInputError
+from mucudnn.solver.account import Answer, Status
 from mucudnn.solver.costs import PICOSECONDS
 from mucudnn.solver.knapsack import Row, solve, total, undominated
-from mucudnn.units import format_bytes, format_seconds
+from mucudnn.units import exact_bytes, format_bytes, format_seconds
 
 Key = TypeVar("Key", bound=Hashable)
 
 NAMED = 5  # as many problems in a message
+TIME_LIMIT_S = 60.0  # a program that is not ours could search for ever
 
 
-class Status(StrEnum):
-    OPTIMAL = "optimal"  # proven in whole picoseconds and bytes
-    FEASIBLE = "feasible"  # within the budget; the gap bounds what a better answer could save
-
-
-@dataclass(frozen=True, slots=True)
-class Division(Generic[Key]):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division(Answer, Generic[Key]):
     """The configuration of each problem, and the account of how it was found: printable.
 
-    ``objective_s`` is the sum of count x time; no division can be below ``bound_s``. ``options`` are counted as given,
-    without dominated ones, and as the bounds leave them. ``notes`` say what did not go as usual.
+    ``objective_s`` is the sum of count x time. ``options`` are counted as given, without dominated ones, and as the
+    bounds leave them. ``notes`` say what did not go as usual.
     """
 
     assignment: Mapping[Key, Configuration]
     counts: Mapping[Key, int]
     budget_bytes: int | None
-    objective_s: float
-    bound_s: float
-    status: Status
     options: int
     undominated_options: int
     remaining_options: int
     solver: str
-    solve_time_s: float
     notes: tuple[str, ...] = ()
 
     @property
@@ -56,14 +48,8 @@ class Division(Generic[Key]):
         """The sum of the segments of all problems."""
         return sum(configuration.workspace_bytes for configuration in self.assignment.values())
 
-    @property
-    def gap(self) -> float:
-        """The largest fraction of ``objective_s`` that a better division could save."""
-        return (self.objective_s - self.bound_s) / self.objective_s if self.objective_s else 0.0
-
     def to_json(self) -> dict[str, object]:
         """Plain values for ``json.dumps``, units in the names."""
-        numbers = {name: getattr(self, name) for name in _ACCOUNT}
         rows = [
             {
                 "problem": str(key),
@@ -74,23 +60,95 @@ class Division(Generic[Key]):
             }
             for key, configuration in self.assignment.items()
         ]
-        return {**numbers, "status": str(self.status), "notes": list(self.notes), "assignment": rows}
+        return {
+            **self.proof(),
+            "budget_bytes": self.budget_bytes,
+            "workspace_bytes": self.workspace_bytes,
+            "problems": len(rows),
+            "options": self.options,
+            "undominated_options": self.undominated_options,
+            "remaining_options": self.remaining_options,
+            "solver": self.solver,
+            "notes": list(self.notes),
+            "assignment": rows,
+        }
 
     def __str__(self) -> str:
-        found = "optimal" if self.status is Status.OPTIMAL else f"at most {self.gap:.2g} of it could be saved"
         text = (
             f"{len(self.assignment)} problems: {format_seconds(self.objective_s)} in "
-            f"{format_bytes(self.workspace_bytes)} (budget {format_bytes(self.budget_bytes)}), {found}; "
+            f"{format_bytes(self.workspace_bytes)} (budget {format_bytes(self.budget_bytes)}), {self.verdict}; "
             f"{self.options} options, {self.undominated_options} not dominated, {self.remaining_options} within the "
             f"bounds; {self.solver}, {format_seconds(self.solve_time_s)}"
         )
         return "\n".join((text, *self.notes))
 
 
-_ACCOUNT = (
-    *("budget_bytes", "workspace_bytes", "objective_s", "bound_s", "gap"),
-    *("options", "undominated_options", "remaining_options", "solver", "solve_time_s"),
-)
+@dataclass(frozen=True, slots=True)
+class Choices(Generic[Key]):
+    """What there is to divide a budget over, checked and in whole numbers, to be solved for one budget or for many.
+
+    ``configurations`` of each key are in the order of their names, ``rows`` are those that are not dominated.
+    """
+
+    counts: Mapping[Key, int]
+    configurations: Sequence[Sequence[Configuration]]
+    rows: list[list[Row]]
+
+    @staticmethod
+    def of(options: Mapping[Key, Sequence[Configuration]], counts: Mapping[Key, int] | None) -> Choices[Key]:
+        """Raises as ``solve_wd`` does, but for budget and time limit."""
+        keys = sorted(options, key=repr)
+        counts = dict.fromkeys(keys, 1) if counts is None else counts
+        _check(options, counts)
+        named = [sorted(options[key], key=lambda c: (str(c), c.micro_configs)) for key in keys]
+        rows = [undominated(_rows(named[i], counts[key])) for i, key in enumerate(keys)]
+        return Choices({key: counts[key] for key in keys}, named, rows)
+
+    @property
+    def smallest_bytes(self) -> int:
+        """The smallest feasible budget."""
+        return sum(rows[0][0] for rows in self.rows)
+
+    @property
+    def enough_bytes(self) -> int:
+        """The smallest budget that gives the least time of all."""
+        return sum(rows[-1][0] for rows in self.rows)
+
+    def divide(self, budget_bytes: int | None, time_limit_s: float | None) -> Division[Key]:
+        """See ``solve_wd``."""
+        start = time.perf_counter()
+        deadline = math.inf if time_limit_s is None else start + time_limit_s
+        self._require_feasible(budget_bytes)
+        found = solve(self.rows, self.enough_bytes if budget_bytes is None else budget_bytes, deadline)
+        chosen = [named[row[3]] for named, row in zip(self.configurations, found.rows, strict=True)]
+        return Division(
+            objective_s=total(found.rows)[1] / PICOSECONDS,
+            bound_s=found.bound_ps / PICOSECONDS,
+            status=Status.OPTIMAL if found.proven else Status.FEASIBLE,
+            solve_time_s=time.perf_counter() - start,
+            assignment=dict(zip(self.counts, chosen, strict=True)),
+            counts=self.counts,
+            budget_bytes=budget_bytes,
+            options=sum(map(len, self.configurations)),
+            undominated_options=sum(map(len, self.rows)),
+            remaining_options=found.remaining_options,
+            solver=found.solver,
+            notes=found.notes,
+        )
+
+    def _require_feasible(self, budget_bytes: int | None) -> None:
+        smallest = self.smallest_bytes
+        if budget_bytes is None or budget_bytes >= smallest:
+            return
+        least = {key: rows[0][0] for key, rows in zip(self.counts, self.rows, strict=True)}
+        largest = sorted(least, key=lambda key: -least[key])
+        needs = [f"{key} (at least {exact_bytes(least[key])})" for key in largest if least[key]]
+        raise InfeasibleError(
+            f"the workspace budget of {exact_bytes(budget_bytes)} is too small for {len(least)} problems: the "
+            f"smallest feasible budget is {exact_bytes(smallest)}; allow at least that much. Most is needed by "
+            f"{_some(needs)}",
+            smallest_feasible_bytes=smallest,
+        )
 
 
 def solve_wd(
@@ -98,7 +156,7 @@ def solve_wd(
     budget_bytes: int | None,
     *,
     counts: Mapping[Key, int] | None = None,
-    time_limit_s: float | None = None,
+    time_limit_s: float | None = TIME_LIMIT_S,
 ) -> Division[Key]:
     """One configuration for each problem: the least sum of count x time, at most ``budget_bytes`` of workspace in sum.
 
@@ -111,42 +169,22 @@ def solve_wd(
     ``InvalidInputError`` for times, workspaces, counts or limits that cannot be.
     """
     start = time.perf_counter()
-    deadline = math.inf if time_limit_s is None else start + time_limit_s
-    keys = sorted(options, key=repr)
-    counts = dict.fromkeys(keys, 1) if counts is None else counts
-    _check(options, budget_bytes, counts, time_limit_s)
-    _require_feasible(options, budget_bytes)
-    named = [sorted(options[key], key=lambda c: (str(c), c.micro_configs)) for key in keys]
-    choices = [undominated(_rows(named[i], counts[key])) for i, key in enumerate(keys)]
-    budget = sum(rows[-1][0] for rows in choices) if budget_bytes is None else budget_bytes
-    found = solve(choices, budget, deadline)
-    chosen = [named[i][row[3]] for i, row in enumerate(found.rows)]
-    return Division(
-        assignment=dict(zip(keys, chosen, strict=True)),
-        counts={key: counts[key] for key in keys},
-        budget_bytes=budget_bytes,
-        objective_s=total(found.rows)[1] / PICOSECONDS,
-        bound_s=found.bound_ps / PICOSECONDS,
-        status=Status.OPTIMAL if found.proven else Status.FEASIBLE,
-        options=sum(map(len, named)),
-        undominated_options=sum(map(len, choices)),
-        remaining_options=found.remaining_options,
-        solver=found.solver,
-        solve_time_s=time.perf_counter() - start,
-        notes=found.notes,
-    )
+    check_limits(budget_bytes, time_limit_s)
+    division = Choices.of(options, counts).divide(budget_bytes, time_limit_s)
+    return replace(division, solve_time_s=time.perf_counter() - start)
 
 
-def _check(
-    options: Mapping[Key, Sequence[Configuration]],
-    budget_bytes: int | None,
-    counts: Mapping[Key, int],
-    time_limit_s: float | None,
-) -> None:
-    if budget_bytes is not None and budget_bytes < 0:
-        raise InvalidInputError(f"the workspace budget is {budget_bytes} bytes; it must be at least 0, or None")
+def check_limits(budget_bytes: int | None, time_limit_s: float | None) -> None:
+    """Raises ``InvalidInputError`` for a budget (bytes) or a time limit that cannot be."""
+    if budget_bytes is not None and not (isinstance(budget_bytes, int) and budget_bytes >= 0):
+        raise InvalidInputError(
+            f"the workspace budget is {budget_bytes} bytes; it must be a whole number of at least 0, or None: no budget"
+        )
     if time_limit_s is not None and not time_limit_s >= 0:
         raise InvalidInputError(f"the time limit is {time_limit_s} s; it must be at least 0, or None: no limit")
+
+
+def _check(options: Mapping[Key, Sequence[Configuration]], counts: Mapping[Key, int]) -> None:
     if stray := [key for key in (*options, *counts) if (key in options) != (key in counts)]:
         raise InvalidInputError(f"options and counts must have the same problems; only one has {_some(stray)}")
     for key, configurations in options.items():
@@ -154,6 +192,8 @@ def _check(
             raise InvalidInputError(f"{key}: the count is {counts[key]}; it must be a whole number of at least 1")
         for configuration in configurations:
             _check_configuration(key, configuration)
+    if empty := [key for key, configurations in options.items() if not configurations]:
+        raise InfeasibleError(f"no configuration at all, so no budget is enough; measure again: {_some(empty)}")
 
 
 def _check_configuration(key: Hashable, configuration: Configuration) -> None:
@@ -163,22 +203,6 @@ def _check_configuration(key: Hashable, configuration: Configuration) -> None:
     if not (isinstance(workspace, int) and workspace >= 0):
         what = f"{key}: workspace_bytes of {configuration} is {workspace}"
         raise InvalidInputError(f"{what}; it must be a whole number of at least 0")
-
-
-def _require_feasible(options: Mapping[Key, Sequence[Configuration]], budget_bytes: int | None) -> None:
-    if empty := [key for key, configurations in options.items() if not configurations]:
-        raise InfeasibleError(f"no configuration at all, so no budget is enough; measure again: {_some(empty)}")
-    least = {key: min(c.workspace_bytes for c in configurations) for key, configurations in options.items()}
-    smallest = sum(least.values())
-    if budget_bytes is not None and budget_bytes < smallest:
-        largest = sorted(least, key=lambda key: (-least[key], repr(key)))
-        needs = [f"{key} (at least {least[key]}B)" for key in largest if least[key]]
-        raise InfeasibleError(
-            f"the workspace budget of {budget_bytes}B is too small for {len(options)} problems: the smallest feasible "
-            f"budget is {smallest}B ({format_bytes(smallest)}); allow at least that much. Most is needed by "
-            f"{_some(needs)}",
-            smallest_feasible_bytes=smallest,
-        )
 
 
 def _some(items: Sequence[object]) -> str:

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 Row: TypeAlias = tuple[int, int, int, int]
 
 MOST_SUMS = 200_000  # the search gives up beyond: some hundred MB, some seconds
+FEW_SUMS = 5_000  # what the search is tried with alone: as fast as starting a program
 PROGRAM_GAP = 1e-7  # where programs stop: the search goes on, and programs cannot tell less apart anyway
 
 
@@ -70,17 +71,34 @@ def solve(choices: list[list[Row]], budget: int, deadline: float) -> Found:
     """Bounds first, then a program on what they leave, then the search that proves what the program found."""
     chosen, price = _greedy(choices, budget)
     core = _within_bounds(choices, budget, price, chosen)
-    remaining, solver, notes = sum(map(len, core)), "bounds alone", list[str]()
-    if remaining > len(core):
+    remaining, notes = sum(map(len, core)), list[str]()
+    solver = "exact search" if remaining > len(core) else "bounds alone"
+    proven, bound_ps = _search(core, budget, price, total(chosen)[1], deadline, FEW_SUMS)
+    if proven is None:
         solver, answer = _by_program(core, budget, deadline, notes)
         if answer is not None and total(answer)[1] < total(chosen)[1]:
             chosen = answer
             core = _within_bounds(choices, budget, price, chosen)
-    proven, bound_ps = _search(core, budget, price, total(chosen)[1], deadline)
+        proven, bound_ps = _search(core, budget, price, total(chosen)[1], deadline, MOST_SUMS)
     if proven is None:
         why = "the time limit came" if time.perf_counter() > deadline else f"more than {MOST_SUMS} sums differ"
         notes.append(f"the search for a proof was stopped: {why}; the answer is the best so far")
     return Found(proven or chosen, bound_ps, proven is not None, remaining, solver, tuple(notes))
+
+
+def breakpoints(choices: list[list[Row]]) -> list[tuple[int, int]]:
+    """Bytes and picoseconds where the linear relaxation turns: from the least workspace to the least time.
+
+    At these budgets it chooses whole rows, so its answer is that of the integer program too; between two of them the
+    least time is not below the straight line.
+    """
+    size_bytes, time_ps = total([rows[0] for rows in choices])
+    points = [(size_bytes, time_ps)]
+    for _, slower, faster in _steps(choices):
+        size_bytes += faster[0] - slower[0]
+        time_ps += faster[1] - slower[1]
+        points.append((size_bytes, time_ps))
+    return points
 
 
 def _greedy(choices: list[list[Row]], budget: int) -> tuple[list[Row], _Price]:
@@ -90,9 +108,8 @@ def _greedy(choices: list[list[Row]], budget: int) -> tuple[list[Row], _Price]:
     """
     chosen = [rows[0] for rows in choices]
     room = budget - total(chosen)[0]
-    steps = [(i, slower, faster) for i, rows in enumerate(choices) for slower, faster in pairwise(_hull(rows))]
     price: _Price | None = None
-    for i, slower, faster in sorted(steps, key=lambda step: -_saved_per_byte(step[1], step[2])):
+    for i, slower, faster in _steps(choices):
         more_bytes = faster[0] - slower[0]
         if chosen[i] is slower and more_bytes <= room:
             chosen[i] = faster
@@ -100,6 +117,12 @@ def _greedy(choices: list[list[Row]], budget: int) -> tuple[list[Row], _Price]:
         elif price is None:
             price = _Price(slower[1] - faster[1], more_bytes)
     return chosen, price or _Price(0, 1)
+
+
+def _steps(choices: list[list[Row]]) -> list[tuple[int, Row, Row]]:
+    """From one row of a hull to the next, with the number of the problem: those that save most per byte first."""
+    steps = [(i, slower, faster) for i, rows in enumerate(choices) for slower, faster in pairwise(_hull(rows))]
+    return sorted(steps, key=lambda step: -_saved_per_byte(step[1], step[2]))
 
 
 def _saved_per_byte(slower: Row, faster: Row) -> float:
@@ -172,7 +195,7 @@ def _run_program(name: str, core: list[list[Row]], budget: int, limit_s: float) 
 
 
 def _search(
-    core: list[list[Row]], budget: int, price: _Price, incumbent_ps: int, deadline: float
+    core: list[list[Row]], budget: int, price: _Price, incumbent_ps: int, deadline: float, most_sums: int
 ) -> tuple[list[Row] | None, int]:
     """The best division of all, and a bound in picoseconds; no division if time or room for the proof runs out.
 
@@ -188,7 +211,7 @@ def _search(
     least_bytes = _sums_from([rows[0][0] for rows in ordered])
     sums: list[Row] = [(0, 0, 0, 0)]
     for i, rows in enumerate(ordered):
-        if len(sums) > MOST_SUMS or time.perf_counter() > deadline:
+        if len(sums) > most_sums or time.perf_counter() > deadline:
             least = min(map(price.cost, sums)) + least_cost[i] - price.ps * budget
             return None, -(-least // price.bytes)
         most_cost = price.bytes * incumbent_ps + price.ps * budget - least_cost[i + 1]

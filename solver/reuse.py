@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mucudnn.configuration import Configuration, Measurement
 from mucudnn.errors import InfeasibleError, InvalidInputError
+from mucudnn.solver.account import Answer, Status
 from mucudnn.solver.front import desirable_sets
-from mucudnn.units import format_bytes, format_seconds
+from mucudnn.units import exact_bytes, format_bytes, format_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
-    """What was solved, from what, and what was chosen: printable.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account(Answer):
+    """What was solved, from what, and what was chosen: printable. The dynamic program ends with the optimum, always.
 
     ``front_size`` counts the desirable set, ``smallest_feasible_bytes`` is the least workspace in it.
     """
@@ -26,21 +28,16 @@ class Account:
     smallest_feasible_bytes: int
     configuration: Configuration
 
-    @property
-    def objective_s(self) -> float:
-        """The least predicted time under the limit, which is that of the chosen configuration."""
-        return self.configuration.time_s
-
     def to_json(self) -> dict[str, object]:
         """Plain values for ``json.dumps``, units in the names."""
         return {
+            **self.proof(),
             "what": self.what,
             "batch_size": self.batch_size,
             "measurements": self.measurements,
             "front_size": self.front_size,
             "limit_bytes": self.limit_bytes,
             "smallest_feasible_bytes": self.smallest_feasible_bytes,
-            "objective_s": self.objective_s,
             "workspace_bytes": self.configuration.workspace_bytes,
             "configuration": str(self.configuration),
         }
@@ -49,8 +46,8 @@ class Account:
         return (
             f"{_name(self.what, self.batch_size)}: {self.configuration}, {format_seconds(self.objective_s)} in "
             f"{format_bytes(self.configuration.workspace_bytes)} (limit {format_bytes(self.limit_bytes)}, smallest "
-            f"feasible {format_bytes(self.smallest_feasible_bytes)}); the fastest that fits of {self.front_size} "
-            f"desirable configurations from {self.measurements} measurements"
+            f"feasible {format_bytes(self.smallest_feasible_bytes)}), {self.verdict}; {self.front_size} desirable "
+            f"configurations from {self.measurements} measurements, {format_seconds(self.solve_time_s)}"
         )
 
 
@@ -72,22 +69,34 @@ def account_wr(
     measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None, *, what: str = ""
 ) -> Account:
     """Like ``solve_wr``, with the account of how the configuration was chosen."""
+    start = time.perf_counter()
     if limit_bytes is not None and limit_bytes < 0:
         raise InvalidInputError(f"the workspace limit is {limit_bytes} bytes; it must be at least 0, or None: no limit")
     sets = desirable_sets(measurements, batch_size)
     smallest = sets.smallest(batch_size)
     if smallest is None:
         raise InfeasibleError(f"{_name(what, batch_size)}: {_no_cover(measurements, batch_size)}")
-    chosen = sets.fastest(batch_size, limit_bytes)
-    if chosen is None:
-        least = smallest.workspace_bytes
+    least = smallest.workspace_bytes
+    if limit_bytes is not None and limit_bytes < least:
         raise InfeasibleError(
-            f"{_name(what, batch_size)}: no configuration fits the workspace limit of {_exact(limit_bytes)}; the "
-            f"smallest feasible limit is {_exact(least)} ({smallest}); allow at least that much",
+            f"{_name(what, batch_size)}: no configuration fits the workspace limit of {exact_bytes(limit_bytes)}; the "
+            f"smallest feasible limit is {exact_bytes(least)}, with {smallest}; allow at least that much",
             smallest_feasible_bytes=least,
         )
-    front_size = sets.size(batch_size)
-    return Account(what, batch_size, len(measurements), front_size, limit_bytes, smallest.workspace_bytes, chosen)
+    chosen = sets.fastest(batch_size, limit_bytes) or smallest  # never the latter: something fits
+    return Account(
+        objective_s=chosen.time_s,
+        bound_s=chosen.time_s,
+        status=Status.OPTIMAL,
+        solve_time_s=time.perf_counter() - start,
+        what=what,
+        batch_size=batch_size,
+        measurements=len(measurements),
+        front_size=sets.size(batch_size),
+        limit_bytes=limit_bytes,
+        smallest_feasible_bytes=least,
+        configuration=chosen,
+    )
 
 
 def _name(what: str, batch_size: int) -> str:
@@ -100,8 +109,3 @@ def _no_cover(measurements: Sequence[Measurement], batch_size: int) -> str:
     sizes = sorted({measurement.micro_config.micro_batch_size for measurement in measurements})
     given = ", ".join(map(str, sizes))
     return f"no sum of the measured micro-batch sizes ({given}) is {batch_size}; measure size 1 or {batch_size}"
-
-
-def _exact(value: int | None) -> str:
-    """In the units that people read, and to the byte, so that it can be given back as a limit."""
-    return format_bytes(value) if value is None or value < 1024 else f"{format_bytes(value)} ({value}B)"

@@ -1,0 +1,44 @@
+"""What comes with every answer of a solver: how good it is, how that is known, and what it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    OPTIMAL = "optimal"  # proven in whole picoseconds and bytes
+    FEASIBLE = "feasible"  # within the limit; the gap bounds what a better answer could save
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Base of the answers. ``objective_s`` is the predicted time; no answer can be below ``bound_s``.
+
+    ``solve_time_s`` is how long solving took; it does not count when answers are compared.
+    """
+
+    objective_s: float
+    bound_s: float
+    status: Status
+    solve_time_s: float = field(compare=False)
+
+    @property
+    def gap(self) -> float:
+        """The largest fraction of ``objective_s`` that a better answer could save."""
+        return (self.objective_s - self.bound_s) / self.objective_s if self.objective_s else 0.0
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        return "optimal" if self.status is Status.OPTIMAL else f"at most {self.gap:.2g} of it could be saved"
+
+    def proof(self) -> dict[str, object]:
+        """Plain values for ``json.dumps``, units in the names."""
+        return {
+            "objective_s": self.objective_s,
+            "bound_s": self.bound_s,
+            "gap": self.gap,
+            "status": str(self.status),
+            "solve_time_s": self.solve_time_s,
+        }

@@ -1,0 +1,208 @@
+"""What memory buys: the least time of a network against its workspace budget, and what more or less would change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from mucudnn.configuration import Configuration
+from mucudnn.errors import InvalidInputError
+from mucudnn.solver.division import TIME_LIMIT_S, Choices, check_limits
+from mucudnn.solver.knapsack import breakpoints
+from mucudnn.units import format_bytes
+
+Key = TypeVar("Key", bound=Hashable)
+
+POINTS = 50
+LEAST_SHOWN = 0.0005  # a smaller change of the time, as a fraction, is not worth a word
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The least time within a budget, and the workspace that it takes; no time can be below ``bound_s``."""
+
+    budget_bytes: int
+    workspace_bytes: int
+    time_s: float
+    bound_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Time against budget, least budget first: more memory is never slower.
+
+    The first point is the smallest feasible budget (unless a larger one alone was asked for), and beyond
+    ``enough_bytes`` nothing more is bought. Between two points the least time is at most that of the one before.
+    """
+
+    points: tuple[Point, ...]
+    smallest_feasible_bytes: int
+    enough_bytes: int
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values for ``json.dumps``, units in the names."""
+        return asdict(self)
+
+
+def time_curve(
+    options: Mapping[Key, Sequence[Configuration]],
+    counts: Mapping[Key, int] | None = None,
+    *,
+    points: int = POINTS,
+    budgets: Iterable[int] = (),
+    constant_s: float = 0.0,
+    time_limit_s: float | None = TIME_LIMIT_S,
+) -> Curve:
+    """The least time (``solve_wd``) from the smallest feasible budget to the smallest that gives the least time of all.
+
+    At most ``points`` budgets (at least 2), and ``budgets`` besides. They are breakpoints of the linear relaxation,
+    where the bounds alone prove the answer; where there are more of them, those that follow the curve at even steps
+    of time and bytes. ``constant_s`` is added to every time: what the budget does not change. ``time_limit_s`` is for
+    each point.
+
+    Raises as ``solve_wd`` does.
+    """
+    if points < 2:
+        raise InvalidInputError(f"points is {points}; a curve has at least 2")
+    network = _Network(options, counts, constant_s, time_limit_s)
+    turns = _spread(breakpoints(network.choices.rows), points)
+    found: list[Point] = []
+    for budget in sorted({*turns, *budgets}):
+        point = network.at(budget)
+        if found and point.time_s > found[-1].time_s:  # only where the time limit came: what fitted less still fits
+            last = found[-1]
+            point = Point(budget, last.workspace_bytes, last.time_s, min(point.bound_s, last.time_s))
+        found.append(point)
+    return Curve(tuple(found), network.choices.smallest_bytes, network.choices.enough_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Marginal:
+    """What some more or less memory than ``here`` would change: in words as ``str``.
+
+    ``more`` is None where nothing is gained by more, ``less`` where nothing less is feasible.
+    """
+
+    here: Point
+    more: Point | None
+    less: Point | None
+    smallest_feasible_bytes: int
+    enough_bytes: int
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values for ``json.dumps``, units in the names, and ``words``."""
+        return {**asdict(self), "words": str(self)}
+
+    def __str__(self) -> str:
+        return f"{self._gain()}; {self._loss()}"
+
+    def _gain(self) -> str:
+        enough = f"everything is at its fastest from {format_bytes(self.enough_bytes)} on"
+        if self.more is None:
+            gain = "nothing" if self.here.budget_bytes >= self.enough_bytes else f"less than {100 * LEAST_SHOWN:g} %"
+            return f"more memory buys {gain}: {enough}"
+        words = f"{format_bytes(self.more.budget_bytes - self.here.budget_bytes)} more: {self._change(self.more)}"
+        return f"{words} ({enough})" if self.more.budget_bytes >= self.enough_bytes else words
+
+    def _loss(self) -> str:
+        smallest = format_bytes(self.smallest_feasible_bytes)
+        if self.less is None:
+            return f"less is not feasible: {smallest} is the smallest budget"
+        words = f"{format_bytes(self.here.budget_bytes - self.less.budget_bytes)} less: {self._change(self.less)}"
+        if self.less.budget_bytes == self.smallest_feasible_bytes:
+            return f"{words} ({smallest} is the smallest feasible budget)"
+        return words
+
+    def _change(self, other: Point) -> str:
+        """In percent of the time here."""
+        change = (other.time_s - self.here.time_s) / self.here.time_s if self.here.time_s else 0.0
+        if abs(change) < LEAST_SHOWN:
+            return "no slower"
+        percent = 100 * abs(change)
+        rounded = f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
+        return f"{rounded} % {'slower' if change > 0 else 'faster'}"
+
+
+def marginal(
+    options: Mapping[Key, Sequence[Configuration]],
+    counts: Mapping[Key, int] | None,
+    budget_bytes: int | None,
+    *,
+    constant_s: float = 0.0,
+    time_limit_s: float | None = TIME_LIMIT_S,
+) -> Marginal:
+    """What about a quarter of ``budget_bytes`` more or less would change (None: the smallest budget of the least time).
+
+    The step is a power of two in bytes. Upwards it is doubled until the time changes; downwards it is cut off at the
+    smallest feasible budget. ``constant_s`` and ``time_limit_s`` as in ``time_curve``.
+
+    Raises as ``solve_wd`` does.
+    """
+    network = _Network(options, counts, constant_s, time_limit_s)
+    smallest, enough = network.choices.smallest_bytes, network.choices.enough_bytes
+    here = network.at(enough if budget_bytes is None else budget_bytes)
+    step = 2 ** round(math.log2(max(here.budget_bytes / 4, 1)))
+    return Marginal(
+        here=here,
+        more=network.faster(here, step),
+        less=network.at(max(here.budget_bytes - step, smallest)) if here.budget_bytes > smallest else None,
+        smallest_feasible_bytes=smallest,
+        enough_bytes=enough,
+    )
+
+
+def next_faster(options: Iterable[Configuration], chosen: Configuration) -> Configuration | None:
+    """Of the ``options`` of one problem that are faster than ``chosen``, the one that needs least workspace more.
+
+    Where several need as much (or none), the fastest of them; None if nothing is faster.
+    """
+    faster = [c for c in options if c.time_s < chosen.time_s]
+    chosen_bytes = chosen.workspace_bytes
+    ties = sorted(faster, key=lambda c: (c.time_s, c.workspace_bytes, len(c.micro_configs), str(c)))
+    return min(ties, key=lambda c: max(c.workspace_bytes - chosen_bytes, 0), default=None)
+
+
+class _Network:
+    """The choices of a network, and the least time within any budget."""
+
+    def __init__(
+        self,
+        options: Mapping[Key, Sequence[Configuration]],
+        counts: Mapping[Key, int] | None,
+        constant_s: float,
+        time_limit_s: float | None,
+    ) -> None:
+        check_limits(None, time_limit_s)
+        if not 0 <= constant_s < math.inf:
+            raise InvalidInputError(f"constant_s is {constant_s}; it must be finite and at least 0")
+        self.choices = Choices.of(options, counts)
+        self._constant_s, self._time_limit_s = constant_s, time_limit_s
+
+    def at(self, budget_bytes: int) -> Point:
+        check_limits(budget_bytes, None)
+        division = self.choices.divide(budget_bytes, self._time_limit_s)
+        time_s, bound_s = division.objective_s + self._constant_s, division.bound_s + self._constant_s
+        return Point(budget_bytes, division.workspace_bytes, time_s, bound_s)
+
+    def faster(self, here: Point, step: int) -> Point | None:
+        """What ``step`` more, or twice that, or four times, ... gains; None if no memory gains anything."""
+        budget = here.budget_bytes
+        while budget < self.choices.enough_bytes:
+            budget = here.budget_bytes + step
+            more = self.at(budget)
+            if more.time_s < here.time_s * (1 - LEAST_SHOWN):
+                return more
+            step *= 2
+        return None
+
+
+def _spread(turns: list[tuple[int, int]], most: int) -> set[int]:
+    """Bytes of at most so many points of the falling curve, both ends among them, at even steps along it."""
+    (first_bytes, first_ps), (last_bytes, last_ps) = turns[0], turns[-1]
+    width, height = max(last_bytes - first_bytes, 1), max(first_ps - last_ps, 1)
+    along = [(size - first_bytes) / width + (first_ps - time_ps) / height for size, time_ps in turns]
+    wanted = [along[-1] * i / (most - 1) for i in range(most)]
+    nearest = (min(range(len(turns)), key=lambda i: abs(along[i] - at)) for at in wanted)
+    return {turns[i][0] for i in nearest}
