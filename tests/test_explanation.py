@@ -1,0 +1,114 @@
+"""What is told of a divided budget, where the right answer is known."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes import ENVIRONMENT, FORWARD
+from rich.console import Console
+
+from mucudnn.bench.explanation import Explanation, explain
+from mucudnn.bench.explanation_plot import draw_explanation
+from mucudnn.bench.explanation_report import curve_path, explanation_record, explanation_table, in_words, write_csv
+from mucudnn.bench.layers import Layer, LayerTable
+from mucudnn.bench.plots import save_png
+from mucudnn.bench.table_tuning import of_table, table_tasks
+from mucudnn.config import Config
+from mucudnn.configuration import Configuration, Measurement, MicroConfig
+from mucudnn.database import Verification
+from mucudnn.environment import Environment
+from mucudnn.errors import InvalidInputError
+from mucudnn.problem import ConvProblem, Operation
+from mucudnn.replay import replay
+from mucudnn.task import Task
+
+MIB = 2**20
+TABLE = LayerTable("mynet", (Layer("one", FORWARD, 8, 2), Layer("two", replace(FORWARD, k=3), 8, 1)))
+
+
+class Stored:
+    """Torch takes 100 ms, ``small`` 80 ms with 10 MiB, ``large`` 50 ms with 100 MiB, in each of the layers."""
+
+    environment: Environment = ENVIRONMENT
+
+    def measurements(self, task: Task) -> Sequence[Measurement]:
+        costs = {"native": (0.1, 0), "small": (0.08, 10 * MIB), "large": (0.05, 100 * MIB)}
+        return [Measurement(MicroConfig(a, 8), 0.0, step_s, 0, size, 1e-7) for a, (step_s, size) in costs.items()]
+
+    def verification(self, problem: ConvProblem, configuration: Configuration) -> Verification | None:
+        return Verification(0.1, configuration.time_s - 30e-6, 0.0)
+
+
+def explained(budget: str) -> Explanation:
+    config = Config(workspace_budget=budget, operations=(Operation.FORWARD,))
+    return explain(of_table(TABLE, replay(table_tasks(TABLE, config), config, Stored())))
+
+
+def test_each_layer_says_what_it_got_and_what_the_next_faster_needs() -> None:
+    one, two = explained("110MiB").rows
+    assert str(one.chosen) == "large 8"  # it occurs twice
+    assert one.next_faster is None
+    assert (one.extra_bytes, one.saved_s) == (0, 0.0)
+    assert str(two.chosen) == "small 8"
+    assert str(two.next_faster) == "large 8"
+    assert two.extra_bytes == 90 * MIB
+    assert two.saved_s == pytest.approx(0.03, rel=0.01)
+
+
+def test_what_is_saved_is_of_all_occurrences() -> None:
+    one, _ = explained("20MiB").rows
+    assert one.saved_s == pytest.approx(2 * 0.03, rel=0.01)
+
+
+def test_the_curve_has_the_budget_on_it_and_falls() -> None:
+    explanation = explained("111MiB")
+    points = {p.budget_bytes: p.time_s for p in explanation.curve.points}
+    assert points[111 * MIB] == pytest.approx(2 * 0.05 + 0.08, rel=0.01)
+    assert points[0] == pytest.approx(0.3, rel=0.01)
+    assert points[200 * MIB] == pytest.approx(0.15, rel=0.01)
+    assert list(points.values()) == sorted(points.values(), reverse=True)
+
+
+def test_words_say_what_more_and_less_would_change() -> None:
+    text = in_words(explained("110MiB"))
+    assert "110 MiB: 180 ms" in text
+    assert "more: 17 % faster" in text  # 150 ms instead of 180
+    assert "slower" in text
+    assert "optimal" in text
+
+
+def lines_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+def test_the_table_the_files_and_the_record_agree(tmp_path: Path) -> None:
+    explanation = explained("110MiB")
+    stream = io.StringIO()
+    Console(file=stream, width=200).print(explanation_table(explanation))
+    assert "90 MiB" in stream.getvalue()
+    assert "110 MiB" in stream.getvalue()
+    record = json.loads(json.dumps(explanation_record(explanation, ENVIRONMENT)))
+    write_csv(explanation, tmp_path / "memory.csv")
+    rows = lines_of(tmp_path / "memory.csv")
+    assert [row["chosen"] for row in rows] == [row["chosen"] for row in record["problems"]] == ["large 8", "small 8"]
+    assert [int(row["extra_bytes"]) for row in rows] == [0, 90 * MIB]
+    points = lines_of(curve_path(tmp_path / "memory.csv"))
+    assert [float(p["time_s"]) for p in points] == [p["time_s"] for p in record["curve"]["points"]]
+
+
+def test_the_plot_is_a_picture(tmp_path: Path) -> None:
+    save_png(draw_explanation(explained("110MiB")), tmp_path / "memory.png")
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_budget_there_is_nothing_to_explain() -> None:
+    config = Config(operations=(Operation.FORWARD,))
+    tuning = of_table(TABLE, replay(table_tasks(TABLE, config), config, Stored()))
+    with pytest.raises(InvalidInputError, match="no workspace budget"):
+        explain(tuning)
