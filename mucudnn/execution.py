@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 from weakref import WeakSet
 
 import torch
@@ -26,11 +27,15 @@ from mucudnn.problem import ConvProblem, Operation
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one algorithm does of a configuration: the slices along N, and its prepared bytes in the workspace."""
+    """What one algorithm does of a configuration: the slices along N, and where its prepared bytes are.
+
+    ``is_kept``: they are in a buffer of their own, which outlives the call, instead of in the workspace.
+    """
 
     algorithm: Algorithm
     slices: tuple[slice, ...]
     prepared: slice
+    is_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +52,22 @@ class Recipe:
     scratch: slice
 
     @classmethod
-    def of(cls, problem: ConvProblem, configuration: Configuration) -> Recipe:
-        """Raises ``InvalidInputError`` for an algorithm that is not registered, or cannot compute the problem."""
+    def of(cls, problem: ConvProblem, configuration: Configuration, kept: str | None = None) -> Recipe:
+        """``kept``: the algorithm whose prepared buffer is handed to ``execute``, as ``prepare`` has filled it.
+
+        Raises ``InvalidInputError`` for an algorithm that is not registered, or cannot compute the problem.
+        """
         parts = []
         prepared_end = position = scratch_bytes = 0
         for name in configuration.algorithms:
             chosen = _capable(name, problem)
             sizes = [m.micro_batch_size for m in configuration.micro_configs if m.algorithm == name]
             workspaces = [chosen.workspace(problem, size) for size in set(sizes)]
-            prepared = _aligned(prepared_end, max(w.prepared_bytes for w in workspaces))
-            parts.append(Part(chosen, _consecutive(position, sizes), prepared))
-            prepared_end, position = prepared.stop, position + sum(sizes)
+            prepared = _aligned(0 if name == kept else prepared_end, max(w.prepared_bytes for w in workspaces))
+            parts.append(Part(chosen, _consecutive(position, sizes), prepared, name == kept))
+            position += sum(sizes)
+            if name != kept:
+                prepared_end = prepared.stop
             scratch_bytes = max(scratch_bytes, *(w.scratch_bytes for w in workspaces))
         return cls(problem, position, tuple(parts), _aligned(prepared_end, scratch_bytes))
 
@@ -66,11 +76,22 @@ class Recipe:
         end: int = self.scratch.stop
         return end
 
-    def execute(self, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None) -> None:
+    def prepare(self, w: Tensor) -> Tensor:
+        """What the kept algorithm prepares from w, in a new buffer, 1-D uint8: for any number of calls with this w.
+
+        w: (K, C // groups, R, S), dense, in the problem's memory format.
+        """
+        (part,) = (part for part in self.parts if part.is_kept)
+        prepared = _lasting_buffer(part.prepared.stop)
+        part.algorithm.open(self.problem, w, prepared)
+        return prepared
+
+    def execute(self, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None, kept: Tensor | None = None) -> None:
         """Compute the problem's operation on a mini-batch, into the tensor that it writes.
 
         x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,) or None. All are dense, in the
-        problem's memory format, and N is ``batch_size``: this is not checked here.
+        problem's memory format, and N is ``batch_size``: this is not checked here. kept: what ``prepare`` returned for
+        this w; only for a recipe with a kept algorithm.
         """
         problem = self.problem
         if problem.operation is Operation.BACKWARD_FILTER:
@@ -78,8 +99,12 @@ class Recipe:
         workspace = _workspace(self.workspace_bytes, x.device)
         scratch = workspace[self.scratch]
         for part in self.parts:
-            prepared = workspace[part.prepared]
-            part.algorithm.open(problem, w, prepared)
+            if part.is_kept:
+                assert kept is not None
+                prepared = kept
+            else:
+                prepared = workspace[part.prepared]
+                part.algorithm.open(problem, w, prepared)
             for micro_batch in part.slices:
                 part.algorithm.step(problem, x[micro_batch], w, y[micro_batch], bias, prepared, scratch)
             part.algorithm.close(problem, w, prepared)
@@ -127,9 +152,18 @@ def torch_convolution(
 
 
 def release_workspaces() -> None:
-    """Give back the workspace that every thread keeps for the CPU; the next call allocates it again."""
-    for kept in list(_all_kept):
-        kept.buffer = None
+    """Give back the workspace that every thread keeps for the CPU, and all kept filters; the next call that needs them
+    allocates and prepares them again.
+    """
+    for kept in list(releasable):
+        kept.release()
+
+
+class Releasable(Protocol):
+    """Memory that is kept for speed alone."""
+
+    def release(self) -> None:
+        """Give it back."""
 
 
 class _KeptWorkspace:
@@ -142,19 +176,28 @@ class _KeptWorkspace:
         buffer = self.buffer
         if buffer is None or buffer.numel() < size_bytes:
             self.buffer = buffer = None  # freed first: never two at a time
-            with torch.inference_mode(False):  # an inference tensor could not be written to in a later training step
-                buffer = self.buffer = on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8))
+            buffer = self.buffer = _lasting_buffer(size_bytes)
         return buffer
+
+    def release(self) -> None:
+        self.buffer = None
 
 
 class _OfThisThread(threading.local):
     def __init__(self) -> None:
         self.kept = _KeptWorkspace()
-        _all_kept.add(self.kept)
+        releasable.add(self.kept)
 
 
-_all_kept: WeakSet[_KeptWorkspace] = WeakSet()
+releasable: WeakSet[Releasable] = WeakSet()
+"""What ``release_workspaces`` gives back."""
 _of_this_thread = _OfThisThread()
+
+
+def _lasting_buffer(size_bytes: int) -> Tensor:
+    """On the CPU, 1-D uint8; not an inference tensor, which a later training step could not write to."""
+    with torch.inference_mode(False):
+        return on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8))
 
 
 def _workspace(size_bytes: int, device: torch.device) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from mucudnn import operators
+from mucudnn.kept_filters import KeptFilter, KeptFilters, is_inference
 from mucudnn.operators import Choices
 
 if TYPE_CHECKING:
@@ -21,26 +22,47 @@ class Conv2d(torch.nn.Conv2d):
 
     Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution.
     ``tuned`` says what was chosen for it and why. x: (N, C, H, W) or (C, H, W), y: (N, K, P, Q) or (K, P, Q).
+
+    ``kept``, if it is set, keeps prepared filters from call to call, in ``eval()`` without gradients. A filter that has
+    changed in any way is prepared again. ``train()`` gives the memory back, as does ``release_workspaces``.
     """
 
     tuned: tuple[TunedProblem, ...] = ()
     choices: Choices | None = None
+    kept: KeptFilters | None = None
+
+    @property
+    def kept_filters(self) -> tuple[KeptFilter, ...]:
+        """What is kept in inference, and why."""
+        return () if self.kept is None else self.kept.filters
+
+    def train(self, mode: bool = True) -> Self:
+        if mode and self.kept is not None:
+            self.kept.release()
+        return super().train(mode)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = None if self.choices is None else self._tuned_forward(self.choices, input, weight, bias)
+        tuned = self.choices is not None or self.kept is not None
+        y = self._tuned_forward(input, weight, bias) if tuned else None
         return super()._conv_forward(input, weight, bias) if y is None else y
 
-    def _tuned_forward(self, choices: Choices, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """``None`` where nothing is tuned: torch's convolution, without the overhead of the operator."""
         if not isinstance(x, Tensor) or not _operator_takes(x):  # a torch.fx.Proxy, for one, is no tensor
             return None
         if x.dim() == 3:
-            y = self._tuned_forward(choices, x.unsqueeze(0), weight, bias)
+            y = self._tuned_forward(x.unsqueeze(0), weight, bias)
             return None if y is None else y.squeeze(0)
         x, padding = self._padded(x, weight)
-        if not torch.compiler.is_compiling() and x.shape not in choices.x_shapes:
+        geometry = self.stride, padding, self.dilation, self.groups
+        compiling, choices, kept = torch.compiler.is_compiling(), self.choices, self.kept
+        if not compiling and kept is not None and not self.training and is_inference():
+            y = kept.convolve(x, weight, bias, *geometry)
+            if y is not None:
+                return y
+        if choices is None or not (compiling or x.shape in choices.x_shapes):
             return None
-        return operators.conv2d(x, weight, bias, self.stride, padding, self.dilation, self.groups, choices.handle)
+        return operators.conv2d(x, weight, bias, *geometry, choices.handle)
 
     def _padded(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
         """Pad here what is not zeros on both sides alike; the rest of the padding is for the operator."""

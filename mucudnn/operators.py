@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,16 @@ _Geometry = tuple[Pair, Pair, Pair, int]  # stride, padding, dilation, groups
 _DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}
 _MEMORY_FORMATS = {torch_format: ours for ours, torch_format in TORCH_FORMATS.items()}
 _RECIPES_KEPT = 4096  # by one ``Choices``; shapes that never come back must not pile up
+
+
+class RecipeSource(Protocol):
+    """Where recipes come from: ``recipes`` has those that were asked for."""
+
+    device_type: str
+    recipes: dict[tuple[Any, ...], Recipe | None]
+
+    def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
+        """What runs ``problem`` on ``n`` samples; ``None``: torch's own. Raises ``MucudnnError``s where it cannot."""
 
 
 class Choices:
@@ -65,6 +75,11 @@ class Choices:
         chosen = self.configurations.get(problem, {}).get(n)
         return None if chosen is None or chosen.is_baseline else chosen
 
+    def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
+        """As ``configuration``, ready to run. Raises ``InvalidInputError`` where this machine cannot run it."""
+        configuration = self.configuration(problem, n)
+        return None if configuration is None else Recipe.of(problem, configuration)
+
 
 _registered: dict[int, Choices] = {}
 
@@ -89,10 +104,23 @@ def _recipe(
     groups: int,
     tuning: int,
 ) -> Recipe | None:
-    """``None``: torch's own. third: bias or dy. Kept by all that decides, in plain numbers: every call comes here."""
+    """``None``: torch's own. third: bias or dy."""
     choices = _registered.get(tuning)
-    if choices is None:
-        return None
+    return None if choices is None else recipe_of(choices, operation, x, w, third, stride, padding, dilation, groups)
+
+
+def recipe_of(
+    choices: RecipeSource,
+    operation: Operation,
+    x: Tensor,
+    w: Tensor,
+    third: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Recipe | None:
+    """``None``: torch's own. third: bias or dy. Kept by all that decides, in plain numbers: every call comes here."""
     geometry = ((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
     layout = (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device)
     key = (operation, layout, None if third is None else (third.shape, third.dtype, third.device), geometry)
@@ -107,7 +135,7 @@ def _recipe(
 
 
 def _resolve(
-    choices: Choices, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: _Geometry
+    choices: RecipeSource, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: _Geometry
 ) -> Recipe | None:
     """``None`` too for what is no convolution (torch says what is wrong) and for algorithms this machine lacks."""
     tensors = [tensor for tensor in (x, w, third) if tensor is not None]
@@ -121,8 +149,7 @@ def _resolve(
             return None
         if third is not None and third.shape != expected:
             return None
-        configuration = choices.configuration(problem, len(x))
-        return None if configuration is None else Recipe.of(problem, configuration)
+        return choices.recipe(problem, len(x))
     except (InvalidInputError, UnavailableError):
         return None
 
@@ -145,12 +172,17 @@ def _conv2d(x: Tensor, w: Tensor, bias: Tensor | None, *geometry_and_tuning: Any
     recipe = _recipe(Operation.FORWARD, x, w, bias, *geometry_and_tuning)
     if recipe is None:
         return torch_convolution(Operation.FORWARD, x, w, None, bias, *geometry_and_tuning[:-1])
+    return run_forward(recipe, x, w, bias)
+
+
+def run_forward(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, kept: Tensor | None = None) -> Tensor:
+    """y, newly allocated, by a recipe that fits the tensors. kept: as for ``Recipe.execute``."""
     torch_format = TORCH_FORMATS[recipe.problem.memory_format]
     y = on_huge_pages(
         torch.empty(recipe.problem.y_shape(len(x)), dtype=x.dtype, device=x.device, memory_format=torch_format)
     )
     x, w = x.contiguous(memory_format=torch_format), w.contiguous(memory_format=torch_format)
-    recipe.execute(x, w, y, None if bias is None else bias.contiguous())
+    recipe.execute(x, w, y, None if bias is None else bias.contiguous(), kept)
     return y
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+
+from mucudnn.execution import Recipe
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +31,16 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "measurements.sqlite"
     monkeypatch.setenv("MUCUDNN_DATABASE", str(path))
     return path
+
+
+@pytest.fixture
+def preparations(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
+    """Every preparation of a filter that is kept, as they come."""
+    prepare, seen = Recipe.prepare, []
+
+    def recorded(recipe: Recipe, w: Tensor) -> Tensor:
+        seen.append(recipe)
+        return prepare(recipe, w)
+
+    monkeypatch.setattr(Recipe, "prepare", recorded)
+    return seen
