@@ -8,6 +8,7 @@ from typing import Any
 
 import mucudnn
 from mucudnn.bench.network_benchmark import FormatResult, NetworkBenchmark, ProblemResult
+from mucudnn.bench.solver_benchmark import SolverBenchmark
 from mucudnn.bench.table_tuning import TableTuning, TunedLayer
 from mucudnn.config import Config
 from mucudnn.configuration import Configuration
@@ -59,16 +60,29 @@ def network_record(benchmark: NetworkBenchmark) -> Record:
 
 
 def record_header(config: Config, environment: Environment, date: datetime) -> Record:
-    """What every record starts with: versions, date, where and with which choices it was made."""
+    """What every record of a tuning starts with: versions, date, where and with which choices it was made."""
     choices = asdict(config)
     if config.database is not None:
         choices["database"] = str(config.database)
+    return {**origin(environment, date), "config": choices}
+
+
+def origin(environment: Environment, date: datetime) -> Record:
+    """What every record starts with: versions, date and where it was made."""
     return {
         "format_version": FORMAT_VERSION,
         "mucudnn": mucudnn.__version__,
         "date": date.isoformat(timespec="seconds"),
         "environment": asdict(environment),
-        "config": choices,
+    }
+
+
+def solver_record(benchmark: SolverBenchmark) -> Record:
+    """What ``mucudnn bench solver --json`` writes; ``program`` is what harder divisions were solved with."""
+    return {
+        **origin(benchmark.environment, benchmark.date),
+        "program": benchmark.program,
+        "rows": [asdict(row) for row in benchmark.rows],
     }
 
 

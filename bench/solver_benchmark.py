@@ -1,25 +1,23 @@
-"""``python -m mucudnn.bench.solver_benchmark [--json FILE]``: how long the solvers take, on made-up measurements.
+"""How long the solvers take, on made-up measurements.
 
 The fronts of every batch size at once, with setup costs and prepared bytes, and the division of one budget over the
-problems of a network, with the start of the integer program's process. Each time stands beside its bar.
+problems of a network. Each time stands beside its bar.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from statistics import median
 
-import click
-
-from mucudnn.bench.console import output
 from mucudnn.configuration import Configuration, Measurement, MicroConfig
+from mucudnn.environment import Environment, current_environment
 from mucudnn.solver import desirable_sets, solve_wd
+from mucudnn.solver.knapsack import programs
 from mucudnn.units import format_seconds
 
 ROUNDS = 5
@@ -38,15 +36,33 @@ class Row:
     slowest_s: float
     bar_s: float
 
+    def __str__(self) -> str:
+        times = f"{format_seconds(self.median_s)}, slowest {format_seconds(self.slowest_s)}"
+        return f"{self.what}: {times} (bar {format_seconds(self.bar_s)})"
 
-def rows() -> list[Row]:
+
+@dataclass(frozen=True, slots=True)
+class SolverBenchmark:
+    """Printable. ``program``: what solves divisions that the search alone does not get through."""
+
+    rows: tuple[Row, ...]
+    program: str
+    environment: Environment
+    date: datetime
+
+    def __str__(self) -> str:
+        return "\n".join((*map(str, self.rows), f"{self.environment}, {self.program}"))
+
+
+def benchmark_solvers() -> SolverBenchmark:
     """All rows; a first call of each solver is not counted, since it loads what it needs."""
-    return [
+    rows = (
         front_row(256, bar_s=0.1),
         front_row(1024, bar_s=1.0),
         division_row(159, 20, bar_s=0.3),
         division_row(480, 40, bar_s=3.0),
-    ]
+    )
+    return SolverBenchmark(rows, programs()[0], current_environment(), datetime.now(UTC))
 
 
 def front_row(batch_size: int, bar_s: float) -> Row:
@@ -109,19 +125,3 @@ def _seconds(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
-
-
-@click.command()
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the rows to this file too.")
-def main(json_file: Path | None) -> None:
-    """Time the solvers."""
-    console, measured = output(), rows()
-    for row in measured:
-        times = f"{format_seconds(row.median_s)}, slowest {format_seconds(row.slowest_s)}"
-        console.print(f"{row.what}: {times} (bar {format_seconds(row.bar_s)})")
-    if json_file is not None:
-        json_file.write_text(json.dumps({"rows": [asdict(row) for row in measured]}, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -200,8 +200,10 @@ class _Network:
 
 def _spread(turns: list[tuple[int, int]], most: int) -> set[int]:
     """Bytes of at most so many points of the falling curve, both ends among them, at even steps along it."""
+    if len(turns) <= most:
+        return {size for size, _ in turns}
     (first_bytes, first_ps), (last_bytes, last_ps) = turns[0], turns[-1]
-    width, height = max(last_bytes - first_bytes, 1), max(first_ps - last_ps, 1)
+    width, height = last_bytes - first_bytes, first_ps - last_ps
     along = [(size - first_bytes) / width + (first_ps - time_ps) / height for size, time_ps in turns]
     wanted = [along[-1] * i / (most - 1) for i in range(most)]
     nearest = (min(range(len(turns)), key=lambda i: abs(along[i] - at)) for at in wanted)

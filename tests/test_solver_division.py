@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 import random
 import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -134,6 +136,35 @@ def test_shuffled_input_gives_the_same_answer() -> None:
         budget = least_bytes(options) + 6
         answers = [solve_wd(given, budget) for given in (options, shuffled)]
         assert answers[0].assignment == answers[1].assignment
+
+
+def test_another_seed_of_hashes_gives_the_same_answer() -> None:
+    """Of new processes: sets and dictionaries of text come in another order in each."""
+    code = """
+from mucudnn.configuration import Configuration, Measurement, MicroConfig
+from mucudnn.solver import solve_wd, solve_wr, time_curve
+names = {f"algorithm {i}" for i in range(12)}
+rows = [Measurement(MicroConfig(name, size), 0.0, size * 1e-3, 0, 4, 0.0) for name in names for size in (1, 2, 4)]
+options = {name: [Configuration((MicroConfig(other, 4),), 1.0 + len(other), len(other)) for other in names]
+           for name in names}
+print(solve_wr(rows, 7, None), sorted(solve_wd(options, 140).assignment.items()), time_curve(options))
+"""
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True
+        ).stdout
+        for seed in "012"
+    }
+    assert len(answers) == 1
+
+
+def test_more_options_are_never_slower() -> None:
+    source = random.Random(6)
+    for _ in range(20):
+        options = random_options(source, 6, 6)
+        fewer = {key: source.sample(row, source.randint(1, len(row))) for key, row in options.items()}
+        budget = least_bytes(fewer) + 6
+        assert solve_wd(options, budget).objective_s <= solve_wd(fewer, budget).objective_s
 
 
 def test_an_option_off_the_hull_is_found_where_it_is_needed() -> None:

@@ -3,53 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from itertools import combinations_with_replacement, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from solver_cases import Key, all_keys, key_of, key_of_cover, measured
 
-from mucudnn.configuration import Configuration, Measurement, MicroConfig
+from mucudnn.configuration import Measurement
 from mucudnn.errors import InvalidInputError
 from mucudnn.solver import desirable_sets
-
-US = 1e-6
-Key = tuple[int, int, int, tuple[tuple[str, int], ...]]  # time in us, workspace, micro-batches, (name, -size) in order
-
-
-def measured(
-    name: str, size: int, step_us: int, scratch: int = 0, *, setup_us: int = 0, prepared: int = 0
-) -> Measurement:
-    return Measurement(MicroConfig(name, size), setup_us * US, step_us * US, prepared, scratch, relative_error=0.0)
-
-
-def covers(measurements: Sequence[Measurement], n: int) -> Iterator[tuple[Measurement, ...]]:
-    """All multisets whose sizes sum to n."""
-    for count in range(1, n + 1):
-        for cover in combinations_with_replacement(measurements, count):
-            if sum(m.micro_config.micro_batch_size for m in cover) == n:
-                yield cover
-
-
-def key_of_cover(cover: Sequence[Measurement]) -> Key:
-    """The cost model as DESIGN states it, in whole microseconds; then what ties are broken by."""
-    algorithms = {m.micro_config.algorithm: m for m in cover}
-    time_us = sum(round(m.step_s / US) for m in cover) + sum(round(m.setup_s / US) for m in algorithms.values())
-    workspace = sum(m.prepared_bytes for m in algorithms.values()) + max(m.scratch_bytes for m in cover)
-    order = sorted((m.micro_config.algorithm, -m.micro_config.micro_batch_size) for m in cover)
-    return time_us, workspace, len(cover), tuple(order)
-
-
-def key_of(configuration: Configuration) -> Key:
-    order = tuple((m.algorithm, -m.micro_batch_size) for m in configuration.micro_configs)
-    return round(configuration.time_s / US), configuration.workspace_bytes, len(order), order
 
 
 def brute_force(measurements: Sequence[Measurement], n: int) -> list[Key]:
     """By definition: the best by time, workspace, then ties, of which no other is at least as good in both."""
     front: list[Key] = []
-    for key in sorted(map(key_of_cover, covers(measurements, n))):
+    for key in sorted(all_keys(measurements, n)):
         if not front or key[1] < front[-1][1]:
             front.append(key)
     return front[::-1]
@@ -124,6 +94,16 @@ def test_linear_costs_have_the_known_front() -> None:
         smallest_size = {-(-n // size): size for size in range(n, 0, -1)}
         expected = sorted(((100 * count + n, size) for count, size in smallest_size.items()), reverse=True)
         assert [key_of(c)[:2] for c in sets.of(n)] == expected
+
+
+def test_setup_and_prepared_bytes_move_the_known_front() -> None:
+    """Two algorithms of linear costs, one five times as fast once it is set up with 30 us and 7 bytes."""
+    rows = [measured("slow", size, 5 * size, size) for size in range(1, 25)]
+    rows += [measured("fast", size, size, size, setup_us=30, prepared=7) for size in range(1, 25)]
+    sets = desirable_sets(rows, 24)
+    # Any division takes 5 n or 30 + n, so the smallest pieces are best; fast pays off from n = 8 on.
+    for n in range(1, 25):
+        assert [key_of(c)[:2] for c in sets.of(n)] == ([(5 * n, 1), (30 + n, 8)] if n > 7 else [(5 * n, 1)])
 
 
 def test_a_table_for_all_sizes_is_that_of_each_size() -> None:

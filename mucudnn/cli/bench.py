@@ -1,4 +1,4 @@
-"""``mucudnn bench``: torch against mucudnn."""
+"""``mucudnn bench``: torch against mucudnn, and the solvers against their bars."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mucudnn.problem import MemoryFormat
 
 @click.group()
 def bench() -> None:
-    """Measure torch against mucudnn, in turns in one run."""
+    """Measure torch against mucudnn, in turns in one run; or how long the solvers take."""
 
 
 @bench.command()
@@ -68,3 +68,17 @@ def network(
     console.print(str(benchmark.environment))
     if json_file is not None:
         json_file.write_text(json.dumps(network_record(benchmark), indent=2) + "\n", encoding="utf-8")
+
+
+@bench.command()
+@options.json_file
+def solver(json_file: Path | None) -> None:
+    """How long the solvers take on made-up measurements, beside the times that they must not exceed."""
+    from mucudnn.bench.console import output
+    from mucudnn.bench.records import solver_record
+    from mucudnn.bench.solver_benchmark import benchmark_solvers
+
+    benchmark = benchmark_solvers()
+    output().print(str(benchmark))
+    if json_file is not None:
+        json_file.write_text(json.dumps(solver_record(benchmark), indent=2) + "\n", encoding="utf-8")
