@@ -22,13 +22,17 @@ from mucudnn import database_schema as schema
 from mucudnn import database_upkeep as upkeep
 from mucudnn.configuration import Failure, Measurement, MicroConfig
 from mucudnn.database_file import MEMORY, DatabaseFile
+from mucudnn.database_schema import Keeping
 from mucudnn.environment import Environment
 from mucudnn.problem import ConvProblem
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A configuration run whole and torch's own convolution, measured in turns: medians, and the relative noise."""
+    """A configuration run whole, and its baseline, measured in turns: medians, and the relative noise.
+
+    The baseline is torch's own convolution; of a run with a kept filter it is what keeps nothing.
+    """
 
     baseline_s: float
     time_s: float
@@ -140,9 +144,10 @@ class Database:
         micro_configs: Sequence[MicroConfig],
         versions: Mapping[str, int],
         verification: Verification,
+        keeping: Keeping | None = None,
     ) -> None:
-        """Commit a whole run. versions: of at least the algorithms in ``micro_configs``."""
-        key = schema.configuration_key(micro_configs, versions)
+        """Commit a whole run. versions: of at least the algorithms that ran. keeping: if it had a kept filter."""
+        key = schema.configuration_key(micro_configs, versions, keeping)
         values = (verification.baseline_s, verification.time_s, verification.noise)
         self._add("verifications", environment, problem, (key, schema.now(), *values))
 
@@ -169,9 +174,10 @@ class Database:
         problem: ConvProblem,
         micro_configs: Sequence[MicroConfig],
         versions: Mapping[str, int],
+        keeping: Keeping | None = None,
     ) -> Verification | None:
         """The newest whole run of this very configuration, None if there was none."""
-        key = schema.configuration_key(micro_configs, versions)
+        key = schema.configuration_key(micro_configs, versions, keeping)
         rows = [row for row in self._rows("verifications", environment, problem) if row["configuration"] == key]
         if not rows:
             return None

@@ -105,11 +105,12 @@ def _is_configuration(value: object) -> bool:
 
 
 def _is_run(run: object) -> bool:
-    if not (isinstance(run, list) and len(run) == 4):
+    if not (isinstance(run, list) and len(run) >= 4):
         return False
-    algorithm, version, micro_batch_size, count = run
+    algorithm, version, micro_batch_size, count, *role = run
     return (
-        fault("algorithm", algorithm) is None
+        role in ([], ["kept"], ["instead"])
+        and fault("algorithm", algorithm) is None
         and fault("version", version) is None
         and fault("micro_batch_size", micro_batch_size) is None
         and fault("samples", count) is None

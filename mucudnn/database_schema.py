@@ -6,7 +6,7 @@ import json
 import math
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
@@ -118,10 +118,34 @@ def known_problem(values: Sequence[Any]) -> ConvProblem | None:
         return None
 
 
-def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int]) -> str:
-    """JSON: for each run of equal micro-configs ``[algorithm, version, micro-batch size, how often]``."""
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Of a whole run with a kept filter: the algorithm that prepares it, and what the run was compared with, which
+    keeps nothing. (All others are compared with torch's own convolution.)
+    """
+
+    algorithm: str
+    instead_of: tuple[MicroConfig, ...]
+
+
+def configuration_key(
+    micro_configs: Sequence[MicroConfig], versions: Mapping[str, int], keeping: Keeping | None = None
+) -> str:
+    """JSON: for each run of equal micro-configs ``[algorithm, version, micro-batch size, how often]``.
+
+    With a kept filter, those of its algorithm end with ``"kept"``, and what was run instead follows, each of its parts
+    ending with ``"instead"``.
+    """
+    parts = _parts(micro_configs, versions)
+    if keeping is not None:
+        parts = [[*part, "kept"] if part[0] == keeping.algorithm else part for part in parts]
+        parts += [[*part, "instead"] for part in _parts(keeping.instead_of, versions)]
+    return json.dumps(parts)
+
+
+def _parts(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int]) -> list[list[str | int]]:
     runs = [(micro_config, len(list(equal))) for micro_config, equal in groupby(micro_configs)]
-    return json.dumps([[m.algorithm, versions[m.algorithm], m.micro_batch_size, count] for m, count in runs])
+    return [[m.algorithm, versions[m.algorithm], m.micro_batch_size, count] for m, count in runs]
 
 
 def now() -> str:

@@ -8,6 +8,7 @@ from typing import ParamSpec
 
 from mucudnn.configuration import Configuration, Failure, Measurement
 from mucudnn.database import Database, Verification
+from mucudnn.database_schema import Keeping
 from mucudnn.environment import Environment
 from mucudnn.errors import DatabaseError
 from mucudnn.problem import ConvProblem
@@ -39,10 +40,14 @@ class Store:
             self._write(self._database.add_failure, self._environment, problem, version, result)
 
     def verification(
-        self, problem: ConvProblem, configuration: Configuration, versions: Mapping[str, int]
+        self,
+        problem: ConvProblem,
+        configuration: Configuration,
+        versions: Mapping[str, int],
+        keeping: Keeping | None = None,
     ) -> Verification | None:
         """The whole run of this configuration, if there was one."""
-        return self._database.verification(self._environment, problem, configuration.micro_configs, versions)
+        return self._database.verification(self._environment, problem, configuration.micro_configs, versions, keeping)
 
     def keep_verification(
         self,
@@ -50,10 +55,11 @@ class Store:
         configuration: Configuration,
         versions: Mapping[str, int],
         verification: Verification,
+        keeping: Keeping | None = None,
     ) -> None:
         """Commit a whole run."""
         key = (self._environment, problem, configuration.micro_configs, versions)
-        self._write(self._database.add_verification, *key, verification)
+        self._write(self._database.add_verification, *key, verification, keeping)
 
     def _write(self, add: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         if not self._writable:
