@@ -107,14 +107,8 @@ def _is_configuration(value: object) -> bool:
 def _is_run(run: object) -> bool:
     if not (isinstance(run, list) and len(run) >= 4):
         return False
-    algorithm, version, micro_batch_size, count, *role = run
-    return (
-        role in ([], ["kept"], ["instead"])
-        and fault("algorithm", algorithm) is None
-        and fault("version", version) is None
-        and fault("micro_batch_size", micro_batch_size) is None
-        and fault("samples", count) is None
-    )
+    numbers = zip(("algorithm", "version", "micro_batch_size", "samples"), run, strict=False)
+    return all(RULES[column].allows(value) for column, value in numbers) and run[4:] in ([], ["kept"], ["instead"])
 
 
 def _is_cost(value: object) -> bool:

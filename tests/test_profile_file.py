@@ -105,6 +105,16 @@ def test_all_kinds_of_rows_come_back(tmp_path: Path, name: str) -> None:
         assert (*found, read.verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS)) == FULL
 
 
+def test_runs_with_a_kept_filter_come_back(tmp_path: Path) -> None:
+    key = (HERE, PROBLEM, [FAST.micro_config, FAILED.micro_config], VERSIONS)
+    keeping = schema.Keeping("gemm", instead_of=(FAILED.micro_config,))
+    with Database(":memory:") as database:
+        database.add_verification(*key, VERIFIED, keeping)
+        path = write(tmp_path / "profile", exported(database, "json-lines"))
+    with read_profile(path) as read:
+        assert read.verification(*key, keeping) == VERIFIED
+
+
 def test_newest_row_counts_wherever_it_stands(tmp_path: Path) -> None:
     with Database(":memory:") as database:
         for step_s in (3.0, 1.0):
@@ -112,6 +122,24 @@ def test_newest_row_counts_wherever_it_stands(tmp_path: Path) -> None:
         heading, older, newer = exported(database, "csv").splitlines()
     with read_profile(write(tmp_path / "profile", "\n".join((heading, newer, older)))) as read:
         assert [m.step_s for m in read.measurements(HERE, PROBLEM, VERSIONS)] == [1.0]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_same_rows_are_exported_in_the_same_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "now", lambda: "2026-01-31T12:00:00.000000+00:00")
+    rows = [
+        (HERE, PROBLEM, VERIFIED),
+        (HERE, OTHER, FAST),
+        (replace(HERE, threads=1), OTHER, FAST),
+        (HERE, OTHER, FAILED),
+    ]
+    texts = set()
+    for order in (rows, rows[::-1]):
+        with Database(":memory:") as database:
+            for row in order:
+                add(database, row)
+            texts.add(exported(database, name))
+    assert len(texts) == 1
 
 
 def test_columns_in_any_order_and_empty_lines_will_do(tmp_path: Path) -> None:
@@ -141,6 +169,7 @@ BAD_VALUES = [
     (0, "relative_error", math.nan, "relative_error is nan; it must be a number, finite and at least 0"),
     (0, "noise", -1, "noise is -1; it must be a number"),
     (0, "samples", 0, f"samples is 0; it must be {ONE}"),
+    (0, "samples", True, f"samples is True; it must be {ONE}"),
     (0, "samples", None, f"samples is missing; it must be {ONE}"),
     (0, "micro_batch_size", 0, f"micro_batch_size is 0; it must be {ONE}"),
     (0, "algorithm", "", "algorithm is ''; it must be the name of an algorithm"),
@@ -165,6 +194,9 @@ BAD_VALUES = [
     (2, "configuration", "gemm", "configuration is 'gemm'; it must be runs of micro-configs"),
     (2, "configuration", '[["gemm", 1, 0, 1]]', "it must be runs of micro-configs"),
     (2, "configuration", '[["gemm",1,8,1]]', "it must be runs of micro-configs"),
+    (2, "configuration", '[["gemm", 1, 8]]', "it must be runs of micro-configs"),
+    (2, "configuration", '[["gemm", 1, 8, 0]]', "it must be runs of micro-configs"),
+    (2, "configuration", '[["gemm", 1, 8, 1, "lost"]]', "it must be runs of micro-configs"),
     (2, "configuration", "[]", "it must be runs of micro-configs"),
     (2, "algorithm", "gemm", "algorithm is 'gemm'; a verification has no such value"),
 ]

@@ -11,6 +11,7 @@ from mucudnn.cli.bench import bench
 from mucudnn.cli.database import database
 from mucudnn.cli.doctor import doctor
 from mucudnn.cli.layers import layers
+from mucudnn.cli.solve import solve
 from mucudnn.cli.tune import tune
 from mucudnn.errors import MucudnnError
 
@@ -48,5 +49,5 @@ def main() -> None:
     """Faster convolutions in the memory there is: measured algorithms and micro-batches."""
 
 
-for command in (layers, tune, bench, doctor, database):
+for command in (layers, tune, solve, bench, doctor, database):
     main.add_command(command)

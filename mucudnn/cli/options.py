@@ -6,10 +6,12 @@ import os
 import re
 from collections.abc import Callable
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from mucudnn.config import BatchSizePolicy
 from mucudnn.errors import InvalidInputError
@@ -160,6 +162,11 @@ max_relative_error = click.option(
     type=click.FloatRange(min=0, min_open=True),
     help="Bar algorithms whose relative L2 error against float64 is above this; default: by dtype, 1e-5 in float32.",
 )
+environment = click.option(
+    "--environment",
+    metavar="TEXT|NUMBER",
+    help="Where it was measured, if there are several: part of the description, or its number in the list.",
+)
 deterministic = click.option(
     "--deterministic", is_flag=True, help="Only algorithms that give the same bits on every run."
 )
@@ -168,8 +175,15 @@ time_limit = click.option(
 )
 
 
-def choices(workspace_limit: str) -> Decorator:
-    """The options that make up a ``mucudnn.Config``, under its names: ``Config(**given)``; with this default limit."""
+def parse_budget(text: str) -> str:
+    """Raises ``InvalidInputError``, also for none, which would be no budget."""
+    if parse_bytes(text) is None:
+        raise InvalidInputError(f"{text!r} is no budget; leave it out, or use --workspace-limit none")
+    return text
+
+
+def memory_bounds(workspace_limit: str) -> Decorator:
+    """``workspace_limit``, with this default, or ``workspace_budget``: both at once are a usage error."""
     limit = click.option(
         "--workspace-limit",
         type=Text("SIZE", _checked_by(parse_bytes)),
@@ -177,7 +191,37 @@ def choices(workspace_limit: str) -> Decorator:
         show_default=True,
         help="Most memory that any one operation may take beside its tensors, as 64MiB, or none.",
     )
-    return together(limit, policy, operations, algorithms, max_relative_error, deterministic, time_limit, database)
+    budget = click.option(
+        "--workspace-budget",
+        type=Text("SIZE", parse_budget),
+        help="Instead of a limit for each: most memory of all operations in sum, divided as it saves most time.",
+    )
+    return together(limit, budget, _one_bound)
+
+
+def _one_bound(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The default limit does not count beside a budget."""
+
+    @wraps(function)
+    def checked(*args: Any, workspace_limit: str, workspace_budget: str | None, **rest: Any) -> Any:
+        if workspace_budget is None:
+            return function(*args, workspace_limit=workspace_limit, **rest)
+        context = click.get_current_context()
+        if context.get_parameter_source("workspace_limit") is not ParameterSource.DEFAULT:
+            raise click.UsageError(
+                "a budget is divided instead of a limit for each: give --workspace-limit or "
+                "--workspace-budget, not both",
+                context,
+            )
+        return function(*args, workspace_budget=workspace_budget, **rest)
+
+    return checked
+
+
+def choices(workspace_limit: str) -> Decorator:
+    """The options that make up a ``mucudnn.Config``, under its names: ``Config(**given)``; with this default limit."""
+    bounds = memory_bounds(workspace_limit)
+    return together(bounds, policy, operations, algorithms, max_relative_error, deterministic, time_limit, database)
 
 
 source = together(click.argument("source"), batch, input_shape)

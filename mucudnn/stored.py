@@ -1,0 +1,232 @@
+"""Stored measurements as solving wants them: one environment, one version of each algorithm, sound and sufficient."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from mucudnn import database_schema as schema
+from mucudnn.config import BatchSizePolicy
+from mucudnn.configuration import NATIVE, Configuration, Measurement
+from mucudnn.database import Database, Verification
+from mucudnn.database_rules import RULES, fault
+from mucudnn.environment import Environment
+from mucudnn.errors import DatabaseError, InvalidInputError
+from mucudnn.problem import ConvProblem
+from mucudnn.solver.policies import micro_batch_sizes
+from mucudnn.task import Task
+
+_MOST_LIKE_IT = 3  # other problems that an error names for each one that is missing
+_VERIFIED = ("baseline_s", "time_s", "noise")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMeasurements:
+    """What a database has for tasks, from one environment: what ``replay`` solves from. The database must stay open.
+
+    versions: of every algorithm the one that is used. notes: what was set aside, in words.
+    """
+
+    environment: Environment
+    versions: Mapping[str, int]
+    notes: tuple[str, ...]
+    _measurements: Mapping[Task, Sequence[Measurement]]
+    _database: Database
+
+    def measurements(self, task: Task) -> Sequence[Measurement]:
+        """Of the micro-batch sizes that the policy allows; whatever their error or workspace is."""
+        return self._measurements[task]
+
+    def verification(self, problem: ConvProblem, configuration: Configuration) -> Verification | None:
+        """The newest whole run of the configuration, None if there was none.
+
+        Raises ``DatabaseError`` if its values are not allowed.
+        """
+        key = (self.environment, problem, configuration.micro_configs, self.versions)
+        found = self._database.verification(*key)
+        if found is not None and (wrong := _faults(found, _VERIFIED)):
+            raise _bad_rows(self.environment, [f"{problem}, whole run of {configuration}: {wrong}"])
+        return found
+
+
+def stored_measurements(
+    database: Database,
+    tasks: Sequence[Task],
+    policy: BatchSizePolicy,
+    *,
+    algorithms: Collection[str] | None = None,
+    environment: str | None = None,
+) -> StoredMeasurements:
+    """Everything that is needed to solve the tasks again without measuring; no device is asked for anything.
+
+    algorithms: names to choose from, beside torch's own; None: all that were measured. environment: part of the
+    description of the one to use, or its number in the error that lists them; None: the only one that has measurements
+    of the tasks' problems. Environments are never mixed. Of each algorithm the newest version that the environment has
+    is used, and the others are set aside.
+
+    Raises ``InvalidInputError`` for unknown algorithms, where it is not one environment that is meant, and where the
+    measurements of a task are missing or cannot cover its batch (naming each, with what there is instead);
+    ``DatabaseError`` for measurements with values that are not allowed, such as times that are not finite.
+    """
+    problems = frozenset(task.problem for task in tasks)
+    chosen = _environment(database, problems, environment)
+    every_version = _named(database.versions(chosen), algorithms)
+    versions = {algorithm: found[-1] for algorithm, found in every_version.items()}
+    stored = database.measurements_of_all(chosen, problems, versions)
+    found = {task: _of_policy(stored[task.problem], policy, task.batch_size) for task in tasks}
+    _require_enough(database, chosen, policy, stored, found)
+    _require_sound(chosen, found)
+    return StoredMeasurements(chosen, versions, _notes(every_version), found, database)
+
+
+def _named(versions: Mapping[str, Sequence[int]], algorithms: Collection[str] | None) -> Mapping[str, Sequence[int]]:
+    """Those that were asked for, and torch's own."""
+    if algorithms is None:
+        return versions
+    if unknown := [name for name in algorithms if name not in versions]:
+        raise InvalidInputError(f"algorithms has {_listed(unknown)}; measured are {_listed(sorted(versions))}")
+    return {name: found for name, found in versions.items() if name == NATIVE or name in algorithms}
+
+
+def _of_policy(measurements: Sequence[Measurement], policy: BatchSizePolicy, batch_size: int) -> list[Measurement]:
+    allowed = frozenset(micro_batch_sizes(policy, batch_size))
+    return [m for m in measurements if m.micro_config.micro_batch_size in allowed]
+
+
+def _notes(versions: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
+    return tuple(
+        f"{algorithm} was measured in versions {_listed(found)}: only {found[-1]}, the newest, is used"
+        for algorithm, found in sorted(versions.items())
+        if len(found) > 1
+    )
+
+
+# One environment
+
+
+def _environment(database: Database, problems: frozenset[ConvProblem], text: str | None) -> Environment:
+    every = dict(enumerate(database.environments(), start=1))
+    if not every:
+        raise InvalidInputError("there are no measurements to solve from; make some with mucudnn tune")
+    covered = {number: len(database.problems(every[number]) & problems) for number in every}
+    if text is None:
+        matching = [number for number in every if covered[number]] or [*every]
+        what = "the measurements are of several environments, which are never mixed"
+    else:
+        matching = _matching(every, text.strip())
+        what = f"environment is {text!r}, which is {'none' if not matching else 'more than one'} of those stored"
+    if len(matching) == 1:
+        return every[matching[0]]
+    lines = (
+        f"\n  {number}: {every[number]}; has {covered[number]} of the {len(problems)} problems asked for"
+        for number in matching or every
+    )
+    raise InvalidInputError(f"{what}; pick one with --environment, by its number or part of its text:{''.join(lines)}")
+
+
+def _matching(every: Mapping[int, Environment], text: str) -> list[int]:
+    """Numbers of the environments that are meant."""
+    if text.isdecimal():
+        return [int(text)] if int(text) in every else []
+    exact = [number for number, environment in every.items() if str(environment) == text]
+    return exact or [number for number, environment in every.items() if text.lower() in str(environment).lower()]
+
+
+# Enough to cover every batch
+
+
+def _require_enough(
+    database: Database,
+    environment: Environment,
+    policy: BatchSizePolicy,
+    stored: Mapping[ConvProblem, Sequence[Measurement]],
+    found: Mapping[Task, Sequence[Measurement]],
+) -> None:
+    lacking = [task for task, measured in found.items() if not _can_cover(task.batch_size, _sizes(measured))]
+    if not lacking:
+        return
+    known = database.problems(environment)
+    lines = (f"\n  {task}, batch {task.batch_size}: {_instead(task, policy, stored, known)}" for task in lacking)
+    raise InvalidInputError(
+        f"the stored measurements lack {len(lacking)} of the {len(found)} convolutions asked for; ask for what there "
+        f"is, or measure them with mucudnn tune. On {environment}:{''.join(lines)}"
+    )
+
+
+def _can_cover(batch_size: int, sizes: Collection[int]) -> bool:
+    """Whether micro-batches of these sizes can add up to the batch."""
+    if batch_size in sizes or 1 in sizes:
+        return True
+    reached = {0}
+    for n in range(1, batch_size + 1):
+        if any(n - size in reached for size in sizes):
+            reached.add(n)
+    return batch_size in reached
+
+
+def _instead(
+    task: Task,
+    policy: BatchSizePolicy,
+    stored: Mapping[ConvProblem, Sequence[Measurement]],
+    known: Collection[ConvProblem],
+) -> str:
+    """What there is where a task's measurements are not enough."""
+    if sizes := _sizes(stored[task.problem]):
+        return (
+            f"measured in micro-batches of {_listed(sizes)}; those that the policy {policy} allows do not add up to "
+            f"{task.batch_size}"
+        )
+    if task.problem in known:
+        return "measured with other algorithms, or older versions of them, only"
+    return f"not measured{_others_like(task.problem, known)}"
+
+
+def _others_like(problem: ConvProblem, known: Collection[ConvProblem]) -> str:
+    """Stored problems that differ in the fewest fields, if these are at most two (height and width)."""
+    differences = [_difference(problem, other) for other in known]
+    fewest = min(map(len, differences), default=0)
+    if not 1 <= fewest <= 2:
+        return ", nor anything like it"
+    nearest = sorted(", ".join(difference) for difference in differences if len(difference) == fewest)
+    return ", but it is with " + " and with ".join(nearest[:_MOST_LIKE_IT])
+
+
+def _difference(problem: ConvProblem, other: ConvProblem) -> list[str]:
+    names = [field.name for field in fields(ConvProblem)]
+    return [f"{name} {getattr(other, name)}" for name in names if getattr(other, name) != getattr(problem, name)]
+
+
+def _sizes(measurements: Iterable[Measurement]) -> list[int]:
+    return sorted({m.micro_config.micro_batch_size for m in measurements})
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
+
+
+# Sound
+
+
+def _require_sound(environment: Environment, found: Mapping[Task, Sequence[Measurement]]) -> None:
+    every = [(task, m) for task, measured in found.items() for m in measured]
+    # Column by column, which is fast: rows are looked at one by one only where there is something to be said
+    wrong = [c for c in schema.COSTS if not all(map(RULES[c].allows, (getattr(m, c) for _, m in every)))]
+    if wrong:
+        raise _bad_rows(
+            environment,
+            [
+                f"{task}, {m.micro_config.algorithm} {m.micro_config.micro_batch_size}: {faults}"
+                for task, m in every
+                if (faults := _faults(m, wrong))
+            ],
+        )
+
+
+def _faults(row: Measurement | Verification, columns: Iterable[str]) -> str:
+    """What is wrong with a row; empty: nothing."""
+    return "; ".join(wrong for column in columns if (wrong := fault(column, getattr(row, column))))
+
+
+def _bad_rows(environment: Environment, rows: Iterable[str]) -> DatabaseError:
+    listed = "".join(f"\n  {row}" for row in rows)
+    return DatabaseError(f"these measurements cannot be used; measure them again, on {environment}:{listed}")
