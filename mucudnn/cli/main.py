@@ -7,6 +7,7 @@ import warnings
 import click
 
 import mucudnn
+from mucudnn.cli.batch import batch
 from mucudnn.cli.bench import bench
 from mucudnn.cli.database import database
 from mucudnn.cli.doctor import doctor
@@ -49,5 +50,5 @@ def main() -> None:
     """Faster convolutions in the memory there is: measured algorithms and micro-batches."""
 
 
-for command in (layers, tune, solve, bench, doctor, database):
+for command in (layers, tune, solve, batch, bench, doctor, database):
     main.add_command(command)

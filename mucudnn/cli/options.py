@@ -97,6 +97,13 @@ def parse_output_file(text: str) -> Path:
     return path
 
 
+def parse_png_file(text: str) -> Path:
+    """Like ``parse_output_file``, for plots."""
+    if not text.lower().endswith(".png"):
+        raise InvalidInputError(f"{text!r} is not a PNG file; name one that ends in .png")
+    return parse_output_file(text)
+
+
 def _checked_by(parse: Callable[[str], object]) -> Callable[[str], str]:
     """For values that a ``Config`` takes as text."""
 
@@ -143,6 +150,10 @@ database = click.option(
     help="SQLite file of the measurements; default: in your cache folder.",
 )
 json_file = click.option("--json", "json_file", type=output_file, help="Write the results to this file, too.")
+csv_file = click.option("--csv", "csv_file", type=output_file, help="Write the curves to this file, too.")
+plot_file = click.option(
+    "--plot", "plot_file", type=Text("FILE.png", parse_png_file), help="Draw the curves into this PNG file, too."
+)
 threads = click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: what torch uses.")
 device = click.option("--device", default="cpu", show_default=True, help="Where to run: cpu or cuda.")
 policy = click.option(

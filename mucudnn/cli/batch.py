@@ -1,0 +1,86 @@
+"""``mucudnn batch``: time and workspace per sample against batch size, the cliffs, and the cuts that remove them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mucudnn.cli import options
+
+
+@click.command()
+@click.argument("source")
+@click.option(
+    "--up-to", type=click.IntRange(min=2), default=64, show_default=True, help="The largest batch size of the sweep."
+)
+@options.input_shape
+@options.dtype
+@options.memory_format
+@options.choices(workspace_limit="64MiB")
+@options.threads
+@options.device
+@click.option("--all", "everything", is_flag=True, help="Print every batch size, every problem and every cliff.")
+@options.csv_file
+@options.json_file
+@options.plot_file
+def batch(
+    source: str,
+    up_to: int,
+    input_shape: tuple[int, int, int] | None,
+    dtype: str,
+    memory_format: Any,
+    threads: int | None,
+    device: str,
+    everything: bool,
+    csv_file: Path | None,
+    json_file: Path | None,
+    plot_file: Path | None,
+    **choices: Any,
+) -> None:
+    """Show time and workspace per sample of SOURCE against batch size, undivided and divided.
+
+    Cliffs are marked: a larger batch that is slower per sample, needs a jump in memory, or does not fit; with the cut
+    that removes each. The micro-batch sizes of the policy up to --up-to are measured, all other batch sizes are solved
+    from them. SOURCE is as for mucudnn tune; batch sizes of its own are not used.
+    """
+    from mucudnn.bench.batch_report import cliffs_table, curves_table, explanation, sweep_record, write_csv
+    from mucudnn.bench.batch_sizes import require_sweepable, sweep_batch_sizes
+    from mucudnn.bench.console import output, progress_bar
+    from mucudnn.bench.layers import load_source
+    from mucudnn.bench.plots import draw_sweep, require_matplotlib, save_png
+    from mucudnn.bench.table_tuning import tune_table
+    from mucudnn.config import Config
+    from mucudnn.environment import current_environment
+
+    config = Config(**choices)
+    require_sweepable(config)
+    if plot_file is not None:
+        require_matplotlib()
+    options.use_threads(threads)
+    environment = current_environment(device)
+    table = load_source(source, batch=up_to, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
+    with progress_bar() as progress:
+        tuning = tune_table(table, config, device=device, progress=progress)
+    if tuning.interrupted:
+        click.echo(
+            f"Interrupted: {len(tuning.rows)} of {tuning.wanted} are ready. All measurements are kept; "
+            "run the same command again to go on from there.",
+            err=True,
+        )
+        raise KeyboardInterrupt
+    sweep = sweep_batch_sizes(tuning, up_to)
+    console = output()
+    for curves in sweep.distinct_curves if everything else sweep.distinct_curves[:1]:
+        console.print(curves_table(sweep, curves, every_size=everything))
+    console.print(cliffs_table(sweep, every_cliff=everything))
+    console.print(explanation(sweep))
+    console.print(str(environment))
+    if csv_file is not None:
+        write_csv(sweep, csv_file)
+    if json_file is not None:
+        json_file.write_text(json.dumps(sweep_record(sweep, environment), indent=2) + "\n", encoding="utf-8")
+    if plot_file is not None:
+        save_png(draw_sweep(sweep), plot_file)
