@@ -9,8 +9,9 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import pulp
@@ -138,6 +139,12 @@ def test_shuffled_input_gives_the_same_answer() -> None:
         assert answers[0].assignment == answers[1].assignment
 
 
+@pytest.mark.parametrize("keys", [["a", "b"], ["b", "a"]])
+def test_ties_are_settled_problem_by_problem_in_the_order_of_their_names(keys: list[str]) -> None:
+    fast, slow = configuration("fast", 1.0, 10), configuration("slow", 2.0, 0)
+    assert solve_wd({key: [slow, fast] for key in keys}, 10).assignment == {"a": fast, "b": slow}
+
+
 def test_another_seed_of_hashes_gives_the_same_answer() -> None:
     """Of new processes: sets and dictionaries of text come in another order in each."""
     code = """
@@ -145,9 +152,9 @@ from mucudnn.configuration import Configuration, Measurement, MicroConfig
 from mucudnn.solver import solve_wd, solve_wr, time_curve
 names = {f"algorithm {i}" for i in range(12)}
 rows = [Measurement(MicroConfig(name, size), 0.0, size * 1e-3, 0, 4, 0.0) for name in names for size in (1, 2, 4)]
-options = {name: [Configuration((MicroConfig(other, 4),), 1.0 + len(other), len(other)) for other in names]
+options = {name: [Configuration((MicroConfig(other, 4),), 50.0 - len(other), len(other)) for other in names]
            for name in names}
-print(solve_wr(rows, 7, None), sorted(solve_wd(options, 140).assignment.items()), time_curve(options))
+print(solve_wr(rows, 7, None), sorted(solve_wd(options, 137).assignment.items()), time_curve(options))
 """
     answers = {
         subprocess.run(
@@ -327,6 +334,10 @@ def test_a_wrong_answer_of_a_program_does_no_harm(wrong: str, monkeypatch: pytes
 
     monkeypatch.setattr(knapsack, "_run_program", answer)
     assert _hard().assignment == expected
+    monkeypatch.setattr(knapsack, "MOST_SUMS", 0)
+    options = correlated()
+    without = solve_wd(options, least_bytes(options) + 1701, time_limit_s=0.0)
+    assert _hard().objective_s == without.objective_s
 
 
 def test_where_the_time_ends_the_best_so_far_comes_with_its_gap() -> None:
@@ -337,8 +348,17 @@ def test_where_the_time_ends_the_best_so_far_comes_with_its_gap() -> None:
     assert found.workspace_bytes <= budget
     assert found.bound_s <= best.objective_s <= found.objective_s
     assert 0 < found.gap < 1
-    assert "the time limit came" in str(found)
+    assert found.notes[0].endswith("was not asked: the time limit came")
+    assert found.notes[1].startswith("the search for a proof was stopped: the time limit came")
     assert solve_wd(options, budget, time_limit_s=60.0).assignment == best.assignment
+
+
+def test_the_time_to_solve_is_from_the_call_to_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _hard() == _hard()  # whatever time each took
+    ticks = count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    found = solve_wd({"p": [configuration("a", 1.0, 0)]}, 0)
+    assert found.solve_time_s == next(ticks) - 1 > 2
 
 
 def test_the_account_tells_how_it_was_found() -> None:
