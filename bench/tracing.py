@@ -53,14 +53,20 @@ def trace(model: nn.Module, sample_input: Any) -> list[Call]:
     return calls
 
 
+def call_of(name: str, module: nn.Conv2d, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
+    """What ``module(*arguments, **named)`` is a call of; ``None`` where no ``ConvProblem`` describes it."""
+    x = arguments[0] if arguments else named["input"]
+    x = x if x.dim() == 4 else x.unsqueeze(0)
+    problem = _problem(module, x)
+    return Call(name, problem, len(x), x.requires_grad) if problem is not None and len(x) > 0 else None
+
+
 def _recorder(name: str, calls: list[Call]) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
     def record(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         assert isinstance(module, nn.Conv2d)
-        x = arguments[0] if arguments else named["input"]
-        x = x if x.dim() == 4 else x.unsqueeze(0)
-        problem = _problem(module, x)
-        if problem is not None and len(x) > 0:
-            calls.append(Call(name, problem, len(x), x.requires_grad))
+        call = call_of(name, module, arguments, named)
+        if call is not None:
+            calls.append(call)
 
     return record
 

@@ -1,0 +1,131 @@
+"""The true peak memory of a training step: by the counts of torch's allocator, and by what the process has resident."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_high
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+
+from mucudnn.bench.memory_step import training_step
+from mucudnn.bench.undisturbed import undisturbed
+from mucudnn.errors import UnavailableError
+from mucudnn.execution import release_workspaces
+from mucudnn.kernels.allocation import peak_allocated_bytes
+from mucudnn.units import format_bytes
+
+_RESET = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+
+
+@dataclass(frozen=True, slots=True)
+class PeakComparison:
+    """Peaks of a training step (bytes). Ratios are mucudnn to torch: at most 1 if the step needs no more memory.
+
+    Allocator bytes are on top of what is there before the step (parameters, buffers, input); resident bytes are of the
+    whole process, with libraries and everything, ``None`` if they were not measured.
+    """
+
+    torch_allocator_bytes: int
+    mucudnn_allocator_bytes: int
+    torch_resident_bytes: int | None = None
+    mucudnn_resident_bytes: int | None = None
+
+    @property
+    def allocator_ratio(self) -> float:
+        return self.mucudnn_allocator_bytes / self.torch_allocator_bytes
+
+    @property
+    def resident_ratio(self) -> float | None:
+        if self.torch_resident_bytes is None or self.mucudnn_resident_bytes is None:
+            return None
+        return self.mucudnn_resident_bytes / self.torch_resident_bytes
+
+    def __str__(self) -> str:
+        lines = [
+            f"allocator peak: torch {format_bytes(self.torch_allocator_bytes)}, "
+            f"mucudnn {format_bytes(self.mucudnn_allocator_bytes)}, ratio {self.allocator_ratio:.3f}"
+        ]
+        if self.resident_ratio is not None:
+            lines.append(
+                f"resident peak:  torch {format_bytes(self.torch_resident_bytes)}, "
+                f"mucudnn {format_bytes(self.mucudnn_resident_bytes)}, ratio {self.resident_ratio:.3f}"
+            )
+        return "\n".join(lines)
+
+
+def compare_peaks(torch_model: nn.Module, mucudnn_model: nn.Module, sample_input: Any, runs: int = 3) -> PeakComparison:
+    """Peaks of both models' training steps on ``sample_input``, one tensor or a tuple of all arguments.
+
+    runs: processes started for each model, in turns, for the resident peak, of which the medians are taken; 0: none.
+    The models are left as they were. Raises ``UnavailableError`` if ``runs`` is not 0 and this is not Linux.
+    """
+    models = torch_model, mucudnn_model
+    resident: list[list[int]] = [[], []]
+    for _ in range(runs):
+        for peaks, model in zip(resident, models, strict=True):
+            peaks.append(resident_peak_bytes(model, sample_input))
+    allocated = [_allocator_peak_bytes_of(model, sample_input) for model in models]
+    return PeakComparison(*allocated, *(median_high(peaks) if peaks else None for peaks in resident))
+
+
+def allocator_peak_bytes(step: Callable[[], object], device_type: str = "cpu") -> int:
+    """Most bytes of torch's allocator that ``step`` has in use at once, on top of what it finds and leaves as it is.
+
+    The workspace that mucudnn keeps on the CPU is given back before, so that it counts. A first step, in which
+    libraries create what they keep, is not counted.
+    """
+    step()
+    release_workspaces()
+    return peak_allocated_bytes(step, device_type)
+
+
+def resident_peak_bytes(model: nn.Module, sample_input: Any) -> int:
+    """Largest resident memory of a fresh process that runs two training steps; loading the model is not counted.
+
+    The model has to be one that can be pickled. Raises ``UnavailableError`` where this is not Linux.
+    """
+    if not _RESET.exists():
+        raise UnavailableError("peak resident memory is read from /proc, which only Linux has; compare with runs=0")
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pickle"
+        path.write_bytes(pickle.dumps((model, sample_input)))  # multiprocessing's own way would share the memory
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+            return fresh.submit(_resident_peak_bytes, path, torch.get_num_threads()).result()
+
+
+def _allocator_peak_bytes_of(model: nn.Module, sample_input: Any) -> int:
+    device_type = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    with undisturbed(model):
+        return allocator_peak_bytes(_repeatable_step(model, sample_input), device_type)
+
+
+def _resident_peak_bytes(path: Path, threads: int) -> int:
+    torch.set_num_threads(threads)
+    with path.open("rb") as file:
+        model, sample_input = pickle.load(file)
+    step = _repeatable_step(model, sample_input)
+    _RESET.write_text("5")  # the peak begins again at what is resident now
+    step()
+    step()
+    (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 2**10
+
+
+def _repeatable_step(model: nn.Module, sample_input: Any) -> Callable[[], None]:
+    """A training step after which the gradients are ``None`` again."""
+    arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
+
+    def step() -> None:
+        training_step(model, arguments)
+        model.zero_grad(set_to_none=True)
+
+    return step

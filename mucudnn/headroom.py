@@ -1,0 +1,77 @@
+"""Workspace that costs nothing: what is free, at each convolution of a training step, below the peak of the step.
+
+In a training step the memory in use rises through the forward pass and falls through the backward pass. With ``P0``,
+the peak of the step as torch runs it, a convolution that runs while ``in_use`` bytes are in use may take
+``P0 - in_use`` as its workspace, and the peak is unchanged.
+
+This holds if
+- the step is like the one that was traced: same batch size and mode, gradients ``None`` at its start (the default of
+  ``zero_grad``); what the optimizer keeps does not change in size, so that it only shifts every number;
+- a workspace lives for one call: allocated when the result and the copies of operands in another memory format are
+  there already (they are part of ``in_use``), and freed before the call returns;
+- dx is computed before dw, as in torch, which frees what it needed for dx before it allocates what it needs for dw.
+
+Bytes are those of the tensors that operators make. What an allocator rounds up or keeps in fragments is not in them,
+nor are the 5 KiB of random state that ``torch.utils.checkpoint`` saves for each checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from mucudnn.bench.memory_timeline import MemoryTimeline
+from mucudnn.execution import torch_convolution
+from mucudnn.kernels.allocation import peak_allocated_bytes
+from mucudnn.kernels.buffers import empty_activation, empty_filter
+from mucudnn.problem import ConvProblem, Operation
+
+InnerBytes = Callable[[ConvProblem, int], int]
+
+
+def reference_peak_bytes(timeline: MemoryTimeline, inner_bytes: InnerBytes) -> int:
+    """``P0``: most bytes in use in the step as torch runs it, with what its convolutions allocate inside.
+
+    inner_bytes: of a problem and a batch size, see ``torch_inner_bytes``. What other operators allocate inside is
+    not known: the true peak is this one or higher.
+    """
+    inside = (call.in_use_bytes + inner_bytes(call.problem, call.batch_size) for call in timeline.calls)
+    return max([timeline.peak_bytes, *inside])
+
+
+def headroom_limits(timeline: MemoryTimeline, inner_bytes: InnerBytes) -> dict[tuple[str, Operation], int]:
+    """Module name and operation -> the workspace limit (bytes) with which the peak of the step stays what it is.
+
+    A module that is called several times gets the least of its calls. Torch's own convolution, which needs
+    ``inner_bytes``, is within the limit of every module by construction.
+    """
+    peak_bytes = reference_peak_bytes(timeline, inner_bytes)
+    limits: dict[tuple[str, Operation], int] = {}
+    for call in timeline.calls:
+        free_bytes = peak_bytes - call.in_use_bytes
+        key = call.name, call.operation
+        limits[key] = min(free_bytes, limits.get(key, free_bytes))
+    return limits
+
+
+def torch_inner_bytes(problem: ConvProblem, batch_size: int) -> int:
+    """What torch's own undivided convolution allocates inside beside its result: counted by running it once.
+
+    Operands lie in the problem's memory format, and there is no bias: with one it may be a few bytes more. The answer
+    is kept per thread count, since libraries take scratch for each thread.
+    """
+    return _counted(problem, batch_size, torch.get_num_threads())
+
+
+@lru_cache(maxsize=4096)
+def _counted(problem: ConvProblem, n: int, _threads: int) -> int:
+    x = empty_activation(problem, problem.x_shape(n)).zero_()
+    y = empty_activation(problem, problem.y_shape(n)).zero_()
+    w = empty_filter(problem).zero_()
+    geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+    results = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}
+    with torch.no_grad():
+        peak_bytes = peak_allocated_bytes(lambda: torch_convolution(problem.operation, x, w, y, None, *geometry))
+    return peak_bytes - results[problem.operation].nbytes
