@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from mucudnn.cli import options
+from mucudnn.cli.bench_inference import inference
 from mucudnn.problem import MemoryFormat
 
 
@@ -82,3 +83,6 @@ def solver(json_file: Path | None) -> None:
     output().print(str(benchmark))
     if json_file is not None:
         json_file.write_text(json.dumps(solver_record(benchmark), indent=2) + "\n", encoding="utf-8")
+
+
+bench.add_command(inference)

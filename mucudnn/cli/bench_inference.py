@@ -1,0 +1,72 @@
+"""``mucudnn bench inference``: what kept filters bring."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mucudnn.cli import options
+from mucudnn.problem import MemoryFormat
+from mucudnn.units import parse_bytes
+
+
+def _parse_size(text: str) -> str:
+    parse_bytes(text)
+    return text
+
+
+@click.command()
+@click.argument("network", metavar="NAME")
+@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples in a mini-batch.")
+@options.memory_format
+@click.option("--rounds", type=click.IntRange(min=1), default=25, show_default=True, help="Samples of each variant.")
+@click.option(
+    "--cache-budget",
+    type=options.Text("SIZE", _parse_size),
+    default="none",
+    show_default=True,
+    help="Most memory for what is prepared from filters and kept from call to call, as 64MiB, or none.",
+)
+@options.memory_bounds(workspace_limit="none")
+@options.policy
+@options.algorithms
+@options.max_relative_error
+@options.deterministic
+@options.time_limit
+@options.database
+@options.threads
+@options.json_file
+def inference(
+    network: str,
+    batch: int,
+    memory_format: MemoryFormat,
+    rounds: int,
+    threads: int | None,
+    json_file: Path | None,
+    **choices: Any,
+) -> None:
+    """Inference of the network NAME: torch, mucudnn, and mucudnn with kept filters, whole and layer by layer."""
+    import torch
+
+    from mucudnn.bench.console import output, progress_bar
+    from mucudnn.bench.inference import benchmark_inference
+    from mucudnn.bench.inference_report import inference_record, inference_table
+    from mucudnn.bench.networks import INPUT_SHAPE, build
+    from mucudnn.config import Config
+    from mucudnn.kernels.buffers import TORCH_FORMATS
+
+    config = Config(**choices)
+    options.use_threads(threads)
+    torch_format = TORCH_FORMATS[memory_format]
+    model = build(network).to(memory_format=torch_format)  # type: ignore[call-overload]
+    x = torch.randn(batch, *INPUT_SHAPE).contiguous(memory_format=torch_format)
+    with progress_bar() as progress:
+        benchmark = benchmark_inference(model, x, config, name=network, rounds=rounds, progress=progress)
+    console = output()
+    console.print(inference_table(benchmark))
+    console.print(str(benchmark.environment))
+    if json_file is not None:
+        json_file.write_text(json.dumps(inference_record(benchmark), indent=2) + "\n", encoding="utf-8")
