@@ -155,6 +155,12 @@ def test_the_only_environment_with_these_problems_is_taken(opened: Database) -> 
     assert stored_measurements(opened, [Task(DATA, 4)], POWERS).environment == ELSEWHERE
 
 
+def test_an_environment_in_which_a_problem_only_failed_does_not_have_it(opened: Database) -> None:
+    fill(opened)
+    opened.add_failure(ELSEWHERE, FORWARD, 1, Failure(MicroConfig("gemm", 4), "out of memory"))
+    assert stored_measurements(opened, [Task(FORWARD, 4)], POWERS).environment == HERE
+
+
 def test_an_empty_database_says_so(opened: Database) -> None:
     assert "there are no measurements to solve from; make some with mucudnn tune" in refusal(opened, Task(FORWARD, 4))
 
