@@ -18,6 +18,7 @@ from torch import nn
 from mucudnn.bench.networks import INPUT_SHAPE, NETWORKS, build
 from mucudnn.bench.tracing import convolutions_of, trace
 from mucudnn.errors import InvalidInputError
+from mucudnn.kernels.buffers import TORCH_FORMATS
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
 __all__ = ["NETWORKS", "TABLES", "Layer", "LayerTable", "convolutions_of", "load_source", "read_csv", "trace"]
@@ -116,18 +117,53 @@ def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
     return [_layer(path, number, line) for number, line in lines if only_set in (None, line.get("set"))]
 
 
+def load_model(
+    source: str,
+    *,
+    input_shape: tuple[int, int, int] | None = None,
+    dtype: str = "float32",
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+) -> tuple[nn.Module, tuple[int, int, int]]:
+    """The model behind a source, and the (C, H, W) of one sample; its parameters have the dtype and memory format.
+
+    The built-in networks' parameters have no sensible values: what they are is for the caller to say.
+
+    Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and as ``load_source``.
+    """
+    with _importable_from_here():
+        found = _model_of(source, input_shape)
+    if found is None:
+        names = ", ".join(NETWORKS)
+        raise InvalidInputError(f"{source} has no model to run; name one of {names}, or package.module:factory")
+    model, shape = found
+    torch_dtype, torch_format = getattr(torch, dtype), TORCH_FORMATS[memory_format]
+    return model.to(dtype=torch_dtype, memory_format=torch_format), shape  # type: ignore[call-overload]
+
+
 def _load(source: str, batch: int | None, input_shape: tuple[int, int, int] | None) -> list[Layer]:
-    if source in NETWORKS:
-        # Weights that nobody fills, and one sample: on meta tensors torch would load its compiler, which takes longer.
-        with torch.device("meta"):
-            model = build(source)
-        return _run(source, model.to_empty(device="cpu").eval(), input_shape or INPUT_SHAPE, batch)
-    if ":" in source and not Path(source).exists():
-        return _run_user_model(source, input_shape, batch)
+    with _importable_from_here():
+        found = _model_of(source, input_shape)
+        if found is not None:
+            model, shape = found
+            return _run(source, model.eval(), shape, batch)
     if input_shape is not None:
         raise InvalidInputError(f"input shape is {input_shape}, but {source} has its own; leave the input shape out")
     layers = _read_table(source)
     return layers if batch is None else [replace(layer, batch_size=batch) for layer in layers]
+
+
+def _model_of(source: str, input_shape: tuple[int, int, int] | None) -> tuple[nn.Module, tuple[int, int, int]] | None:
+    """``None`` for what is no model."""
+    if source in NETWORKS:
+        # Weights that nobody fills: on meta tensors a forward pass would load torch's compiler, which takes longer.
+        with torch.device("meta"):
+            model = build(source)
+        return model.to_empty(device="cpu"), input_shape or INPUT_SHAPE
+    if ":" not in source or Path(source).exists():
+        return None
+    if input_shape is None:
+        raise InvalidInputError(f"{source} needs the shape of one sample; give --input, for example --input 3x224x224")
+    return _user_model(source), input_shape
 
 
 def _read_table(source: str) -> list[Layer]:
@@ -145,17 +181,14 @@ def _allowed_sources(source: str) -> str:
     return f"{hint}allowed are {names}, a CSV file of layers, and package.module:factory for a model of your own"
 
 
-def _run_user_model(source: str, input_shape: tuple[int, int, int] | None, batch: int | None) -> list[Layer]:
-    if input_shape is None:
-        raise InvalidInputError(f"{source} needs the shape of one sample; give --input, for example --input 3x224x224")
-    with _importable_from_here():
-        with _blamed(source, "cannot be built"):
-            module_name, _, attribute = source.partition(":")
-            made = getattr(importlib.import_module(module_name), attribute)
-            model = made if isinstance(made, nn.Module) else made()
-        if not isinstance(model, nn.Module):
-            raise InvalidInputError(f"{source} gives {type(model).__name__}; it must give a torch.nn.Module")
-        return _run(source, model.eval(), input_shape, batch)
+def _user_model(source: str) -> nn.Module:
+    with _blamed(source, "cannot be built"):
+        module_name, _, attribute = source.partition(":")
+        made = getattr(importlib.import_module(module_name), attribute)
+        model = made if isinstance(made, nn.Module) else made()
+    if not isinstance(model, nn.Module):
+        raise InvalidInputError(f"{source} gives {type(model).__name__}; it must give a torch.nn.Module")
+    return model
 
 
 def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch: int | None) -> list[Layer]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mucudnn.bench.layers import LayerTable
+from mucudnn.bench.layers import Layer, LayerTable
 from mucudnn.choosing import Divided
 from mucudnn.config import Config
+from mucudnn.problem import Operation
 from mucudnn.task import Task
 from mucudnn.tuner import Progress, tune_tasks
 from mucudnn.tuning import TunedProblem, Tuning, TuningInterrupted
@@ -58,16 +60,24 @@ class TableTuning:
         return max(each, default=0) if self.divided is None else sum(each)
 
 
+Limits = Mapping[tuple[str, Operation], int]  # module name and operation -> bytes
+
+
 def tune_table(
-    table: LayerTable, config: Config, *, device: str = "cpu", progress: Progress | None = None
+    table: LayerTable,
+    config: Config,
+    *,
+    limits: Limits | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
 ) -> TableTuning:
     """Tune every layer at its own batch size. Ctrl-C ends it with the rows that are ready.
 
-    progress: called with what is being done and the fraction that is done.
+    limits: as for ``table_tasks``. progress: called with what is being done and the fraction that is done.
 
     Raises what ``tune`` raises.
     """
-    tasks = table_tasks(table, config)
+    tasks = table_tasks(table, config, limits)
     try:
         tuning = tune_tasks(tasks, config, device=device, progress=progress)
     except TuningInterrupted as interruption:
@@ -75,18 +85,28 @@ def tune_table(
     return of_table(table, tuning)
 
 
-def table_tasks(table: LayerTable, config: Config) -> list[Task]:
-    """One for each operation of each layer, in the order of the table."""
+def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None) -> list[Task]:
+    """One for each operation of each layer, in the order of the table.
+
+    limits: of the modules of the table's model, such as their headroom, instead of one limit for all. Modules that
+    share a layer of the table get the least of theirs.
+
+    Raises ``InvalidInputError`` if the config asks for the headroom and there are no limits.
+    """
     return [
         Task(
             problem,
             layer.batch_size,
-            config.workspace_limit_bytes,
+            config.workspace_limit_bytes if limits is None else _least(limits, layer, problem.operation),
             count=layer.count,
             name=f"{layer.name}, {problem}",
         )
         for layer, problem in table.problems(config.operations)
     ]
+
+
+def _least(limits: Limits, layer: Layer, operation: Operation) -> int:
+    return min(limits[name, operation] for name in layer.name.split(", "))
 
 
 def of_table(table: LayerTable, tuning: Tuning) -> TableTuning:

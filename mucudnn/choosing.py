@@ -58,8 +58,11 @@ def choose(task: Task, measurements: Sequence[Measurement], verify: Verify) -> C
     measurements: those that the config allows; there is a configuration within the task's limit. Raises the error of
     the whole runs if none succeeds.
     """
-    outcomes = verify(task, contenders(measurements, task.batch_size, task.limit_bytes))
     baseline = baseline_of(measurements, task.batch_size)
+    within = contenders(measurements, task.batch_size, task.limit_bytes)
+    if not within and baseline is not None and task.torch_fits:
+        within = [baseline]
+    outcomes = verify(task, within)
     runs = {c: outcome for c, outcome in outcomes.items() if isinstance(outcome, Verification)}
     if runs:
         best = max(runs, key=lambda configuration: _speedup(runs[configuration]))
@@ -94,11 +97,12 @@ def divide(measurements: Mapping[Task, Sequence[Measurement]], budget_bytes: int
 def contenders(measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None) -> list[Configuration]:
     """Configurations that deserve a whole run: the fastest by prediction, and the best of single algorithms that come
     near it, each other than the baseline. Only the baseline if there is no other. They are in the order of prediction.
-
-    There is at least one configuration that fits.
     """
     found = _fastest(measurements, batch_size, limit_bytes)
-    for name in {m.micro_config.algorithm for m in measurements}:
+    bounds = _least_times(measurements, batch_size)
+    for name in sorted(bounds, key=lambda name: (bounds[name], name)):
+        if bounds[name] > _NEARLY_AS_FAST * min((c.time_s for c in found if not c.is_baseline), default=inf):
+            break
         own = [m for m in measurements if m.micro_config.algorithm == name]
         found |= _fastest(own, batch_size, limit_bytes)
         found |= _fastest([m for m in own if m.micro_config.micro_batch_size < batch_size], batch_size, limit_bytes)
@@ -106,6 +110,16 @@ def contenders(measurements: Sequence[Measurement], batch_size: int, limit_bytes
     others = [c for c in ranked if not c.is_baseline]
     near = [c for c in others if c.time_s <= _NEARLY_AS_FAST * others[0].time_s]
     return near[:MOST_CONTENDERS] or ranked
+
+
+def _least_times(measurements: Sequence[Measurement], batch_size: int) -> dict[str, float]:
+    """Algorithm -> seconds that no configuration of it alone can be below: its best time per sample, without setup."""
+    least: dict[str, float] = {}
+    for m in measurements:
+        name, n = m.micro_config.algorithm, m.micro_config.micro_batch_size
+        if n <= batch_size:
+            least[name] = min(m.step_s / n * batch_size, least.get(name, inf))
+    return least
 
 
 def baseline_of(measurements: Sequence[Measurement], batch_size: int) -> Configuration | None:
@@ -203,11 +217,10 @@ def _fastest(measurements: Sequence[Measurement], batch_size: int, limit_bytes: 
 
 
 def _verdict(task: Task, best: Configuration, run: Verification, baseline: Configuration | None) -> Choice:
-    limit = inf if task.limit_bytes is None else task.limit_bytes
     if best.is_baseline:
         reason = "torch's own, undivided: nothing else can compute this"
         return Choice(best, run.baseline_s, run.baseline_s, reason, task.limit_bytes)
-    if baseline is not None and baseline.workspace_bytes > limit:
+    if baseline is not None and not _fits(task, baseline):
         needed = format_bytes(baseline.workspace_bytes)
         reason = f"fastest within the limit, speedup {_with_noise(run)}; torch's own needs {needed}"
     elif baseline is None or _is_worth_it(run):
@@ -221,16 +234,19 @@ def _verdict(task: Task, best: Configuration, run: Verification, baseline: Confi
 
 def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configuration | None) -> Choice:
     """Where nobody has run anything whole."""
-    limit = inf if task.limit_bytes is None else task.limit_bytes
     if baseline is None:
         reason = "fastest by prediction, not run; torch's own was not measured at this batch size"
         return Choice(fastest, None, fastest.time_s, reason, task.limit_bytes)
     predicted = Verification(baseline.time_s, fastest.time_s, 0.0)
-    if fastest.is_baseline or baseline.workspace_bytes > limit or _is_worth_it(predicted):
+    if fastest.is_baseline or not _fits(task, baseline) or _is_worth_it(predicted):
         reason = "fastest by prediction, not run"
         return Choice(fastest, baseline.time_s, fastest.time_s, reason, task.limit_bytes)
     reason = f"torch's own: by prediction {fastest} is not faster by {LEAST_GAIN:.0%}, not run"
     return Choice(baseline, baseline.time_s, baseline.time_s, reason, task.limit_bytes)
+
+
+def _fits(task: Task, baseline: Configuration) -> bool:
+    return task.torch_fits or task.limit_bytes is None or baseline.workspace_bytes <= task.limit_bytes
 
 
 def _is_worth_it(run: Verification) -> bool:

@@ -50,10 +50,19 @@ class Recipe:
     batch_size: int
     parts: tuple[Part, ...]
     scratch: slice
+    keeps_workspace: bool = True
 
     @classmethod
-    def of(cls, problem: ConvProblem, configuration: Configuration, kept: str | None = None) -> Recipe:
+    def of(
+        cls,
+        problem: ConvProblem,
+        configuration: Configuration,
+        kept: str | None = None,
+        *,
+        keeps_workspace: bool = True,
+    ) -> Recipe:
         """``kept``: the algorithm whose prepared buffer is handed to ``execute``, as ``prepare`` has filled it.
+        ``keeps_workspace``: whether the CPU's workspace outlives a call.
 
         Raises ``InvalidInputError`` for an algorithm that is not registered, or cannot compute the problem.
         """
@@ -69,7 +78,7 @@ class Recipe:
             if name != kept:
                 prepared_end = prepared.stop
             scratch_bytes = max(scratch_bytes, *(w.scratch_bytes for w in workspaces))
-        return cls(problem, position, tuple(parts), _aligned(prepared_end, scratch_bytes))
+        return cls(problem, position, tuple(parts), _aligned(prepared_end, scratch_bytes), keeps_workspace)
 
     @property
     def workspace_bytes(self) -> int:
@@ -96,7 +105,7 @@ class Recipe:
         problem = self.problem
         if problem.operation is Operation.BACKWARD_FILTER:
             w.zero_()
-        workspace = _workspace(self.workspace_bytes, x.device)
+        workspace = _workspace(self.workspace_bytes, x.device, self.keeps_workspace)
         scratch = workspace[self.scratch]
         for part in self.parts:
             if part.is_kept:
@@ -200,11 +209,11 @@ def _lasting_buffer(size_bytes: int) -> Tensor:
         return on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8))
 
 
-def _workspace(size_bytes: int, device: torch.device) -> Tensor:
+def _workspace(size_bytes: int, device: torch.device, kept: bool) -> Tensor:
     """1-D uint8 of at least ``size_bytes``; both allocators align to 64 bytes or more."""
-    if device.type == "cpu":
+    if kept and device.type == "cpu":
         return _of_this_thread.kept.at_least(size_bytes)
-    return torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    return on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8, device=device))
 
 
 @lru_cache(maxsize=1024)

@@ -17,18 +17,55 @@ nor are the 5 KiB of random state that ``torch.utils.checkpoint`` saves for each
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from mucudnn.bench.memory_timeline import MemoryTimeline
+from mucudnn.errors import UnavailableError
 from mucudnn.execution import torch_convolution
+from mucudnn.kernels.algorithm import ALIGNMENT_BYTES
 from mucudnn.kernels.allocation import peak_allocated_bytes
 from mucudnn.kernels.buffers import empty_activation, empty_filter
 from mucudnn.problem import ConvProblem, Operation
 
 InnerBytes = Callable[[ConvProblem, int], int]
+
+# A workspace is cut into parts that begin on multiples of the alignment: so much may be lost between them
+MOST_LOST_BYTES = 4 * ALIGNMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """Of one model's training step: what is in use, its peak as torch runs it, and the limit of each convolution.
+
+    limits: module name and operation -> bytes, as ``headroom_limits``.
+    """
+
+    timeline: MemoryTimeline
+    peak_bytes: int
+    limits: Mapping[tuple[str, Operation], int]
+
+
+def find_headroom(model: torch.nn.Module, sample_input: Any) -> Headroom:
+    """Trace one training step of ``model(sample_input)``, which leaves no trace in the model.
+
+    Raises as ``trace_step``, and ``UnavailableError`` for a model that is not on the CPU.
+    """
+    from mucudnn.bench.memory_step import trace_step  # here and not above: running a tuned model needs no tracing
+
+    devices = {parameter.device.type for parameter in model.parameters()}
+    if devices - {"cpu"}:
+        raise UnavailableError(
+            f"the model is on {', '.join(sorted(devices))}; the headroom is known on the CPU only so far: give a limit "
+            "in bytes"
+        )
+    timeline = trace_step(model, sample_input)
+    limits = headroom_limits(timeline, torch_inner_bytes)
+    return Headroom(timeline, reference_peak_bytes(timeline, torch_inner_bytes), limits)
 
 
 def reference_peak_bytes(timeline: MemoryTimeline, inner_bytes: InnerBytes) -> int:
@@ -45,12 +82,12 @@ def headroom_limits(timeline: MemoryTimeline, inner_bytes: InnerBytes) -> dict[t
     """Module name and operation -> the workspace limit (bytes) with which the peak of the step stays what it is.
 
     A module that is called several times gets the least of its calls. Torch's own convolution, which needs
-    ``inner_bytes``, is within the limit of every module by construction.
+    ``inner_bytes``, is below the peak by construction; the limits are a little less, since workspaces are aligned.
     """
     peak_bytes = reference_peak_bytes(timeline, inner_bytes)
     limits: dict[tuple[str, Operation], int] = {}
     for call in timeline.calls:
-        free_bytes = peak_bytes - call.in_use_bytes
+        free_bytes = max(peak_bytes - call.in_use_bytes - MOST_LOST_BYTES, 0)
         key = call.name, call.operation
         limits[key] = min(free_bytes, limits.get(key, free_bytes))
     return limits

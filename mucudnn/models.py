@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,6 +10,7 @@ import torch
 
 from mucudnn.config import Config
 from mucudnn.configuration import NATIVE, Configuration
+from mucudnn.kept_filters import KeptFilter
 from mucudnn.nn import Conv2d
 from mucudnn.operators import Choices
 from mucudnn.problem import ConvProblem, Operation
@@ -39,34 +39,45 @@ def optimize(
 
     Raises what ``tune`` raises, and whatever the model raises on ``sample_input``; the model is then unchanged.
     """
-    from mucudnn.tuner import tune_tasks  # here and not above: running a tuned model needs neither profiler nor solver
+    # Here and not above: running a tuned model needs neither profiler nor solver
+    from mucudnn.bench.undisturbed import undisturbed
+    from mucudnn.keeping import keep_filters
+    from mucudnn.tuner import tune_tasks
 
     config = config or Config()
-    with _undisturbed(model):
+    with undisturbed(model):
         wanted = _wanted(model, sample_input, config)
-        tasks = _tasks(wanted)
+        tasks = _tasks(wanted, torch_fits=config.has_headroom_limit)
         device = next((p.device.type for p in model.parameters()), "cpu")
         tuning = tune_tasks(list(tasks.values()), config, device=device, progress=progress)
     _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
+    keep_filters(model, config)
     return model
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was chosen for the convolutions of a model, with the names of their modules; ``str`` of it is for people."""
+    """What was chosen for the convolutions of a model, and what they keep in inference, with the names of their
+    modules; ``str`` of it is for people.
+    """
 
     layers: tuple[tuple[str, TunedProblem], ...]
+    kept: tuple[tuple[str, KeptFilter], ...] = ()
 
     def __str__(self) -> str:
         if not self.layers:
             return "no tuned convolutions: call mucudnn.optimize(model, sample_input) first"
-        return "\n".join(f"{name or '(the model itself)'}: {tuned}" for name, tuned in self.layers)
+        every = (*self.layers, *self.kept)
+        return "\n".join(f"{name or '(the model itself)'}: {chosen}" for name, chosen in every)
 
 
 def report(model: torch.nn.Module) -> Report:
     """What ``optimize`` chose for each convolution of ``model`` and why; it is empty if nothing is tuned."""
-    modules = ((name, module) for name, module in model.named_modules() if isinstance(module, Conv2d))
-    return Report(tuple((name, tuned) for name, module in modules for tuned in module.tuned))
+    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, Conv2d)]
+    return Report(
+        tuple((name, tuned) for name, module in modules for tuned in module.tuned),
+        tuple((name, kept) for name, module in modules for kept in module.kept_filters),
+    )
 
 
 def _wanted(model: torch.nn.Module, sample_input: Any, config: Config) -> _Wanted:
@@ -74,25 +85,36 @@ def _wanted(model: torch.nn.Module, sample_input: Any, config: Config) -> _Wante
     from mucudnn.bench.tracing import trace  # here and not above: running a tuned model needs no tracing
 
     modules = dict(model.named_modules())
+    limit_of = _limits(model, sample_input, config)
     wanted: _Wanted = {}
     for call in sorted(trace(model, sample_input), key=lambda call: -call.batch_size):
         if type(modules[call.name]) not in (torch.nn.Conv2d, Conv2d):
             continue
         for operation in config.operations:
             if operation is not Operation.BACKWARD_DATA or call.input_needs_gradient:
-                key = (call.problem.with_operation(operation), call.batch_size, config.workspace_limit_bytes)
+                key = (call.problem.with_operation(operation), call.batch_size, limit_of(call.name, operation))
                 wanted.setdefault(call.name, {})[key] = None
     return wanted
 
 
-def _tasks(wanted: _Wanted) -> dict[_Key, Task]:
+def _limits(model: torch.nn.Module, sample_input: Any, config: Config) -> Callable[[str, Operation], int | None]:
+    """Module name and operation -> workspace limit. What does not run in a training step has no headroom."""
+    if not config.has_headroom_limit:
+        return lambda name, operation: config.workspace_limit_bytes
+    from mucudnn.headroom import find_headroom  # here and not above: running a tuned model needs no tracing
+
+    limits = find_headroom(model, sample_input).limits
+    return lambda name, operation: limits.get((name, operation), 0)
+
+
+def _tasks(wanted: _Wanted, torch_fits: bool) -> dict[_Key, Task]:
     """Equal ones once, with the number of modules that need them, largest batch first."""
     needing: dict[_Key, list[str]] = {}
     for name, keys in wanted.items():
         for key in keys:
             needing.setdefault(key, []).append(name)
     ordered = sorted(needing.items(), key=lambda item: -item[0][1])
-    return {key: Task(*key, count=len(names), name=_task_name(key[0], names)) for key, names in ordered}
+    return {key: Task(*key, len(names), _task_name(key[0], names), torch_fits) for key, names in ordered}
 
 
 def _task_name(problem: ConvProblem, modules: Sequence[str]) -> str:
@@ -125,20 +147,4 @@ def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str) 
     every = [configuration for by_size in configurations.values() for configuration in by_size.values()]
     if all(configuration.is_baseline for configuration in every):
         return None
-    return Choices.of(configurations, device_type)
-
-
-@contextmanager
-def _undisturbed(model: torch.nn.Module) -> Iterator[None]:
-    """Afterwards the model's mode and buffers (running statistics) and the random state are as they were."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    gpus = {p.device.index for p in model.parameters() if p.is_cuda}
-    try:
-        with torch.random.fork_rng(sorted(gpus)), torch.enable_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for buffer, before in buffers:
-            buffer.detach().copy_(before)
+    return Choices.of(configurations, device_type, keeps_workspace=not config.has_headroom_limit)

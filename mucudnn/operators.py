@@ -49,26 +49,37 @@ class Choices:
 
     ``handle`` names the contents and not the object: it is the same in every process, so a graph that
     ``torch.compile`` stored, a copy and a pickle (which registers itself when it is loaded) all find it again.
-    ``x_shapes`` are the (N, C, H, W) for which there is any configuration.
+    ``x_shapes`` are the (N, C, H, W) for which there is any configuration. ``keeps_workspace``: whether the CPU's
+    workspace outlives a call; else it is there only while a convolution runs.
     """
 
-    __slots__ = ("configurations", "device_type", "handle", "recipes", "x_shapes")
+    __slots__ = ("configurations", "device_type", "handle", "keeps_workspace", "recipes", "x_shapes")
 
-    def __init__(self, configurations: Mapping[ConvProblem, Mapping[int, Configuration]], device_type: str) -> None:
+    def __init__(
+        self,
+        configurations: Mapping[ConvProblem, Mapping[int, Configuration]],
+        device_type: str,
+        keeps_workspace: bool,
+    ) -> None:
         self.configurations = {p: dict(by_size) for p, by_size in configurations.items()}
-        self.device_type = device_type
-        self.handle = _digest(self.configurations, device_type)
+        self.device_type, self.keeps_workspace = device_type, keeps_workspace
+        self.handle = _digest(self.configurations, f"{device_type}, {keeps_workspace}")
         self.x_shapes = frozenset(p.x_shape(n) for p, by_size in self.configurations.items() for n in by_size)
         self.recipes: dict[tuple[Any, ...], Recipe | None] = {}
 
     @classmethod
-    def of(cls, configurations: Mapping[ConvProblem, Mapping[int, Configuration]], device_type: str = "cpu") -> Choices:
+    def of(
+        cls,
+        configurations: Mapping[ConvProblem, Mapping[int, Configuration]],
+        device_type: str = "cpu",
+        keeps_workspace: bool = True,
+    ) -> Choices:
         """Register choices, problem -> batch size -> configuration; the same contents give the same object."""
-        choices = cls(configurations, device_type)
+        choices = cls(configurations, device_type, keeps_workspace)
         return _registered.setdefault(choices.handle, choices)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Choices.of, (self.configurations, self.device_type)
+        return Choices.of, (self.configurations, self.device_type, self.keeps_workspace)
 
     def configuration(self, problem: ConvProblem, n: int) -> Configuration | None:
         """``None``: torch's own convolution."""
@@ -78,18 +89,20 @@ class Choices:
     def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
         """As ``configuration``, ready to run. Raises ``InvalidInputError`` where this machine cannot run it."""
         configuration = self.configuration(problem, n)
-        return None if configuration is None else Recipe.of(problem, configuration)
+        if configuration is None:
+            return None
+        return Recipe.of(problem, configuration, keeps_workspace=self.keeps_workspace)
 
 
 _registered: dict[int, Choices] = {}
 
 
-def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], device_type: str) -> int:
-    """63 bits of what would run; never ``UNTUNED``."""
+def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], how: str) -> int:
+    """63 bits of what would run, and how; never ``UNTUNED``."""
     lines = sorted(
         f"{p!r} {n} {c.micro_configs!r}" for p, by_size in configurations.items() for n, c in by_size.items()
     )
-    digest = hashlib.blake2b("\n".join((device_type, *lines)).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b("\n".join((how, *lines)).encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 1) or 1
 
 

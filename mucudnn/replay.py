@@ -58,7 +58,7 @@ def _require_feasible(measured: dict[Task, list[Measurement]]) -> None:
     too_large = {
         task: size
         for task, size in smallest.items()
-        if size is None or (task.limit_bytes is not None and size > task.limit_bytes)
+        if size is None or (task.limit_bytes is not None and size > task.limit_bytes and not task.torch_fits)
     }
     if too_large:
         raise infeasible(too_large)

@@ -12,6 +12,7 @@ class Task:
     """A problem with its mini-batch. ``limit_bytes``: the most workspace of its own, inclusive; None: no limit.
 
     ``count``: how often it occurs in the network. ``name``: what it is called in progress, errors and accounts.
+    ``torch_fits``: torch's own convolution is within the limit, whatever it takes inside.
     """
 
     problem: ConvProblem
@@ -19,6 +20,7 @@ class Task:
     limit_bytes: int | None = None
     count: int = 1
     name: str = ""
+    torch_fits: bool = False
 
     def __str__(self) -> str:
         return self.name or str(self.problem)

@@ -106,6 +106,8 @@ class _Job:
 
     def is_feasible(self, config: Config) -> bool:
         """Torch's own are looked at first: mostly they fit, and nothing else must run to find out what it needs."""
+        if self.task.torch_fits:
+            return True
         usable = self._usable(config)
         limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
         for candidates in ([c for c in usable if c.is_native], [c for c in usable if c.handed_bytes <= limit]):

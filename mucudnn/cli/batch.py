@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from mucudnn.cli import options
+from mucudnn.cli.running import require_complete, tune_with_progress
 
 
 @click.command()
@@ -48,10 +49,9 @@ def batch(
     """
     from mucudnn.bench.batch_report import cliffs_table, curves_table, explanation, sweep_record, write_csv
     from mucudnn.bench.batch_sizes import require_sweepable, sweep_batch_sizes
-    from mucudnn.bench.console import output, progress_bar
+    from mucudnn.bench.console import output
     from mucudnn.bench.layers import load_source
     from mucudnn.bench.plots import draw_sweep, require_matplotlib, save_png
-    from mucudnn.bench.table_tuning import tune_table
     from mucudnn.config import Config
     from mucudnn.environment import current_environment
 
@@ -62,15 +62,8 @@ def batch(
     options.use_threads(threads)
     environment = current_environment(device)
     table = load_source(source, batch=up_to, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
-    with progress_bar() as progress:
-        tuning = tune_table(table, config, device=device, progress=progress)
-    if tuning.interrupted:
-        click.echo(
-            f"Interrupted: {len(tuning.rows)} of {tuning.wanted} are ready. All measurements are kept; "
-            "run the same command again to go on from there.",
-            err=True,
-        )
-        raise KeyboardInterrupt
+    tuning = tune_with_progress(table, config, device)
+    require_complete(tuning)
     sweep = sweep_batch_sizes(tuning, up_to)
     console = output()
     for curves in sweep.distinct_curves if everything else sweep.distinct_curves[:1]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from mucudnn.config import BatchSizePolicy
+from mucudnn.config import HEADROOM, BatchSizePolicy
 from mucudnn.errors import InvalidInputError
 from mucudnn.problem import ITEM_BYTES, MemoryFormat, Operation
 from mucudnn.units import parse_bytes, parse_seconds
@@ -193,18 +193,29 @@ def parse_budget(text: str) -> str:
     return text
 
 
+def parse_limit(text: str) -> str:
+    """A size, none or headroom. Raises ``InvalidInputError``."""
+    if text != HEADROOM:
+        parse_bytes(text)
+    return text
+
+
+budget_size = Text("SIZE", parse_budget)
+
+
 def memory_bounds(workspace_limit: str) -> Decorator:
     """``workspace_limit``, with this default, or ``workspace_budget``: both at once are a usage error."""
     limit = click.option(
         "--workspace-limit",
-        type=Text("SIZE", _checked_by(parse_bytes)),
+        type=Text("SIZE", parse_limit),
         default=workspace_limit,
         show_default=True,
-        help="Most memory that any one operation may take beside its tensors, as 64MiB, or none.",
+        help="Most memory that any one operation may take beside its tensors: as 64MiB, none, or headroom: what is "
+        "free below the peak of a training step.",
     )
     budget = click.option(
         "--workspace-budget",
-        type=Text("SIZE", parse_budget),
+        type=budget_size,
         help="Instead of a limit for each: most memory of all operations in sum, divided as it saves most time.",
     )
     return together(limit, budget, _one_bound)
@@ -231,12 +242,19 @@ def _one_bound(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def choices(workspace_limit: str) -> Decorator:
     """The options that make up a ``mucudnn.Config``, under its names: ``Config(**given)``; with this default limit."""
-    bounds = memory_bounds(workspace_limit)
-    return together(bounds, policy, operations, algorithms, max_relative_error, deterministic, time_limit, database)
+    return together(memory_bounds(workspace_limit), measuring)
 
+
+measuring = together(policy, operations, algorithms, max_relative_error, deterministic, time_limit, database)
+"""The choices of a ``mucudnn.Config`` that do not bound its workspace."""
 
 source = together(click.argument("source"), batch, input_shape)
 """Where the convolutions come from."""
+
+
+def pop_sizes(given: dict[str, Any]) -> dict[str, Any]:
+    """Take out of the given options those that ``load_source`` wants under the same names."""
+    return {name: given.pop(name) for name in ("batch", "input_shape", "dtype", "memory_format")}
 
 
 def use_threads(threads: int | None) -> None:

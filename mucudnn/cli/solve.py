@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from mucudnn.cli import options
+from mucudnn.cli.running import solve_stored
 
 
 @click.command()
@@ -46,27 +47,16 @@ def solve(
     from mucudnn.bench.layers import load_source
     from mucudnn.bench.records import tuning_record
     from mucudnn.bench.report import tuning_table
-    from mucudnn.bench.table_tuning import of_table, table_tasks
-    from mucudnn.config import BatchSizePolicy, Config
-    from mucudnn.profile_file import open_stored
-    from mucudnn.replay import replay
-    from mucudnn.stored import stored_measurements
+    from mucudnn.config import Config
 
     config = Config(**choices)
-    with open_stored(stored) as database:
-        table = load_source(network, batch=batch, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
-        tasks = table_tasks(table, config)
-        found = stored_measurements(
-            database, tasks, BatchSizePolicy(config.policy), algorithms=config.algorithms, environment=environment
-        )
-        for note in found.notes:
-            click.echo(f"Note: {note}", err=True)
-        tuning = of_table(table, replay(tasks, config, found))
+    table = load_source(network, batch=batch, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
+    replayed = solve_stored(stored, table, config, environment)
     console = output()
-    console.print(tuning_table(tuning))
-    if tuning.divided is not None:
-        console.print(str(tuning.divided.division))
-    console.print(f"measured on {found.environment}")
+    console.print(tuning_table(replayed.tuning))
+    if replayed.tuning.divided is not None:
+        console.print(str(replayed.tuning.divided.division))
+    console.print(f"measured on {replayed.environment}")
     if json_file is not None:
-        record = tuning_record(tuning, found.environment) | {"notes": found.notes}
+        record = tuning_record(replayed.tuning, replayed.environment) | {"notes": replayed.notes}
         json_file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

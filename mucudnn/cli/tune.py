@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from mucudnn.cli import options
+from mucudnn.cli.running import require_complete, tune_with_progress
 
 
 @click.command()
@@ -21,14 +22,10 @@ from mucudnn.cli import options
 @options.json_file
 def tune(
     source: str,
-    batch: int | None,
-    input_shape: tuple[int, int, int] | None,
-    dtype: str,
-    memory_format: Any,
     threads: int | None,
     device: str,
     json_file: Path | None,
-    **choices: Any,
+    **rest: Any,
 ) -> None:
     """Measure the convolutions of SOURCE and choose micro-batches and algorithms for each.
 
@@ -36,29 +33,26 @@ def tune(
     deepbench-inference-server, deepbench-inference-device), a CSV file of layers, or package.module:factory, a function
     that returns your own torch model (with --input 3x224x224). What was measured before is not measured again.
     """
-    from mucudnn.bench.console import output, progress_bar
+    from mucudnn.bench.console import output
+    from mucudnn.bench.headroom_source import headroom_of_source
     from mucudnn.bench.layers import load_source
     from mucudnn.bench.records import tuning_record
     from mucudnn.bench.report import tuning_table
-    from mucudnn.bench.table_tuning import tune_table
     from mucudnn.config import Config
     from mucudnn.environment import current_environment
 
-    config = Config(**choices)
+    sizes = options.pop_sizes(rest)
+    config = Config(**rest)
     options.use_threads(threads)
     environment = current_environment(device)
-    table = load_source(source, batch=batch, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
-    with progress_bar() as progress:
-        tuning = tune_table(table, config, device=device, progress=progress)
+    table = load_source(source, **sizes)
+    headroom = headroom_of_source(source, **sizes) if config.has_headroom_limit else None
+    tuning = tune_with_progress(table, config, device, None if headroom is None else headroom.limits)
     console = output()
     console.print(tuning_table(tuning))
+    if tuning.divided is not None:
+        console.print(str(tuning.divided.division))
     console.print(str(environment))
     if json_file is not None:
         json_file.write_text(json.dumps(tuning_record(tuning, environment), indent=2) + "\n", encoding="utf-8")
-    if tuning.interrupted:
-        click.echo(
-            f"Interrupted: {len(tuning.rows)} of {tuning.wanted} are ready. All measurements are kept; "
-            "run the same command again to go on from there.",
-            err=True,
-        )
-        raise KeyboardInterrupt
+    require_complete(tuning)

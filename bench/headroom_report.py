@@ -1,0 +1,129 @@
+"""Headroom, told: what is in use at each convolution of a training step, and the workspace that costs nothing."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.table import Table
+
+from mucudnn.bench.memory_timeline import ConvolutionCall
+from mucudnn.bench.records import Record, record_header
+from mucudnn.bench.report import milliseconds, new_table
+from mucudnn.bench.table_tuning import TableTuning
+from mucudnn.environment import Environment
+from mucudnn.headroom import Headroom
+from mucudnn.tuning import TunedProblem
+from mucudnn.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HeadroomRow:
+    """One operation of one call of a module in a training step; what was chosen for it, None if it is not tuned."""
+
+    call: ConvolutionCall
+    limit_bytes: int
+    tuned: TunedProblem | None
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Of what was chosen; torch's own takes what it takes, below the peak."""
+        if self.tuned is None or self.tuned.configuration.is_baseline:
+            return 0
+        return self.tuned.configuration.workspace_bytes
+
+
+def headroom_rows(headroom: Headroom, tuning: TableTuning) -> list[HeadroomRow]:
+    """In the order in which the step runs them."""
+    chosen = {(name, row.tuned.problem.operation): row.tuned for row in tuning.rows for name in row.layer.split(", ")}
+    return [
+        HeadroomRow(call, headroom.limits[call.name, call.operation], chosen.get((call.name, call.operation)))
+        for call in headroom.timeline.calls
+    ]
+
+
+def headroom_table(headroom: Headroom, tuning: TableTuning, rows: Sequence[HeadroomRow]) -> Table:
+    """Per call: bytes in use, what is free below the peak, and what was chosen within it."""
+    printed = new_table(
+        f"{tuning.source}: one training step, peak {format_bytes(headroom.peak_bytes)}",
+        ("layer", "operation", "configuration"),
+        ("in use", "free below the peak", "workspace", "torch ms", "chosen ms"),
+        footer=("total", "", "", "", "", "", *(_total(rows, name) for name in ("baseline_s", "time_s"))),
+    )
+    for row in rows:
+        printed.add_row(*_cells(row))
+    return printed
+
+
+def in_words(headroom: Headroom, rows: Sequence[HeadroomRow]) -> str:
+    """Where the peak is, and what the workspaces come to beside it."""
+    timeline = headroom.timeline
+    largest = max((row.workspace_bytes for row in rows), default=0)
+    fullest = max((row.call.in_use_bytes + row.workspace_bytes for row in rows), default=0)
+    traced = "without running it" if timeline.real_because is None else f"by running it ({timeline.real_because})"
+    return (
+        f"traced {traced}; parameters, buffers and input {format_bytes(timeline.base_bytes)}; the largest workspace is "
+        f"{format_bytes(largest)}; with their workspaces convolutions have at most {format_bytes(fullest)} in use: "
+        f"the peak stays {format_bytes(headroom.peak_bytes)}"
+    )
+
+
+def headroom_record(
+    headroom: Headroom, tuning: TableTuning, rows: Sequence[HeadroomRow], environment: Environment
+) -> Record:
+    """What ``mucudnn explain --headroom --json`` writes."""
+    return {
+        **record_header(tuning.config, environment, datetime.now(UTC)),
+        "source": tuning.source,
+        "peak_bytes": headroom.peak_bytes,
+        "calls": [_record(row) for row in rows],
+        "timeline": headroom.timeline.to_json(),
+    }
+
+
+def write_csv(rows: Sequence[HeadroomRow], path: Path) -> None:
+    """One line for each call."""
+    records = [_record(row) for row in rows]
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, records[0])
+        writer.writeheader()
+        writer.writerows(records)
+
+
+def _cells(row: HeadroomRow) -> tuple[str, ...]:
+    tuned = row.tuned
+    return (
+        row.call.name,
+        str(row.call.operation),
+        "" if tuned is None else str(tuned.configuration),
+        format_bytes(row.call.in_use_bytes),
+        format_bytes(row.limit_bytes),
+        format_bytes(row.workspace_bytes),
+        "" if tuned is None or tuned.baseline_s is None else milliseconds(tuned.baseline_s),
+        "" if tuned is None else milliseconds(tuned.time_s),
+    )
+
+
+def _total(rows: Sequence[HeadroomRow], name: str) -> str:
+    """Nothing where one of them is not known."""
+    known = [getattr(row.tuned, name) for row in rows if row.tuned is not None]
+    return "" if len(known) < len(rows) or None in known else milliseconds(sum(known))
+
+
+def _record(row: HeadroomRow) -> Record:
+    tuned = row.tuned
+    return {
+        "layer": row.call.name,
+        "operation": str(row.call.operation),
+        "batch_size": row.call.batch_size,
+        "event": row.call.event,
+        "in_use_bytes": row.call.in_use_bytes,
+        "limit_bytes": row.limit_bytes,
+        "workspace_bytes": row.workspace_bytes,
+        "configuration": None if tuned is None else str(tuned.configuration),
+        "torch_s": None if tuned is None else tuned.baseline_s,
+        "mucudnn_s": None if tuned is None else tuned.time_s,
+    }

@@ -1,0 +1,136 @@
+"""``mucudnn explain``: what a workspace budget buys, or where in a training step workspace costs nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mucudnn.cli import options
+from mucudnn.cli.running import require_complete, solve_stored, tune_with_progress
+
+if TYPE_CHECKING:
+    from mucudnn.bench.table_tuning import Limits, TableTuning
+    from mucudnn.config import Config
+    from mucudnn.environment import Environment
+
+
+@click.command()
+@options.source
+@options.dtype
+@options.memory_format
+@click.option("--budget", type=options.budget_size, help="Most workspace of all operations in sum, as 256MiB.")
+@click.option("--headroom", is_flag=True, help="Instead: the memory of a training step, and what is free in it.")
+@click.option(
+    "--from",
+    "stored",
+    type=click.Path(path_type=Path),
+    help="Measure nothing: solve from this database, or from a profile that mucudnn database export wrote.",
+)
+@options.environment
+@options.measuring
+@options.threads
+@options.csv_file
+@options.json_file
+@options.plot_file
+def explain(
+    source: str,
+    budget: str | None,
+    headroom: bool,
+    stored: Path | None,
+    environment: str | None,
+    threads: int | None,
+    csv_file: Path | None,
+    json_file: Path | None,
+    plot_file: Path | None,
+    **rest: Any,
+) -> None:
+    """Show what memory buys in the network SOURCE.
+
+    With --budget: what each operation of each layer gets of it, what the next faster configuration needs more and
+    saves; for the whole network what more or less memory would change, and the curve of time against budget, which
+    --csv writes beside the table, into FILE-curve.csv.
+
+    With --headroom: the memory in use in a training step, call by call, and the workspace that costs nothing, since it
+    stays below the peak. What is not yet measured is measured, as by mucudnn tune.
+    """
+    from mucudnn.bench.plots import require_matplotlib
+    from mucudnn.config import HEADROOM, Config
+
+    if headroom == (budget is not None):
+        raise click.UsageError("give either --budget SIZE or --headroom", click.get_current_context())
+    if plot_file is not None:
+        require_matplotlib()
+    options.use_threads(threads)
+    sizes = options.pop_sizes(rest)
+    memory = {"workspace_limit": HEADROOM} if headroom else {"workspace_budget": budget}
+    config = Config(**rest, **memory)
+    tell = _headroom if headroom else _budget
+    tell(source, sizes, config, (stored, environment), (csv_file, json_file, plot_file))
+
+
+_Stored = tuple[Path | None, str | None]  # database or profile, environment
+_Files = tuple[Path | None, Path | None, Path | None]  # CSV, JSON, PNG
+
+
+def _budget(source: str, sizes: dict[str, Any], config: Config, stored: _Stored, files: _Files) -> None:
+    from mucudnn.bench import explanation_report as report
+    from mucudnn.bench.console import output
+    from mucudnn.bench.explanation import explain
+    from mucudnn.bench.explanation_plot import draw_explanation
+    from mucudnn.bench.plots import save_png
+
+    tuning, environment = _tuned(source, sizes, config, stored)
+    explanation = explain(tuning)
+    console, (csv_file, json_file, plot_file) = output(), files
+    console.print(report.explanation_table(explanation))
+    console.print(report.in_words(explanation))
+    console.print(str(environment))
+    if csv_file is not None:
+        report.write_csv(explanation, csv_file)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.explanation_record(explanation, environment), indent=2) + "\n")
+    if plot_file is not None:
+        save_png(draw_explanation(explanation), plot_file)
+
+
+def _headroom(source: str, sizes: dict[str, Any], config: Config, stored: _Stored, files: _Files) -> None:
+    from mucudnn.bench import headroom_report as report
+    from mucudnn.bench.console import output
+    from mucudnn.bench.headroom_plot import draw_headroom
+    from mucudnn.bench.headroom_source import headroom_of_source
+    from mucudnn.bench.plots import save_png
+
+    headroom = headroom_of_source(source, **sizes)
+    tuning, environment = _tuned(source, sizes, config, stored, headroom.limits)
+    rows = report.headroom_rows(headroom, tuning)
+    console, (csv_file, json_file, plot_file) = output(), files
+    console.print(report.headroom_table(headroom, tuning, rows))
+    console.print(report.in_words(headroom, rows))
+    console.print(str(environment))
+    if csv_file is not None:
+        report.write_csv(rows, csv_file)
+    if json_file is not None:
+        record = report.headroom_record(headroom, tuning, rows, environment)
+        json_file.write_text(json.dumps(record, indent=2) + "\n")
+    if plot_file is not None:
+        save_png(draw_headroom(headroom, tuning.source, rows), plot_file)
+
+
+def _tuned(
+    source: str, sizes: dict[str, Any], config: Config, stored: _Stored, limits: Limits | None = None
+) -> tuple[TableTuning, Environment]:
+    """Measured here, or solved from what is stored."""
+    from mucudnn.bench.layers import load_source
+    from mucudnn.environment import current_environment
+
+    table = load_source(source, **sizes)
+    path, environment = stored
+    if path is None:
+        tuning = tune_with_progress(table, config, "cpu", limits)
+        require_complete(tuning)
+        return tuning, current_environment()
+    replayed = solve_stored(path, table, config, environment, limits)
+    return replayed.tuning, replayed.environment

@@ -1,0 +1,65 @@
+"""What commands have in common that tune, or solve from what is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mucudnn.bench.layers import LayerTable
+    from mucudnn.bench.table_tuning import Limits, TableTuning
+    from mucudnn.config import Config
+    from mucudnn.environment import Environment
+
+
+def tune_with_progress(table: LayerTable, config: Config, device: str, limits: Limits | None = None) -> TableTuning:
+    """All of the table, or the rows that were ready when Ctrl-C came. Arguments as for ``tune_table``."""
+    from mucudnn.bench.console import progress_bar
+    from mucudnn.bench.table_tuning import tune_table
+
+    with progress_bar() as progress:
+        return tune_table(table, config, limits=limits, device=device, progress=progress)
+
+
+def require_complete(tuning: TableTuning) -> None:
+    """Raises ``KeyboardInterrupt`` after saying what is kept, if the tuning was interrupted."""
+    if tuning.interrupted:
+        click.echo(
+            f"Interrupted: {len(tuning.rows)} of {tuning.wanted} are ready. All measurements are kept; "
+            "run the same command again to go on from there.",
+            err=True,
+        )
+        raise KeyboardInterrupt
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What was solved from stored measurements, and where these were made. ``notes``: what was set aside, in words."""
+
+    tuning: TableTuning
+    environment: Environment
+    notes: tuple[str, ...]
+
+
+def solve_stored(
+    path: Path, table: LayerTable, config: Config, environment: str | None, limits: Limits | None = None
+) -> Replayed:
+    """Solve the table from a database or profile, and print the notes. environment: as for ``stored_measurements``."""
+    from mucudnn.bench.table_tuning import of_table, table_tasks
+    from mucudnn.config import BatchSizePolicy
+    from mucudnn.profile_file import open_stored
+    from mucudnn.replay import replay
+    from mucudnn.stored import stored_measurements
+
+    with open_stored(path) as database:
+        tasks = table_tasks(table, config, limits)
+        found = stored_measurements(
+            database, tasks, BatchSizePolicy(config.policy), algorithms=config.algorithms, environment=environment
+        )
+        for note in found.notes:
+            click.echo(f"Note: {note}", err=True)
+        return Replayed(of_table(table, replay(tasks, config, found)), found.environment, found.notes)
