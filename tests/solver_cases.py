@@ -1,4 +1,4 @@
-"""The cost model as a definition, for the tests of the solvers: every cover of a batch, and small random cases."""
+"""For the tests of the solvers: the cost model as a definition, every cover of a batch, small random and hard cases."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mucudnn.configuration import Configuration, Measurement, MicroConfig
+from mucudnn.solver import Division, solve_wd
 
 US = 1e-6
 Key = tuple[int, int, int, tuple[tuple[str, int], ...]]  # time in us, workspace, micro-batches, (name, -size) in order
@@ -68,3 +69,29 @@ def random_problem(source: random.Random, algorithms: int, largest: int) -> Prob
         batch_size = source.randint(1, largest + 2)
         if next(covers(rows, batch_size), None):
             return Problem(source.sample(rows, len(rows)), batch_size, source.choice([1, 1, 2, 3]))
+
+
+Options = dict[str, list[Configuration]]
+
+
+def configuration(name: str, time_s: float, workspace_bytes: int, micro_batches: int = 1) -> Configuration:
+    return Configuration((MicroConfig(name, 8 // micro_batches),) * micro_batches, time_s, workspace_bytes)
+
+
+def least_bytes(options: Options) -> int:
+    return sum(min(c.workspace_bytes for c in row) for row in options.values())
+
+
+def correlated(problems: int = 12, seed: int = 7) -> Options:
+    """Many sums, close to each other, of which the bounds rule out few."""
+    source = random.Random(seed)
+    rows = [[source.randint(100, 900) for _ in range(4)] for _ in range(problems)]
+    return {
+        f"p{i}": [configuration(f"a{b}", (1000 - b + source.random()) * 1e-3, b) for b in row]
+        for i, row in enumerate(rows)
+    }
+
+
+def hard_division() -> Division[str]:
+    options = correlated()
+    return solve_wd(options, least_bytes(options) + 1701)

@@ -9,18 +9,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from solver_cases import Options, configuration, least_bytes
 
-from mucudnn.configuration import Configuration, MicroConfig
 from mucudnn.errors import InfeasibleError, InvalidInputError
 from mucudnn.solver import Division, marginal, next_faster, solve_wd, time_curve
 from mucudnn.solver.division import Choices
 
 MIB = 2**20
-Options = dict[str, list[Configuration]]
-
-
-def configuration(name: str, time_s: float, workspace_bytes: int) -> Configuration:
-    return Configuration((MicroConfig(name, 8),), time_s, workspace_bytes)
 
 
 def random_options(seed: int, problems: int = 6, most: int = 6) -> Options:
@@ -32,10 +27,6 @@ def random_options(seed: int, problems: int = 6, most: int = 6) -> Options:
         ]
         for i in range(problems)
     }
-
-
-def least_bytes(options: Options) -> int:
-    return sum(min(c.workspace_bytes for c in row) for row in options.values())
 
 
 # 10 ms in 64 MiB; 8 ms from 128 MiB on; 5 ms from 256 MiB on.
