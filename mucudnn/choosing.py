@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from mucudnn.configuration import NATIVE, Configuration, Measurement, MicroConfig
-from mucudnn.database import Verification
+from mucudnn.database.database import Verification
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets
 from mucudnn.task import Task

@@ -21,15 +21,15 @@ from mucudnn.bench.operands import Operands, random_operands
 from mucudnn.choosing import LEAST_GAIN
 from mucudnn.config import Config
 from mucudnn.configuration import Configuration, Measurement
-from mucudnn.database import Database, Verification
-from mucudnn.database_schema import Keeping
+from mucudnn.database.database import Database, Verification
+from mucudnn.database.schema import Keeping
+from mucudnn.database.store import Store
 from mucudnn.kept_filters import KeptFilter, KeptFilters
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.nn import Conv2d
 from mucudnn.problem import ConvProblem, Operation
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import DesirableSets, desirable_sets
-from mucudnn.store import Store
 from mucudnn.tuning import TunedProblem, allowed
 from mucudnn.verification import Machine
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from mucudnn.choosing import Outcome, choose, divide
 from mucudnn.config import Config
 from mucudnn.configuration import Configuration, Measurement
-from mucudnn.database import Verification
+from mucudnn.database.database import Verification
 from mucudnn.environment import Environment
 from mucudnn.feasibility import infeasible
 from mucudnn.problem import ConvProblem

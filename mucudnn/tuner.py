@@ -12,14 +12,14 @@ from mucudnn.bench.race import Candidate, find_candidates
 from mucudnn.choosing import Outcome, choose, divide
 from mucudnn.config import BatchSizePolicy, Config
 from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement, MicroConfig
-from mucudnn.database import Database, Verification
+from mucudnn.database.database import Database, Verification
+from mucudnn.database.store import Store
 from mucudnn.errors import InvalidInputError
 from mucudnn.feasibility import infeasible, unaffordable
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.problem import ConvProblem
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.policies import micro_batch_sizes
-from mucudnn.store import Store
 from mucudnn.task import Task
 from mucudnn.tuning import TunedProblem, Tuning, TuningInterrupted, allowed, tuned_problem
 from mucudnn.verification import Machine

@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 from mucudnn.configuration import Failure, Measurement, MicroConfig
-from mucudnn.database import Database, Verification
+from mucudnn.database.database import Database, Verification
 from mucudnn.environment import Environment
 from mucudnn.problem import ConvProblem, Operation
 

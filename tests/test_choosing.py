@@ -11,7 +11,7 @@ from fakes import FORWARD
 
 from mucudnn.choosing import OPERATOR_S, Outcome, choose, divide
 from mucudnn.configuration import Configuration, Measurement, MicroConfig
-from mucudnn.database import Verification
+from mucudnn.database.database import Verification
 from mucudnn.errors import InfeasibleError
 from mucudnn.task import Task
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from command_line import HEADING, TUNE, fail, invoke, rows, start
 
-from mucudnn.database import Database
+from mucudnn.database.database import Database
 from mucudnn.problem import Operation
 
 
@@ -172,7 +172,7 @@ def test_a_locked_database_is_named(layers: Path, database: Path, monkeypatch: p
 def test_a_read_only_database_is_read_and_named(layers: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     invoke("tune", layers, *TUNE, "--operations", "forward")
     before = rows(database)
-    monkeypatch.setattr("mucudnn.database_file._can_be_written", lambda path: False)  # tests may run as root
+    monkeypatch.setattr("mucudnn.database.file._can_be_written", lambda path: False)  # tests may run as root
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         result = invoke("tune", layers, *TUNE)

@@ -10,7 +10,7 @@ import pytest
 from command_line import HEADING, TUNE, fail, invoke
 
 from mucudnn.bench import table_tuning
-from mucudnn.database import Database
+from mucudnn.database.database import Database
 from mucudnn.environment import Environment
 
 LAYERS = HEADING + "one,4,8,8,4,3,3,1,1,1,1\ntwo,4,8,8,8,1,1,0,0,1,1\n"

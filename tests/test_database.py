@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mucudnn.configuration import Failure, Measurement, MicroConfig
-from mucudnn.database import Database, EnvironmentRows, MergeCounts, Verification, default_path
+from mucudnn.database.database import Database, EnvironmentRows, MergeCounts, Verification, default_path
 from mucudnn.environment import Environment
 from mucudnn.errors import DatabaseError
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation

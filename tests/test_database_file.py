@@ -18,7 +18,7 @@ import pytest
 from database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERSIONS, change, fill, rows_of
 
 from mucudnn.configuration import MicroConfig
-from mucudnn.database import Database
+from mucudnn.database.database import Database
 from mucudnn.errors import DatabaseError
 
 

@@ -21,7 +21,7 @@ from mucudnn.bench.plots import save_png
 from mucudnn.bench.table_tuning import of_table, table_tasks
 from mucudnn.config import Config
 from mucudnn.configuration import Configuration, Measurement, MicroConfig
-from mucudnn.database import Verification
+from mucudnn.database.database import Verification
 from mucudnn.environment import Environment
 from mucudnn.errors import InvalidInputError
 from mucudnn.problem import ConvProblem, Operation

@@ -21,9 +21,9 @@ from mucudnn import keeping
 from mucudnn.bench.operands import random_operands
 from mucudnn.config import Config
 from mucudnn.configuration import Configuration, Measurement, MicroConfig
-from mucudnn.database import Database, Verification
-from mucudnn.database_rules import row_faults
-from mucudnn.database_schema import Keeping
+from mucudnn.database.database import Database, Verification
+from mucudnn.database.rules import row_faults
+from mucudnn.database.schema import Keeping
 from mucudnn.keeping import FINGERPRINT_BYTES_PER_S, FINGERPRINT_S, keep_filters
 from mucudnn.kernels.compiled import library
 from mucudnn.kernels.compiled.library import loaded_build

@@ -18,12 +18,12 @@ from database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, VERSIONS,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mucudnn import database_schema as schema
 from mucudnn.configuration import Failure, Measurement, MicroConfig
-from mucudnn.database import Database, Verification
+from mucudnn.database import schema
+from mucudnn.database.database import Database, Verification
+from mucudnn.database.profile_file import open_stored, read_profile
 from mucudnn.errors import DatabaseError
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.profile_file import open_stored, read_profile
 
 FORMATS = {"csv": Database.export_csv, "json-lines": Database.export_json_lines}
 TWO_BYTES = st.integers(0, 2**16)

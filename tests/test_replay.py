@@ -10,7 +10,7 @@ from fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, fake_machine, 
 
 from mucudnn.config import Config
 from mucudnn.configuration import Configuration, Measurement
-from mucudnn.database import Database, Verification
+from mucudnn.database.database import Database, Verification
 from mucudnn.environment import Environment
 from mucudnn.errors import InfeasibleError
 from mucudnn.problem import ConvProblem

@@ -15,12 +15,12 @@ from test_lean_import import loaded_by
 
 from mucudnn.config import BatchSizePolicy
 from mucudnn.configuration import Configuration, Failure, Measurement, MicroConfig
-from mucudnn.database import Database, Verification
+from mucudnn.database.database import Database, Verification
+from mucudnn.database.stored import stored_measurements
 from mucudnn.environment import Environment
 from mucudnn.errors import DatabaseError, InvalidInputError
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.solver.policies import micro_batch_sizes
-from mucudnn.stored import stored_measurements
 from mucudnn.task import Task
 
 POWERS, ALL, UNDIVIDED = BatchSizePolicy.POWER_OF_TWO, BatchSizePolicy.ALL, BatchSizePolicy.UNDIVIDED
@@ -288,4 +288,4 @@ def test_problems_that_this_version_does_not_know_are_passed_over(opened: Databa
 
 
 def test_nothing_here_needs_torch() -> None:
-    assert loaded_by("import mucudnn.stored, mucudnn.profile_file, mucudnn.database") == set()
+    assert loaded_by("import mucudnn.database.stored, mucudnn.database.profile_file, mucudnn.database.database") == set()

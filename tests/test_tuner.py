@@ -13,7 +13,7 @@ from fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, fake_machine, 
 from mucudnn.choosing import contenders
 from mucudnn.config import Config
 from mucudnn.configuration import Configuration
-from mucudnn.database import Database
+from mucudnn.database.database import Database
 from mucudnn.errors import DatabaseError, InfeasibleError, InvalidInputError
 from mucudnn.problem import ConvProblem, Operation
 from mucudnn.tuner import Tuning, TuningInterrupted, tune

@@ -15,7 +15,7 @@ from mucudnn.units import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mucudnn.database import DatabaseInfo
+    from mucudnn.database.database import DatabaseInfo
 
 
 class ExportFormat(StrEnum):
@@ -38,7 +38,7 @@ def database() -> None:
 def info(database: Path | None) -> None:
     """Say where the database is and how much it has of each environment."""
     from mucudnn.bench.console import output
-    from mucudnn.database import Database
+    from mucudnn.database.database import Database
 
     with Database(database, read_only=True) as opened:
         found = opened.info()
@@ -55,7 +55,7 @@ def info(database: Path | None) -> None:
 @options.database
 def export(target: Path, export_format: ExportFormat | None, database: Path | None) -> None:
     """Write all rows to FILE, as CSV or as JSON lines."""
-    from mucudnn.database import Database
+    from mucudnn.database.database import Database
 
     chosen = export_format or SUFFIXES.get(target.suffix.lower())
     if chosen is None:
@@ -72,7 +72,7 @@ def export(target: Path, export_format: ExportFormat | None, database: Path | No
 @options.database
 def merge(others: tuple[Path, ...], database: Path | None) -> None:
     """Add the rows of OTHER databases, which stay as they are."""
-    from mucudnn.database import Database
+    from mucudnn.database.database import Database
 
     with Database(database) as opened:
         for other in others:
@@ -90,7 +90,7 @@ def merge(others: tuple[Path, ...], database: Path | None) -> None:
 @options.database
 def prune(other_environments: bool, other_versions: bool, dry_run: bool, database: Path | None) -> None:
     """Remove the rows that newer ones supersede."""
-    from mucudnn.database import Database
+    from mucudnn.database.database import Database
     from mucudnn.environment import current_environment
     from mucudnn.kernels.registry import algorithms
 

@@ -61,7 +61,7 @@ def doctor() -> None:
 
 def machine() -> Iterator[Finding]:
     """What everything runs on."""
-    from mucudnn.database import default_path
+    from mucudnn.database.database import default_path
     from mucudnn.environment import current_environment
 
     here = current_environment()

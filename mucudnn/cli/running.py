@@ -51,9 +51,9 @@ def solve_stored(
     """Solve the table from a database or profile, and print the notes. environment: as for ``stored_measurements``."""
     from mucudnn.bench.table_tuning import of_table, table_tasks
     from mucudnn.config import BatchSizePolicy
-    from mucudnn.profile_file import open_stored
+    from mucudnn.database.profile_file import open_stored
+    from mucudnn.database.stored import stored_measurements
     from mucudnn.replay import replay
-    from mucudnn.stored import stored_measurements
 
     with open_stored(path) as database:
         tasks = table_tasks(table, config, limits)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from mucudnn import database_schema as schema
 from mucudnn.config import BatchSizePolicy
 from mucudnn.configuration import NATIVE, Configuration, Measurement
-from mucudnn.database import Database, Verification
-from mucudnn.database_rules import RULES, fault
+from mucudnn.database import schema
+from mucudnn.database.database import Database, Verification
+from mucudnn.database.rules import RULES, fault
 from mucudnn.environment import Environment
 from mucudnn.errors import DatabaseError, InvalidInputError
 from mucudnn.problem import ConvProblem

@@ -7,8 +7,8 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from mucudnn import database_schema as schema
-from mucudnn.database_file import DatabaseFile
+from mucudnn.database import schema
+from mucudnn.database.file import DatabaseFile
 from mucudnn.environment import Environment
 
 

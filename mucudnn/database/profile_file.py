@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mucudnn import database_schema as schema
-from mucudnn.database import Database
-from mucudnn.database_file import MEMORY
-from mucudnn.database_rules import COLUMNS_OF, row_faults
+from mucudnn.database import schema
+from mucudnn.database.database import Database
+from mucudnn.database.file import MEMORY
+from mucudnn.database.rules import COLUMNS_OF, row_faults
 from mucudnn.errors import DatabaseError
 
 _SQLITE = b"SQLite format 3\0"

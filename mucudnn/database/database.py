@@ -17,12 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from mucudnn import database_replay as replay
-from mucudnn import database_schema as schema
-from mucudnn import database_upkeep as upkeep
 from mucudnn.configuration import Failure, Measurement, MicroConfig
-from mucudnn.database_file import MEMORY, DatabaseFile
-from mucudnn.database_schema import Keeping
+from mucudnn.database import profiles, schema, upkeep
+from mucudnn.database.file import MEMORY, DatabaseFile
+from mucudnn.database.schema import Keeping
 from mucudnn.environment import Environment
 from mucudnn.problem import ConvProblem
 
@@ -190,17 +188,17 @@ class Database:
 
     def problems(self, environment: Environment) -> frozenset[ConvProblem]:
         """All that have measurements, without those that this version does not know."""
-        return replay.problems(self._file, environment)
+        return profiles.problems(self._file, environment)
 
     def versions(self, environment: Environment) -> dict[str, tuple[int, ...]]:
         """Algorithm -> its versions that have measurements or failures, ascending: the last is the newest."""
-        return replay.versions(self._file, environment)
+        return profiles.versions(self._file, environment)
 
     def measurements_of_all(
         self, environment: Environment, problems: Iterable[ConvProblem], versions: Mapping[str, int]
     ) -> dict[ConvProblem, tuple[Measurement, ...]]:
         """As ``measurements``, of many problems in one query."""
-        return replay.measurements(self._file, environment, problems, versions)
+        return profiles.measurements(self._file, environment, problems, versions)
 
     def info(self) -> DatabaseInfo:
         """What is in the file, and how much. size_bytes: of the file alone, 0 in memory."""
@@ -223,11 +221,11 @@ class Database:
     def add_exported(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows as they were exported, with their time stamps: all of them or, on error, none.
 
-        rows: by ``schema.EXPORT_COLUMNS``, without faults (see ``database_rules``), and no two of them, nor one that is
+        rows: by ``schema.EXPORT_COLUMNS``, without faults (see ``database.rules``), and no two of them, nor one that is
         here, with the same key and time stamp.
         """
         with self._file.writing() as connection:
-            replay.add_exported(connection, rows)
+            profiles.add_exported(connection, rows)
 
     def merge(self, other: Path | str) -> MergeCounts:
         """Add the rows of another database, which is only read, that are not here: all of them or, on error, none."""

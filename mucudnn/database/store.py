@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import ParamSpec
 
 from mucudnn.configuration import Configuration, Failure, Measurement
-from mucudnn.database import Database, Verification
-from mucudnn.database_schema import Keeping
+from mucudnn.database.database import Database, Verification
+from mucudnn.database.schema import Keeping
 from mucudnn.environment import Environment
 from mucudnn.errors import DatabaseError
 from mucudnn.problem import ConvProblem

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from mucudnn import database_schema as schema
 from mucudnn.configuration import Measurement, MicroConfig
-from mucudnn.database_file import DatabaseFile
+from mucudnn.database import schema
+from mucudnn.database.file import DatabaseFile
 from mucudnn.environment import Environment
 from mucudnn.problem import ConvProblem
 

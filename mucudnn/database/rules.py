@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import inf
 from typing import Any
 
-from mucudnn import database_schema as schema
+from mucudnn.database import schema
 from mucudnn.errors import InvalidInputError
 from mucudnn.problem import ITEM_BYTES, MemoryFormat, Operation
 
