@@ -88,8 +88,8 @@ def tune_table(
 def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None) -> list[Task]:
     """One for each operation of each layer, in the order of the table.
 
-    limits: of the modules of the table's model, such as their headroom, instead of one limit for all. Modules that
-    share a layer of the table get the least of theirs.
+    limits: the headroom of the modules of the table's model, below which torch's own fits in any case, instead of one
+    limit for all. Modules that share a layer of the table get the least of theirs.
 
     Raises ``InvalidInputError`` if the config asks for the headroom and there are no limits.
     """
@@ -100,6 +100,7 @@ def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None)
             config.workspace_limit_bytes if limits is None else _least(limits, layer, problem.operation),
             count=layer.count,
             name=f"{layer.name}, {problem}",
+            torch_fits=limits is not None,
         )
         for layer, problem in table.problems(config.operations)
     ]
