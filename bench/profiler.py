@@ -22,7 +22,8 @@ class Profile:
 
     known, known_failures: results of earlier runs, not made again. limit_bytes: candidates that need more workspace are
     left out, except torch's own. max_relative_error: an algorithm above it is measured once and no more. time_limit_s:
-    of all measuring together; torch's own is measured even if it is over.
+    of all measuring together; torch's own is measured even if it is over. may_keep: what algorithms prepare may be kept
+    from call to call: then it does not count against the limit, nor their setup against them.
     """
 
     problem: ConvProblem
@@ -33,6 +34,7 @@ class Profile:
     limit_bytes: int | None = None
     max_relative_error: float = inf
     time_limit_s: float | None = None
+    may_keep: bool = False
     device: str = "cpu"
     clock: Clock = field(default_factory=WallClock)
 
@@ -53,13 +55,18 @@ class Profile:
         error = race.error_of(candidate.algorithm.name)
         if error is not None and error > self.max_relative_error:
             return False
-        return candidate.fits(self.limit_bytes) and not race.is_outclassed(candidate)
+        return self.fits(candidate) and not race.is_outclassed(candidate)
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether the candidate's workspace is within the limit."""
+        kept_bytes = candidate.workspace.prepared_bytes if self.may_keep else 0
+        return candidate.fits(None if self.limit_bytes is None else self.limit_bytes + kept_bytes)
 
     def race(self) -> Race:
         """The start of the race: what is known of the candidates."""
         of_candidates = {candidate.micro_config for candidate in self.candidates}
         times = {m.micro_config: m for m in self.known if m.micro_config in of_candidates}
-        return Race(self.batch_size, times, frozenset(m.algorithm for m in times))
+        return Race(self.batch_size, times, frozenset(m.algorithm for m in times), may_keep=self.may_keep)
 
     def measure(self) -> Iterator[Measurement | Failure]:
         """Measure what is missing, and yield each result as soon as it is final.
@@ -168,7 +175,7 @@ class _Session:
 
     def _can_win(self, entry: _Entry) -> bool:
         allowed = entry.relative_error <= self.profile.max_relative_error
-        return allowed and entry.candidate.fits(self.profile.limit_bytes)
+        return allowed and self.profile.fits(entry.candidate)
 
     def _refine(self, entries: Sequence[_Entry]) -> Iterator[Measurement | Failure]:
         of_timer = {id(entry.timer): entry for entry in entries}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from mucudnn.configuration import NATIVE, Failure, Measurement, MicroConfig
@@ -125,12 +125,15 @@ class Race:
     A micro-config is hopeless if another one, of no more workspace and with a micro-batch that divides its own, is
     faster for the whole mini-batch by more than the noise can explain: then no configuration gains by using it. Since
     only divisors count, the smallest sizes stay, which remainders and small workspace limits need.
+
+    ``may_keep``: what a candidate prepares may be kept from call to call, so that it is judged without its setup.
     """
 
     batch_size: int
     times: dict[MicroConfig, Measurement] = field(default_factory=dict)
     stored: frozenset[str] = frozenset()  # algorithms with times from an earlier run
     fastest_s: dict[MicroConfig, float] = field(default_factory=dict)
+    may_keep: bool = False
 
     def add(self, measurement: Measurement, fastest_s: float) -> None:
         """``fastest_s`` of all samples is what a candidate is judged by: a slow moment of the machine is not its fault.
@@ -142,7 +145,7 @@ class Race:
     def is_beaten(self, measurement: Measurement) -> bool:
         """Whether a measured micro-config is hopeless; the fewer and the noisier the samples, the more it takes."""
         rivals = self._rivals(measurement.micro_config, _workspace_bytes(measurement))
-        total_s = self._total_s(replace(measurement, step_s=self._fastest_s(measurement)))
+        total_s = self._setup_s(measurement) + self._steps_s(measurement, self._fastest_s(measurement))
         return any(total_s > _margin(measurement, rival) * self._total_s(rival) for rival in rivals)
 
     def is_outclassed(self, candidate: Candidate) -> bool:
@@ -156,7 +159,7 @@ class Race:
             return False
         optimism = _OPTIMISM_WHEN_STORED if name in self.stored else _OPTIMISM
         per_sample_s = min(self._fastest_s(m) / m.micro_config.micro_batch_size for m in own) / optimism
-        total_s = own[0].setup_s + per_sample_s * self.batch_size
+        total_s = self._setup_s(own[0]) + per_sample_s * self.batch_size
         rivals = self._rivals(candidate.micro_config, max(map(_workspace_bytes, own)))
         return any(total_s > self._total_s(rival) for rival in rivals)
 
@@ -177,10 +180,15 @@ class Race:
     def _fastest_s(self, measurement: Measurement) -> float:
         return self.fastest_s.get(measurement.micro_config, measurement.step_s)
 
-    def _total_s(self, measurement: Measurement) -> float:
+    def _setup_s(self, candidate: Measurement) -> float:
+        return 0.0 if self.may_keep else candidate.setup_s
+
+    def _total_s(self, rival: Measurement) -> float:
+        return rival.setup_s + self._steps_s(rival, rival.step_s)
+
+    def _steps_s(self, measurement: Measurement, step_s: float) -> float:
         """Of the whole mini-batch, fractions of a micro-batch counted as such."""
-        steps = self.batch_size / measurement.micro_config.micro_batch_size
-        return measurement.setup_s + steps * measurement.step_s
+        return self.batch_size / measurement.micro_config.micro_batch_size * step_s
 
 
 def _workspace_bytes(measurement: Measurement) -> int:

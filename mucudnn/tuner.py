@@ -17,7 +17,7 @@ from mucudnn.database.store import Store
 from mucudnn.errors import InvalidInputError
 from mucudnn.feasibility import infeasible, unaffordable
 from mucudnn.kernels.algorithm import Algorithm
-from mucudnn.problem import ConvProblem
+from mucudnn.problem import ConvProblem, Operation
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.task import Task
@@ -217,6 +217,7 @@ class _Tuner:
             limit_bytes=limit_bytes,
             max_relative_error=self.config.error_bound(problem.dtype),
             time_limit_s=self.config.time_limit_s,
+            may_keep=problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
             device=self.machine.device,
             clock=self.machine.clock,
         )

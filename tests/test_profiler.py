@@ -222,3 +222,14 @@ def test_operands_are_random_numbers_in_the_problem_s_format_and_leave_the_globa
         assert tensor.dtype is torch.bfloat16
         assert tensor.is_contiguous(memory_format=torch.channels_last)
         assert (tensor != 0).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("may_keep", [False, True])
+def test_what_may_be_kept_counts_neither_against_the_limit_nor_in_the_race(may_keep: bool) -> None:
+    costly = fake("costly", 0.01, setup_s=5.0, prepared_bytes=1000)
+    results = results_of(fake("native", 0.02), costly, limit_bytes=None if not may_keep else 100, may_keep=may_keep)
+    samples = {
+        size: r.samples for (name, size), r in results.items() if name == "costly" and isinstance(r, Measurement)
+    }
+    assert (max(samples.values()) >= 3) is may_keep  # otherwise the first samples tell that it cannot win
+    assert not any(name == "costly" for name, _ in results_of(fake("native"), costly, limit_bytes=100))
