@@ -121,9 +121,9 @@ def benchmark_inference(
 def _three_models(model: nn.Module, x: Tensor, config: Config, progress: Progress) -> list[nn.Module]:
     """Torch's, ours, and ours with kept filters, in ``eval()``, with the parameters of ``model``."""
     own = copy.deepcopy(model).eval()
-    unkept = mucudnn.optimize(_sharing(own), x, replace(config, cache_budget=0), progress=progress)
-    kept = _sharing(unkept)
-    keep_filters(kept, config)
+    kept = mucudnn.optimize(_sharing(own), x, config, progress=progress)
+    unkept = _sharing(kept)
+    keep_filters(unkept, replace(config, cache_budget=0))
     return [own, unkept, kept]
 
 
