@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Protocol
 
 from mucudnn.choosing import Outcome, choose, divide
@@ -54,14 +55,22 @@ def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
 
 
 def _require_feasible(measured: dict[Task, list[Measurement]]) -> None:
-    smallest = {task: _smallest_bytes(task, known) for task, known in measured.items()}
+    doubtful = {task: known for task, known in measured.items() if not _surely_fits(task, known)}
+    smallest = {task: _smallest_bytes(task, known) for task, known in doubtful.items()}
     too_large = {
         task: size
         for task, size in smallest.items()
-        if size is None or (task.limit_bytes is not None and size > task.limit_bytes and not task.torch_fits)
+        if size is None or (task.limit_bytes is not None and size > task.limit_bytes)
     }
     if too_large:
         raise infeasible(too_large)
+
+
+def _surely_fits(task: Task, measurements: Sequence[Measurement]) -> bool:
+    """Whether equal micro-batches of one algorithm do: mostly so, and then nothing must be solved to know."""
+    limit = inf if task.limit_bytes is None else task.limit_bytes
+    dividing = (m for m in measurements if task.batch_size % m.micro_config.micro_batch_size == 0)
+    return task.torch_fits or any(m.prepared_bytes + m.scratch_bytes <= limit for m in dividing)
 
 
 def _smallest_bytes(task: Task, measurements: Sequence[Measurement]) -> int | None:

@@ -70,8 +70,9 @@ class _Table:
         self._prepared_bytes = np.array([costs.prepared_of(s) for s in sets], dtype=np.int64)
         self._steps_ps = np.full((len(sets), costs.step_ps.shape[1]), np.inf)
         self._steps_ps[:, 0] = 0
+        free = costs.free_algorithms
         self._sets_with = [
-            np.array([i for i, s in enumerate(sets) if a in s or a in costs.free_algorithms], dtype=np.int64)
+            np.array([i for i, s in enumerate(sets) if a in s or a in free], dtype=np.int64)
             for a in range(len(costs.names))
         ]
         self._bounds = _Bounds([i for i, s in enumerate(sets) if len(s) <= 1], self._prepared_bytes, self._steps_ps)
