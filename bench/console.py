@@ -14,7 +14,7 @@ PIPED_WIDTH = 160  # columns of a table that goes to a file or another program
 
 def output() -> Console:
     """Standard output; wide enough for every table where it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False)
+    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def progress_bar() -> Iterator[Callable[[str, float], None]]:
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=1.0)

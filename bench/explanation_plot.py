@@ -46,9 +46,10 @@ def _draw_segments(axes: Axes, explanation: Explanation) -> None:
     names = [f"{short_name(row.row.layer)} {row.row.tuned.problem.operation}" for row in ranked]
     segments = [row.chosen.workspace_bytes / _MIB for row in ranked]
     extra = [row.extra_bytes / _MIB for row in ranked]
-    axes.barh(names, segments, color=OURS_COLOUR, label="its segment")
-    axes.barh(names, extra, left=segments, color=OTHER_COLOUR, alpha=0.6, label="more, for the next faster")
+    places = range(len(ranked))  # not the names: those of a module that is called with several shapes are equal
+    axes.barh(places, segments, color=OURS_COLOUR, label="its segment")
+    axes.barh(places, extra, left=segments, color=OTHER_COLOUR, alpha=0.6, label="more, for the next faster")
+    axes.set_yticks(places, names, fontsize=8)
     axes.invert_yaxis()
-    axes.tick_params(axis="y", labelsize=8)
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
     label(axes, f"the {len(ranked)} problems that want most", "workspace, MiB", "")

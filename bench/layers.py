@@ -130,7 +130,7 @@ def load_model(
 
     Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and as ``load_source``.
     """
-    with _importable_from_here():
+    with importable_from_here():
         found = _model_of(source, input_shape)
     if found is None:
         names = ", ".join(NETWORKS)
@@ -141,7 +141,7 @@ def load_model(
 
 
 def _load(source: str, batch: int | None, input_shape: tuple[int, int, int] | None) -> list[Layer]:
-    with _importable_from_here():
+    with importable_from_here():
         found = _model_of(source, input_shape)
         if found is not None:
             model, shape = found
@@ -211,7 +211,7 @@ def _blamed(source: str, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _importable_from_here() -> Iterator[None]:
+def importable_from_here() -> Iterator[None]:
     """As for ``python -m``: an installed command has its own folder on the path, not the user's."""
     folder = str(Path.cwd())
     sys.path.insert(0, folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,15 +66,29 @@ def compare_peaks(torch_model: nn.Module, mucudnn_model: nn.Module, sample_input
     """Peaks of both models' training steps on ``sample_input``, one tensor or a tuple of all arguments.
 
     runs: processes started for each model, in turns, for the resident peak, of which the medians are taken; 0: none.
-    The models are left as they were. Raises ``UnavailableError`` if ``runs`` is not 0 and this is not Linux.
+    The models are left as they were. Raises as ``resident_peak_bytes`` if ``runs`` is not 0.
     """
-    models = torch_model, mucudnn_model
-    resident: list[list[int]] = [[], []]
+    (comparison,) = compare_peaks_with(torch_model, [mucudnn_model], sample_input, runs)
+    return comparison
+
+
+def compare_peaks_with(
+    torch_model: nn.Module, mucudnn_models: Sequence[nn.Module], sample_input: Any, runs: int = 3
+) -> list[PeakComparison]:
+    """As ``compare_peaks``, of each of several models with the same one of torch."""
+    models = torch_model, *mucudnn_models
+    resident: list[list[int]] = [[] for _ in models]
     for _ in range(runs):
         for peaks, model in zip(resident, models, strict=True):
             peaks.append(resident_peak_bytes(model, sample_input))
-    allocated = [_allocator_peak_bytes_of(model, sample_input) for model in models]
-    return PeakComparison(*allocated, *(median_high(peaks) if peaks else None for peaks in resident))
+    (torchs_bytes, torchs_resident_bytes), *ours = (
+        (_allocator_peak_bytes_of(model, sample_input), median_high(peaks) if peaks else None)
+        for model, peaks in zip(models, resident, strict=True)
+    )
+    return [
+        PeakComparison(torchs_bytes, allocator_bytes, torchs_resident_bytes, resident_bytes)
+        for allocator_bytes, resident_bytes in ours
+    ]
 
 
 def allocator_peak_bytes(step: Callable[[], object], device_type: str = "cpu") -> int:
@@ -91,28 +105,39 @@ def allocator_peak_bytes(step: Callable[[], object], device_type: str = "cpu") -
 def resident_peak_bytes(model: nn.Module, sample_input: Any) -> int:
     """Largest resident memory of a fresh process that runs two training steps; loading the model is not counted.
 
-    The model has to be one that can be pickled. Raises ``UnavailableError`` where this is not Linux.
+    Raises ``UnavailableError`` where this is not Linux, and for models that cannot be pickled.
     """
     if not _RESET.exists():
-        raise UnavailableError("peak resident memory is read from /proc, which only Linux has; compare with runs=0")
+        raise UnavailableError("peak resident memory is read from /proc, which only Linux has: ask for 0 runs")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.pickle"
-        path.write_bytes(pickle.dumps((model, sample_input)))  # multiprocessing's own way would share the memory
+        path.write_bytes(_pickled(model, sample_input))  # multiprocessing's own way would share the memory
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
             return fresh.submit(_resident_peak_bytes, path, torch.get_num_threads()).result()
+
+
+def _pickled(model: nn.Module, sample_input: Any) -> bytes:
+    try:
+        return pickle.dumps((model, sample_input))
+    except Exception as error:  # a class can raise anything here
+        reason = f"{type(error).__name__}: {error}"
+        raise UnavailableError(
+            "peak resident memory is that of a process of its own, for which the model cannot be pickled: ask for 0 "
+            f"runs, or mend it ({reason})"
+        ) from error
 
 
 def _allocator_peak_bytes_of(model: nn.Module, sample_input: Any) -> int:
     device_type = next((parameter.device.type for parameter in model.parameters()), "cpu")
     with undisturbed(model):
-        return allocator_peak_bytes(_repeatable_step(model, sample_input), device_type)
+        return allocator_peak_bytes(repeatable_step(model, sample_input), device_type)
 
 
 def _resident_peak_bytes(path: Path, threads: int) -> int:
     torch.set_num_threads(threads)
     with path.open("rb") as file:
         model, sample_input = pickle.load(file)
-    step = _repeatable_step(model, sample_input)
+    step = repeatable_step(model, sample_input)
     _RESET.write_text("5")  # the peak begins again at what is resident now
     step()
     step()
@@ -120,8 +145,8 @@ def _resident_peak_bytes(path: Path, threads: int) -> int:
     return int(line.split()[1]) * 2**10
 
 
-def _repeatable_step(model: nn.Module, sample_input: Any) -> Callable[[], None]:
-    """A training step after which the gradients are ``None`` again."""
+def repeatable_step(model: nn.Module, sample_input: Any) -> Callable[[], None]:
+    """A training step without an optimizer, after which the gradients are ``None`` again; see ``training_step``."""
     arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
 
     def step() -> None:

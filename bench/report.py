@@ -161,6 +161,7 @@ def _against_torch(baseline_s: float | None, time_s: float) -> tuple[str, str, s
 def short_name(names: str) -> str:
     """``a, b, c`` -> ``a +2``: equal layers share a row, which the first of them names."""
     first, *others = names.split(", ")
+    first = first or "(the model itself)"
     return f"{first} +{len(others)}" if others else first
 
 

@@ -107,7 +107,8 @@ def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None)
 
 
 def _least(limits: Limits, layer: Layer, operation: Operation) -> int:
-    return min(limits[name, operation] for name in layer.name.split(", "))
+    """0 for what does not run in a training step, such as dw of a frozen filter."""
+    return min(limits.get((name, operation), 0) for name in layer.name.split(", "))
 
 
 def of_table(table: LayerTable, tuning: Tuning) -> TableTuning:

@@ -10,18 +10,29 @@ import click
 
 from mucudnn.cli import options
 from mucudnn.cli.running import require_complete, solve_stored, tune_with_progress
+from mucudnn.errors import InvalidInputError
+from mucudnn.units import parse_bytes
 
 if TYPE_CHECKING:
+    from mucudnn.bench.layers import LayerTable
     from mucudnn.bench.table_tuning import Limits, TableTuning
     from mucudnn.config import Config
     from mucudnn.environment import Environment
+
+
+def _parse_budget(text: str) -> str:
+    if parse_bytes(text) is None:
+        raise InvalidInputError(f"{text!r} is no budget, so that there is nothing to explain; give a size, as 256MiB")
+    return text
 
 
 @click.command()
 @options.source
 @options.dtype
 @options.memory_format
-@click.option("--budget", type=options.budget_size, help="Most workspace of all operations in sum, as 256MiB.")
+@click.option(
+    "--budget", type=options.Text("SIZE", _parse_budget), help="Most workspace of all operations in sum, as 256MiB."
+)
 @click.option("--headroom", is_flag=True, help="Instead: the memory of a training step, and what is free in it.")
 @click.option(
     "--from",
@@ -59,8 +70,13 @@ def explain(
     from mucudnn.bench.plots import require_matplotlib
     from mucudnn.config import HEADROOM, Config
 
+    context = click.get_current_context()
     if headroom == (budget is not None):
-        raise click.UsageError("give either --budget SIZE or --headroom", click.get_current_context())
+        raise click.UsageError("give either --budget SIZE or --headroom", context)
+    if stored is None and environment is not None:
+        raise click.UsageError("--environment picks from what --from reads: give --from FILE, too", context)
+    if stored is not None and rest["database"] is not None:
+        raise click.UsageError("--from FILE is read instead of the database: give it or --database, not both", context)
     if plot_file is not None:
         require_matplotlib()
     options.use_threads(threads)
@@ -80,9 +96,10 @@ def _budget(source: str, sizes: dict[str, Any], config: Config, stored: _Stored,
     from mucudnn.bench.console import output
     from mucudnn.bench.explanation import explain
     from mucudnn.bench.explanation_plot import draw_explanation
+    from mucudnn.bench.layers import load_source
     from mucudnn.bench.plots import save_png
 
-    tuning, environment = _tuned(source, sizes, config, stored)
+    tuning, environment = _tuned(load_source(source, **sizes), config, stored)
     explanation = explain(tuning)
     console, (csv_file, json_file, plot_file) = output(), files
     console.print(report.explanation_table(explanation))
@@ -91,7 +108,9 @@ def _budget(source: str, sizes: dict[str, Any], config: Config, stored: _Stored,
     if csv_file is not None:
         report.write_csv(explanation, csv_file)
     if json_file is not None:
-        json_file.write_text(json.dumps(report.explanation_record(explanation, environment), indent=2) + "\n")
+        json_file.write_text(
+            json.dumps(report.explanation_record(explanation, environment), indent=2) + "\n", encoding="utf-8"
+        )
     if plot_file is not None:
         save_png(draw_explanation(explanation), plot_file)
 
@@ -100,33 +119,31 @@ def _headroom(source: str, sizes: dict[str, Any], config: Config, stored: _Store
     from mucudnn.bench import headroom_report as report
     from mucudnn.bench.console import output
     from mucudnn.bench.headroom_plot import draw_headroom
-    from mucudnn.bench.headroom_source import headroom_of_source
+    from mucudnn.bench.headroom_source import table_with_headroom
     from mucudnn.bench.plots import save_png
 
-    headroom = headroom_of_source(source, **sizes)
-    tuning, environment = _tuned(source, sizes, config, stored, headroom.limits)
+    table, headroom = table_with_headroom(source, **sizes)
+    tuning, environment = _tuned(table, config, stored, headroom.limits)
     rows = report.headroom_rows(headroom, tuning)
     console, (csv_file, json_file, plot_file) = output(), files
     console.print(report.headroom_table(headroom, tuning, rows))
-    console.print(report.in_words(headroom, rows))
+    console.print(report.in_words(headroom, rows), soft_wrap=True)
     console.print(str(environment))
     if csv_file is not None:
         report.write_csv(rows, csv_file)
     if json_file is not None:
         record = report.headroom_record(headroom, tuning, rows, environment)
-        json_file.write_text(json.dumps(record, indent=2) + "\n")
+        json_file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     if plot_file is not None:
         save_png(draw_headroom(headroom, tuning.source, rows), plot_file)
 
 
 def _tuned(
-    source: str, sizes: dict[str, Any], config: Config, stored: _Stored, limits: Limits | None = None
+    table: LayerTable, config: Config, stored: _Stored, limits: Limits | None = None
 ) -> tuple[TableTuning, Environment]:
     """Measured here, or solved from what is stored."""
-    from mucudnn.bench.layers import load_source
     from mucudnn.environment import current_environment
 
-    table = load_source(source, **sizes)
     path, environment = stored
     if path is None:
         tuning = tune_with_progress(table, config, "cpu", limits)

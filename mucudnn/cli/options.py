@@ -149,10 +149,10 @@ database = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     help="SQLite file of the measurements; default: in your cache folder.",
 )
-json_file = click.option("--json", "json_file", type=output_file, help="Write the results to this file, too.")
-csv_file = click.option("--csv", "csv_file", type=output_file, help="Write the curves to this file, too.")
+json_file = click.option("--json", "json_file", type=output_file, help="Write the results to this JSON file, too.")
+csv_file = click.option("--csv", "csv_file", type=output_file, help="Write the numbers to this CSV file, too.")
 plot_file = click.option(
-    "--plot", "plot_file", type=Text("FILE.png", parse_png_file), help="Draw the curves into this PNG file, too."
+    "--plot", "plot_file", type=Text("FILE.png", parse_png_file), help="Draw them into this PNG file, too."
 )
 threads = click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: what torch uses.")
 device = click.option("--device", default="cpu", show_default=True, help="Where to run: cpu or cuda.")
@@ -194,24 +194,40 @@ def parse_budget(text: str) -> str:
 
 
 def parse_limit(text: str) -> str:
-    """A size, none or headroom. Raises ``InvalidInputError``."""
-    if text != HEADROOM:
-        parse_bytes(text)
+    """A size or none. Raises ``InvalidInputError``."""
+    if text == HEADROOM:
+        raise InvalidInputError(
+            f"{HEADROOM} is free memory in a training step, and this command runs none; give a size, such as 64MiB, or "
+            "none (mucudnn tune, solve and bench memory know the headroom)"
+        )
+    parse_bytes(text)
     return text
+
+
+def parse_limit_or_headroom(text: str) -> str:
+    """A size, none or headroom. Raises ``InvalidInputError``."""
+    return text if text == HEADROOM else parse_limit(text)
 
 
 budget_size = Text("SIZE", parse_budget)
 
 
-def memory_bounds(workspace_limit: str) -> Decorator:
-    """``workspace_limit``, with this default, or ``workspace_budget``: both at once are a usage error."""
+def memory_bounds(workspace_limit: str, headroom: bool = False) -> Decorator:
+    """``workspace_limit``, with this default, or ``workspace_budget``: both at once are a usage error.
+
+    headroom: whether the limit may be that, too.
+    """
+    sizes = (
+        "as 64MiB, none, or headroom: what is free below the peak of a training step"
+        if headroom
+        else "as 64MiB, or none"
+    )
     limit = click.option(
         "--workspace-limit",
-        type=Text("SIZE", parse_limit),
+        type=Text("SIZE", parse_limit_or_headroom if headroom else parse_limit),
         default=workspace_limit,
         show_default=True,
-        help="Most memory that any one operation may take beside its tensors: as 64MiB, none, or headroom: what is "
-        "free below the peak of a training step.",
+        help=f"Most memory that any one operation may take beside its tensors: {sizes}.",
     )
     budget = click.option(
         "--workspace-budget",
@@ -240,9 +256,9 @@ def _one_bound(function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def choices(workspace_limit: str) -> Decorator:
-    """The options that make up a ``mucudnn.Config``, under its names: ``Config(**given)``; with this default limit."""
-    return together(memory_bounds(workspace_limit), measuring)
+def choices(workspace_limit: str, headroom: bool = False) -> Decorator:
+    """The options that make up a ``mucudnn.Config``, under its names: ``Config(**given)``; see ``memory_bounds``."""
+    return together(memory_bounds(workspace_limit, headroom), measuring)
 
 
 measuring = together(policy, operations, algorithms, max_relative_error, deterministic, time_limit, database)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,21 @@ if TYPE_CHECKING:
     from mucudnn.bench.table_tuning import Limits, TableTuning
     from mucudnn.config import Config
     from mucudnn.environment import Environment
+
+
+def load_limited(source: str, sizes: dict[str, Any], config: Config) -> tuple[LayerTable, Limits | None]:
+    """The table of a source; if the config asks for the headroom, module by module and with that of each.
+
+    sizes: as for ``load_source``.
+    """
+    if not config.has_headroom_limit:
+        from mucudnn.bench.layers import load_source
+
+        return load_source(source, **sizes), None
+    from mucudnn.bench.headroom_source import table_with_headroom
+
+    table, headroom = table_with_headroom(source, **sizes)
+    return table, headroom.limits
 
 
 def tune_with_progress(table: LayerTable, config: Config, device: str, limits: Limits | None = None) -> TableTuning:

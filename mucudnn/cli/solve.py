@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mucudnn.cli import options
-from mucudnn.cli.running import solve_stored
+from mucudnn.cli.running import load_limited, solve_stored
 
 
 @click.command()
@@ -19,7 +19,7 @@ from mucudnn.cli.running import solve_stored
 @options.input_shape
 @options.dtype
 @options.memory_format
-@options.memory_bounds(workspace_limit="64MiB")
+@options.memory_bounds(workspace_limit="64MiB", headroom=True)
 @options.policy
 @options.operations
 @options.algorithms
@@ -29,13 +29,9 @@ from mucudnn.cli.running import solve_stored
 def solve(
     stored: Path,
     network: str,
-    batch: int | None,
-    input_shape: tuple[int, int, int] | None,
-    dtype: str,
-    memory_format: Any,
     environment: str | None,
     json_file: Path | None,
-    **choices: Any,
+    **rest: Any,
 ) -> None:
     """Choose for the convolutions of a network from what is stored, without a device and without measuring.
 
@@ -44,14 +40,14 @@ def solve(
     tune; where no whole run of a configuration is stored, its predicted time counts.
     """
     from mucudnn.bench.console import output
-    from mucudnn.bench.layers import load_source
     from mucudnn.bench.records import tuning_record
     from mucudnn.bench.report import tuning_table
     from mucudnn.config import Config
 
-    config = Config(**choices)
-    table = load_source(network, batch=batch, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
-    replayed = solve_stored(stored, table, config, environment)
+    sizes = options.pop_sizes(rest)
+    config = Config(**rest)
+    table, limits = load_limited(network, sizes, config)
+    replayed = solve_stored(stored, table, config, environment, limits)
     console = output()
     console.print(tuning_table(replayed.tuning))
     if replayed.tuning.divided is not None:

@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 from mucudnn.cli import options
-from mucudnn.cli.running import require_complete, tune_with_progress
+from mucudnn.cli.running import load_limited, require_complete, tune_with_progress
 
 
 @click.command()
 @options.source
 @options.dtype
 @options.memory_format
-@options.choices(workspace_limit="64MiB")
+@options.choices(workspace_limit="64MiB", headroom=True)
 @options.threads
 @options.device
 @options.json_file
@@ -34,8 +34,6 @@ def tune(
     that returns your own torch model (with --input 3x224x224). What was measured before is not measured again.
     """
     from mucudnn.bench.console import output
-    from mucudnn.bench.headroom_source import headroom_of_source
-    from mucudnn.bench.layers import load_source
     from mucudnn.bench.records import tuning_record
     from mucudnn.bench.report import tuning_table
     from mucudnn.config import Config
@@ -45,9 +43,8 @@ def tune(
     config = Config(**rest)
     options.use_threads(threads)
     environment = current_environment(device)
-    table = load_source(source, **sizes)
-    headroom = headroom_of_source(source, **sizes) if config.has_headroom_limit else None
-    tuning = tune_with_progress(table, config, device, None if headroom is None else headroom.limits)
+    table, limits = load_limited(source, sizes, config)
+    tuning = tune_with_progress(table, config, device, limits)
     console = output()
     console.print(tuning_table(tuning))
     if tuning.divided is not None:

@@ -1,0 +1,93 @@
+"""``mucudnn bench memory``: the peak memory and the time of a training step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mucudnn.cli import options
+from mucudnn.problem import MemoryFormat
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@click.command()
+@click.argument("source", metavar="NAME")
+@options.batch
+@options.input_shape
+@options.memory_format
+@click.option(
+    "--rounds", type=click.IntRange(min=2), default=9, show_default=True, help="Steps of each that are timed."
+)
+@click.option(
+    "--runs",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="Processes of each for the peak of resident memory; 0: do not measure it.",
+)
+@options.choices(workspace_limit="headroom", headroom=True)
+@options.threads
+@options.json_file
+def memory(
+    source: str,
+    batch: int | None,
+    input_shape: tuple[int, int, int] | None,
+    memory_format: MemoryFormat,
+    rounds: int,
+    runs: int,
+    threads: int | None,
+    json_file: Path | None,
+    **choices: Any,
+) -> None:
+    """Peak memory and time of a training step of the network NAME: torch against mucudnn, in turns in one run.
+
+    NAME is a network of mucudnn layers, or package.module:factory, a function that returns your own torch model (with
+    --input 3x224x224). mucudnn runs within the headroom, or within what is given, and beside it with a limit of 64 MiB.
+    """
+    from mucudnn.bench.console import output, progress_bar
+    from mucudnn.bench.layers import importable_from_here
+    from mucudnn.bench.memory_benchmark import benchmark_memory
+    from mucudnn.bench.memory_report import in_words, memory_record, memory_table
+    from mucudnn.config import Config
+
+    config = Config(**choices)
+    options.use_threads(threads)
+    model, x = _model_and_input(source, batch or 1, input_shape, memory_format)
+    with progress_bar() as progress, importable_from_here():  # the processes of the runs inherit the path
+        benchmark = benchmark_memory(model, x, config, name=source, rounds=rounds, runs=runs, progress=progress)
+    console = output()
+    console.print(memory_table(benchmark))
+    console.print(in_words(benchmark))
+    console.print(str(benchmark.environment))
+    if json_file is not None:
+        json_file.write_text(json.dumps(memory_record(benchmark), indent=2) + "\n", encoding="utf-8")
+
+
+def _model_and_input(
+    source: str, batch: int, input_shape: tuple[int, int, int] | None, memory_format: MemoryFormat
+) -> tuple[nn.Module, Tensor]:
+    """The same weights and numbers every time. One step is run, to find out whether the model can be trained."""
+    import torch
+
+    from mucudnn.bench.headroom_source import blamed_in_training
+    from mucudnn.bench.layers import NETWORKS, load_model
+    from mucudnn.bench.memory_step import training_step
+    from mucudnn.bench.networks import INPUT_SHAPE, build
+    from mucudnn.bench.undisturbed import undisturbed
+    from mucudnn.kernels.buffers import TORCH_FORMATS
+
+    torch.manual_seed(0)
+    torch_format = TORCH_FORMATS[memory_format]
+    if source in NETWORKS:  # with parameters that can be computed with, which those of load_model are not
+        model, shape = build(source).to(memory_format=torch_format), input_shape or INPUT_SHAPE  # type: ignore[call-overload]
+    else:
+        model, shape = load_model(source, input_shape=input_shape, memory_format=memory_format)
+    x = torch.randn(batch, *shape).contiguous(memory_format=torch_format)
+    with undisturbed(model), blamed_in_training(source, x.shape):
+        training_step(model, (x,))
+    return model, x
