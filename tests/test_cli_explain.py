@@ -26,6 +26,9 @@ from torch import nn
 def two():
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten())
 
+def equal():
+    return nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3)))
+
 def one():
     return nn.Conv2d(3, 8, 3)
 
@@ -137,6 +140,14 @@ def test_the_headroom_limits_each_module(command: tuple[str, ...], folder: Path,
     assert [row["layer"] for row in json.loads((tmp_path / "out.json").read_text())["problems"]] == ["0"] * 2 + [
         "2"
     ] * 3
+
+
+def test_equal_modules_have_a_headroom_each(tmp_path: Path) -> None:
+    source, out = "some_models:equal", tmp_path / "out.json"
+    result = invoke("tune", source, *SIZES, *QUICK, "--workspace-limit", "headroom", "--json", out)
+    assert result.exit_code == 0, result.output
+    forward = [row for row in json.loads(out.read_text())["problems"] if row["operation"] == "forward"]
+    assert sorted((row["layer"], row["count"]) for row in forward) == [("0", 1), ("1", 1), ("2", 1)]
 
 
 def test_a_model_that_is_one_convolution_has_a_name(tmp_path: Path) -> None:
