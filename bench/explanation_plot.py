@@ -51,5 +51,5 @@ def _draw_segments(axes: Axes, explanation: Explanation) -> None:
     axes.barh(places, extra, left=segments, color=OTHER_COLOUR, alpha=0.6, label="more, for the next faster")
     axes.set_yticks(places, names, fontsize=8)
     axes.invert_yaxis()
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
-    label(axes, f"the {len(ranked)} problems that want most", "workspace, MiB", "")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, borderaxespad=0, borderpad=0.2)
+    label(axes, f"the {len(ranked)} problems that want most\n", "workspace, MiB", "")  # above the legend
