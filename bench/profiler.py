@@ -22,8 +22,9 @@ class Profile:
 
     known, known_failures: results of earlier runs, not made again. limit_bytes: candidates that need more workspace are
     left out, except torch's own. max_relative_error: an algorithm above it is measured once and no more. time_limit_s:
-    of all measuring together; torch's own is measured even if it is over. may_keep: what algorithms prepare may be kept
-    from call to call: then it does not count against the limit, nor their setup against them.
+    of all measuring together; torch's own, and the first that fits the limit, are measured even if it is over.
+    may_keep: what algorithms prepare may be kept from call to call: then it does not count against the limit, nor their
+    setup against them.
     """
 
     problem: ConvProblem
@@ -126,7 +127,7 @@ class _Session:
     def _first_samples(self) -> Iterator[Measurement | Failure]:
         """One sample of each candidate that is still wanted; yields those that are over with that."""
         for candidate in self.missing:
-            in_time = candidate.is_native or self.profile.clock.now() <= self.deadline
+            in_time = candidate.is_native or self.profile.clock.now() <= self.deadline or not self._has_answer()
             tried = candidate.micro_config in self.tried
             if tried or not in_time or not self.profile.is_wanted(candidate, self.race):
                 continue
@@ -140,6 +141,12 @@ class _Session:
                     self.entries[candidate.micro_config] = outcome
                 else:
                     yield outcome.measurement()
+
+    def _has_answer(self) -> bool:
+        """Whether something that fits was measured: until then, time is not up."""
+        known = (c for c in self.profile.candidates if c.micro_config in self.race.times)
+        fitting = (c for c in known if self.profile.fits(c))
+        return any(self.profile.batch_size % c.micro_batch_size == 0 for c in fitting)
 
     def _first_sample(self, candidate: Candidate) -> _Entry | Failure:
         try:

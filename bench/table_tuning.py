@@ -100,7 +100,7 @@ def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None)
             config.workspace_limit_bytes if limits is None else _least(limits, layer, problem.operation),
             count=layer.count,
             name=f"{layer.name}, {problem}",
-            torch_fits=limits is not None,
+            in_headroom=limits is not None,
         )
         for layer, problem in table.problems(config.operations)
     ]

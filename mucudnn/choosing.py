@@ -60,7 +60,7 @@ def choose(task: Task, measurements: Sequence[Measurement], verify: Verify) -> C
     """
     baseline = baseline_of(measurements, task.batch_size)
     within = contenders(measurements, task.batch_size, task.limit_bytes)
-    if not within and baseline is not None and task.torch_fits:
+    if not within and baseline is not None and task.in_headroom:
         within = [baseline]
     outcomes = verify(task, within)
     runs = {c: outcome for c, outcome in outcomes.items() if isinstance(outcome, Verification)}
@@ -246,7 +246,7 @@ def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configurati
 
 
 def _fits(task: Task, baseline: Configuration) -> bool:
-    return task.torch_fits or task.limit_bytes is None or baseline.workspace_bytes <= task.limit_bytes
+    return task.in_headroom or task.limit_bytes is None or baseline.workspace_bytes <= task.limit_bytes
 
 
 def _is_worth_it(run: Verification) -> bool:

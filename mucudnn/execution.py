@@ -120,7 +120,14 @@ class Recipe:
 
 
 def run(
-    problem: ConvProblem, configuration: Configuration, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None
+    problem: ConvProblem,
+    configuration: Configuration,
+    x: Tensor,
+    w: Tensor,
+    y: Tensor,
+    bias: Tensor | None = None,
+    *,
+    keeps_workspace: bool = True,
 ) -> None:
     """Compute ``problem`` as ``configuration`` says, into the tensor that the operation writes.
 
@@ -131,7 +138,7 @@ def run(
     Raises ``InvalidInputError`` for tensors that do not fit the problem or the configuration.
     """
     _check(problem, configuration, x, w, y)
-    _cached_recipe(problem, configuration, torch.get_num_threads()).execute(x, w, y, bias)
+    _cached_recipe(problem, configuration, torch.get_num_threads(), keeps_workspace).execute(x, w, y, bias)
 
 
 def torch_convolution(
@@ -217,9 +224,9 @@ def _workspace(size_bytes: int, device: torch.device, kept: bool) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def _cached_recipe(problem: ConvProblem, configuration: Configuration, threads: int) -> Recipe:
+def _cached_recipe(problem: ConvProblem, configuration: Configuration, threads: int, keeps_workspace: bool) -> Recipe:
     """``threads`` is part of the key because what algorithms need can depend on it."""
-    return Recipe.of(problem, configuration)
+    return Recipe.of(problem, configuration, keeps_workspace=keeps_workspace)
 
 
 def _capable(name: str, problem: ConvProblem) -> Algorithm:

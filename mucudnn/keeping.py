@@ -70,7 +70,8 @@ def keep_filters(
         chosen = [(item, tuned) for item, (owner, tuned) in items.items() if owner == name]
         kept = [keeper.kept_filter(tuned, division.assignment[item]) for item, tuned in chosen]
         if any(kept):
-            module.kept = KeptFilters(one for one in kept if one is not None)
+            filters = (one for one in kept if one is not None)
+            module.kept = KeptFilters(filters, keeps_workspace=not config.has_headroom_limit)
     return division
 
 

@@ -81,13 +81,13 @@ class KeptFilters:
     """What one module keeps. Filters are prepared when they are first used, and again whenever their bytes change.
 
     Threads can share it. Copies and pickles know what to keep, and prepare it themselves. ``x_shapes`` are the
-    (N, C, H, W) for which something is kept.
+    (N, C, H, W) for which something is kept. ``keeps_workspace``: as for ``Choices``.
     """
 
     device_type = "cpu"
 
-    def __init__(self, filters: Iterable[KeptFilter]) -> None:
-        self.filters = tuple(filters)
+    def __init__(self, filters: Iterable[KeptFilter], keeps_workspace: bool = True) -> None:
+        self.filters, self.keeps_workspace = tuple(filters), keeps_workspace
         self.x_shapes = frozenset(kept.problem.x_shape(n) for kept in self.filters for n in kept.configurations)
         self.recipes: dict[tuple[Any, ...], Recipe | None] = {}
         self._of_problem = {kept.problem: kept for kept in self.filters}
@@ -96,7 +96,7 @@ class KeptFilters:
         releasable.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return KeptFilters, (self.filters,)
+        return KeptFilters, (self.filters, self.keeps_workspace)
 
     @property
     def bytes_in_use(self) -> int:
@@ -114,7 +114,7 @@ class KeptFilters:
         configuration = None if kept is None else kept.configurations.get(n)
         if kept is None or configuration is None:
             return None
-        return Recipe.of(problem, configuration, kept.algorithm)
+        return Recipe.of(problem, configuration, kept.algorithm, keeps_workspace=self.keeps_workspace)
 
     def convolve(
         self,

@@ -47,7 +47,7 @@ def optimize(
     config = config or Config()
     with undisturbed(model):
         wanted = _wanted(model, sample_input, config)
-        tasks = _tasks(wanted, torch_fits=config.has_headroom_limit)
+        tasks = _tasks(wanted, in_headroom=config.has_headroom_limit)
         device = next((p.device.type for p in model.parameters()), "cpu")
         tuning = tune_tasks(list(tasks.values()), config, device=device, progress=progress)
     _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
@@ -107,14 +107,14 @@ def _limits(model: torch.nn.Module, sample_input: Any, config: Config) -> Callab
     return lambda name, operation: limits.get((name, operation), 0)
 
 
-def _tasks(wanted: _Wanted, torch_fits: bool) -> dict[_Key, Task]:
+def _tasks(wanted: _Wanted, in_headroom: bool) -> dict[_Key, Task]:
     """Equal ones once, with the number of modules that need them, largest batch first."""
     needing: dict[_Key, list[str]] = {}
     for name, keys in wanted.items():
         for key in keys:
             needing.setdefault(key, []).append(name)
     ordered = sorted(needing.items(), key=lambda item: -item[0][1])
-    return {key: Task(*key, len(names), _task_name(key[0], names), torch_fits) for key, names in ordered}
+    return {key: Task(*key, len(names), _task_name(key[0], names), in_headroom) for key, names in ordered}
 
 
 def _task_name(problem: ConvProblem, modules: Sequence[str]) -> str:

@@ -12,7 +12,6 @@ from mucudnn.configuration import Configuration, Measurement
 from mucudnn.database.database import Verification
 from mucudnn.environment import Environment
 from mucudnn.feasibility import infeasible
-from mucudnn.problem import ConvProblem
 from mucudnn.solver.front import desirable_sets
 from mucudnn.task import Task
 from mucudnn.tuning import Tuning, allowed, tuned_problem
@@ -28,8 +27,8 @@ class Stored(Protocol):
     def measurements(self, task: Task) -> Sequence[Measurement]:
         """Of the micro-batch sizes that may be used for the task; they cover its mini-batch."""
 
-    def verification(self, problem: ConvProblem, configuration: Configuration) -> Verification | None:
-        """The whole run of this configuration, if there was one."""
+    def verification(self, task: Task, configuration: Configuration) -> Verification | None:
+        """The whole run of this configuration, with a workspace as the task has it, if there was one."""
 
 
 def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
@@ -41,7 +40,7 @@ def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
     """
 
     def look_up(task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
-        return {c: stored.verification(task.problem, c) for c in configurations}
+        return {c: stored.verification(task, c) for c in configurations}
 
     measured = {task: stored.measurements(task) for task in tasks}
     permitted = {task: allowed(known, config, task.problem) for task, known in measured.items()}
@@ -70,7 +69,7 @@ def _surely_fits(task: Task, measurements: Sequence[Measurement]) -> bool:
     """Whether equal micro-batches of one algorithm do: mostly so, and then nothing must be solved to know."""
     limit = inf if task.limit_bytes is None else task.limit_bytes
     dividing = (m for m in measurements if task.batch_size % m.micro_config.micro_batch_size == 0)
-    return task.torch_fits or any(m.prepared_bytes + m.scratch_bytes <= limit for m in dividing)
+    return task.in_headroom or any(m.prepared_bytes + m.scratch_bytes <= limit for m in dividing)
 
 
 def _smallest_bytes(task: Task, measurements: Sequence[Measurement]) -> int | None:

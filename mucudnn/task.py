@@ -12,7 +12,8 @@ class Task:
     """A problem with its mini-batch. ``limit_bytes``: the most workspace of its own, inclusive; None: no limit.
 
     ``count``: how often it occurs in the network. ``name``: what it is called in progress, errors and accounts.
-    ``torch_fits``: torch's own convolution is within the limit, whatever it takes inside.
+    ``in_headroom``: the limit is what is free below the peak of a training step: torch's own convolution, which makes
+    the peak, is within it whatever it takes, and a workspace is there for one call only.
     """
 
     problem: ConvProblem
@@ -20,7 +21,7 @@ class Task:
     limit_bytes: int | None = None
     count: int = 1
     name: str = ""
-    torch_fits: bool = False
+    in_headroom: bool = False
 
     def __str__(self) -> str:
         return self.name or str(self.problem)

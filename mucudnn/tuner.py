@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from mucudnn.bench.comparison import Comparison
@@ -13,6 +14,7 @@ from mucudnn.choosing import Outcome, choose, divide
 from mucudnn.config import BatchSizePolicy, Config
 from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement, MicroConfig
 from mucudnn.database.database import Database, Verification
+from mucudnn.database.schema import FreshWorkspace
 from mucudnn.database.store import Store
 from mucudnn.errors import InvalidInputError
 from mucudnn.feasibility import infeasible, unaffordable
@@ -106,7 +108,7 @@ class _Job:
 
     def is_feasible(self, config: Config) -> bool:
         """Torch's own are looked at first: mostly they fit, and nothing else must run to find out what it needs."""
-        if self.task.torch_fits:
+        if self.task.in_headroom:
             return True
         usable = self._usable(config)
         limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
@@ -230,16 +232,17 @@ class _Tuner:
 
     def _verify(self, task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
         """Whole runs against torch; those that were not run before are run now."""
-        problem = task.problem
+        problem, how = task.problem, FreshWorkspace() if task.in_headroom else None
         known: dict[Configuration, Outcome] = {
-            c: self.store.verification(problem, c, self.versions) for c in configurations
+            c: self.store.verification(problem, c, self.versions, how) for c in configurations
         }
         missing = [c for c, verification in known.items() if verification is None]
-        outcomes = self.machine.compare(problem, task.batch_size, missing) if missing else []
+        compare = partial(self.machine.compare, keeps_workspace=not task.in_headroom)
+        outcomes = compare(problem, task.batch_size, missing) if missing else []
         for configuration, outcome in zip(missing, outcomes, strict=True):
             if isinstance(outcome, Comparison):
                 verification = Verification(outcome.baseline_s, outcome.time_s, outcome.uncertainty)
-                self.store.keep_verification(problem, configuration, self.versions, verification)
+                self.store.keep_verification(problem, configuration, self.versions, verification, how)
                 known[configuration] = verification
             else:
                 known[configuration] = outcome

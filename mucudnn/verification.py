@@ -21,7 +21,9 @@ from mucudnn.pages import on_huge_pages
 from mucudnn.problem import ConvProblem, Operation
 
 
-def run_whole(problem: ConvProblem, configuration: Configuration, operands: Operands) -> Tensor:
+def run_whole(
+    problem: ConvProblem, configuration: Configuration, operands: Operands, *, keeps_workspace: bool = True
+) -> Tensor:
     """One call as ``mucudnn.Conv2d`` makes it: the baseline is torch's own, others allocate their result newly,
     as torch's is. Returns what the operation writes.
     """
@@ -35,7 +37,7 @@ def run_whole(problem: ConvProblem, configuration: Configuration, operands: Oper
             target = x = on_huge_pages(torch.empty_like(x))
         case Operation.BACKWARD_FILTER:
             target = w = on_huge_pages(torch.empty_like(w))
-    run(problem, configuration, x, w, y)
+    run(problem, configuration, x, w, y, keeps_workspace=keeps_workspace)
     return target
 
 
@@ -53,7 +55,7 @@ class Machine:
     algorithms: Sequence[Algorithm]
     device: str = "cpu"
     clock: Clock = field(default_factory=WallClock)
-    run: Callable[[ConvProblem, Configuration, Operands], object] = run_whole
+    run: Callable[..., object] = run_whole
     run_torch: Callable[[ConvProblem, Operands], object] = run_torch
 
     @classmethod
@@ -62,9 +64,10 @@ class Machine:
         return cls(current_environment(device), algorithms(device), device)
 
     def compare(
-        self, problem: ConvProblem, batch_size: int, configurations: Sequence[Configuration]
+        self, problem: ConvProblem, batch_size: int, configurations: Sequence[Configuration], *, keeps_workspace: bool
     ) -> list[Comparison | Exception]:
-        """Whole runs of the configurations against torch's own, in turns."""
+        """Whole runs of the configurations against torch's own, in turns; keeps_workspace: from call to call."""
         operands = random_operands(problem, batch_size, self.device)
-        runs = [partial(self.run, problem, configuration, operands) for configuration in configurations]
+        run = partial(self.run, problem, operands=operands, keeps_workspace=keeps_workspace)
+        runs = [partial(run, configuration=configuration) for configuration in configurations]
         return compare_in_turns(partial(self.run_torch, problem, operands), runs, self.clock)

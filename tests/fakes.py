@@ -99,7 +99,7 @@ def fake_machine(
     """Whole runs take what the model says, times ``slowdown``; torch's own is the algorithm named native."""
     by_name = {algorithm.name: algorithm for algorithm in algorithms}
 
-    def run(problem: ConvProblem, configuration: Configuration, operands: Operands) -> None:
+    def run(problem: ConvProblem, configuration: Configuration, operands: Operands, **_: bool) -> None:
         setups = sum(by_name[name].setup_s for name in configuration.algorithms)
         steps = sum(by_name[m.algorithm].step_s(m.micro_batch_size) for m in configuration.micro_configs)
         clock.advance((setups + steps) * slowdown(configuration))

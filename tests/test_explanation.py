@@ -24,7 +24,7 @@ from mucudnn.configuration import Configuration, Measurement, MicroConfig
 from mucudnn.database.database import Verification
 from mucudnn.environment import Environment
 from mucudnn.errors import InvalidInputError
-from mucudnn.problem import ConvProblem, Operation
+from mucudnn.problem import Operation
 from mucudnn.replay import replay
 from mucudnn.task import Task
 
@@ -41,7 +41,7 @@ class Stored:
         costs = {"native": (0.1, 0), "small": (0.08, 10 * MIB), "large": (0.05, 100 * MIB)}
         return [Measurement(MicroConfig(a, 8), 0.0, step_s, 0, size, 1e-7) for a, (step_s, size) in costs.items()]
 
-    def verification(self, problem: ConvProblem, configuration: Configuration) -> Verification | None:
+    def verification(self, task: Task, configuration: Configuration) -> Verification | None:
         return Verification(0.1, configuration.time_s - 30e-6, 0.0)
 
 

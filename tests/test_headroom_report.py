@@ -62,7 +62,7 @@ class Stored:
         n = task.batch_size
         return [Measurement(MicroConfig(a, n), 0.0, s, 0, size * MIB, 1e-7) for a, (s, size) in costs.items()]
 
-    def verification(self, problem: ConvProblem, configuration: Configuration) -> Verification | None:
+    def verification(self, task: Task, configuration: Configuration) -> Verification | None:
         return Verification(0.1, configuration.time_s, 0.0)
 
 

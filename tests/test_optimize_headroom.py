@@ -180,14 +180,14 @@ class Stored:
         needs = {"native": 10 * 2**20, "frugal": 2**20}
         return [Measurement(MicroConfig(name, 4), 0.0, 1.0, 0, size, 1e-7) for name, size in needs.items()]
 
-    def verification(self, problem: ConvProblem, configuration: Configuration) -> Verification | None:
+    def verification(self, task: Task, configuration: Configuration) -> Verification | None:
         return None
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 2**20 - 1])
 def test_torchs_own_fits_where_nothing_else_does(limit_bytes: int) -> None:
     config = Config(workspace_limit="headroom")
-    (tuned,) = replay([Task(PROBLEM, 4, limit_bytes, torch_fits=True)], config, Stored()).problems
+    (tuned,) = replay([Task(PROBLEM, 4, limit_bytes, in_headroom=True)], config, Stored()).problems
     assert tuned.configuration.is_baseline
     with pytest.raises(InfeasibleError):
         replay([Task(PROBLEM, 4, limit_bytes)], config, Stored())
@@ -195,7 +195,7 @@ def test_torchs_own_fits_where_nothing_else_does(limit_bytes: int) -> None:
 
 def test_torchs_own_is_tuned_where_nothing_else_fits(tmp_path: Path) -> None:
     config = Config(workspace_limit="headroom", algorithms=(), time_limit="20ms", database=tmp_path / "own.sqlite")
-    (tuned,) = tune_tasks([Task(PROBLEM, 1, 0, torch_fits=True)], config).problems
+    (tuned,) = tune_tasks([Task(PROBLEM, 1, 0, in_headroom=True)], config).problems
     assert tuned.configuration.is_baseline
     assert tuned.configuration.workspace_bytes > 0  # what makes it infeasible otherwise
     with pytest.raises(InfeasibleError):

@@ -233,3 +233,9 @@ def test_what_may_be_kept_counts_neither_against_the_limit_nor_in_the_race(may_k
     }
     assert (max(samples.values()) >= 3) is may_keep  # otherwise the first samples tell that it cannot win
     assert not any(name == "costly" for name, _ in results_of(fake("native"), costly, limit_bytes=100))
+
+
+def test_when_time_is_up_one_that_fits_is_still_measured() -> None:
+    native = fake("native", scratch_bytes_per_sample=1000)
+    results = results_of(native, fake("late"), fake("later"), limit_bytes=10, time_limit_s=0.0)
+    assert [name for name, _ in results if name != "native"] == ["late"]

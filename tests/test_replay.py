@@ -13,7 +13,6 @@ from mucudnn.configuration import Configuration, Measurement
 from mucudnn.database.database import Database, Verification
 from mucudnn.environment import Environment
 from mucudnn.errors import InfeasibleError
-from mucudnn.problem import ConvProblem
 from mucudnn.replay import replay
 from mucudnn.task import Task
 from mucudnn.tuner import tune_tasks
@@ -32,8 +31,8 @@ class Stored:
     def measurements(self, task: Task) -> Sequence[Measurement]:
         return self.database.measurements(ENVIRONMENT, task.problem, VERSIONS)
 
-    def verification(self, problem: ConvProblem, configuration: Configuration) -> Verification | None:
-        return self.database.verification(ENVIRONMENT, problem, configuration.micro_configs, VERSIONS)
+    def verification(self, task: Task, configuration: Configuration) -> Verification | None:
+        return self.database.verification(ENVIRONMENT, task.problem, configuration.micro_configs, VERSIONS)
 
 
 def tasks(config: Config) -> list[Task]:

@@ -16,6 +16,7 @@ from test_lean_import import loaded_by
 from mucudnn.config import BatchSizePolicy
 from mucudnn.configuration import Configuration, Failure, Measurement, MicroConfig
 from mucudnn.database.database import Database, Verification
+from mucudnn.database.schema import FreshWorkspace
 from mucudnn.database.stored import stored_measurements
 from mucudnn.environment import Environment
 from mucudnn.errors import DatabaseError, InvalidInputError
@@ -264,9 +265,19 @@ def test_verifications_are_of_the_same_environment_and_version(opened: Database)
     ):
         opened.add_verification(environment, FORWARD, HALVES.micro_configs, {"gemm": version}, verification)
     stored = stored_measurements(opened, [Task(FORWARD, 4)], POWERS, environment="EPYC")
-    assert stored.verification(FORWARD, HALVES) == newest
-    assert stored.verification(FORWARD, replace(HALVES, micro_configs=HALVES.micro_configs[:1])) is None
-    assert stored.verification(DATA, HALVES) is None
+    assert stored.verification(Task(FORWARD, 4), HALVES) == newest
+    assert stored.verification(Task(FORWARD, 4), replace(HALVES, micro_configs=HALVES.micro_configs[:1])) is None
+    assert stored.verification(Task(DATA, 4), HALVES) is None
+
+
+def test_whole_runs_with_a_fresh_workspace_are_apart(opened: Database) -> None:
+    fill(opened)
+    kept, fresh = Verification(4.0, 1.0, 0.1), Verification(4.0, 2.0, 0.1)
+    for verification, how in ((fresh, FreshWorkspace()), (kept, None)):
+        opened.add_verification(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, verification, how)
+    tasks = [Task(FORWARD, 4), Task(FORWARD, 4, in_headroom=True)]
+    stored = stored_measurements(opened, tasks, POWERS)
+    assert [stored.verification(task, HALVES) for task in tasks] == [kept, fresh]
 
 
 @pytest.mark.parametrize("bad", [Verification(math.nan, 1, 0), Verification(1, 0, 0), Verification(1, 1, math.inf)])
@@ -275,7 +286,7 @@ def test_verifications_that_cannot_be_are_named(opened: Database, bad: Verificat
     opened.add_verification(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, bad)
     stored = stored_measurements(opened, [Task(FORWARD, 4)], POWERS)
     with pytest.raises(DatabaseError, match=r"forward 4x8x8.*, whole run of gemm 2×2: \w+ is .*; it must be"):
-        stored.verification(FORWARD, HALVES)
+        stored.verification(Task(FORWARD, 4), HALVES)
 
 
 def test_problems_that_this_version_does_not_know_are_passed_over(opened: Database) -> None:
@@ -288,4 +299,6 @@ def test_problems_that_this_version_does_not_know_are_passed_over(opened: Databa
 
 
 def test_nothing_here_needs_torch() -> None:
-    assert loaded_by("import mucudnn.database.stored, mucudnn.database.profile_file, mucudnn.database.database") == set()
+    assert (
+        loaded_by("import mucudnn.database.stored, mucudnn.database.profile_file, mucudnn.database.database") == set()
+    )

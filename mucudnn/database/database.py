@@ -20,7 +20,7 @@ from typing import Any, Self, TextIO
 from mucudnn.configuration import Failure, Measurement, MicroConfig
 from mucudnn.database import profiles, schema, upkeep
 from mucudnn.database.file import MEMORY, DatabaseFile
-from mucudnn.database.schema import Keeping
+from mucudnn.database.schema import How
 from mucudnn.environment import Environment
 from mucudnn.problem import ConvProblem
 
@@ -142,10 +142,10 @@ class Database:
         micro_configs: Sequence[MicroConfig],
         versions: Mapping[str, int],
         verification: Verification,
-        keeping: Keeping | None = None,
+        how: How = None,
     ) -> None:
-        """Commit a whole run. versions: of at least the algorithms that ran. keeping: if it had a kept filter."""
-        key = schema.configuration_key(micro_configs, versions, keeping)
+        """Commit a whole run. versions: of at least the algorithms that ran. how: what was special in it."""
+        key = schema.configuration_key(micro_configs, versions, how)
         values = (verification.baseline_s, verification.time_s, verification.noise)
         self._add("verifications", environment, problem, (key, schema.now(), *values))
 
@@ -172,10 +172,10 @@ class Database:
         problem: ConvProblem,
         micro_configs: Sequence[MicroConfig],
         versions: Mapping[str, int],
-        keeping: Keeping | None = None,
+        how: How = None,
     ) -> Verification | None:
         """The newest whole run of this very configuration, None if there was none."""
-        key = schema.configuration_key(micro_configs, versions, keeping)
+        key = schema.configuration_key(micro_configs, versions, how)
         rows = [row for row in self._rows("verifications", environment, problem) if row["configuration"] == key]
         if not rows:
             return None

@@ -128,18 +128,27 @@ class Keeping:
     instead_of: tuple[MicroConfig, ...]
 
 
-def configuration_key(
-    micro_configs: Sequence[MicroConfig], versions: Mapping[str, int], keeping: Keeping | None = None
-) -> str:
+@dataclass(frozen=True, slots=True)
+class FreshWorkspace:
+    """Of a whole run whose workspace was allocated for the call. (That of all others is kept from call to call.)"""
+
+
+How = Keeping | FreshWorkspace | None  # None: as calls are made without a kept filter, with a kept workspace
+
+
+def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int], how: How = None) -> str:
     """JSON: for each run of equal micro-configs ``[algorithm, version, micro-batch size, how often]``.
 
     With a kept filter, those of its algorithm end with ``"kept"``, and what was run instead follows, each of its parts
-    ending with ``"instead"``.
+    ending with ``"instead"``. With a fresh workspace all end with ``"fresh"``.
     """
     parts = _parts(micro_configs, versions)
-    if keeping is not None:
-        parts = [[*part, "kept"] if part[0] == keeping.algorithm else part for part in parts]
-        parts += [[*part, "instead"] for part in _parts(keeping.instead_of, versions)]
+    match how:
+        case Keeping():
+            parts = [[*part, "kept"] if part[0] == how.algorithm else part for part in parts]
+            parts += [[*part, "instead"] for part in _parts(how.instead_of, versions)]
+        case FreshWorkspace():
+            parts = [[*part, "fresh"] for part in parts]
     return json.dumps(parts)
 
 

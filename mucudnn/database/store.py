@@ -8,7 +8,7 @@ from typing import ParamSpec
 
 from mucudnn.configuration import Configuration, Failure, Measurement
 from mucudnn.database.database import Database, Verification
-from mucudnn.database.schema import Keeping
+from mucudnn.database.schema import How
 from mucudnn.environment import Environment
 from mucudnn.errors import DatabaseError
 from mucudnn.problem import ConvProblem
@@ -44,10 +44,10 @@ class Store:
         problem: ConvProblem,
         configuration: Configuration,
         versions: Mapping[str, int],
-        keeping: Keeping | None = None,
+        how: How = None,
     ) -> Verification | None:
         """The whole run of this configuration, if there was one."""
-        return self._database.verification(self._environment, problem, configuration.micro_configs, versions, keeping)
+        return self._database.verification(self._environment, problem, configuration.micro_configs, versions, how)
 
     def keep_verification(
         self,
@@ -55,11 +55,11 @@ class Store:
         configuration: Configuration,
         versions: Mapping[str, int],
         verification: Verification,
-        keeping: Keeping | None = None,
+        how: How = None,
     ) -> None:
         """Commit a whole run."""
         key = (self._environment, problem, configuration.micro_configs, versions)
-        self._write(self._database.add_verification, *key, verification, keeping)
+        self._write(self._database.add_verification, *key, verification, how)
 
     def _write(self, add: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         if not self._writable:

@@ -10,6 +10,7 @@ from mucudnn.configuration import NATIVE, Configuration, Measurement
 from mucudnn.database import schema
 from mucudnn.database.database import Database, Verification
 from mucudnn.database.rules import RULES, fault
+from mucudnn.database.schema import FreshWorkspace
 from mucudnn.environment import Environment
 from mucudnn.errors import DatabaseError, InvalidInputError
 from mucudnn.problem import ConvProblem
@@ -37,15 +38,16 @@ class StoredMeasurements:
         """Of the micro-batch sizes that the policy allows; whatever their error or workspace is."""
         return self._measurements[task]
 
-    def verification(self, problem: ConvProblem, configuration: Configuration) -> Verification | None:
-        """The newest whole run of the configuration, None if there was none.
+    def verification(self, task: Task, configuration: Configuration) -> Verification | None:
+        """The newest whole run of the configuration, with a workspace as the task has it; None if there was none.
 
         Raises ``DatabaseError`` if its values are not allowed.
         """
-        key = (self.environment, problem, configuration.micro_configs, self.versions)
+        how = FreshWorkspace() if task.in_headroom else None
+        key = (self.environment, task.problem, configuration.micro_configs, self.versions, how)
         found = self._database.verification(*key)
         if found is not None and (wrong := _faults(found, _VERIFIED)):
-            raise _bad_rows(self.environment, [f"{problem}, whole run of {configuration}: {wrong}"])
+            raise _bad_rows(self.environment, [f"{task.problem}, whole run of {configuration}: {wrong}"])
         return found
 
 
