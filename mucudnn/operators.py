@@ -107,19 +107,12 @@ def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], h
 
 
 def _recipe(
-    operation: Operation,
-    x: Tensor,
-    w: Tensor,
-    third: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    tuning: int,
+    operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any
 ) -> Recipe | None:
     """``None``: torch's own. third: bias or dy."""
+    *geometry, tuning = geometry_and_tuning
     choices = _registered.get(tuning)
-    return None if choices is None else recipe_of(choices, operation, x, w, third, stride, padding, dilation, groups)
+    return None if choices is None else recipe_of(choices, operation, x, w, third, *geometry)
 
 
 def recipe_of(
