@@ -16,9 +16,10 @@ _CPU_INFO = Path("/proc/cpuinfo")
 class Environment:
     """Part of the key of every measurement: a time from another environment says nothing about this one.
 
-    device: CPU model or GPU name. capability: instruction set that torch uses (``AVX512``). threads: of one operation.
-    torch, library: versions (``2.13.0+cpu``, ``oneDNN 3.12.0``). compiled: which build of mucudnn's own C++ is loaded
-    (``avx512``, ``avx2``, ``plain``), or ``torch`` where there is none.
+    device: CPU model or GPU name. capability: instruction set that torch uses (``AVX512``), or of the GPU (``sm90``).
+    threads: of one operation; 1 on a GPU. torch, library: versions (``2.13.0+cpu``, ``oneDNN 3.12.0``). compiled: which
+    build of mucudnn's own C++ is loaded (``avx512``, ``avx2``, ``plain``), or ``torch`` where none is. numerics: what
+    the user allows on a GPU, in words; empty on the CPU.
     """
 
     device: str
@@ -27,12 +28,16 @@ class Environment:
     torch: str
     library: str
     compiled: str
+    numerics: str = ""
 
     def __str__(self) -> str:
         """For people: ``AMD EPYC (AVX512), 2 threads, torch 2.13.0+cpu, oneDNN 3.12.0, compiled for avx512``."""
+        device, versions = f"{self.device} ({self.capability})", f"torch {self.torch}, {self.library}"
+        if self.numerics:  # a GPU
+            return f"{device}, {versions}, {self.numerics}"
         threads = f"{self.threads} thread" + ("" if self.threads == 1 else "s")
         build = "nothing compiled" if self.compiled == "torch" else f"compiled for {self.compiled}"
-        return f"{self.device} ({self.capability}), {threads}, torch {self.torch}, {self.library}, {build}"
+        return f"{device}, {threads}, {versions}, {build}"
 
 
 def current_environment(device: str = "cpu") -> Environment:

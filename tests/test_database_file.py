@@ -18,6 +18,7 @@ import pytest
 from database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERSIONS, change, fill, rows_of
 
 from mucudnn.configuration import MicroConfig
+from mucudnn.database import schema
 from mucudnn.database.database import Database
 from mucudnn.errors import DatabaseError
 
@@ -49,7 +50,7 @@ def raise_version(path: Path) -> None:
         (lambda path: path.write_bytes(b"no database " * 1000), "is not an SQLite database"),
         (lambda path: path.write_bytes(path.read_bytes()[:60]), "is damaged"),
         (truncate, "is damaged"),
-        (raise_version, r"schema 99, of a newer mucudnn \(this one knows 1\): upgrade"),
+        (raise_version, r"schema 99, of a newer mucudnn \(this one knows 2\): upgrade"),
         (lambda path: change(path, "PRAGMA application_id = 7"), "belongs to another program"),
     ],
 )
@@ -169,3 +170,86 @@ def test_two_processes_make_and_fill_one_database(tmp_path: Path) -> None:
     with Database(path) as database:
         found = {m.micro_config for m in database.measurements(HERE, PROBLEM, VERSIONS)}
     assert found == {MicroConfig(algorithm, size) for algorithm in ("gemm", "fft") for size in range(1, 201)}
+
+
+# Files of earlier versions
+
+
+@pytest.fixture
+def version_1(tmp_path: Path) -> Path:
+    """``fill`` as it was written by the first schema."""
+    path = tmp_path / "version-1.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript((Path(__file__).parent / "data" / "version-1.sql").read_text())
+    connection.close()
+    return path
+
+
+def version_of(path: Path) -> int:
+    connection = sqlite3.connect(path)
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    connection.close()
+    return int(version)
+
+
+def test_a_file_of_version_1_is_migrated_and_takes_more(version_1: Path) -> None:
+    on_gpu = replace(HERE, numerics="TF32")
+    assert rows_of(version_1, HERE, PROBLEM) == FULL
+    with Database(version_1) as database:
+        database.add(on_gpu, PROBLEM, 1, FAST)
+        assert database.environments() == (HERE, on_gpu)
+        assert database.failures(on_gpu, PROBLEM, VERSIONS) == ()
+    connection = sqlite3.connect(version_1)
+    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    connection.close()
+    assert version_of(version_1) == 2
+
+
+def test_a_migrated_file_has_the_tables_of_a_new_one(version_1: Path, path: Path) -> None:
+    with Database(version_1):
+        pass
+    tables = []
+    for file in (version_1, path):
+        connection = sqlite3.connect(file)
+        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        tables.append(
+            {
+                name: [
+                    connection.execute(f"PRAGMA {pragma}({name})").fetchall()
+                    for pragma in ("table_info", "foreign_key_list", "index_list")
+                ]
+                for name in names
+            }
+        )
+        connection.close()
+    assert tables[0] == tables[1]
+
+
+def test_a_file_of_version_1_is_read_as_it_is(version_1: Path) -> None:
+    before = version_1.read_bytes()
+    with Database(version_1, read_only=True) as database:
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
+        assert database.verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == FULL[2]
+        with pytest.raises(DatabaseError, match=r"can only be read; change its permissions"):
+            database.add(HERE, PROBLEM, 1, FAST)
+        with database.copy_in_memory() as copy:
+            copy.add(replace(HERE, numerics="TF32"), PROBLEM, 1, FAST)
+            assert len(copy.environments()) == 2
+    assert version_1.read_bytes() == before
+    assert version_of(version_1) == 1
+
+
+def test_a_file_of_version_1_is_merged_without_being_changed(version_1: Path, tmp_path: Path) -> None:
+    with Database(tmp_path / "new.sqlite") as database:
+        assert database.merge(version_1).added == 3
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
+    assert version_of(version_1) == 1
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(version_1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(schema.MIGRATIONS, 1, (*schema.MIGRATIONS[1], "DROP TABLE of_another_name"))
+        with pytest.raises(DatabaseError, match="cannot be used"):
+            Database(version_1)
+    assert version_of(version_1) == 1
+    assert rows_of(version_1, HERE, PROBLEM) == FULL

@@ -38,7 +38,7 @@ VERIFICATIONS = st.builds(Verification, POSITIVE, POSITIVE, COSTS)
 OTHER = ConvProblem(
     Operation.BACKWARD_DATA, 3, 8, 9, 4, 1, 2, memory_format=MemoryFormat.CHANNELS_LAST, dtype="float16"
 )
-ENVIRONMENTS = st.sampled_from([HERE, replace(HERE, threads=1, device='a "device", or two\r\nlines;')])
+ENVIRONMENTS = st.sampled_from([HERE, replace(HERE, threads=1, device='a "device", or two\r\nlines;', numerics="TF32")])
 ROWS = st.tuples(ENVIRONMENTS, st.sampled_from([PROBLEM, OTHER]), MEASUREMENTS | FAILURES | VERIFICATIONS)
 
 
@@ -150,6 +150,14 @@ def test_columns_in_any_order_and_empty_lines_will_do(tmp_path: Path) -> None:
     with read_profile(path) as read:
         assert read.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
         assert read.failures(HERE, PROBLEM, VERSIONS) == (FAILED,)
+
+
+@pytest.mark.parametrize("name", ["version-1.csv", "version-1.jsonl"])
+def test_profiles_of_version_1_are_read(name: str) -> None:
+    with read_profile(Path(__file__).parent / "data" / name) as read:
+        key = (HERE, PROBLEM, VERSIONS)
+        found = (read.measurements(*key), read.failures(*key))
+        assert (*found, read.verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS)) == FULL
 
 
 # Bad rows
@@ -271,9 +279,9 @@ def without(column: str) -> Callable[[str], str]:
         (lambda text: text.replace("step_s", "setup_s", 1), "line 1: no column step_s, column setup_s twice; the"),
         (
             lambda text: text.replace("\r\n", ",1\r\n").replace("time_s,1", "time_s"),
-            "line 2: has 39 values; there must be 38",
+            "line 2: has 40 values; there must be 39",
         ),
-        (lambda text: text + "measurement,now\r\n", "line 5: has 2 values; there must be 38"),
+        (lambda text: text + "measurement,now\r\n", "line 5: has 2 values; there must be 39"),
         (lambda text: text + '"cut off', "line 5: broken CSV: unexpected end of data"),
     ],
 )

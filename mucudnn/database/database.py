@@ -91,6 +91,7 @@ class Database:
             schema=schema.TABLES,
             application_id=schema.APPLICATION_ID,
             version=schema.VERSION,
+            migrations=schema.MIGRATIONS,
             read_only=read_only,
             timeout_s=timeout_s,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from mucudnn.errors import DatabaseError
 
 MEMORY = Path(":memory:")
+_MEMORY_URI = "file::memory:"
 
 _NAME_ANOTHER = "name another file with --database or MUCUDNN_DATABASE"
 _MOVE_AWAY = f"it is left as it is: move it away to start anew, or {_NAME_ANOTHER}"
@@ -29,25 +30,35 @@ class DatabaseFile:
     """A connection to ``path`` (or to memory, for ``MEMORY``), whose tables ``schema`` makes where there are none.
 
     schema: statements that do no harm to a file that has the tables already. application_id: tells our files from
-    other programs'. version: of the schema; files of a newer one are refused.
+    other programs'. version: of the schema; files of a newer one are refused. migrations: for each older version the
+    statements that make it into the next. An older file is migrated when it is opened; if it can only be read it stays
+    as it is, and what is read is a migrated copy in memory.
 
     ``read_only`` is true where it was asked for and where the file or its folder cannot be written. Every method raises
     ``DatabaseError`` where the file cannot be used, after at most ``timeout_s`` of waiting for other processes.
     """
 
     def __init__(
-        self, path: Path, *, schema: str, application_id: int, version: int, read_only: bool, timeout_s: float
+        self,
+        path: Path,
+        *,
+        schema: str,
+        application_id: int,
+        version: int,
+        migrations: Mapping[int, Sequence[str]],
+        read_only: bool,
+        timeout_s: float,
     ) -> None:
         self.path = path
         self.read_only = read_only or (path != MEMORY and not _can_be_written(path))
         if self.read_only and not path.exists():
             fault = "does not exist" if read_only else "does not exist, and cannot be made in that folder"
             raise DatabaseError(f"database {path} {fault}; {_NAME_ANOTHER}")
-        with self._explained():
-            self._connection = sqlite3.connect(self._uri(), uri=True, timeout=timeout_s, isolation_level=None)
-            self._connection.row_factory = sqlite3.Row
+        self._connection = self._connect(self._uri(), timeout_s)
         try:
             self._open(schema, application_id, version)
+            self._migrate(migrations, version)
+            self._use_foreign_keys()
         except BaseException:
             self.close()
             raise
@@ -78,9 +89,15 @@ class DatabaseFile:
         with self._explained():
             self._connection.backup(other._connection)
 
+    def _connect(self, uri: str, timeout_s: float = 0.0) -> sqlite3.Connection:
+        with self._explained():
+            connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None)
+        connection.row_factory = sqlite3.Row
+        return connection
+
     def _uri(self) -> str:
         if self.path == MEMORY:
-            return "file::memory:"
+            return _MEMORY_URI
         uri = f"{self.path.absolute().as_uri()}?mode={'ro' if self.read_only else 'rwc'}"
         # Readers of a write-ahead log make a file beside it. Where they cannot, and nobody writes, there is no need.
         alone = not _allowed(self.path.parent) and not Path(f"{self.path}-wal").exists()
@@ -94,6 +111,27 @@ class DatabaseFile:
         else:
             self._check(not self.read_only, "is empty")
             self._create(schema)
+
+    def _migrate(self, migrations: Mapping[int, Sequence[str]], version: int) -> None:
+        if self._pragma("user_version") == version:
+            return
+        if self.read_only:
+            self._read_from_memory()
+        with self._explained(), self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for old in range(self._pragma("user_version"), version):  # another process may have done it meanwhile
+                for statement in migrations[old]:
+                    self._connection.execute(statement)
+            self._connection.execute(f"PRAGMA user_version = {version}")
+
+    def _read_from_memory(self) -> None:
+        file, self._connection = self._connection, self._connect(_MEMORY_URI)
+        with self._explained():
+            file.backup(self._connection)
+        file.close()
+
+    def _use_foreign_keys(self) -> None:
+        """After migrating, which may make anew what other tables refer to."""
         with self._explained():
             self._connection.execute("PRAGMA foreign_keys = ON")
             if self._pragma("journal_mode") == "wal":  # safe against SIGKILL without waiting for the disk each time

@@ -19,7 +19,7 @@ _SQLITE = b"SQLite format 3\0"
 _MOST_SHOWN = 20  # bad rows in one message
 _TEXTS = frozenset(
     (
-        *("kind", "measured_at", "device", "capability", "torch", "library", "compiled"),
+        *("kind", "measured_at", "device", "capability", "torch", "library", "compiled", "numerics"),
         *("operation", "dtype", "memory_format", "algorithm", "reason", "configuration"),
     )
 )
@@ -114,10 +114,11 @@ def _csv_lines(path: Path, text: str) -> Iterator[Line]:
 
 
 def _checked_columns(path: Path, columns: list[str]) -> list[str]:
-    """Raises ``DatabaseError`` unless they are those of an export, in any order."""
+    """Raises ``DatabaseError`` unless they are those of an export, of this or an earlier version, in any order."""
     if "kind" not in columns:
         raise _not_a_profile(path, "its first line does not name the columns of an export")
-    wrong = [f"no column {name}" for name in schema.EXPORT_COLUMNS if name not in columns]
+    required = [name for name in schema.EXPORT_COLUMNS if name not in schema.SINCE_VERSION_1]
+    wrong = [f"no column {name}" for name in required if name not in columns]
     wrong += [f"unknown column {name!r}" for name in columns if name not in schema.EXPORT_COLUMNS]
     wrong += [f"column {name} twice" for name in schema.EXPORT_COLUMNS if columns.count(name) > 1]
     if wrong:
@@ -151,6 +152,8 @@ def _checked(lines: Iterator[Line]) -> tuple[list[dict[str, Any]], list[str]]:
     faults: list[str] = []
     line_of: dict[tuple[Any, ...], int] = {}
     for number, row in lines:
+        if isinstance(row, dict):
+            row = schema.SINCE_VERSION_1 | row
         wrong = [row] if isinstance(row, str) else row_faults(row)
         if isinstance(row, dict) and not wrong:
             first = line_of.setdefault(_key(row), number)

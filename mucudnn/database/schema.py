@@ -15,11 +15,11 @@ from mucudnn.configuration import MicroConfig
 from mucudnn.environment import Environment
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
-VERSION = 1  # 1: the first one
+VERSION = 2  # 1: the first one; 2: environments have numerics
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
 COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes", "relative_error", "noise", "samples")
-ENVIRONMENT = "device, capability, threads, torch, library, compiled"
+ENVIRONMENT = "device, capability, threads, torch, library, compiled, numerics"
 PROBLEM = (
     "operation, c, h, w, k, r, s, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, groups, "
     "dtype, memory_format"
@@ -38,6 +38,18 @@ CREATE TABLE IF NOT EXISTS verifications ({_OWNER}, {KEYS["verifications"]}, mea
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
 """
+
+# What makes a file of that version into one of the next, with columns as they were then. Keys need a new table.
+_ENVIRONMENT_1 = "device, capability, threads, torch, library, compiled"
+MIGRATIONS = {
+    1: (
+        f"CREATE TABLE wider (id INTEGER PRIMARY KEY, {_ENVIRONMENT_1}, numerics, UNIQUE ({_ENVIRONMENT_1}, numerics))",
+        f"INSERT INTO wider SELECT id, {_ENVIRONMENT_1}, '' FROM environments",
+        "DROP TABLE environments",
+        "ALTER TABLE wider RENAME TO environments",
+    ),
+}
+SINCE_VERSION_1 = {"numerics": ""}  # columns that were added, with what they are in profiles that lack them
 
 _JOINED = "JOIN environments ON environments.id = environment_id JOIN problems ON problems.id = problem_id"
 _EXPORTED = ("kind, measured_at", ENVIRONMENT, PROBLEM, KEYS["measurements"], *COSTS, "reason")
