@@ -185,6 +185,13 @@ def version_1(tmp_path: Path) -> Path:
     return path
 
 
+def dump(path: Path) -> list[str]:
+    connection = sqlite3.connect(path)
+    statements = list(connection.iterdump())
+    connection.close()
+    return statements
+
+
 def version_of(path: Path) -> int:
     connection = sqlite3.connect(path)
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -247,9 +254,10 @@ def test_a_file_of_version_1_is_merged_without_being_changed(version_1: Path, tm
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(version_1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = dump(version_1)
     with monkeypatch.context() as patch:
         patch.setitem(schema.MIGRATIONS, 1, (*schema.MIGRATIONS[1], "DROP TABLE of_another_name"))
         with pytest.raises(DatabaseError, match="cannot be used"):
             Database(version_1)
-    assert version_of(version_1) == 1
+    assert (version_of(version_1), dump(version_1)) == (1, before)
     assert rows_of(version_1, HERE, PROBLEM) == FULL
