@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import mucudnn
+from mucudnn.bench.accounts import accounts_of
 from mucudnn.bench.network_benchmark import FormatResult, NetworkBenchmark, ProblemResult
 from mucudnn.bench.solver_benchmark import SolverBenchmark
 from mucudnn.bench.table_tuning import TableTuning, TunedLayer
@@ -26,6 +27,7 @@ def tuning_record(tuning: TableTuning, environment: Environment) -> Record:
         "source": tuning.source,
         "complete": not tuning.interrupted,
         "problems": [_tuned(row) for row in tuning.rows],
+        "accounts": None if tuning.divided is not None else _accounts(tuning),
         "total": {
             "torch_s": tuning.baseline_s,
             "mucudnn_s": tuning.time_s,
@@ -88,6 +90,10 @@ def solver_record(benchmark: SolverBenchmark) -> Record:
 
 def _configuration(configuration: Configuration) -> Record:
     return {"configuration": str(configuration), "workspace_bytes": configuration.workspace_bytes}
+
+
+def _accounts(tuning: TableTuning) -> list[Record | None]:
+    return [None if account is None else account.to_json() for account in accounts_of(tuning)]
 
 
 def _tuned(row: TunedLayer) -> Record:

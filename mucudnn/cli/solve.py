@@ -39,6 +39,7 @@ def solve(
     environments (machine, threads, versions) are never mixed: --environment picks one. The answer is that of mucudnn
     tune; where no whole run of a configuration is stored, its predicted time counts.
     """
+    from mucudnn.bench.accounts import account_in_words
     from mucudnn.bench.console import output
     from mucudnn.bench.records import tuning_record
     from mucudnn.bench.report import tuning_table
@@ -50,8 +51,7 @@ def solve(
     replayed = solve_stored(stored, table, config, environment, limits)
     console = output()
     console.print(tuning_table(replayed.tuning))
-    if replayed.tuning.divided is not None:
-        console.print(str(replayed.tuning.divided.division))
+    console.print(account_in_words(replayed.tuning))
     console.print(f"measured on {replayed.environment}")
     if json_file is not None:
         record = tuning_record(replayed.tuning, replayed.environment) | {"notes": replayed.notes}

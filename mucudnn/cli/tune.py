@@ -33,6 +33,7 @@ def tune(
     deepbench-inference-server, deepbench-inference-device), a CSV file of layers, or package.module:factory, a function
     that returns your own torch model (with --input 3x224x224). What was measured before is not measured again.
     """
+    from mucudnn.bench.accounts import account_in_words
     from mucudnn.bench.console import output
     from mucudnn.bench.records import tuning_record
     from mucudnn.bench.report import tuning_table
@@ -47,8 +48,7 @@ def tune(
     tuning = tune_with_progress(table, config, device, limits)
     console = output()
     console.print(tuning_table(tuning))
-    if tuning.divided is not None:
-        console.print(str(tuning.divided.division))
+    console.print(account_in_words(tuning))
     console.print(str(environment))
     if json_file is not None:
         json_file.write_text(json.dumps(tuning_record(tuning, environment), indent=2) + "\n", encoding="utf-8")
