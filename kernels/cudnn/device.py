@@ -1,0 +1,127 @@
+"""The device whose engines are asked for: the current one, or one that need not be here, described by its properties.
+
+``devices/`` has descriptions as cuDNN reads them. In that of the H200 the driver's version, the memory's size and the
+clocks are guesses. The first two changed no list that was looked at; the clocks change the order, and now and then what
+is offered: ``Device.properties_json`` of a real one is what belongs there. For a device that is not here cuDNN lists no
+engine that depends on cuBLASLt.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from mucudnn.errors import InvalidInputError, UnavailableError
+from mucudnn.kernels.cudnn.constants import Attribute, AttributeType, DescriptorKind
+from mucudnn.kernels.cudnn.descriptor import Descriptor
+from mucudnn.kernels.cudnn.engines import Engine, every_engine, offered_engines
+from mucudnn.kernels.cudnn.library import CudnnError, Library, library
+from mucudnn.kernels.cudnn.operation_graph import operation_graph
+from mucudnn.problem import ConvProblem
+
+OLDEST_DESCRIBED_VERSION = 90800
+_BUILT_IN = {path.stem: path for path in (Path(__file__).parent / "devices").glob("*.json")}
+
+
+class Handle:
+    """cuDNN's handle of the current CUDA device, destroyed with this object. Raises ``CudnnError`` without one."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.pointer = ctypes.c_void_p()
+        library.call("cudnnCreate", "make a handle of the current CUDA device", ctypes.byref(self.pointer))
+
+    def __del__(self) -> None:
+        if self.pointer:
+            self.library.destroy("cudnnDestroy", self.pointer)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a handle of cuDNN cannot be copied: each is destroyed once")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Whose engines cuDNN lists. handle: ``None`` for a device that is not here."""
+
+    library: Library
+    properties: Descriptor
+    handle: Handle | None = None
+
+    @property
+    def properties_json(self) -> str:
+        """The description of the device, as ``described_device`` takes it."""
+        return self.properties.text(Attribute.DEVICEPROP_JSON_REPRESENTATION)
+
+    @property
+    def name(self) -> str:
+        """``NVIDIA H200``."""
+        return str(json.loads(self.properties_json)["deviceName"])
+
+    def engines(self, problem: ConvProblem, n: int, *, every: bool = False) -> list[Engine]:
+        """What cuDNN offers for ``n`` samples of the problem, best first; every: see ``every_engine``.
+
+        Raises ``CudnnError`` where it cannot say.
+        """
+        listed = every_engine if every else offered_engines
+        if self.handle is None:
+            return listed(self.library, operation_graph(self.library, problem, n), self.properties)
+        graph = operation_graph(self.library, problem, n, handle=self.handle.pointer.value or 0)
+        return listed(self.library, graph)
+
+
+def current_device() -> Device:
+    """The current CUDA device. Raises ``UnavailableError`` where there is none, or no cuDNN."""
+    loaded = library()
+    try:
+        handle = Handle(loaded)
+    except CudnnError as error:
+        raise UnavailableError(f"no CUDA device can be used here: {error}; see nvidia-smi for its driver") from error
+    properties = Descriptor(loaded, DescriptorKind.DEVICEPROP)
+    properties.set(Attribute.DEVICEPROP_HANDLE, AttributeType.HANDLE, handle.pointer.value or 0).finalize()
+    return Device(loaded, properties, handle)
+
+
+def described_device(description: str) -> Device:
+    """The device of a name in ``devices/`` (``h200``), or of a file with its properties as JSON.
+
+    Raises ``InvalidInputError`` for what is no such name or file, or what cuDNN does not take; ``UnavailableError``
+    where there is no cuDNN, or one before 9.8, which knows only devices that are here.
+    """
+    text = _described(description)
+    loaded = library()
+    if loaded.version < OLDEST_DESCRIBED_VERSION:
+        raise UnavailableError(
+            f"{loaded.path} is cuDNN {loaded.version_text}, which knows no devices but the current one: that needs 9.8 "
+            "or later"
+        )
+    properties = Descriptor(loaded, DescriptorKind.DEVICEPROP)
+    try:
+        properties.set_text(Attribute.DEVICEPROP_JSON_REPRESENTATION, text).finalize()
+    except CudnnError as error:
+        raise InvalidInputError(f"{description} is no device that this cuDNN takes: {error}{_lacking(text)}") from error
+    return Device(loaded, properties)
+
+
+def _described(name: str) -> str:
+    """The text of the built-in description or of the file, once it is certain that it is JSON."""
+    path = _BUILT_IN.get(name, Path(name))
+    try:
+        text = path.read_text(encoding="utf-8")
+        json.loads(text)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        names = ", ".join(_BUILT_IN)
+        raise InvalidInputError(
+            f"{name} cannot be read as the properties of a device: {reason}; name a JSON file, or one of {names}"
+        ) from error
+    return text
+
+
+def _lacking(text: str) -> str:
+    """Which of the properties that we know a description lacks: cuDNN's own message names no key."""
+    given, known = json.loads(text), json.loads(_BUILT_IN["h200"].read_text(encoding="utf-8"))
+    missing = [key for key in known if not isinstance(given, dict) or key not in given]
+    return f"; it lacks {', '.join(missing)}" if missing else ""

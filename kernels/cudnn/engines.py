@@ -1,0 +1,190 @@
+"""Engine configurations: which cuDNN offers for a convolution, and what it says of each before anything is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, islice, product
+from typing import Self
+
+from mucudnn.errors import InvalidInputError
+from mucudnn.kernels.cudnn.constants import (
+    Attribute,
+    AttributeType,
+    BehaviorNote,
+    DescriptorKind,
+    HeuristicMode,
+    NumericalNote,
+)
+from mucudnn.kernels.cudnn.descriptor import Descriptor
+from mucudnn.kernels.cudnn.library import CudnnError, Library
+
+PREFIX = "cudnn:"
+_MOST_KNOBS = 64  # of one engine; cuDNN 9.19 knows 44 types
+_MOST_NOTES = 32  # of one engine; cuDNN 9.19 knows 10
+_NAME = re.compile(r"cudnn:(\d+)((?: k\d+=-?\d+)*)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EngineConfig:
+    """One of cuDNN's implementations and how its knobs are set: (knob type, value), by type.
+
+    Numbers mean the same only within one version of cuDNN and one device.
+    """
+
+    engine: int
+    knobs: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """``cudnn:67 k2=5 k13=0``: as in databases."""
+        return f"{PREFIX}{self.engine}" + "".join(f" k{knob}={value}" for knob, value in self.knobs)
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """The inverse of ``name``. Raises ``InvalidInputError`` for what is no such name."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise InvalidInputError(f"{name!r} is no engine configuration; write for example 'cudnn:67 k2=5 k13=0'")
+        knobs = re.findall(r"k(\d+)=(-?\d+)", match[2])
+        return cls(int(match[1]), tuple((int(knob), int(value)) for knob, value in knobs))
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine configuration for one problem and micro-batch size, with what cuDNN says of it."""
+
+    config: EngineConfig
+    numerical_notes: frozenset[NumericalNote]
+    behavior_notes: frozenset[BehaviorNote]
+    workspace_bytes: int
+
+    @property
+    def deterministic(self) -> bool:
+        return NumericalNote.NONDETERMINISTIC not in self.numerical_notes
+
+    @property
+    def uses_tensor_cores(self) -> bool:
+        return NumericalNote.TENSOR_CORE in self.numerical_notes
+
+
+def offered_engines(library: Library, graph: Descriptor, device: Descriptor | None = None) -> list[Engine]:
+    """The engine configurations that cuDNN's heuristics propose, best first, then those it falls back to; each once.
+
+    device: None: the current one. Raises ``CudnnError`` where cuDNN cannot say.
+    """
+    modes = (HeuristicMode.A, HeuristicMode.FALLBACK)
+    found = chain.from_iterable(_proposed(library, graph, device, mode) for mode in modes)
+    return _distinct(described(config) for config in found)
+
+
+def every_engine(
+    library: Library, graph: Descriptor, device: Descriptor | None = None, *, most_per_engine: int = 256
+) -> list[Engine]:
+    """Those that are offered, then all engines that can compute the graph with the settings of their knobs.
+
+    Of each engine's settings, up to 10^11, the default and so many more are tried, in the order of the knobs' values;
+    those that cuDNN refuses are left out. Raises ``CudnnError`` where cuDNN cannot say what it offers.
+    """
+    offered = offered_engines(library, graph, device)
+    count = graph.number(Attribute.OPERATIONGRAPH_ENGINE_GLOBAL_COUNT)
+    others = chain.from_iterable(_of_engine(library, graph, device, number, most_per_engine) for number in range(count))
+    return _distinct(chain(offered, others))
+
+
+def configured(
+    library: Library, graph: Descriptor, config: EngineConfig, device: Descriptor | None = None
+) -> Descriptor:
+    """The finalized engine configuration. Raises ``CudnnError`` where it cannot compute the graph."""
+    configuration = Descriptor(library, DescriptorKind.ENGINECFG)
+    configuration.refer(Attribute.ENGINECFG_ENGINE, _engine(library, graph, device, config.engine))
+    if config.knobs:
+        choices = [
+            Descriptor(library, DescriptorKind.KNOB_CHOICE)
+            .set(Attribute.KNOB_CHOICE_KNOB_TYPE, AttributeType.KNOB_TYPE, knob)
+            .set(Attribute.KNOB_CHOICE_KNOB_VALUE, AttributeType.INT64, value)
+            .finalize()
+            for knob, value in config.knobs
+        ]
+        configuration.refer(Attribute.ENGINECFG_KNOB_CHOICES, *choices)
+    return configuration.finalize()
+
+
+def described(configuration: Descriptor) -> Engine:
+    """What a finalized engine configuration is."""
+    (engine,) = configuration.descriptors(Attribute.ENGINECFG_ENGINE, DescriptorKind.ENGINE, 1)
+    chosen = configuration.descriptors(Attribute.ENGINECFG_KNOB_CHOICES, DescriptorKind.KNOB_CHOICE, _MOST_KNOBS)
+    knobs = (
+        (
+            choice.number(Attribute.KNOB_CHOICE_KNOB_TYPE, AttributeType.KNOB_TYPE),
+            choice.number(Attribute.KNOB_CHOICE_KNOB_VALUE),
+        )
+        for choice in chosen
+    )
+    numerical = engine.numbers(Attribute.ENGINE_NUMERICAL_NOTE, AttributeType.NUMERICAL_NOTE, _MOST_NOTES)
+    behavior = engine.numbers(Attribute.ENGINE_BEHAVIOR_NOTE, AttributeType.BEHAVIOR_NOTE, _MOST_NOTES)
+    return Engine(
+        EngineConfig(engine.number(Attribute.ENGINE_GLOBAL_INDEX), tuple(sorted(knobs))),
+        frozenset(map(NumericalNote, numerical)),
+        frozenset(map(BehaviorNote, behavior)),
+        configuration.number(Attribute.ENGINECFG_WORKSPACE_SIZE),
+    )
+
+
+def _proposed(
+    library: Library, graph: Descriptor, device: Descriptor | None, mode: HeuristicMode
+) -> Sequence[Descriptor]:
+    heuristic = Descriptor(library, DescriptorKind.ENGINEHEUR)
+    heuristic.refer(Attribute.ENGINEHEUR_OPERATION_GRAPH, graph)
+    heuristic.set(Attribute.ENGINEHEUR_MODE, AttributeType.HEUR_MODE, mode)
+    if device is not None:
+        heuristic.refer(Attribute.ENGINEHEUR_DEVICEPROP, device)
+    heuristic.finalize()
+    count = heuristic.count(Attribute.ENGINEHEUR_RESULTS, AttributeType.BACKEND_DESCRIPTOR)
+    return heuristic.descriptors(Attribute.ENGINEHEUR_RESULTS, DescriptorKind.ENGINECFG, count)
+
+
+def _engine(library: Library, graph: Descriptor, device: Descriptor | None, number: int) -> Descriptor:
+    engine = Descriptor(library, DescriptorKind.ENGINE).refer(Attribute.ENGINE_OPERATION_GRAPH, graph)
+    engine.set(Attribute.ENGINE_GLOBAL_INDEX, AttributeType.INT64, number)
+    if device is not None:
+        engine.refer(Attribute.ENGINE_DEVICEPROP, device)
+    return engine.finalize()
+
+
+def _of_engine(
+    library: Library, graph: Descriptor, device: Descriptor | None, number: int, most: int
+) -> Iterator[Engine]:
+    try:
+        engine = _engine(library, graph, device, number)
+    except CudnnError:
+        return  # it cannot compute this graph
+    for knobs in chain([()], islice(product(*_knob_settings(engine)), most)):
+        with suppress(CudnnError):  # most combinations of values are none
+            yield described(configured(library, graph, EngineConfig(number, tuple(sorted(knobs))), device))
+
+
+def _knob_settings(engine: Descriptor) -> list[list[tuple[int, int]]]:
+    """For each knob of an engine its type with every value that it can have."""
+    infos = engine.descriptors(Attribute.ENGINE_KNOB_INFO, DescriptorKind.KNOB_INFO, _MOST_KNOBS)
+    return [
+        [
+            (info.number(Attribute.KNOB_INFO_TYPE, AttributeType.KNOB_TYPE), value)
+            for value in range(
+                info.number(Attribute.KNOB_INFO_MINIMUM_VALUE),
+                info.number(Attribute.KNOB_INFO_MAXIMUM_VALUE) + 1,
+                max(info.number(Attribute.KNOB_INFO_STRIDE), 1),
+            )
+        ]
+        for info in infos
+    ]
+
+
+def _distinct(engines: Iterable[Engine]) -> list[Engine]:
+    """The first of each configuration."""
+    first: dict[EngineConfig, Engine] = {}
+    for engine in engines:
+        first.setdefault(engine.config, engine)
+    return list(first.values())

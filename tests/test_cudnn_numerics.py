@@ -1,0 +1,114 @@
+"""Which engines torch's settings allow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from mucudnn.kernels.cudnn.constants import NumericalNote
+from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
+from mucudnn.kernels.cudnn.numerics import Numerics
+
+EXACT, TENSOR_CORE, ROUNDED, ANY_ORDER = (
+    Engine(EngineConfig(0), frozenset(notes), frozenset(), 0)
+    for notes in (
+        (),
+        (NumericalNote.TENSOR_CORE,),
+        (NumericalNote.TENSOR_CORE, NumericalNote.DOWN_CONVERT_INPUTS),
+        (NumericalNote.NONDETERMINISTIC, NumericalNote.REDUCED_PRECISION_REDUCTION),
+    )
+)
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Torch's own, put back afterwards."""
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    yield
+    torch.backends.cudnn.deterministic = False
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_inputs_are_never_rounded_to_a_smaller_type(dtype: str) -> None:
+    assert Numerics().why_barred(ROUNDED, dtype) == "rounds its inputs to a smaller type"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("numerics", [Numerics(), Numerics(allow_tf32=False, deterministic=True, tf32_override="0")])
+def test_an_exact_engine_is_always_allowed(numerics: Numerics, dtype: str) -> None:
+    assert numerics.why_barred(EXACT, dtype) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("forbidding", "reason"),
+    [
+        (Numerics(allow_tf32=False), "torch.backends.cudnn.allow_tf32 is off"),
+        (Numerics(tf32_override="0"), "NVIDIA_TF32_OVERRIDE is 0"),
+    ],
+)
+def test_tensor_cores_are_barred_for_float32_alone(forbidding: Numerics, reason: str, dtype: str) -> None:
+    barred = forbidding.why_barred(TENSOR_CORE, dtype)
+    assert (barred is not None) == (dtype == "float32")
+    assert barred is None or reason in barred
+    assert Numerics(tf32_override="1").why_barred(TENSOR_CORE, dtype) is None
+
+
+def test_other_bits_on_every_run_are_barred_where_torch_must_be_deterministic() -> None:
+    assert Numerics().why_barred(ANY_ORDER, "float32") is None
+    assert "not deterministic" in str(Numerics(deterministic=True).why_barred(ANY_ORDER, "float32"))
+    assert Numerics(deterministic=True).why_barred(TENSOR_CORE, "float32") is None
+
+
+def test_by_default_torch_allows_tf32_and_any_order() -> None:
+    assert Numerics.of_torch() == Numerics(allow_tf32=True, deterministic=False)
+
+
+def test_every_way_to_forbid_tf32_is_heeded() -> None:
+    """In a process of its own: once ``allow_tf32`` was set, torch heeds the other two no more."""
+    program = """
+import torch
+from mucudnn.kernels.cudnn.numerics import Numerics
+for owner, name, forbidding, neutral in (
+    (torch.backends, "fp32_precision", "ieee", "none"),
+    (torch.backends.cudnn, "fp32_precision", "ieee", "none"),
+    (torch.backends.cudnn, "allow_tf32", False, True),
+    (torch.backends.cudnn.conv, "fp32_precision", "ieee", "tf32"),
+):
+    setattr(owner, name, forbidding)
+    print(Numerics.of_torch().allow_tf32, end=" ")
+    setattr(owner, name, neutral)
+    print(Numerics.of_torch().allow_tf32)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines() == ["False True"] * 4
+
+
+def test_tf32_of_matrix_products_is_another_matter() -> None:
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert Numerics.of_torch().allow_tf32
+
+
+def test_both_ways_to_ask_for_determinism_are_heeded() -> None:
+    torch.backends.cudnn.deterministic = True
+    assert Numerics.of_torch().deterministic
+    torch.backends.cudnn.deterministic = False
+    torch.use_deterministic_algorithms(True)
+    assert Numerics.of_torch().deterministic
+
+
+def test_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert Numerics.of_torch() == Numerics(tf32_override="0")
+
+
+def test_different_numerics_have_different_keys() -> None:
+    all_of_them = [Numerics(a, b, c) for a in (True, False) for b in (True, False) for c in ("", "0", "1")]
+    assert len({str(numerics) for numerics in all_of_them}) == len(all_of_them)
+    assert str(Numerics(False, True, "0")) == "no-tf32 deterministic NVIDIA_TF32_OVERRIDE=0"
