@@ -11,6 +11,7 @@ from mucudnn.cli.batch import batch
 from mucudnn.cli.bench import bench
 from mucudnn.cli.database import database
 from mucudnn.cli.doctor import doctor
+from mucudnn.cli.engines import engines
 from mucudnn.cli.explain import explain
 from mucudnn.cli.layers import layers
 from mucudnn.cli.solve import solve
@@ -51,5 +52,5 @@ def main() -> None:
     """Faster convolutions in the memory there is: measured algorithms and micro-batches."""
 
 
-for command in (layers, tune, solve, explain, batch, bench, doctor, database):
+for command in (layers, tune, solve, explain, batch, bench, engines, doctor, database):
     main.add_command(command)

@@ -1,0 +1,117 @@
+"""``mucudnn engines``: which engines cuDNN offers for a layer, and what each needs at every micro-batch size."""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mucudnn.cli import options
+from mucudnn.config import BatchSizePolicy
+from mucudnn.errors import InvalidInputError
+from mucudnn.problem import Operation
+
+if TYPE_CHECKING:
+    from mucudnn.bench.layers import Layer, LayerTable
+    from mucudnn.kernels.cudnn.device import Device
+
+
+def _parse_sizes(text: str) -> tuple[int, ...]:
+    """``1,8,32`` -> (1, 8, 32), ascending. Raises ``InvalidInputError``."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        raise InvalidInputError(f"{text!r} is no list of micro-batch sizes; write for example 1,8,32")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+@click.command()
+@options.source
+@click.option("--layer", "layer_name", metavar="NAME", help="Of SOURCE's layers; mucudnn layers SOURCE lists them.")
+@click.option(
+    "--operation",
+    type=options.choice(Operation),
+    default=Operation.FORWARD,
+    show_default="forward",
+    help="Which of the layer's three.",
+)
+@click.option(
+    "--micro-batches",
+    type=options.Text("N,...", _parse_sizes),
+    help="Micro-batch sizes, as 1,8,32; default: powers of two up to the batch, and the batch itself.",
+)
+@options.dtype
+@options.memory_format
+@click.option(
+    "--device-properties",
+    metavar="FILE|h200",
+    help="List for a device that need not be here: h200, or a JSON file of its properties; default: the GPU.",
+)
+@click.option(
+    "--all", "every", is_flag=True, help="All engines with many settings of their knobs, not only the offered."
+)
+@options.csv_file
+@options.json_file
+def engines(
+    source: str,
+    layer_name: str | None,
+    operation: Operation,
+    micro_batches: tuple[int, ...] | None,
+    device_properties: str | None,
+    every: bool,
+    csv_file: Path | None,
+    json_file: Path | None,
+    **sizes: Any,
+) -> None:
+    """List cuDNN's engines for one layer of SOURCE, with the workspace that each needs for every micro-batch size.
+
+    They are those that cuDNN's heuristics offer, best first, then its fallbacks. Barred are those that torch's settings
+    forbid (torch.backends.cudnn.allow_tf32, deterministic algorithms), with the reason. With --device-properties no GPU
+    is needed, only cuDNN 9.8 or later; engines that depend on cuBLASLt are not listed then. SOURCE is as for mucudnn
+    tune.
+    """
+    from mucudnn.bench.console import output
+    from mucudnn.bench.engines_report import engines_record, engines_table, list_engines, write_csv
+    from mucudnn.bench.layers import load_source
+    from mucudnn.solver.policies import micro_batch_sizes
+
+    if micro_batches is not None and sizes["batch"] is not None:
+        raise click.UsageError("give --batch or --micro-batches, not both", click.get_current_context())
+    layer = _named(load_source(source, **sizes), layer_name)
+    asked = micro_batches or micro_batch_sizes(BatchSizePolicy.POWER_OF_TWO, layer.batch_size)
+    device = _device(device_properties)
+    found = list_engines(device, layer.name, layer.problem.with_operation(operation), asked, every=every)
+    output().print(engines_table(found))
+    if csv_file is not None:
+        write_csv(found, csv_file)
+    if json_file is not None:
+        json_file.write_text(json.dumps(engines_record(found), indent=2) + "\n", encoding="utf-8")
+
+
+def _named(table: LayerTable, name: str | None) -> Layer:
+    """The layer that goes by this name, alone or with equal ones. Raises ``InvalidInputError``."""
+    by_name = {name: layer for layer in table.layers for name in (layer.name, *layer.name.split(", "))}
+    if name in by_name:
+        return by_name[name]
+    if name is None and len(table.layers) == 1:
+        return table.layers[0]
+    close = get_close_matches(name or "", by_name, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    asked = "no layer is named" if name is None else f"{table.source} has no layer {name!r}"
+    names = ", ".join(layer.name.split(", ")[0] for layer in table.layers)
+    raise InvalidInputError(f"{asked}; {hint}give --layer NAME, one of {names}")
+
+
+def _device(properties: str | None) -> Device:
+    """Raises ``UnavailableError`` and ``InvalidInputError``, saying what to do instead."""
+    from mucudnn.errors import UnavailableError
+    from mucudnn.kernels.cudnn.device import current_device, described_device
+
+    if properties is not None:
+        return described_device(properties)
+    try:
+        return current_device()
+    except UnavailableError as error:
+        raise UnavailableError(f"{error}; --device-properties lists the engines of a GPU that is not here") from error
