@@ -84,8 +84,9 @@ class Descriptor:
         return self
 
     def _get(self, attribute: Attribute, kind: AttributeType, most: int, values: ctypes.Array[Any] | None) -> int:
+        """Fills in at most so many; returns how many there are."""
         what, found = f"get {attribute.name}", ctypes.c_int64()
         pointer = None if values is None else ctypes.cast(values, ctypes.c_void_p)
         arguments = (self.pointer, attribute, kind, most, ctypes.byref(found), pointer)
         self.library.call("cudnnBackendGetAttribute", what, *arguments)
-        return found.value if values is None else min(found.value, most)
+        return found.value

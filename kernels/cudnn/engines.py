@@ -163,7 +163,7 @@ def _of_engine(
         return  # it cannot compute this graph
     for knobs in chain([()], islice(product(*_knob_settings(engine)), most)):
         with suppress(CudnnError):  # most combinations of values are none
-            yield described(configured(library, graph, EngineConfig(number, tuple(sorted(knobs))), device))
+            yield described(configured(library, graph, EngineConfig(number, knobs), device))
 
 
 def _knob_settings(engine: Descriptor) -> list[list[tuple[int, int]]]:
