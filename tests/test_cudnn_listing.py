@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from mucudnn.bench.engines_report import list_engines
 from mucudnn.bench.record_engines import MICRO_BATCH_SIZES, recorded_problems
 from mucudnn.errors import UnavailableError
 from mucudnn.kernels.cudnn import device as module
+from mucudnn.kernels.cudnn import library as library_module
 from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
@@ -180,10 +182,22 @@ def test_batch_and_sizes_exclude_each_other(device: RecordedDevice) -> None:
     assert "give --batch or --micro-batches, not both" in fail("engines", "layers.csv", "--batch", "2", *SIZES)
 
 
-def test_without_a_gpu_the_command_says_what_to_do(device: RecordedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing() -> None:
-        raise UnavailableError("no CUDA device can be used here")
+def unavailable(reason: str) -> Callable[[], None]:
+    def refuse() -> None:
+        raise UnavailableError(reason)
 
-    monkeypatch.setattr(module, "current_device", nothing)
+    return refuse
+
+
+def test_without_a_gpu_the_command_says_what_to_do(device: RecordedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_module, "library", lambda: None)
+    monkeypatch.setattr(module, "current_device", unavailable("no CUDA device can be used here"))
     message = fail("engines", "layers.csv", "--layer", "one")
     assert "no CUDA device can be used here; --device-properties lists the engines of a GPU that is not here" in message
+
+
+def test_without_cudnn_it_does_not_advise_what_would_fail_too(
+    device: RecordedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library_module, "library", unavailable("there is no cuDNN"))
+    assert fail("engines", "layers.csv", "--layer", "one").endswith("there is no cuDNN")

@@ -108,9 +108,11 @@ def _device(properties: str | None) -> Device:
     """Raises ``UnavailableError`` and ``InvalidInputError``, saying what to do instead."""
     from mucudnn.errors import UnavailableError
     from mucudnn.kernels.cudnn.device import current_device, described_device
+    from mucudnn.kernels.cudnn.library import library
 
     if properties is not None:
         return described_device(properties)
+    library()  # without one, no other device can be asked about either
     try:
         return current_device()
     except UnavailableError as error:
