@@ -7,24 +7,35 @@ limit of time) with the robust statistics of ``torch.utils.benchmark``: median, 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 from statistics import median, quantiles
-from typing import Protocol
 
-CANDIDATE_ERRORS = (RuntimeError, MemoryError)  # torch reports a lack of memory as a RuntimeError
+from mucudnn.kernels.cudnn.library import CudnnError
+
+# Torch reports a lack of memory, on the CPU as on a GPU, as a RuntimeError.
+CANDIDATE_ERRORS = (RuntimeError, MemoryError, CudnnError)
 
 
-class Clock(Protocol):
-    """Tells the time. Whatever was started before ``now`` is called has finished when ``now`` returns."""
+class Clock(ABC):
+    """Tells the time, and times calls. Whatever was started before ``now`` is called has finished when it returns."""
 
+    @abstractmethod
     def now(self) -> float:
         """Seconds since some fixed moment."""
 
+    def time(self, function: Callable[[], object], calls: int) -> float:
+        """Seconds that so many calls take, one right after the other. Raises what the function raises."""
+        start = self.now()
+        for _ in range(calls):
+            function()
+        return self.now() - start
 
-class WallClock:
+
+class WallClock(Clock):
     """The clock of the CPU, where a call has finished when it returns."""
 
     def now(self) -> float:
@@ -121,15 +132,13 @@ class Timer:
         return max(1, round(self.rule.sample_s / call_s))
 
     def _time(self, calls: int) -> float:
-        start = self.clock.now()
         try:
-            for _ in range(calls):
-                self.function()
+            elapsed_s = self.clock.time(self.function, calls)
         except CANDIDATE_ERRORS as error:
             self.error, self.stop = error, Stop.FAILED
-        elapsed = self.clock.now() - start
-        self.spent_s += elapsed
-        return elapsed / calls
+            return inf
+        self.spent_s += elapsed_s
+        return elapsed_s / calls
 
     def _decide(self) -> Stop | None:
         noise = self.noise

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from mucudnn.bench.operands import Operands
+from mucudnn.bench.timer import Clock
 from mucudnn.configuration import NATIVE, Configuration
 from mucudnn.environment import Environment
 from mucudnn.kernels.algorithm import Workspace
@@ -20,7 +21,7 @@ ENVIRONMENT = Environment("a device", "none", 1, "a torch", "a library", "nothin
 
 
 @dataclass(slots=True)
-class FakeClock:
+class FakeClock(Clock):
     seconds: float = 0.0
 
     def now(self) -> float:

@@ -16,6 +16,7 @@ from torch import nn
 from mucudnn.bench import networks
 from mucudnn.bench.inference import InferenceBenchmark, benchmark_inference
 from mucudnn.bench.inference_report import inference_record, inference_table
+from mucudnn.bench.timer import Clock
 from mucudnn.cli.main import main
 from mucudnn.config import Config
 from mucudnn.configuration import Configuration, MicroConfig
@@ -25,7 +26,7 @@ CONFIG = Config(workspace_limit=None, cache_budget=None, time_limit="50ms")
 
 
 @dataclass
-class Ticking:
+class Ticking(Clock):
     """A clock that goes on by one second whenever it is read."""
 
     seconds: float = 0.0

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mucudnn.bench import networks
 from mucudnn.bench.memory_benchmark import MemoryBenchmark, benchmark_memory
 from mucudnn.bench.memory_report import in_words, memory_record, memory_table
+from mucudnn.bench.timer import Clock
 from mucudnn.config import Config
 
 CONFIG = Config(workspace_limit="headroom", algorithms=("gemm",), time_limit="20ms")
@@ -43,7 +44,7 @@ def unpicklable():
 
 
 @dataclass
-class Ticking:
+class Ticking(Clock):
     """A clock that goes on by one second whenever it is read."""
 
     seconds: float = 0.0

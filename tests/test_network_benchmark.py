@@ -11,6 +11,7 @@ from mucudnn.bench import network_benchmark, table_tuning
 from mucudnn.bench.layers import LayerTable, load_source
 from mucudnn.bench.network_benchmark import NetworkBenchmark, benchmark_network
 from mucudnn.bench.table_tuning import table_tasks, tune_table
+from mucudnn.bench.timer import Clock
 from mucudnn.config import Config
 from mucudnn.problem import MemoryFormat, Operation
 from mucudnn.tuning import TuningInterrupted
@@ -22,7 +23,7 @@ second,4,8,8,4,1,1,0,0,1,1
 """
 
 
-class ManualClock:
+class ManualClock(Clock):
     """Every reading is one second after the last, so every call takes a whole number of seconds."""
 
     def __init__(self) -> None:
