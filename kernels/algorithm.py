@@ -18,6 +18,7 @@ open; an algorithm *adds* its part to it, in any step or in ``close``, and must 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -96,3 +97,14 @@ class Algorithm(Protocol):
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         """BACKWARD_FILTER: add what is still in ``prepared`` to ``w``. Otherwise nothing."""
+
+
+class AlgorithmSource(Protocol):
+    """Offers algorithms that depend on the problem, as a library does that knows many ways to compute each."""
+
+    @property
+    def name(self) -> str:
+        """What users allow all that it offers by: ``cudnn``. The algorithms' names begin with it and a colon."""
+
+    def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> Sequence[Algorithm]:
+        """Those that can compute slices of at least one of these sizes. Runs nothing."""

@@ -9,10 +9,10 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm
-from mucudnn.kernels.buffers import empty_activation, empty_filter
+from mucudnn.kernels.buffers import empty_activation
 from mucudnn.problem import ConvProblem, Operation
 
-_counted: dict[tuple[str, int, ConvProblem, int, int], int] = {}
+_counted: dict[tuple[str, int, ConvProblem, int, int, str], int] = {}
 
 
 def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu") -> int:
@@ -47,24 +47,29 @@ def _cuda_peak_allocated_bytes(function: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def counted_internal_bytes(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int) -> int:
+def counted_internal_bytes(
+    algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, device_type: str = "cpu"
+) -> int:
     """What torch allocates inside one ``open, step, close`` of this algorithm, counted by running it once.
 
     The answer is kept per thread count: libraries take scratch for each thread. It is the same on the first run, in
     which oneDNN creates its primitives, and on later ones.
     """
-    key = (algorithm.name, algorithm.version, problem, micro_batch_size, torch.get_num_threads())
+    key = (algorithm.name, algorithm.version, problem, micro_batch_size, torch.get_num_threads(), device_type)
     if key not in _counted:
-        _counted[key] = _count(algorithm, problem, micro_batch_size)
+        _counted[key] = _count(algorithm, problem, micro_batch_size, device_type)
     return _counted[key]
 
 
-def _count(algorithm: Algorithm, problem: ConvProblem, n: int) -> int:
+def _count(algorithm: Algorithm, problem: ConvProblem, n: int, device_type: str) -> int:
     workspace = algorithm.workspace(problem, n)
-    prepared, scratch = aligned_buffer(workspace.prepared_bytes), aligned_buffer(workspace.scratch_bytes)
-    x = empty_activation(problem, problem.x_shape(n)).zero_()
-    y = empty_activation(problem, problem.y_shape(n)).zero_()
-    w = empty_filter(problem).zero_()
+    prepared, scratch = (
+        aligned_buffer(size, device_type) for size in (workspace.prepared_bytes, workspace.scratch_bytes)
+    )
+    x, w, y = (
+        empty_activation(problem, shape, device_type).zero_()
+        for shape in (problem.x_shape(n), problem.w_shape(), problem.y_shape(n))
+    )
     # With a bias, to be on the safe side: oneDNN pads it to whole blocks of channels.
     bias = w.new_zeros(problem.k) if problem.operation is Operation.FORWARD else None
 
@@ -74,11 +79,11 @@ def _count(algorithm: Algorithm, problem: ConvProblem, n: int) -> int:
         algorithm.step(problem, x, w, y, bias, prepared, scratch)
         algorithm.close(problem, w, prepared)
 
-    return peak_allocated_bytes(run)
+    return peak_allocated_bytes(run, device_type)
 
 
-def aligned_buffer(size_bytes: int) -> torch.Tensor:
-    """Uninitialised 1-D uint8 CPU tensor of exactly this size that starts on an ``ALIGNMENT_BYTES`` boundary."""
-    raw = torch.empty(size_bytes + ALIGNMENT_BYTES, dtype=torch.uint8)
+def aligned_buffer(size_bytes: int, device_type: str = "cpu") -> torch.Tensor:
+    """Uninitialised 1-D uint8 tensor of exactly this size that starts on an ``ALIGNMENT_BYTES`` boundary."""
+    raw = torch.empty(size_bytes + ALIGNMENT_BYTES, dtype=torch.uint8, device=device_type)
     start = -raw.data_ptr() % ALIGNMENT_BYTES
     return raw[start : start + size_bytes]

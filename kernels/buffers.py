@@ -50,9 +50,10 @@ def torch_dtype(problem: ConvProblem) -> torch.dtype:
     return dtype
 
 
-def empty_activation(problem: ConvProblem, shape: tuple[int, int, int, int]) -> Tensor:
-    """Uninitialised CPU tensor in the problem's dtype and memory format; shape: (N, C, H, W)."""
-    return torch.empty(shape, dtype=torch_dtype(problem), memory_format=TORCH_FORMATS[problem.memory_format])
+def empty_activation(problem: ConvProblem, shape: tuple[int, int, int, int], device_type: str = "cpu") -> Tensor:
+    """Uninitialised tensor in the problem's dtype and memory format; shape: (N, C, H, W)."""
+    memory_format = TORCH_FORMATS[problem.memory_format]
+    return torch.empty(shape, dtype=torch_dtype(problem), device=device_type, memory_format=memory_format)
 
 
 def empty_filter(problem: ConvProblem) -> Tensor:

@@ -6,10 +6,14 @@ from collections.abc import Iterable
 
 from mucudnn.errors import InvalidInputError, UnavailableError
 from mucudnn.kernels import direct, implicit_gemm, winograd
-from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource
+from mucudnn.kernels.cudnn.engines import PREFIX, EngineConfig
+from mucudnn.kernels.cudnn_backend import cudnn_backend
+from mucudnn.kernels.cudnn_engine import CudnnEngine, CudnnEngines
 from mucudnn.kernels.fft import FFT, FFT_TILED
 from mucudnn.kernels.gemm import GEMM
 from mucudnn.kernels.native import NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
+from mucudnn.kernels.native_cuda import NATIVE_ON_CUDA
 
 _CPU: tuple[Algorithm, ...] = (
     NATIVE_ALGORITHM,
@@ -21,11 +25,15 @@ _CPU: tuple[Algorithm, ...] = (
     FFT,
     FFT_TILED,
 )
-_BY_DEVICE = {"cpu": _CPU}
+_CUDA: tuple[Algorithm, ...] = (NATIVE_ON_CUDA,)  # the others are cudnn_engines
+_BY_DEVICE = {"cpu": _CPU, "cuda": _CUDA}
 
 
 def algorithms(device_type: str = "cpu") -> tuple[Algorithm, ...]:
-    """All algorithms for a device type, torch's own first. Raises ``UnavailableError`` for a type that has none."""
+    """Those for a device type that are the same for every problem, torch's own first.
+
+    Raises ``UnavailableError`` for a type that has none.
+    """
     if device_type not in _BY_DEVICE:
         raise UnavailableError(
             f"no algorithms for device type {device_type!r}; there are some for: {_names(_BY_DEVICE)}"
@@ -33,9 +41,19 @@ def algorithms(device_type: str = "cpu") -> tuple[Algorithm, ...]:
     return _BY_DEVICE[device_type]
 
 
+def sources(device_type: str = "cpu") -> tuple[AlgorithmSource, ...]:
+    """What offers further algorithms, problem by problem. Raises ``UnavailableError`` where there is no cuDNN."""
+    return (CudnnEngines(cudnn_backend()),) if device_type == "cuda" else ()
+
+
 def algorithm(name: str) -> Algorithm:
-    """The algorithm of this name. Raises ``InvalidInputError`` for an unknown one."""
-    by_name = {candidate.name: candidate for group in _BY_DEVICE.values() for candidate in group}
+    """The algorithm of this name: on the CPU, or one of cuDNN's engine configurations (``cudnn:67 k2=5``).
+
+    Raises ``InvalidInputError`` for an unknown one, ``UnavailableError`` for an engine configuration without cuDNN.
+    """
+    if name.startswith(PREFIX):
+        return CudnnEngine(EngineConfig.named(name), cudnn_backend())
+    by_name = {candidate.name: candidate for candidate in _CPU}
     if name not in by_name:
         raise InvalidInputError(f"algorithm is {name!r}; allowed are {_names(by_name)}")
     return by_name[name]

@@ -41,12 +41,20 @@ class Environment:
 
 
 def current_environment(device: str = "cpu") -> Environment:
-    """The environment in which this process measures now; the thread count is torch's, at the time of the call.
+    """The environment in which this process measures now: the CPU with torch's thread count at the time of the call, or
+    the current CUDA device with torch's settings.
 
-    Raises ``UnavailableError`` for a device other than the CPU.
+    Raises ``UnavailableError`` for any other device, and saying what is missing where CUDA is not to be had.
     """
-    if device != "cpu":
-        raise UnavailableError(f"device is {device!r}; mucudnn measures on 'cpu' only so far: use device='cpu'")
+    match device:
+        case "cpu":
+            return _on_cpu()
+        case "cuda":
+            return _on_cuda()
+    raise UnavailableError(f"device is {device!r}; mucudnn measures on 'cpu' and 'cuda': use device='cpu'")
+
+
+def _on_cpu() -> Environment:
     import torch  # here, since `import mucudnn` must not load torch
 
     from mucudnn.kernels.compiled.library import build_name
@@ -58,6 +66,46 @@ def current_environment(device: str = "cpu") -> Environment:
         torch=torch.__version__,
         library=library_version(torch.__config__.show()),
         compiled=build_name(),
+    )
+
+
+def _on_cuda() -> Environment:
+    import torch
+
+    from mucudnn.kernels.cudnn.library import library
+    from mucudnn.kernels.cudnn.numerics import Numerics
+
+    _require_cuda()
+    cudnn = library()
+    major, minor = torch.cuda.get_device_capability()
+    return Environment(
+        device=torch.cuda.get_device_name(),
+        capability=f"sm{major}{minor}",
+        threads=1,
+        torch=torch.__version__,
+        library=f"cuDNN {cudnn.version_text}",
+        compiled="torch",
+        numerics=str(Numerics.of_torch()),
+    )
+
+
+def _require_cuda() -> None:
+    import torch
+
+    if torch.version.cuda is None:
+        raise UnavailableError(
+            f"device is 'cuda', but torch {torch.__version__} is built without CUDA: install a CUDA build of torch, or "
+            "use device 'cpu'"
+        )
+    if torch.cuda.is_available():
+        return
+    reason = "there is none"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:  # tells no driver, one that is too old, and no device apart
+        reason = str(error).splitlines()[0]
+    raise UnavailableError(
+        f"device is 'cuda', but torch can use no GPU: {reason}; see nvidia-smi for the driver, or use device 'cpu'"
     )
 
 

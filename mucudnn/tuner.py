@@ -184,11 +184,18 @@ class _Tuner:
 
     def _job(self, task: Task) -> _Job:
         self.progress(f"{task}: finding algorithms", 0.0)
-        known = self.store.results(task.problem, self.versions)
         sizes = micro_batch_sizes(BatchSizePolicy(self.config.policy), task.batch_size)
+        algorithms = [*self.algorithms, *self._offered(task.problem, sizes)]
+        self.versions |= {algorithm.name: algorithm.version for algorithm in algorithms}
+        known = self.store.results(task.problem, self.versions)
         measured = [result for result in known if isinstance(result, Measurement)]
-        candidates, unsupported = find_candidates(task.problem, self.algorithms, sizes, measured)
+        candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured)
         return _Job(task, candidates, unsupported, {result.micro_config: result for result in known})
+
+    def _offered(self, problem: ConvProblem, sizes: Sequence[int]) -> list[Algorithm]:
+        """What sources offer for this problem, as far as the config allows it."""
+        offered = (algorithm for source in self.machine.sources for algorithm in source.offered(problem, sizes))
+        return [algorithm for algorithm in offered if _is_allowed(algorithm, self.config)]
 
     def _allowed(self, job: _Job) -> list[Measurement]:
         return allowed(job.measurements(), self.config, job.task.problem)
@@ -252,8 +259,20 @@ class _Tuner:
 def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:
     """Those that the config allows; it always names torch's own. Raises ``InvalidInputError`` for unknown names."""
     names = [algorithm.name for algorithm in machine.algorithms]
-    wanted = names if config.algorithms is None else [NATIVE, *config.algorithms]
-    if unknown := [name for name in wanted if name not in (NATIVE, *names)]:
-        raise InvalidInputError(f"algorithms has {', '.join(unknown)}; this machine has {', '.join(names)}")
-    named = [algorithm for algorithm in machine.algorithms if algorithm.name in wanted]
-    return [algorithm for algorithm in named if algorithm.deterministic or not config.deterministic]
+    sources = [source.name for source in machine.sources]
+    if unknown := [name for name in config.algorithms or () if _source(name) not in (NATIVE, *names, *sources)]:
+        there_are = ", ".join((*names, *sources))
+        raise InvalidInputError(f"algorithms has {', '.join(unknown)}; this machine has {there_are}")
+    return [algorithm for algorithm in machine.algorithms if _is_allowed(algorithm, config)]
+
+
+def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
+    """By its name or that of its source, and by its determinism."""
+    name = algorithm.name
+    named = config.algorithms is None or bool({name, _source(name)} & {NATIVE, *config.algorithms})
+    return named and (algorithm.deterministic or not config.deterministic)
+
+
+def _source(name: str) -> str:
+    """``cudnn`` of ``cudnn:67 k2=5``; algorithms without a source are their own."""
+    return name.partition(":")[0]

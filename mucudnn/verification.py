@@ -15,8 +15,8 @@ from mucudnn.bench.timer import Clock, WallClock
 from mucudnn.configuration import Configuration
 from mucudnn.environment import Environment, current_environment
 from mucudnn.execution import run, torch_convolution
-from mucudnn.kernels.algorithm import Algorithm
-from mucudnn.kernels.registry import algorithms
+from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource
+from mucudnn.kernels.registry import algorithms, sources
 from mucudnn.pages import on_huge_pages
 from mucudnn.problem import ConvProblem, Operation
 
@@ -49,7 +49,10 @@ def run_torch(problem: ConvProblem, operands: Operands) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What tuning needs of the machine that it runs on; tests put another in its place."""
+    """What tuning needs of the machine that it runs on; tests put another in its place.
+
+    algorithms: those for every problem. sources: of those that depend on the problem.
+    """
 
     environment: Environment
     algorithms: Sequence[Algorithm]
@@ -57,11 +60,13 @@ class Machine:
     clock: Clock = field(default_factory=WallClock)
     run: Callable[..., object] = run_whole
     run_torch: Callable[[ConvProblem, Operands], object] = run_torch
+    sources: Sequence[AlgorithmSource] = ()
 
     @classmethod
     def current(cls, device: str = "cpu") -> Machine:
         """Raises ``UnavailableError`` for a device that is not there."""
-        return cls(current_environment(device), algorithms(device), device)
+        environment = current_environment(device)
+        return cls(environment, algorithms(device), device, _clock(device), sources=sources(device))
 
     def compare(
         self, problem: ConvProblem, batch_size: int, configurations: Sequence[Configuration], *, keeps_workspace: bool
@@ -71,3 +76,11 @@ class Machine:
         run = partial(self.run, problem, operands=operands, keeps_workspace=keeps_workspace)
         runs = [partial(run, configuration=configuration) for configuration in configurations]
         return compare_in_turns(partial(self.run_torch, problem, operands), runs, self.clock)
+
+
+def _clock(device: str) -> Clock:
+    if device == "cpu":
+        return WallClock()
+    from mucudnn.bench.cuda_clock import CudaClock  # where there is CUDA
+
+    return CudaClock()

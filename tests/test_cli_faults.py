@@ -74,6 +74,7 @@ def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         (["tune", "alexnet", "--max-relative-error", "0"], "0.0 is not in the range x>0"),
         (["tune", "alexnet", "--algorithms", "gem"], "gem; this machine has native"),
         (["tune", "alexnet", "--device", "tpu"], "'tpu'"),
+        (["tune", "alexnet", "--device", "cuda"], "is built without CUDA: install a CUDA build of torch"),
         (["tune", "alexnet", "--threads", "0"], "0 is not in the range x>=1"),
         (["tune", "alexnet", "--json", "no/such/folder/out.json"], "the folder no/such/folder does not exist; make it"),
         (["tune", "alexnet", "--json", "/"], "/ is a folder; name a file"),
@@ -83,6 +84,7 @@ def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     ],
 )
 def test_bad_values(arguments: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.cuda", None)
     monkeypatch.chdir(tmp_path)
     assert expected in fail(*arguments)
 

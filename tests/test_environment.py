@@ -6,13 +6,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mucudnn import environment
-from mucudnn.environment import current_environment, library_version
+from mucudnn.environment import Environment, current_environment, library_version
 from mucudnn.errors import UnavailableError
+from mucudnn.kernels.cudnn import library as cudnn_library
 
 
 def test_it_is_the_same_twice_and_can_be_a_key() -> None:
@@ -65,6 +67,57 @@ def test_cpu_model(text: str | None, expected: str, tmp_path: Path, monkeypatch:
 def test_other_devices_are_refused_by_name() -> None:
     with pytest.raises(UnavailableError, match=r"'tpu'.*device='cpu'"):
         current_environment("tpu")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch with a GPU, and a cuDNN, as far as they are asked."""
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(cudnn_library, "library", lambda: SimpleNamespace(version_text="9.19.0"))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_on_a_gpu_it_is_the_device_cudnn_and_the_numerics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    now = current_environment("cuda")
+    assert now == Environment("NVIDIA H200", "sm90", 1, torch.__version__, "cuDNN 9.19.0", "torch", now.numerics)
+    assert str(now) == f"NVIDIA H200 (sm90), torch {torch.__version__}, cuDNN 9.19.0, {now.numerics}"
+    torch.set_num_threads(2)
+    assert current_environment("cuda") == now
+    with torch.backends.cudnn.flags(deterministic=True, allow_tf32=True):
+        deterministic = current_environment("cuda")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        exact = current_environment("cuda")
+    assert len({now.numerics, deterministic.numerics, exact.numerics, current_environment("cuda").numerics}) == 4
+    assert current_environment().numerics == ""
+
+
+def test_without_cuda_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.cuda", None)
+    with pytest.raises(UnavailableError, match="is built without CUDA: install a CUDA build of torch, or use device"):
+        current_environment("cuda")
+
+    def no_driver() -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check that you have a GPU")
+
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.init", no_driver)
+    with pytest.raises(
+        UnavailableError, match=r"can use no GPU: Found no NVIDIA driver on your system\.; see nvidia-smi"
+    ):
+        current_environment("cuda")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_without_cudnn_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cudnn_library, "library", lambda: cudnn_library.Library(str(tmp_path / "libcudnn.so.9")))
+    with pytest.raises(UnavailableError, match=r"there is no cuDNN: .*install a CUDA build of torch"):
+        current_environment("cuda")
 
 
 def test_for_people() -> None:

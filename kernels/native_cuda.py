@@ -1,0 +1,64 @@
+"""Torch's own convolution on a CUDA device: the baseline, undivided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mucudnn.configuration import NATIVE
+from mucudnn.kernels.algorithm import Workspace
+from mucudnn.kernels.allocation import counted_internal_bytes
+from mucudnn.problem import ConvProblem, Operation
+
+
+@dataclass(frozen=True, slots=True)
+class NativeOnCuda:
+    """As the user's settings have it (``torch.backends.cudnn``). Not yet run on a GPU."""
+
+    name: str = NATIVE
+    version: int = 1
+    deterministic: bool = True  # where torch is told to be
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        return None
+
+    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
+        return "on CUDA devices torch picks an algorithm for each batch size anew; slices run on cuDNN's engines"
+
+    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
+        return Workspace()
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return counted_internal_bytes(self, problem, micro_batch_size, "cuda")
+
+    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        pass
+
+    def step(
+        self,
+        problem: ConvProblem,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        geometry = (problem.stride, problem.padding, problem.dilation, False, (0, 0), problem.groups)
+        if problem.operation is Operation.FORWARD:
+            y.copy_(torch.convolution(x, w, bias, *geometry))
+            return
+        data = problem.operation is Operation.BACKWARD_DATA
+        dx, dw, _ = torch.ops.aten.convolution_backward(y, x, w, None, *geometry, (data, not data, False))
+        if data:
+            x.copy_(dx)
+        else:
+            w.add_(dw)
+
+    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        pass
+
+
+NATIVE_ON_CUDA = NativeOnCuda()

@@ -1,0 +1,297 @@
+"""cuDNN's engine configurations as algorithms, and as candidates of the tuner; what executes them is a fake."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from fake_backend import PICKY, RANDOM, STEADY, FakeBackend
+from fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, linear
+from geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
+from guarded import Call
+
+from mucudnn import execution
+from mucudnn.bench.operands import Operands, random_operands
+from mucudnn.config import DEFAULT_MAX_RELATIVE_ERROR, Config
+from mucudnn.configuration import Configuration, MicroConfig
+from mucudnn.errors import InvalidInputError, UnavailableError
+from mucudnn.execution import run
+from mucudnn.kernels import cudnn_backend, registry
+from mucudnn.kernels.algorithm import Algorithm, Workspace
+from mucudnn.kernels.cudnn.library import CudnnError, library
+from mucudnn.kernels.cudnn.numerics import Numerics
+from mucudnn.kernels.cudnn_engine import CudnnEngine, CudnnEngines, Plan
+from mucudnn.kernels.native_cuda import NATIVE_ON_CUDA
+from mucudnn.kernels.reference import reference, relative_l2_error
+from mucudnn.kernels.registry import algorithm
+from mucudnn.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.tuner import tune
+from mucudnn.tuning import Tuning
+from mucudnn.verification import Machine, run_whole
+
+BACKEND = FakeBackend()
+ENGINE = CudnnEngine(STEADY, BACKEND)
+HALVES = ("bfloat16", "float16")
+SIZES = (1, 2, 4)
+
+
+@pytest.fixture(autouse=True)
+def cudnn(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    """The fake in the place of cuDNN wherever names are resolved."""
+    backend = FakeBackend()
+    execution._cached_recipe.cache_clear()  # which has resolved the same names to the fake of another test
+    monkeypatch.setattr(registry, "cudnn_backend", lambda: backend)
+    return backend
+
+
+def cases(geometries: tuple[str, ...], dtypes: tuple[str, ...] = ("float32",)) -> list[object]:
+    return [
+        pytest.param(
+            *geometry(name, operation, memory_format=memory_format, dtype=dtype),
+            id=f"{operation}-{name}-{memory_format}-{dtype}",
+        )
+        for operation, name, memory_format, dtype in product(Operation, geometries, MemoryFormat, dtypes)
+    ]
+
+
+def split(batch_size: int, micro_batch_size: int) -> list[int]:
+    rest = batch_size % micro_batch_size
+    return [micro_batch_size] * (batch_size // micro_batch_size) + [rest] * bool(rest)
+
+
+def bytes_of_conversions(problem: ConvProblem) -> int:
+    """On the CPU torch converts an operand of another dtype as a whole before it adds, on CUDA as it adds."""
+    halves = problem.operation is Operation.BACKWARD_FILTER and problem.dtype in HALVES
+    return 2 * 4 * problem.k * problem.c // problem.groups * problem.r * problem.s if halves else 0
+
+
+@pytest.mark.parametrize("candidate", [ENGINE, CudnnEngine(STEADY, BACKEND, adds_in_place=True)])
+@pytest.mark.parametrize(
+    ("problem", "batch_size", "micro_batch_size"),
+    cases(GEOMETRIES) + cases(ONE_OF_EACH_KIND, ("float64", *HALVES)),
+)
+def test_result_is_the_convolution_in_the_declared_bytes(
+    candidate: CudnnEngine, problem: ConvProblem, batch_size: int, micro_batch_size: int
+) -> None:
+    call = Call(problem, batch_size)
+    expected = reference(problem, call.x, call.w, call.y)
+    actual = call.run(candidate, split(batch_size, micro_batch_size))
+    assert relative_l2_error(actual, expected) <= DEFAULT_MAX_RELATIVE_ERROR[problem.dtype]
+    assert call.undeclared_bytes <= bytes_of_conversions(problem)
+
+
+@pytest.mark.parametrize(("problem", "batch_size", "_size"), cases(ONE_OF_EACH_KIND))
+def test_every_split_gives_the_same(problem: ConvProblem, batch_size: int, _size: int) -> None:
+    call = Call(problem, batch_size)
+    undivided = call.run(ENGINE, [batch_size]).clone()
+    for n in range(1, batch_size):
+        call.written.zero_()
+        assert relative_l2_error(call.run(ENGINE, split(batch_size, n)), undivided) <= 1e-5
+
+
+@pytest.mark.parametrize("memory_format", MemoryFormat)
+def test_bias_is_added_in_forward(memory_format: MemoryFormat) -> None:
+    problem, batch_size, n = geometry("same-3x3", Operation.FORWARD, memory_format=memory_format)
+    call, bias = Call(problem, batch_size), torch.randn(problem.k)
+    expected = reference(problem, call.x, call.w, call.y, bias)
+    assert relative_l2_error(call.run(ENGINE, split(batch_size, n), bias), expected) <= 1e-5
+    assert call.undeclared_bytes <= 0
+
+
+@pytest.mark.parametrize("adds_in_place", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
+def test_filter_gradient_is_added_to_what_is_there(dtype: str, adds_in_place: bool) -> None:
+    problem, batch_size, n = geometry("groups", Operation.BACKWARD_FILTER, dtype=dtype)
+    call = Call(problem, batch_size)
+    expected = reference(problem, call.x, call.w, call.y) + 3.0
+    call.w.fill_(3.0)
+    actual = call.run(replace(ENGINE, adds_in_place=adds_in_place), split(batch_size, n))
+    assert relative_l2_error(actual, expected) <= DEFAULT_MAX_RELATIVE_ERROR[dtype]
+
+
+@pytest.mark.parametrize("adds_in_place", [False, True])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_micro_batches_are_summed_in_float32(dtype: str, adds_in_place: bool) -> None:
+    problem = ConvProblem(Operation.BACKWARD_FILTER, 3, 6, 6, 4, 3, 3, padding=(1, 1), dtype=dtype)
+    call, one = Call(problem, 128), Call(problem, 1)
+    for whole, sample in ((call.x, one.x), (call.y, one.y)):
+        sample.div_(16 if sample is one.y else 1)
+        whole.copy_(sample.expand_as(whole))
+    candidate = replace(ENGINE, adds_in_place=adds_in_place)
+    expected = 128 * one.run(candidate, [1]).double()
+    actual = call.run(candidate, [1] * 128)
+    assert relative_l2_error(actual, expected) <= 2 * torch.finfo(getattr(torch, dtype)).eps
+
+
+def test_workspace_is_cudnns_and_a_temporary_gradient() -> None:
+    of_filter = FORWARD.with_operation(Operation.BACKWARD_FILTER)
+    assert ENGINE.workspace(FORWARD, 3) == Workspace(0, 99)
+    assert ENGINE.workspace(of_filter, 3) == Workspace(0, 128 + 2 * 2 * 4)  # on a boundary of 64 bytes
+    assert ENGINE.workspace(replace(of_filter, dtype="float16"), 3) == Workspace(2 * 2 * 4, 128 + 2 * 2 * 2)
+    assert replace(ENGINE, adds_in_place=True).workspace(of_filter, 3) == Workspace(0, 100)
+
+
+def test_cudnn_adds_only_behind_the_flag(cudnn: FakeBackend) -> None:
+    of_filter = FORWARD.with_operation(Operation.BACKWARD_FILTER)
+    for adds_in_place in (False, True):
+        Call(of_filter, 2).run(CudnnEngine(STEADY, cudnn, adds_in_place=adds_in_place), [1, 1])
+    assert [plan.beta for plan in cudnn.executed] == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_torchs_own_on_cuda_is_the_convolution() -> None:
+    for operation in Operation:
+        call = Call(FORWARD.with_operation(operation), 2)
+        expected = reference(call.problem, call.x, call.w, call.y)
+        NATIVE_ON_CUDA.step(call.problem, call.x, call.w, call.y, None, call.w, call.w)
+        assert relative_l2_error(call.written, expected) <= 1e-5
+
+
+# What is offered
+
+
+def test_a_size_that_is_not_offered_has_a_reason() -> None:
+    picky = CudnnEngine(PICKY, BACKEND)
+    assert picky.supports(FORWARD) is None
+    assert picky.supports_micro_batch(FORWARD, 2) is None
+    assert picky.supports_micro_batch(FORWARD, 1) == "cuDNN does not offer this engine configuration for 1 sample(s)"
+
+
+def offered(sizes: tuple[int, ...], numerics: Numerics, problem: ConvProblem = FORWARD) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Numerics, "of_torch", classmethod(lambda cls: numerics))
+        return [engine.name for engine in CudnnEngines(BACKEND).offered(problem, sizes)]
+
+
+def test_what_any_size_has_is_offered_once_as_far_as_torchs_settings_allow() -> None:
+    steady, picky, random = "cudnn:7", "cudnn:38 k2=5 k13=0", "cudnn:9 k2=-1"
+    assert offered((1,), Numerics()) == [steady, random]
+    assert offered((1, 2, 4), Numerics()) == [steady, random, picky]
+    assert offered((2,), Numerics(allow_tf32=False)) == [steady, random]
+    assert offered((2,), Numerics(allow_tf32=False), replace(FORWARD, dtype="float16")) == [picky, steady, random]
+    assert offered((2,), Numerics(deterministic=True)) == [picky, steady]
+
+
+def test_determinism_is_that_of_the_notes() -> None:
+    found = {engine.config: engine.deterministic for engine in CudnnEngines(BACKEND).offered(FORWARD, SIZES)}
+    assert found == {STEADY: True, PICKY: True, RANDOM: False}
+
+
+def test_names_are_resolved(cudnn: FakeBackend) -> None:
+    resolved = algorithm("cudnn:38 k2=5 k13=0")
+    assert resolved == CudnnEngine(PICKY, cudnn)
+    assert isinstance(resolved, Algorithm)
+    assert (resolved.name, resolved.version) == ("cudnn:38 k2=5 k13=0", 91900)
+    assert hash(resolved) == hash(algorithm("cudnn:38 k2=5 k13=0"))
+    with pytest.raises(InvalidInputError, match="'cudnn:fast' is no engine configuration"):
+        algorithm("cudnn:fast")
+
+
+def test_names_without_cudnn_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(registry, "cudnn_backend", cudnn_backend.CudnnBackend)
+    monkeypatch.setenv("MUCUDNN_LIBCUDNN", str(tmp_path / "libcudnn.so.9"))
+    library.cache_clear()
+    with pytest.raises(UnavailableError, match=r"there is no cuDNN: .*install a CUDA build of torch"):
+        algorithm("cudnn:7")
+
+
+# Tuning
+
+
+COSTS_S = {PICKY: 0.005, STEADY: 0.01, RANDOM: 0.001}  # of a sample
+
+
+class Bench:
+    """A machine on which torch's own takes 20 ms a sample, and the engines what ``COSTS_S`` says."""
+
+    def __init__(self, backend: FakeBackend) -> None:
+        self.clock, self.backend = FakeClock(), backend
+        backend.started = self._start
+        native = FakeAlgorithm("native", self.clock, linear(0.02), unsupported_sizes=SIZES)
+
+        sources = [CudnnEngines(backend)]
+        self.machine = Machine(
+            ENVIRONMENT, [native], clock=self.clock, run=self._run, run_torch=self._run_torch, sources=sources
+        )
+
+    def _run(self, problem: ConvProblem, configuration: Configuration, operands: Operands, **how: bool) -> None:
+        if configuration.is_baseline:
+            self._run_torch(problem, operands)
+        else:
+            run_whole(problem, configuration, operands, **how)
+
+    def _run_torch(self, problem: ConvProblem, operands: Operands) -> None:
+        self.clock.advance(0.02 * operands.batch_size)
+
+    def _start(self, plan: Plan) -> None:
+        self.clock.advance(COSTS_S[plan.config] * plan.micro_batch_size)
+
+    def tune(self, **choices: object) -> Tuning:
+        return tune([FORWARD], 4, Config(**choices), machine=self.machine)  # type: ignore[arg-type]
+
+
+def chosen(tuning: Tuning) -> str:
+    return str(tuning.problems[0].configuration)
+
+
+def test_engines_are_tuned_stored_and_not_measured_again(cudnn: FakeBackend) -> None:
+    bench = Bench(cudnn)
+    first = bench.tune()
+    assert first.problems[0].configuration.algorithms == ("cudnn:9 k2=-1",)
+    reasons = {failure.micro_config: failure.reason for failure in first.problems[0].failures}
+    assert "does not offer" in reasons[MicroConfig("cudnn:38 k2=5 k13=0", 1)]
+    count = len(cudnn.executed)
+    assert chosen(bench.tune()) == chosen(first)
+    assert len(cudnn.executed) == count
+    cudnn.version = 92000
+    bench.tune()
+    assert len(cudnn.executed) > count
+
+
+@pytest.mark.parametrize(
+    ("choices", "engine"),
+    [
+        ({"deterministic": True}, "cudnn:38 k2=5 k13=0"),
+        ({"algorithms": ("cudnn",)}, "cudnn:9 k2=-1"),
+        ({"algorithms": ("cudnn:7",)}, "cudnn:7"),
+        ({"algorithms": ("native",)}, "native"),
+        ({"deterministic": True, "workspace_limit": 65}, "cudnn:7"),
+    ],
+)
+def test_the_config_chooses_among_engines(cudnn: FakeBackend, choices: dict[str, object], engine: str) -> None:
+    assert Bench(cudnn).tune(**choices).problems[0].configuration.algorithms == (engine,)
+
+
+def test_unknown_names_say_what_there_is(cudnn: FakeBackend) -> None:
+    with pytest.raises(InvalidInputError, match="algorithms has gemm; this machine has native, cudnn"):
+        Bench(cudnn).tune(algorithms=("gemm",))
+
+
+@pytest.mark.parametrize(
+    "error", [CudnnError("execute", 5000, "CUDNN_STATUS_EXECUTION_FAILED", ""), MemoryError("full")]
+)
+def test_an_engine_that_fails_is_recorded_and_the_search_goes_on(cudnn: FakeBackend, error: Exception) -> None:
+    bench = Bench(cudnn)
+
+    def start(plan: Plan) -> None:
+        if plan.config == RANDOM:
+            raise error
+        bench._start(plan)
+
+    cudnn.started = start
+    tuned = bench.tune().problems[0]
+    assert tuned.configuration.algorithms == ("cudnn:38 k2=5 k13=0",)
+    assert {f.reason for f in tuned.failures if f.micro_config.algorithm == "cudnn:9 k2=-1"} == {str(error)}
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_a_stored_configuration_runs_by_its_names(operation: Operation) -> None:
+    problem, batch_size, _ = geometry("same-3x3", operation)
+    parts = (MicroConfig("cudnn:38 k2=5 k13=0", 4), *[MicroConfig("cudnn:7", 1)] * (batch_size - 4))
+    operands = random_operands(problem, batch_size)
+    expected = reference(problem, operands.x, operands.w, operands.y)
+    run(problem, Configuration(parts, 1.0, 0), operands.x, operands.w, operands.y)
+    written = {Operation.FORWARD: operands.y, Operation.BACKWARD_DATA: operands.x}.get(operation, operands.w)
+    assert relative_l2_error(written, expected) <= 1e-5
