@@ -5,10 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from mucudnn.bench.table_tuning import TableTuning, TunedLayer
-from mucudnn.config import Config
 from mucudnn.errors import InfeasibleError
 from mucudnn.solver.reuse import Account, account_wr
-from mucudnn.tuning import allowed
 from mucudnn.units import format_seconds
 
 
@@ -17,7 +15,7 @@ def accounts_of(tuning: TableTuning) -> list[Account | None]:
 
     None where nothing but torch's own, which is not measured by its parts, is within the limit.
     """
-    return [_account(row, tuning.config) for row in tuning.rows]
+    return [_account(row) for row in tuning.rows]
 
 
 def account_in_words(tuning: TableTuning) -> str:
@@ -34,9 +32,10 @@ def account_in_words(tuning: TableTuning) -> str:
     )
 
 
-def _account(row: TunedLayer, config: Config) -> Account | None:
+def _account(row: TunedLayer) -> Account | None:
     tuned = row.tuned
-    measurements = allowed(tuned.measurements, config, tuned.problem)
     with suppress(InfeasibleError):
-        return account_wr(measurements, tuned.batch_size, tuned.limit_bytes, what=f"{row.layer}, {tuned.problem}")
+        return account_wr(
+            tuned.allowed_measurements, tuned.batch_size, tuned.limit_bytes, what=f"{row.layer}, {tuned.problem}"
+        )
     return None

@@ -23,7 +23,6 @@ from mucudnn.problem import Operation
 from mucudnn.solver.costs import Costs, pool
 from mucudnn.solver.front import DesirableSets, desirable_sets
 from mucudnn.solver.policies import micro_batch_sizes
-from mucudnn.tuning import allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ def sweep_batch_sizes(tuning: TableTuning, up_to: int) -> BatchSweep:
     if tuning.interrupted:
         raise InvalidInputError(f"only {len(tuning.rows)} of {tuning.wanted} problems are tuned; tune them all first")
     limit = tuning.config.workspace_limit_bytes
-    solved = [_Problem.of(row, tuning.config, row.tuned.batch_size // up_to) for row in tuning.rows]
+    solved = [_Problem.of(row, row.tuned.batch_size // up_to) for row in tuning.rows]
     problems = [
         _curves(
             row.layer, row.tuned.problem.operation, row.count, problem, up_to, limit, verdict=row.tuned.configuration
@@ -129,9 +128,9 @@ class _Problem:
     measured: Mapping[MicroConfig, Measurement]
 
     @classmethod
-    def of(cls, row: TunedLayer, config: Config, fold: int) -> _Problem:
+    def of(cls, row: TunedLayer, fold: int) -> _Problem:
         tuned = row.tuned
-        usable = allowed(tuned.measurements, config, tuned.problem)
+        usable = tuned.allowed_measurements
         sets = desirable_sets(usable, tuned.batch_size)
         return cls(fold, pool(usable, tuned.batch_size), sets, {m.micro_config: m for m in usable})
 

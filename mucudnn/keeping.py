@@ -30,7 +30,7 @@ from mucudnn.nn import Conv2d
 from mucudnn.problem import ConvProblem, Operation
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import DesirableSets, desirable_sets
-from mucudnn.tuning import TunedProblem, allowed
+from mucudnn.tuning import TunedProblem
 from mucudnn.verification import Machine
 
 # What looking at a filter costs instead of preparing it: less than measured, and a constant, so that equal measurements
@@ -113,7 +113,7 @@ class _Keeper:
     def divide(self, items: Mapping[str, _Tuned]) -> Division[str]:
         """Again and again without what whole runs refute, until all that is chosen is confirmed."""
         for tuned in items.values():
-            self.options.setdefault(tuned, list(_options(tuned, self.config)))
+            self.options.setdefault(tuned, list(_options(tuned)))
         while True:
             offers = {i: [_unkept(t), *(option.cost for option in self.options[t])] for i, t in items.items()}
             division = solve_wd(offers, self.config.cache_budget_bytes)
@@ -129,7 +129,7 @@ class _Keeper:
         option = self._option(tuned, cost)
         if option is None:
             return None
-        configurations = _with_smaller_batches(option, tuned, self.config)
+        configurations = _with_smaller_batches(option, tuned)
         reason = self.reasons[tuned, option.algorithm]
         return KeptFilter(tuned[0].problem, option.algorithm, cost.workspace_bytes, configurations, reason)
 
@@ -183,14 +183,14 @@ def _unkept(tuned: _Tuned) -> Configuration:
     return replace(tuned[0].configuration, time_s=sum(one.configuration.time_s for one in tuned), workspace_bytes=0)
 
 
-def _options(tuned: _Tuned, config: Config) -> Iterator[_Option]:
+def _options(tuned: _Tuned) -> Iterator[_Option]:
     """One for each algorithm that prepares anything and has a configuration within the workspace limits."""
     prepared_bytes: dict[str, int] = {}
-    for m in (m for one in tuned for m in allowed(one.measurements, config, one.problem)):
+    for m in (m for one in tuned for m in one.allowed_measurements):
         name = m.micro_config.algorithm
         prepared_bytes[name] = max(prepared_bytes.get(name, 0), m.prepared_bytes)
     for name in sorted(name for name, size in prepared_bytes.items() if size):
-        fastest = {one.batch_size: _fastest_with(name, one, config) for one in tuned}
+        fastest = {one.batch_size: _fastest_with(name, one) for one in tuned}
         configurations = {n: found for n, found in fastest.items() if found is not None}
         if len(configurations) == len(tuned):
             largest = configurations[tuned[0].batch_size]
@@ -199,12 +199,12 @@ def _options(tuned: _Tuned, config: Config) -> Iterator[_Option]:
             yield _Option(name, configurations, cost)
 
 
-def _fastest_with(name: str, tuned: TunedProblem, config: Config) -> Configuration | None:
+def _fastest_with(name: str, tuned: TunedProblem) -> Configuration | None:
     """That of all algorithms, if it has the kept one, else of the kept one alone: for whole runs may have refuted a
     prediction that seems faster.
     """
     n, limit = tuned.batch_size, tuned.limit_bytes
-    measurements = _with_kept(name, tuned, config)
+    measurements = _with_kept(name, tuned)
     own = [m for m in measurements if m.micro_config.algorithm == name]
     fastest = desirable_sets(measurements, n).fastest(n, limit)
     if fastest is not None and name in fastest.algorithms:
@@ -212,11 +212,11 @@ def _fastest_with(name: str, tuned: TunedProblem, config: Config) -> Configurati
     return desirable_sets(own, n).fastest(n, limit) if own else None
 
 
-def _with_smaller_batches(option: _Option, tuned: _Tuned, config: Config) -> dict[int, Configuration]:
+def _with_smaller_batches(option: _Option, tuned: _Tuned) -> dict[int, Configuration]:
     """Batch size -> configuration. Of batches that were not tuned, those for which keeping is the fastest."""
     configurations: dict[int, Configuration] = {}
     for one in tuned:  # the largest first: what was tuned for a smaller one overrides
-        sets = desirable_sets(_with_kept(option.algorithm, one, config), one.batch_size)
+        sets = desirable_sets(_with_kept(option.algorithm, one), one.batch_size)
         configurations |= _smaller(option.algorithm, one, sets)
     return {**configurations, **option.configurations}
 
@@ -226,12 +226,12 @@ def _smaller(name: str, tuned: TunedProblem, sets: DesirableSets) -> dict[int, C
     return {n: found for n, found in fastest.items() if found is not None and name in found.algorithms}
 
 
-def _with_kept(name: str, tuned: TunedProblem, config: Config) -> Sequence[Measurement]:
+def _with_kept(name: str, tuned: TunedProblem) -> Sequence[Measurement]:
     """As they would be with what this algorithm prepares kept."""
     problem = tuned.problem
     w_bytes = problem.item_bytes * problem.k * (problem.c // problem.groups) * problem.r * problem.s
     fingerprint_s = FINGERPRINT_S + w_bytes / FINGERPRINT_BYTES_PER_S
     return [
         replace(m, setup_s=fingerprint_s, prepared_bytes=0) if m.micro_config.algorithm == name else m
-        for m in allowed(tuned.measurements, config, problem)
+        for m in tuned.allowed_measurements
     ]

@@ -141,7 +141,7 @@ def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str) 
     """
     configurations: dict[ConvProblem, dict[int, Configuration]] = {}
     for tuned in its_own:  # largest batch first: what was tuned for a smaller one overrides
-        for n, configuration in configurations_of(tuned, config).items():
+        for n, configuration in configurations_of(tuned).items():
             if n == tuned.batch_size or configuration.algorithms != (NATIVE,):
                 configurations.setdefault(tuned.problem, {})[n] = configuration
     every = [configuration for by_size in configurations.values() for configuration in by_size.values()]

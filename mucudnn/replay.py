@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Protocol
 
-from mucudnn.choosing import Outcome, choose, divide
+from mucudnn.choosing import Choice, Divided, Outcome, choose, divide
 from mucudnn.config import Config
 from mucudnn.configuration import Configuration, Measurement
 from mucudnn.database.database import Verification
@@ -43,14 +43,18 @@ def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
         return {c: stored.verification(task, c) for c in configurations}
 
     measured = {task: stored.measurements(task) for task in tasks}
-    permitted = {task: allowed(known, config, task.problem) for task, known in measured.items()}
+    bounds = {task: config.error_bound(task.problem.dtype, stored.environment.numerics) for task in tasks}
+    permitted = {task: allowed(known, bounds[task]) for task, known in measured.items()}
+    divided: Divided | None = None
+    choices: Mapping[Task, Choice]
     if config.workspace_budget_bytes is not None:
         divided = divide(permitted, config.workspace_budget_bytes, look_up)
-        problems = [tuned_problem(task, divided.choices[task], measured[task]) for task in tasks]
-        return Tuning(config, stored.environment, tuple(problems), divided)
-    _require_feasible(permitted)
-    problems = [tuned_problem(task, choose(task, permitted[task], look_up), measured[task]) for task in tasks]
-    return Tuning(config, stored.environment, tuple(problems))
+        choices = divided.choices
+    else:
+        _require_feasible(permitted)
+        choices = {task: choose(task, permitted[task], look_up) for task in tasks}
+    problems = [tuned_problem(task, choices[task], measured[task], error_bound=bounds[task]) for task in tasks]
+    return Tuning(config, stored.environment, tuple(problems), divided)
 
 
 def _require_feasible(measured: dict[Task, list[Measurement]]) -> None:

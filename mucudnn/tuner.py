@@ -10,7 +10,7 @@ from math import inf
 from mucudnn.bench.comparison import Comparison
 from mucudnn.bench.profiler import Profile
 from mucudnn.bench.race import Candidate, find_candidates
-from mucudnn.choosing import Outcome, choose, divide
+from mucudnn.choosing import Choice, Outcome, choose, divide
 from mucudnn.config import BatchSizePolicy, Config
 from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement, MicroConfig
 from mucudnn.database.database import Database, Verification
@@ -84,6 +84,7 @@ class _Job:
     """One task: its candidates, and what is known of each."""
 
     task: Task
+    error_bound: float
     candidates: list[Candidate]
     unsupported: list[Failure]
     results: dict[MicroConfig, Measurement | Failure]
@@ -95,22 +96,25 @@ class _Job:
     def failures(self) -> list[Failure]:
         return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
 
-    def smallest_feasible_bytes(self, config: Config) -> int | None:
-        """Least workspace of any configuration of candidates that did not fail and are not barred by their error."""
-        return _smallest_bytes(self._usable(config), self.task.batch_size)
+    def tuned(self, choice: Choice) -> TunedProblem:
+        return tuned_problem(self.task, choice, self.measurements(), self.failures(), error_bound=self.error_bound)
 
-    def bytes_in_smallest_pieces(self, config: Config) -> int | None:
+    def smallest_feasible_bytes(self) -> int | None:
+        """Least workspace of any configuration of candidates that did not fail and are not barred by their error."""
+        return _smallest_bytes(self._usable(), self.task.batch_size)
+
+    def bytes_in_smallest_pieces(self) -> int | None:
         """The same for the smallest micro-batches alone, so that little must run to find out what it needs."""
-        usable = self._usable(config)
+        usable = self._usable()
         least = min((c.micro_batch_size for c in usable), default=0)
         smallest = [c for c in usable if c.micro_batch_size == least]
         return _smallest_bytes(smallest, self.task.batch_size)
 
-    def is_feasible(self, config: Config) -> bool:
+    def is_feasible(self) -> bool:
         """Torch's own are looked at first: mostly they fit, and nothing else must run to find out what it needs."""
         if self.task.in_headroom:
             return True
-        usable = self._usable(config)
+        usable = self._usable()
         limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
         for candidates in ([c for c in usable if c.is_native], [c for c in usable if c.handed_bytes <= limit]):
             smallest = _smallest_bytes(candidates, self.task.batch_size)
@@ -118,9 +122,9 @@ class _Job:
                 return True
         return False
 
-    def _usable(self, config: Config) -> list[Candidate]:
+    def _usable(self) -> list[Candidate]:
         known = self.measurements()
-        permitted = allowed(known, config, self.task.problem)
+        permitted = allowed(known, self.error_bound)
         barred = {m.micro_config.algorithm for m in known} - {m.micro_config.algorithm for m in permitted}
         failed = {failure.micro_config for failure in self.failures()}
         return [c for c in self.candidates if c.algorithm.name not in barred and c.micro_config not in failed]
@@ -159,9 +163,9 @@ class _Tuner:
         without = []
         for number, job in enumerate(jobs):
             self._measure(job, job.task.limit_bytes, number / len(jobs), 1 / len(jobs))
-            if job.is_feasible(self.config):
+            if job.is_feasible():
                 choice = choose(job.task, self._allowed(job), self._verify)
-                self.ready.append(tuned_problem(job.task, choice, job.measurements(), job.failures()))
+                self.ready.append(job.tuned(choice))
             else:
                 without.append(job)
         self._require_feasible(without)
@@ -175,8 +179,7 @@ class _Tuner:
             self._measure(job, budget, number / len(jobs), 1 / len(jobs))
         divided = divide({job.task: self._allowed(job) for job in jobs}, budget, self._verify)
         for job in jobs:
-            choice = divided.choices[job.task]
-            self.ready.append(tuned_problem(job.task, choice, job.measurements(), job.failures()))
+            self.ready.append(job.tuned(divided.choices[job.task]))
         return Tuning(self.config, self.machine.environment, tuple(self.ready), divided)
 
     def _tuning(self) -> Tuning:
@@ -190,7 +193,8 @@ class _Tuner:
         known = self.store.results(task.problem, self.versions)
         measured = [result for result in known if isinstance(result, Measurement)]
         candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured)
-        return _Job(task, candidates, unsupported, {result.micro_config: result for result in known})
+        bound = self.config.error_bound(task.problem.dtype, self.machine.environment.numerics)
+        return _Job(task, bound, candidates, unsupported, {result.micro_config: result for result in known})
 
     def _offered(self, problem: ConvProblem, sizes: Sequence[int]) -> list[Algorithm]:
         """What sources offer for this problem, as far as the config allows it."""
@@ -198,18 +202,18 @@ class _Tuner:
         return [algorithm for algorithm in offered if _is_allowed(algorithm, self.config)]
 
     def _allowed(self, job: _Job) -> list[Measurement]:
-        return allowed(job.measurements(), self.config, job.task.problem)
+        return allowed(job.measurements(), job.error_bound)
 
     def _require_feasible(self, jobs: Sequence[_Job]) -> None:
-        without = [job for job in jobs if not job.is_feasible(self.config)]
+        without = [job for job in jobs if not job.is_feasible()]
         if without:
-            raise infeasible({job.task: job.smallest_feasible_bytes(self.config) for job in without})
+            raise infeasible({job.task: job.smallest_feasible_bytes() for job in without})
 
     def _require_affordable(self, jobs: Sequence[_Job]) -> None:
         """Raises ``InfeasibleError`` if the budget is less than the smallest configurations need together."""
         budget = self.config.workspace_budget_bytes
         for smallest in (_Job.bytes_in_smallest_pieces, _Job.smallest_feasible_bytes):
-            needed = {job.task: smallest(job, self.config) for job in jobs}
+            needed = {job.task: smallest(job) for job in jobs}
             known = [size for size in needed.values() if size is not None]
             if budget is None or (len(known) == len(needed) and sum(known) <= budget):
                 return
@@ -224,7 +228,7 @@ class _Tuner:
             known=job.measurements(),
             known_failures=job.failures(),
             limit_bytes=limit_bytes,
-            max_relative_error=self.config.error_bound(problem.dtype),
+            max_relative_error=job.error_bound,
             time_limit_s=self.config.time_limit_s,
             may_keep=problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
             device=self.machine.device,

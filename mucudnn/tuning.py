@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from mucudnn.choosing import Choice, Divided
@@ -26,7 +27,8 @@ class TunedProblem:
     Where a replay has no whole runs they are predictions, as ``reason`` says, and ``baseline_s`` is None where torch's
     own was not measured at this batch size. ``configuration.time_s`` is what the solver predicted. ``limit_bytes``: the
     most workspace that the problem may use, its segment where a budget was divided. ``measurements`` and ``failures``
-    are of all candidates, also of those that were barred by their error or by the workspace limit.
+    are of all candidates, also of those that were barred by their error, which is above ``error_bound``, or by the
+    workspace limit.
     """
 
     problem: ConvProblem
@@ -39,6 +41,12 @@ class TunedProblem:
     measurements: tuple[Measurement, ...] = ()
     failures: tuple[Failure, ...] = ()
     limit_bytes: int | None = None
+    error_bound: float = inf
+
+    @property
+    def allowed_measurements(self) -> list[Measurement]:
+        """Of algorithms that are not barred by their error."""
+        return allowed(self.measurements, self.error_bound)
 
     @property
     def speedup(self) -> float | None:
@@ -61,7 +69,8 @@ class TunedProblem:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dumps``; seconds and bytes."""
-        return asdict(self) | {"speedup": self.speedup}
+        bound = self.error_bound if isfinite(self.error_bound) else None
+        return asdict(self) | {"speedup": self.speedup, "error_bound": bound}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,7 @@ class Tuning:
 
         Raises ``InvalidInputError`` for a problem that is not among those tuned.
         """
-        return configurations_of(self[problem], self.config)
+        return configurations_of(self[problem])
 
     def __str__(self) -> str:
         if not self.problems:
@@ -121,7 +130,12 @@ class TuningInterrupted(KeyboardInterrupt):
 
 
 def tuned_problem(
-    task: Task, choice: Choice, measurements: Sequence[Measurement], failures: Sequence[Failure] = ()
+    task: Task,
+    choice: Choice,
+    measurements: Sequence[Measurement],
+    failures: Sequence[Failure] = (),
+    *,
+    error_bound: float,
 ) -> TunedProblem:
     """What was chosen for a task, with everything that was known of it."""
     return TunedProblem(
@@ -135,10 +149,11 @@ def tuned_problem(
         measurements=tuple(measurements),
         failures=tuple(failures),
         limit_bytes=choice.limit_bytes,
+        error_bound=error_bound,
     )
 
 
-def configurations_of(tuned: TunedProblem, config: Config) -> Mapping[int, Configuration]:
+def configurations_of(tuned: TunedProblem) -> Mapping[int, Configuration]:
     """Batch size -> configuration, up to the tuned batch size, all within the problem's own limit.
 
     The tuned batch size has the verified configuration. Smaller ones have the fastest of the same measurements; but
@@ -149,7 +164,7 @@ def configurations_of(tuned: TunedProblem, config: Config) -> Mapping[int, Confi
     chosen = {tuned.batch_size: tuned.configuration}
     if tuned.configuration.is_baseline:
         return chosen
-    sets = desirable_sets(allowed(tuned.measurements, config, tuned.problem), tuned.batch_size)
+    sets = desirable_sets(tuned.allowed_measurements, tuned.batch_size)
     smaller = ((n, sets.fastest(n, tuned.limit_bytes)) for n in range(1, tuned.batch_size))
     return {n: configuration for n, configuration in smaller if configuration is not None} | chosen
 
@@ -167,10 +182,9 @@ def _row(tuned: TunedProblem) -> dict[str, Any]:
     }
 
 
-def allowed(measurements: Iterable[Measurement], config: Config, problem: ConvProblem) -> list[Measurement]:
-    """Those whose error the config allows; torch's own always, since that is what would run without mucudnn."""
-    bound = config.error_bound(problem.dtype)
-    return [m for m in measurements if m.relative_error <= bound or m.micro_config.algorithm == NATIVE]
+def allowed(measurements: Iterable[Measurement], error_bound: float) -> list[Measurement]:
+    """Those whose error is within the bound; torch's own always, since that is what would run without mucudnn."""
+    return [m for m in measurements if m.relative_error <= error_bound or m.micro_config.algorithm == NATIVE]
 
 
 def relative_error_of(configuration: Configuration, measurements: Iterable[Measurement]) -> float:

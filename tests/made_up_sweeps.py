@@ -36,7 +36,9 @@ def layer(
 ) -> TunedLayer:
     """``chosen``: the algorithm that whole runs like best."""
     configuration = Configuration((MicroConfig(chosen, batch_size),), 1.0, 0)
-    tuned = TunedProblem(PROBLEM, batch_size, configuration, 3.0, 2.0, 0.0, "made up", tuple(measurements))
+    tuned = TunedProblem(
+        PROBLEM, batch_size, configuration, 3.0, 2.0, 0.0, "made up", tuple(measurements), error_bound=1e-5
+    )
     return TunedLayer(name, count, tuned)
 
 

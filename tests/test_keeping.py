@@ -47,7 +47,7 @@ def tuned_for(
     """What tuning makes of these if whole runs confirm predictions."""
     chosen = solve_wr(measurements, n, limit)
     made = TunedProblem(PROBLEM, n, chosen, 1.0, 1.0, 1e-7, "", tuple(measurements), limit_bytes=limit)
-    return replace(made, **changes)
+    return replace(made, error_bound=Config().error_bound(PROBLEM.dtype), **changes)
 
 
 def model_of(*tuned: TunedProblem | Sequence[TunedProblem]) -> nn.Sequential:

@@ -330,3 +330,15 @@ def test_a_limit_beside_a_budget_and_headroom_without_a_model_are_refused(bench:
         Config(workspace_limit="1MiB", workspace_budget="2MiB")
     with pytest.raises(InvalidInputError, match="needs a model"):
         bench.tune(config=Config(workspace_limit="headroom"))
+
+
+@pytest.mark.parametrize(("numerics", "is_allowed"), [("tf32", True), ("no-tf32", False), ("", False)])
+def test_where_float32_is_rounded_to_tf32_errors_of_that_size_are_allowed(numerics: str, is_allowed: bool) -> None:
+    bench = Bench()
+    bench.quick.error = 3e-4
+    machine = replace(bench.machine, environment=replace(ENVIRONMENT, numerics=numerics))
+    (tuned,) = tune([FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=machine).problems
+    assert (tuned.configuration.algorithms == ("quick",)) is is_allowed
+    assert any(m.micro_config.algorithm == "quick" for m in tuned.allowed_measurements) is is_allowed
+    assert not Config(max_relative_error=1e-6).error_bound("float32", "tf32") > 1e-6
+    assert Config().error_bound("float32", "tf32 NVIDIA_TF32_OVERRIDE=0") == Config().error_bound("float32")
