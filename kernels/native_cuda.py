@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from mucudnn.configuration import NATIVE
 from mucudnn.kernels.algorithm import Workspace
 from mucudnn.kernels.allocation import counted_internal_bytes
+from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.problem import ConvProblem, Operation
 
 
@@ -46,16 +46,15 @@ class NativeOnCuda:
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        geometry = (problem.stride, problem.padding, problem.dilation, False, (0, 0), problem.groups)
-        if problem.operation is Operation.FORWARD:
-            y.copy_(torch.convolution(x, w, bias, *geometry))
-            return
-        data = problem.operation is Operation.BACKWARD_DATA
-        dx, dw, _ = torch.ops.aten.convolution_backward(y, x, w, None, *geometry, (data, not data, False))
-        if data:
-            x.copy_(dx)
-        else:
-            w.add_(dw)
+        geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+        computed = torch_convolution(problem.operation, x, w, y, bias, *geometry)
+        match problem.operation:
+            case Operation.FORWARD:
+                y.copy_(computed)
+            case Operation.BACKWARD_DATA:
+                x.copy_(computed)
+            case Operation.BACKWARD_FILTER:
+                w.add_(computed)
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         pass

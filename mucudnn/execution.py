@@ -141,32 +141,6 @@ def run(
     _cached_recipe(problem, configuration, torch.get_num_threads(), keeps_workspace).execute(x, w, y, bias)
 
 
-def torch_convolution(
-    operation: Operation,
-    x: Tensor,
-    w: Tensor,
-    y: Tensor | None,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """Torch's own convolution, undivided: the baseline. Returns the tensor that the operation writes, newly allocated.
-
-    x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q) is dy of the backward operations. Of the tensor that
-    is written only shape and memory format matter. bias: (K,), only in FORWARD.
-    """
-    if operation is Operation.FORWARD:
-        return torch.convolution(x, w, bias, stride, padding, dilation, False, (0, 0), groups)
-    of_data = operation is Operation.BACKWARD_DATA
-    gradients = torch.ops.aten.convolution_backward.default(
-        y, x, w, None, stride, padding, dilation, False, (0, 0), groups, (of_data, not of_data, False)
-    )
-    gradient: Tensor = gradients[0] if of_data else gradients[1]
-    return gradient
-
-
 def release_workspaces() -> None:
     """Give back the workspace that every thread keeps for the CPU, and all kept filters; the next call that needs them
     allocates and prepares them again.

@@ -26,10 +26,10 @@ import torch
 
 from mucudnn.bench.memory_timeline import MemoryTimeline
 from mucudnn.errors import UnavailableError
-from mucudnn.execution import torch_convolution
 from mucudnn.kernels.algorithm import ALIGNMENT_BYTES
 from mucudnn.kernels.allocation import peak_allocated_bytes
 from mucudnn.kernels.buffers import empty_activation, empty_filter
+from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.problem import ConvProblem, Operation
 
 InnerBytes = Callable[[ConvProblem, int], int]

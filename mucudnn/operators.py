@@ -18,8 +18,9 @@ from torch._ops import OpOverload
 
 from mucudnn.configuration import Configuration
 from mucudnn.errors import InvalidInputError, UnavailableError
-from mucudnn.execution import Recipe, torch_convolution
+from mucudnn.execution import Recipe
 from mucudnn.kernels.buffers import TORCH_FORMATS
+from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.pages import on_huge_pages
 from mucudnn.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
 

@@ -14,9 +14,10 @@ from mucudnn.bench.operands import Operands, random_operands
 from mucudnn.bench.timer import Clock, WallClock
 from mucudnn.configuration import Configuration
 from mucudnn.environment import Environment, current_environment
-from mucudnn.execution import run, torch_convolution
+from mucudnn.execution import run
 from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource
 from mucudnn.kernels.registry import algorithms, sources
+from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.pages import on_huge_pages
 from mucudnn.problem import ConvProblem, Operation
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from mucudnn import execution
 from mucudnn.configuration import Configuration, MicroConfig
 from mucudnn.errors import InvalidInputError
-from mucudnn.execution import Recipe, release_workspaces, run, torch_convolution
+from mucudnn.execution import Recipe, release_workspaces, run
 from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Workspace
+from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
 Calls = list[tuple[Any, ...]]

@@ -22,9 +22,9 @@ from mucudnn import operators
 from mucudnn.bench.memory_step import trace_step, training_step
 from mucudnn.bench.memory_timeline import ConvolutionCall, Event, MemoryTimeline
 from mucudnn.bench.networks import Branches, Residual
-from mucudnn.execution import torch_convolution
 from mucudnn.headroom import MOST_LOST_BYTES, headroom_limits, reference_peak_bytes, torch_inner_bytes
 from mucudnn.kernels.allocation import peak_allocated_bytes
+from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
 Limits = Mapping[tuple[str, Operation], int]
