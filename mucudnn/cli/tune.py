@@ -48,7 +48,8 @@ def tune(
     tuning = tune_with_progress(table, config, device, limits)
     console = output()
     console.print(tuning_table(tuning))
-    console.print(account_in_words(tuning))
+    if not tuning.interrupted:
+        console.print(account_in_words(tuning))
     console.print(str(environment))
     if json_file is not None:
         json_file.write_text(json.dumps(tuning_record(tuning, environment), indent=2) + "\n", encoding="utf-8")
