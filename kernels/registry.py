@@ -46,14 +46,16 @@ def sources(device_type: str = "cpu") -> tuple[AlgorithmSource, ...]:
     return (CudnnEngines(cudnn_backend()),) if device_type == "cuda" else ()
 
 
-def algorithm(name: str) -> Algorithm:
-    """The algorithm of this name: on the CPU, or one of cuDNN's engine configurations (``cudnn:67 k2=5``).
+def algorithm(name: str, device_type: str = "cpu") -> Algorithm:
+    """The algorithm of this name for a device type: the same for every problem, or one of cuDNN's engine configurations
+    (``cudnn:67 k2=5``).
 
-    Raises ``InvalidInputError`` for an unknown one, ``UnavailableError`` for an engine configuration without cuDNN.
+    Raises ``InvalidInputError`` for an unknown one, ``UnavailableError`` for a type that has none, and for an engine
+    configuration without cuDNN.
     """
     if name.startswith(PREFIX):
         return CudnnEngine(EngineConfig.named(name), cudnn_backend())
-    by_name = {candidate.name: candidate for candidate in _CPU}
+    by_name = {candidate.name: candidate for candidate in algorithms(device_type)}
     if name not in by_name:
         raise InvalidInputError(f"algorithm is {name!r}; allowed are {_names(by_name)}")
     return by_name[name]
