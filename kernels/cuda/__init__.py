@@ -1,0 +1,1 @@
+"""CUDA C++ of our own, compiled when it is first needed."""
