@@ -1,13 +1,14 @@
 // The transforms of Winograd convolution, F(M x M, R x R). The products over channels are left to a library.
 //
-// winograd_source.py puts before this: T (what tensors hold), Real (what is computed with), CHANNELS_LAST, THREADS (in a
-// block), M, R, A = M + R - 1, and the matrices B_T, A_T, DY, G, TURNED_G and G_T, each with an unrolled apply(in, out).
+// winograd_source.py puts before this: T (what tensors hold), Real (what is computed with), CHANNELS_LAST, THREADS (in
+// a block), M, R, A = M + R - 1, and the matrices B_T, A_T, DY, G, TURNED_G and G_T, each with an unrolled
+// apply(in, out).
 //
-// Transformed tiles lie in A x A planes, one for each point. A plane holds, for each group, (channels, tiles) where images
-// are contiguous, and (tiles, channels) where their channels are last; transformed filters lie in planes of
-// (filters, channels). A thread has one tile or filter, which is element i of every plane. So neighbouring threads write
-// and read neighbours in the planes, and meet in the same cache lines of the image. Tiles stay in registers, and threads
-// share nothing.
+// Transformed tiles lie in A x A planes, one for each point. A plane holds, for each group, (channels, tiles) where
+// images are contiguous, and (tiles, channels) where their channels are last; transformed filters lie in planes of
+// (filters, channels). A thread has one tile or filter, which is element i of every plane. So neighbouring threads
+// write and read neighbours in the planes, and meet in the same cache lines of the image. Tiles stay in registers, and
+// threads share nothing.
 
 using Index = unsigned;    // within a plane: below 2^31
 using Offset = long long;  // within a tensor
@@ -62,7 +63,8 @@ __device__ __forceinline__ Tile tile_at(Index i, const Images& images) {
 
 // Element i of all planes = Matrix half^T: the second half of Matrix tile Matrix^T.
 template <class Matrix>
-__device__ __forceinline__ void store_points(const Real (&half)[Matrix::COLUMNS][A], Real* planes, Index plane, Index i) {
+__device__ __forceinline__ void store_points(const Real (&half)[Matrix::COLUMNS][A], Real* planes, Index plane,
+                                             Index i) {
 #pragma unroll
   for (int q = 0; q < A; ++q) {
     Real column[Matrix::COLUMNS], points[A];
