@@ -10,6 +10,7 @@ import click
 
 from mucudnn.cli import options
 from mucudnn.cli.bench_inference import inference
+from mucudnn.cli.bench_limits import limits
 from mucudnn.cli.bench_memory import memory
 from mucudnn.problem import MemoryFormat
 
@@ -90,4 +91,5 @@ def solver(json_file: Path | None) -> None:
 
 
 bench.add_command(inference)
+bench.add_command(limits)
 bench.add_command(memory)
