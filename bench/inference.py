@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import mucudnn
-from mucudnn.bench.network_benchmark import Cell
 from mucudnn.bench.timer import EVERY_ROUND, Clock, Timer, WallClock
+from mucudnn.bench.turns import Cell
 from mucudnn.config import Config
 from mucudnn.environment import Environment, current_environment
 from mucudnn.keeping import keep_filters

@@ -1,54 +1,46 @@
 """All convolutions of a network, torch's and mucudnn's in both memory formats, in turns in one run.
 
 First both formats are tuned (from the database, where that has been done before), then each distinct convolution is
-measured once: every round runs each of the four variants, so that a slow minute of the machine hits all of them, and
-the median over the rounds counts. Every variant allocates the tensor that it returns, as a layer does.
+measured once: every round runs torch and mucudnn in each format, so that a slow minute of the machine hits all of them,
+and the median over the rounds counts. Every call allocates the tensor that it returns, as a layer does. On CUDA torch
+runs in its benchmark mode, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain
 from statistics import median
-
-from torch import Tensor
 
 from mucudnn.bench.layers import LayerTable
 from mucudnn.bench.operands import random_operands
 from mucudnn.bench.table_tuning import tune_table
-from mucudnn.bench.timer import EVERY_ROUND, Clock, Timer, WallClock
+from mucudnn.bench.timer import Clock
+from mucudnn.bench.torch_variants import TORCH, torch_variants
+from mucudnn.bench.turns import Cell, Runner, Turn, here, take_turns
 from mucudnn.config import Config
-from mucudnn.environment import Environment, current_environment
+from mucudnn.environment import Environment
 from mucudnn.problem import MemoryFormat, Operation
 from mucudnn.tuner import Progress
 from mucudnn.tuning import TunedProblem
-from mucudnn.verification import run_torch, run_whole
+from mucudnn.verification import Machine, run_torch, run_whole
 
 ROUNDS = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One variant of one convolution: seconds of a call (median), and their IQR / median."""
-
-    time_s: float
-    noise: float
-
-    @classmethod
-    def of(cls, timer: Timer) -> Cell:
-        return cls(timer.median_s, timer.noise)
-
-
-@dataclass(frozen=True, slots=True)
 class FormatResult:
-    """One convolution in one memory format. The benchmark's own times; those of the tuning are in ``tuned``."""
+    """One convolution in one memory format. The benchmark's own times; those of the tuning are in ``tuned``.
+
+    torch_benchmarks: torch in its benchmark mode, by the names of ``torch_variants``; empty on the CPU.
+    """
 
     torch: Cell
     mucudnn: Cell
     tuned: TunedProblem
+    torch_benchmarks: Mapping[str, Cell] = field(default_factory=dict)
 
     @property
     def speedup(self) -> float:
@@ -96,6 +88,14 @@ class NetworkBenchmark:
     def torch_s(self, memory_format: MemoryFormat) -> float:
         return sum(p.count * p.formats[memory_format].torch.time_s for p in self.problems)
 
+    @property
+    def torch_benchmarks(self) -> tuple[str, ...]:
+        """The names of torch's benchmark modes that were measured."""
+        return tuple(self._results[0].torch_benchmarks)
+
+    def torch_benchmark_s(self, name: str, memory_format: MemoryFormat) -> float:
+        return sum(p.count * p.formats[memory_format].torch_benchmarks[name].time_s for p in self.problems)
+
     def mucudnn_s(self, memory_format: MemoryFormat) -> float:
         return sum(p.count * p.formats[memory_format].mucudnn.time_s for p in self.problems)
 
@@ -128,31 +128,34 @@ def benchmark_network(
     *,
     memory_formats: Sequence[MemoryFormat] = tuple(MemoryFormat),
     rounds: int = ROUNDS,
+    device: str = "cpu",
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> NetworkBenchmark:
-    """Tune and measure every convolution of ``table``, in each of ``memory_formats``.
+    """Tune and measure every convolution of ``table``, in each of ``memory_formats``, on ``device`` (cpu or cuda).
 
-    rounds: samples of every variant. clock: what the measuring (not the tuning) reads; default: the wall clock.
+    rounds: samples of every call. clock: what the measuring (not the tuning) reads; default: that of the device.
     progress: called with what is being done and the fraction that is done.
 
     Raises what ``tune`` raises, and KeyboardInterrupt, by then with all measurements stored.
     """
     config = config or Config()
     report = progress or _silent
+    machine = Machine.current(device)
     both = _in_formats(table, memory_formats)
-    tuning = tune_table(both, config, progress=lambda text, fraction: report(text, fraction / 2))
+    tuning = tune_table(both, config, device=device, progress=lambda text, fraction: report(text, fraction / 2))
     if tuning.interrupted:
         raise KeyboardInterrupt
     chosen = {(row.tuned.problem, row.tuned.batch_size): row.tuned for row in tuning.rows}
     wanted = table.problems(config.operations)
     results = []
-    for index, (layer, problem) in enumerate(wanted):
-        report(f"{layer.name} {problem.operation}", 0.5 + index / len(wanted) / 2)
-        tuned = {f: chosen[replace(problem, memory_format=f), layer.batch_size] for f in memory_formats}
-        formats = _measure(tuned, rounds, clock or WallClock())
-        results.append(ProblemResult(layer.name, problem.operation, layer.count, formats))
-    return NetworkBenchmark(table.source, config, current_environment(), tuple(results), rounds)
+    with torch_variants(device) as variants:
+        for index, (layer, problem) in enumerate(wanted):
+            report(f"{layer.name} {problem.operation}", 0.5 + index / len(wanted) / 2)
+            tuned = {f: chosen[replace(problem, memory_format=f), layer.batch_size] for f in memory_formats}
+            formats = _measure(tuned, variants, device, rounds, clock or machine.clock)
+            results.append(ProblemResult(layer.name, problem.operation, layer.count, formats))
+    return NetworkBenchmark(table.source, config, machine.environment, tuple(results), rounds)
 
 
 def _silent(text: str, fraction: float) -> None:
@@ -168,25 +171,26 @@ def _in_formats(table: LayerTable, memory_formats: Sequence[MemoryFormat]) -> La
     return replace(table, layers=tuple(layers))
 
 
-def _measure(tuned: Mapping[MemoryFormat, TunedProblem], rounds: int, clock: Clock) -> dict[MemoryFormat, FormatResult]:
-    """Torch's and our call of one problem in every format, in turns."""
-    timers = {
-        memory_format: tuple(Timer(call, clock, EVERY_ROUND) for call in _calls(chosen))
-        for memory_format, chosen in tuned.items()
-    }
-    for _ in range(rounds):
-        for timer in chain.from_iterable(timers.values()):
-            timer.sample()
-            if timer.error is not None:
-                raise timer.error
-    return {
-        memory_format: FormatResult(Cell.of(baseline), Cell.of(ours), tuned[memory_format])
-        for memory_format, (baseline, ours) in timers.items()
-    }
+def _measure(
+    tuned: Mapping[MemoryFormat, TunedProblem],
+    variants: Mapping[str, Runner],
+    device: str,
+    rounds: int,
+    clock: Clock,
+) -> dict[MemoryFormat, FormatResult]:
+    """Torch's calls and ours of one problem in every format, in turns."""
+    turns = [turn for chosen in tuned.values() for turn in _turns(chosen, variants, device)]
+    cells = iter(take_turns(turns, rounds, clock))
+    results = {}
+    for memory_format, chosen in tuned.items():
+        torchs = {name: next(cells) for name in variants}
+        results[memory_format] = FormatResult(torchs.pop(TORCH), next(cells), chosen, torchs)
+    return results
 
 
-def _calls(tuned: TunedProblem) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """Torch's call and ours, on the same random tensors; each returns a tensor that it allocates."""
-    tensors = random_operands(tuned.problem, tuned.batch_size)
-    ours = partial(run_whole, tuned.problem, tuned.configuration, tensors)
-    return partial(run_torch, tuned.problem, tensors), ours
+def _turns(tuned: TunedProblem, variants: Mapping[str, Runner], device: str) -> list[Turn]:
+    """Torch under each of its settings, then ours, on the same random tensors; each returns one that it allocates."""
+    operands = random_operands(tuned.problem, tuned.batch_size, device)
+    torchs = [Turn(partial(run_torch, tuned.problem, operands), runner) for runner in variants.values()]
+    ours = partial(run_whole, tuned.problem, tuned.configuration, operands)
+    return [*torchs, Turn(ours, variants[TORCH] if tuned.configuration.is_baseline else here)]

@@ -42,11 +42,14 @@ def network_record(benchmark: NetworkBenchmark) -> Record:
     """What ``mucudnn bench network --json`` writes.
 
     ``configuration``, ``workspace_bytes`` and ``relative_error`` of a problem are those of ``memory_format``, the one
-    in which mucudnn is faster; ``formats`` has them, noise and predicted time for each.
+    in which mucudnn is faster; ``formats`` has them, noise and predicted time for each. Torch's benchmark modes have
+    keys of their own, ``torch_benchmark_10_contiguous_s``, where they were measured.
     """
     total: Record = {}
     for memory_format in benchmark.memory_formats:
         total[f"torch_{memory_format}_s"] = benchmark.torch_s(memory_format)
+        for name in benchmark.torch_benchmarks:
+            total[f"{key_of(name)}_{memory_format}_s"] = benchmark.torch_benchmark_s(name, memory_format)
         total[f"mucudnn_{memory_format}_s"] = benchmark.mucudnn_s(memory_format)
         total[f"speedup_{memory_format}"] = benchmark.speedup(memory_format)
     total["speedup_best"] = benchmark.speedup_best
@@ -88,6 +91,11 @@ def solver_record(benchmark: SolverBenchmark) -> Record:
     }
 
 
+def key_of(name: str) -> str:
+    """``torch-benchmark-10`` -> ``torch_benchmark_10``, as keys and columns are written."""
+    return name.replace("-", "_")
+
+
 def _configuration(configuration: Configuration) -> Record:
     return {"configuration": str(configuration), "workspace_bytes": configuration.workspace_bytes}
 
@@ -124,6 +132,8 @@ def _problem(result: ProblemResult) -> Record:
     }
     for memory_format, measured in result.formats.items():
         record[f"torch_{memory_format}_s"] = measured.torch.time_s
+        for name, cell in measured.torch_benchmarks.items():
+            record[f"{key_of(name)}_{memory_format}_s"] = cell.time_s
         record[f"mucudnn_{memory_format}_s"] = measured.mucudnn.time_s
     best = result.formats[result.best_format].tuned
     return {
@@ -144,6 +154,7 @@ def _format(measured: FormatResult) -> Record:
         "predicted_s": tuned.configuration.time_s,
         "predicted_over_measured": measured.predicted_over_measured,
         "torch_noise": measured.torch.noise,
+        **{f"{key_of(name)}_noise": cell.noise for name, cell in measured.torch_benchmarks.items()},
         "mucudnn_noise": measured.mucudnn.noise,
         "reason": tuned.reason,
     }

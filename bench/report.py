@@ -44,6 +44,9 @@ def network_table(benchmark: NetworkBenchmark) -> Table:
     columns = ["count"]
     totals = [""]
     for memory_format in formats:
+        names = benchmark.torch_benchmarks
+        columns += [f"{name} ms {memory_format}" for name in names]
+        totals += [milliseconds(benchmark.torch_benchmark_s(name, memory_format)) for name in names]
         columns += [f"torch ms {memory_format}", f"mucudnn ms {memory_format}", "speedup"]
         totals += _comparison(
             benchmark.torch_s(memory_format), benchmark.mucudnn_s(memory_format), benchmark.speedup(memory_format)
@@ -143,6 +146,7 @@ def _result_cells(result: ProblemResult) -> tuple[str, ...]:
         str(result.count),
     ]
     for measured in result.formats.values():
+        cells += [milliseconds(cell.time_s) for cell in measured.torch_benchmarks.values()]
         cells += _comparison(measured.torch.time_s, measured.mucudnn.time_s, measured.speedup)
     return tuple(cells)
 

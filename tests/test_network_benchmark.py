@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mucudnn.bench import network_benchmark, table_tuning
 from mucudnn.bench.layers import LayerTable, load_source
 from mucudnn.bench.network_benchmark import NetworkBenchmark, benchmark_network
+from mucudnn.bench.records import network_record
+from mucudnn.bench.report import network_table
 from mucudnn.bench.table_tuning import table_tasks, tune_table
 from mucudnn.bench.timer import Clock
+from mucudnn.bench.turns import Runner, here
 from mucudnn.config import Config
 from mucudnn.problem import MemoryFormat, Operation
 from mucudnn.tuning import TuningInterrupted
@@ -88,6 +94,38 @@ def test_the_variants_run_in_turns(table: LayerTable, config: Config, monkeypatc
     benchmark_network(first, only, rounds=3, clock=ManualClock())
     warm_up_and_rounds = [name for name in ("run_torch", "run_whole") * 2 for _ in range(2)]
     assert order == warm_up_and_rounds + ["run_torch", "run_whole", "run_torch", "run_whole"] * 2
+
+
+def test_torch_in_benchmark_mode_has_cells_of_its_own(
+    table: LayerTable, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA: each variant is called in its place, and its times are columns beside torch's."""
+    calls = 0
+
+    def elsewhere(function: Callable[[], Any], /) -> Any:
+        nonlocal calls
+        calls += 1
+        return function()
+
+    @contextmanager
+    def variants(device: str) -> Iterator[Mapping[str, Runner]]:
+        yield {"torch": here, "torch-benchmark-10": elsewhere}
+
+    monkeypatch.setattr(network_benchmark, "torch_variants", variants)
+    only = replace(config, operations=(Operation.FORWARD,))
+    benchmark = benchmark_network(table, only, rounds=3, clock=ManualClock())
+    assert calls == 3 * 2 * 2  # rounds, layers, formats
+    assert benchmark.torch_benchmarks == ("torch-benchmark-10",)
+    assert benchmark.torch_benchmark_s("torch-benchmark-10", MemoryFormat.CONTIGUOUS) == 2.0
+    record = network_record(benchmark)
+    assert record["problems"][0]["torch_benchmark_10_channels_last_s"] == 1.0
+    assert record["total"]["torch_benchmark_10_contiguous_s"] == 2.0
+    assert "torch-benchmark-10 ms contiguous" in [column.header for column in network_table(benchmark).columns]
+
+
+def test_the_cpu_has_no_benchmark_mode(benchmark: NetworkBenchmark) -> None:
+    assert benchmark.torch_benchmarks == ()
+    assert not [key for key in network_record(benchmark)["total"] if "benchmark" in key]
 
 
 def test_progress_goes_from_tuning_to_the_end(table: LayerTable, config: Config) -> None:

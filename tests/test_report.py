@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from mucudnn.bench.layers import load_source
-from mucudnn.bench.network_benchmark import Cell, FormatResult, NetworkBenchmark, ProblemResult
+from mucudnn.bench.network_benchmark import FormatResult, NetworkBenchmark, ProblemResult
 from mucudnn.bench.records import network_record, tuning_record
 from mucudnn.bench.report import layers_table, network_table, training_table, tuning_table
 from mucudnn.bench.table_tuning import TableTuning, TunedLayer
 from mucudnn.bench.training import Difference, TrainingComparison, labelled_batches, train_in_turns
+from mucudnn.bench.turns import Cell
 from mucudnn.config import Config
 from mucudnn.configuration import Configuration, MicroConfig
 from mucudnn.environment import Environment

@@ -10,6 +10,7 @@ import click
 
 from mucudnn.cli import options
 from mucudnn.cli.bench_inference import inference
+from mucudnn.cli.bench_limits import limits
 from mucudnn.cli.bench_memory import memory
 from mucudnn.problem import MemoryFormat
 
@@ -31,9 +32,10 @@ def bench() -> None:
     default=tuple(MemoryFormat),
     help="Which memory formats; default: both.",
 )
-@click.option("--rounds", type=click.IntRange(min=1), help="Samples of each variant; default: 7.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Samples of each variant; default: 15.")
 @options.choices(workspace_limit="none")
 @options.threads
+@options.device
 @options.json_file
 def network(
     source: str,
@@ -43,13 +45,15 @@ def network(
     memory_formats: tuple[MemoryFormat, ...],
     rounds: int | None,
     threads: int | None,
+    device: str,
     json_file: Path | None,
     **choices: Any,
 ) -> None:
     """All convolutions of the network NAME, each counted as often as it occurs.
 
     Torch on contiguous and on channels_last tensors, mucudnn on contiguous and on channels_last: tuned first, then
-    measured. NAME can be any SOURCE of mucudnn tune.
+    measured. On CUDA also torch with torch.backends.cudnn.benchmark, which times 10 engines or (limit 0) all of them.
+    NAME can be any SOURCE of mucudnn tune.
     """
     from mucudnn.bench.console import output, progress_bar
     from mucudnn.bench.layers import load_source
@@ -63,7 +67,7 @@ def network(
     table = load_source(source, batch=batch, input_shape=input_shape, dtype=dtype)
     with progress_bar() as progress:
         benchmark = benchmark_network(
-            table, config, memory_formats=memory_formats, rounds=rounds or ROUNDS, progress=progress
+            table, config, memory_formats=memory_formats, rounds=rounds or ROUNDS, device=device, progress=progress
         )
     console = output()
     console.print(network_table(benchmark))
@@ -87,4 +91,5 @@ def solver(json_file: Path | None) -> None:
 
 
 bench.add_command(inference)
+bench.add_command(limits)
 bench.add_command(memory)

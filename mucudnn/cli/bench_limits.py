@@ -1,0 +1,123 @@
+"""``mucudnn bench limits``: micro-batches against whole mini-batches, under equal workspace limits."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mucudnn.cli import options
+from mucudnn.errors import InvalidInputError
+from mucudnn.problem import Pair
+from mucudnn.units import parse_bytes
+
+_ALL = "all"
+
+
+def parse_limits(text: str) -> tuple[int, ...]:
+    """``8MiB,64MiB`` -> bytes. Raises ``InvalidInputError``."""
+    sizes = [parse_bytes(part.strip()) for part in text.split(",")]
+    limits = tuple(size for size in sizes if size is not None)
+    if len(limits) < len(sizes):
+        raise InvalidInputError("no limit at all is compared in any case; give sizes only, as 8MiB,64MiB")
+    return limits
+
+
+def parse_filters(text: str) -> tuple[Pair, ...]:
+    """``3x3,5x5`` -> ((3, 3), (5, 5)); all -> (). Raises ``InvalidInputError``."""
+    if text == _ALL:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if wrong := [part for part in parts if re.fullmatch(r"[1-9]\d*x[1-9]\d*", part) is None]:
+        raise InvalidInputError(f"{wrong[0]!r} is not height x width of a filter; write for example 3x3,5x5, or {_ALL}")
+    sizes = [tuple(map(int, part.split("x"))) for part in parts]
+    return tuple((r, s) for r, s in sizes)
+
+
+@click.command()
+@click.argument("source", default="deepbench-train")
+@click.option("--batch", type=click.IntRange(min=1), default=256, show_default=True, help="Samples in a mini-batch.")
+@options.input_shape
+@options.dtype
+@options.memory_format
+@click.option(
+    "--filters",
+    type=options.Text("RxS,...", parse_filters),
+    default="3x3,5x5",
+    show_default=True,
+    help="Only the layers with a filter of these sizes, or all.",
+)
+@click.option(
+    "--limits",
+    type=options.Text("SIZE,...", parse_limits),
+    default="8MiB,64MiB,128MiB,256MiB,512MiB",
+    show_default=True,
+    help="Most memory that any one operation may take beside its tensors; no limit at all is compared, too.",
+)
+@click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="Samples of each whole run.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Begin no problem that would not be done by then, as far as the earlier ones tell; default: all.",
+)
+@options.measuring
+@options.threads
+@options.device
+@options.csv_file
+@options.json_file
+def limits(
+    source: str,
+    filters: tuple[Pair, ...],
+    limits: tuple[int, ...],
+    rounds: int,
+    seconds: float | None,
+    threads: int | None,
+    device: str,
+    csv_file: Path | None,
+    json_file: Path | None,
+    **rest: Any,
+) -> None:
+    """Under equal workspace limits: the best undivided engine against what mucudnn makes of micro-batches.
+
+    SOURCE is as for mucudnn tune; by default DeepBench's training layers with 3x3 and 5x5 filters. All is measured once
+    without a limit, then whole runs decide under each. On CUDA the rivals are cuDNN's engines, and torch runs with
+    torch.backends.cudnn.benchmark, too; on the CPU they are all algorithms. The files are complete after every problem.
+    """
+    from mucudnn.bench.console import output, progress_bar
+    from mucudnn.bench.layers import load_source
+    from mucudnn.bench.limits_benchmark import compare_under_limits, with_filters
+    from mucudnn.bench.limits_report import in_words, limits_csv, limits_record, limits_table
+    from mucudnn.config import Config
+
+    table = load_source(source, **options.pop_sizes(rest))
+    if filters:
+        table = with_filters(table, filters)
+    options.use_threads(threads)
+    comparison, interrupted = None, False
+    with progress_bar() as progress:
+        try:
+            for comparison in compare_under_limits(
+                table, Config(**rest), limits, device=device, rounds=rounds, seconds=seconds, progress=progress
+            ):
+                _replace(csv_file, limits_csv(comparison))
+                _replace(json_file, json.dumps(limits_record(comparison), indent=2) + "\n")
+        except KeyboardInterrupt:
+            interrupted = True
+    if comparison is not None:
+        console = output()
+        console.print(limits_table(comparison))
+        console.print(in_words(comparison), soft_wrap=True)
+        console.print(str(comparison.environment))
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _replace(path: Path | None, text: str) -> None:
+    """A file that is never half written, however this ends."""
+    if path is not None:
+        new = path.with_name(path.name + ".new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
