@@ -112,8 +112,8 @@ def find_candidates(
 
 
 def _why_not(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, batch_size: int) -> str | None:
-    """Why slices of this size cannot be computed. The baseline always can: undivided torch has no slices."""
-    if algorithm.name == NATIVE and micro_batch_size == batch_size:
+    """Why slices of this size cannot be computed. Torch's own always can be run undivided: that has no slices."""
+    if algorithm.name.startswith(NATIVE) and micro_batch_size == batch_size:
         return None
     return algorithm.supports_micro_batch(problem, micro_batch_size)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
@@ -10,9 +10,10 @@ from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfi
 
 from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm
 from mucudnn.kernels.buffers import empty_activation
+from mucudnn.kernels.cudnn.numerics import Numerics
 from mucudnn.problem import ConvProblem, Operation
 
-_counted: dict[tuple[str, int, ConvProblem, int, int, str], int] = {}
+_counted: dict[tuple[str, int, ConvProblem, int, Hashable], int] = {}
 
 
 def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu") -> int:
@@ -21,6 +22,10 @@ def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu
     On the CPU the allocations of the calling thread are counted, oneDNN's scratchpads and reorders among them: they go
     through the same allocator. The counter is torch's own event record, in the order of the events; the recorder of
     ``torch.profiler`` sees the same bytes, but writes lines to the standard error each time, and costs 40 times more.
+
+    On CUDA all allocations on the current device are counted, in blocks of the caching allocator (multiples of 512
+    bytes). What a first call allocates and keeps is among them, such as the workspace of a cuBLAS handle: where that is
+    not meant, call ``function`` once before. Raises what ``function`` raises, among that ``torch.OutOfMemoryError``.
     """
     if device_type == "cuda":
         return _cuda_peak_allocated_bytes(function)
@@ -50,15 +55,22 @@ def _cuda_peak_allocated_bytes(function: Callable[[], object]) -> int:
 def counted_internal_bytes(
     algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, device_type: str = "cpu"
 ) -> int:
-    """What torch allocates inside one ``open, step, close`` of this algorithm, counted by running it once.
+    """What torch allocates inside one ``open, step, close`` of this algorithm, counted by running it.
 
-    The answer is kept per thread count: libraries take scratch for each thread. It is the same on the first run, in
-    which oneDNN creates its primitives, and on later ones.
+    On the CPU the answer is kept per thread count: libraries take scratch for each thread. It is the same on the first
+    run, in which oneDNN creates its primitives, and on later ones. On CUDA it is that of a second run, kept per device
+    and per the settings by which torch chooses among cuDNN's engines.
     """
-    key = (algorithm.name, algorithm.version, problem, micro_batch_size, torch.get_num_threads(), device_type)
+    key = (algorithm.name, algorithm.version, problem, micro_batch_size, _depends_on(device_type))
     if key not in _counted:
         _counted[key] = _count(algorithm, problem, micro_batch_size, device_type)
     return _counted[key]
+
+
+def _depends_on(device_type: str) -> Hashable:
+    if device_type == "cuda":
+        return device_type, torch.cuda.current_device(), Numerics.of_torch()
+    return device_type, torch.get_num_threads()
 
 
 def _count(algorithm: Algorithm, problem: ConvProblem, n: int, device_type: str) -> int:
@@ -79,6 +91,8 @@ def _count(algorithm: Algorithm, problem: ConvProblem, n: int, device_type: str)
         algorithm.step(problem, x, w, y, bias, prepared, scratch)
         algorithm.close(problem, w, prepared)
 
+    if device_type == "cuda":
+        run()  # allocates what stays (workspaces of cuBLAS handles, plans), and chooses among cuDNN's engines
     return peak_allocated_bytes(run, device_type)
 
 

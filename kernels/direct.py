@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
+from mucudnn.kernels.allocation import counted_internal_bytes
 from mucudnn.kernels.buffers import Part, carve, carved_bytes, torch_dtype
 from mucudnn.problem import ConvProblem, Operation, Pair
 
@@ -77,6 +78,7 @@ class Direct:
     """See the module's docstring. Supports everything; half precision is computed in float32."""
 
     name: str = "direct"
+    device_type: str = "cpu"
     version: int = 1
     deterministic: bool = True
 
@@ -91,7 +93,9 @@ class Direct:
         return Workspace(carved_bytes(_prepared_parts(problem)), carved_bytes(scratch))
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        return 0
+        if self.device_type == "cpu":
+            return 0
+        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)  # what cuBLAS may need
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         matrices = carve(prepared, _prepared_parts(problem))[0]
@@ -234,3 +238,4 @@ def _meet(size: int, phase_size: int, stride: int, first: int) -> tuple[slice, s
 
 
 ALGORITHMS: tuple[Direct, ...] = (Direct(),)
+ON_CUDA: tuple[Direct, ...] = (Direct(device_type="cuda"),)

@@ -8,20 +8,23 @@ channels are summed by one complex matrix product over all windows of the micro-
 convolutional nets with fbfft*, 2014, for the tiles.)
 
 ``prepared`` holds the filter's transform W, or the sum of its gradient's transforms, which is transformed back once.
-Torch's transforms allocate inside, whatever they are handed. They run over one sample, or one filter, at a time, so
-that what they allocate stays in the cache and does not grow with the micro-batch: at most two spectra of a sample (the
-result of a transform, and a copy of what is transformed), and three of a filter, which is also padded or put in order.
+Torch's transforms allocate inside, whatever they are handed. On the CPU they run over one sample, or one filter, at a
+time, so that what they allocate stays in the cache and does not grow with the micro-batch: at most two spectra of a
+sample (the result of a transform, and a copy of what is transformed), and three of a filter, which is also padded or
+put in order. On CUDA, where each call is a few launches, they run over the whole micro-batch, and over all filters.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from math import ceil
 
 import torch
 from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
+from mucudnn.kernels.allocation import counted_internal_bytes
 from mucudnn.kernels.buffers import Part, carve, carved_bytes, torch_dtype
 from mucudnn.kernels.gemm import multiply
 from mucudnn.problem import ConvProblem, Operation, Pair
@@ -35,12 +38,13 @@ class Fft:
 
     name: str
     tiled: bool = False
+    device_type: str = "cpu"
     version: int = 2
     deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:
         if problem.dtype not in ("float32", "float64"):
-            return f"dtype is {problem.dtype}; the CPU's Fourier transform has only float32 and float64"
+            return f"dtype is {problem.dtype}; Fourier transforms are offered only in float32 and float64"
         if problem.stride != (1, 1):
             return f"stride is {problem.stride}; a transform computes every output, so only stride 1 is offered"
         if problem.dilation != (1, 1):
@@ -58,6 +62,8 @@ class Fft:
         return Workspace(carved_bytes([tiling.filter_spectrum]), carved_bytes(scratch))
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        if self.device_type == "cuda":
+            return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)
         tiling = self._tiling(problem)
         return max(2 * tiling.image_spectrum_bytes, 3 * tiling.filter_spectrum.size_bytes // problem.k)
 
@@ -67,10 +73,10 @@ class Fft:
         if problem.operation is Operation.BACKWARD_FILTER:
             spectrum.zero_()
             return
-        for k, target in tiling.filters(spectrum):
-            transformed = torch.fft.rfft2(w[k], s=tiling.lengths)
+        for filters, target in tiling.filters(w, spectrum):
+            transformed = torch.fft.rfft2(filters, s=tiling.lengths)
             correlate = problem.operation is Operation.FORWARD
-            target.copy_((transformed.conj() if correlate else transformed).flatten(1).T)
+            target.copy_((transformed.conj() if correlate else transformed).flatten(2).permute(2, 0, 1))
 
     def step(
         self,
@@ -108,31 +114,35 @@ class Fft:
             return
         tiling = self._tiling(problem)
         (spectrum,) = carve(prepared, [tiling.filter_spectrum])
-        for k, source in tiling.filters(spectrum):
-            gradient = torch.fft.irfft2(tiling.unflatten(source.T), s=tiling.lengths)
-            w[k].add_(gradient[..., : problem.r, : problem.s])
+        for filters, source in tiling.filters(w, spectrum):
+            gradient = torch.fft.irfft2(tiling.unflatten(source.permute(1, 2, 0)), s=tiling.lengths)
+            filters.add_(gradient[..., : problem.r, : problem.s])
 
     def _tiling(self, problem: ConvProblem) -> _Tiling:
         written = (problem.h, problem.w) if problem.operation is Operation.BACKWARD_DATA else (problem.p, problem.q)
-        overlap = (problem.r - 1, problem.s - 1)
+        overlap, at_once = (problem.r - 1, problem.s - 1), self.device_type == "cuda"
         whole = (_good_length(written[0] + overlap[0]), _good_length(written[1] + overlap[1]))
         if not self.tiled:
-            return _Tiling(problem, written, whole)
+            return _Tiling(problem, written, whole, at_once)
         tile = [max(_TILE_LENGTH, _good_length(2 * (o + 1))) for o in overlap]
-        return _Tiling(problem, written, (min(whole[0], tile[0]), min(whole[1], tile[1])))
+        return _Tiling(problem, written, (min(whole[0], tile[0]), min(whole[1], tile[1])), at_once)
 
 
-FFT = Fft("fft")
-FFT_TILED = Fft("fft-tiled", tiled=True)
+ALGORITHMS: tuple[Fft, ...] = (Fft("fft"), Fft("fft-tiled", tiled=True))
+ON_CUDA: tuple[Fft, ...] = tuple(replace(algorithm, device_type="cuda") for algorithm in ALGORITHMS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tiling:
-    """How images of (height, width) ``written`` are cut into windows of ``lengths``, and where the spectra lie."""
+    """How images of (height, width) ``written`` are cut into windows of ``lengths``, and where the spectra lie.
+
+    ``at_once``: all images of a micro-batch, and all filters, are transformed in one call instead of one by one.
+    """
 
     problem: ConvProblem
     written: Pair
     lengths: Pair
+    at_once: bool
 
     @property
     def steps(self) -> Pair:
@@ -167,20 +177,22 @@ class _Tiling:
         return torch_dtype(self.problem).to_complex()
 
     def scratch_parts(self, n: int) -> list[Part]:
-        """Spectra of x and y, (frequencies, groups, windows, channels), and one padded sample."""
+        """Spectra of x and y, (frequencies, groups, windows, channels), and the padded samples of one call."""
         channels = (self.problem.c, self.problem.k)
         groups, windows = self.problem.groups, n * self.counts[0] * self.counts[1]
         spectra = [Part((self.frequencies, groups, windows, c // groups), self._complex) for c in channels]
-        return [*spectra, Part((max(channels), *self._padded_size(self.lengths)), torch_dtype(self.problem))]
+        padded = (n if self.at_once else 1, max(channels), *self._padded_size(self.lengths))
+        return [*spectra, Part(padded, torch_dtype(self.problem))]
 
     def _padded_size(self, window: Pair) -> Pair:
         """What windows of this size cover together."""
         (down, across), (step_h, step_w) = self.counts, self.steps
         return (down - 1) * step_h + window[0], (across - 1) * step_w + window[1]
 
-    def filters(self, spectrum: Tensor) -> list[tuple[int, Tensor]]:
-        """Each k with its spectrum (frequencies, C // groups)."""
-        return list(enumerate(spectrum.flatten(1, 2).unbind(1)))
+    def filters(self, w: Tensor, spectrum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The filters of one call, (k, C // groups, R, S), with their spectra (frequencies, k, C // groups)."""
+        step = len(w) if self.at_once else 1
+        return zip(torch.split(w, step), torch.split(spectrum.flatten(1, 2), step, 1), strict=True)
 
     def unflatten(self, spectrum: Tensor) -> Tensor:
         """(..., frequencies) as the two-dimensional half spectrum."""
@@ -191,41 +203,45 @@ class _Tiling:
     ) -> None:
         """Spectra of the windows of each image, with ``before`` zeros above and to the left (negative: cropped)."""
         height, width = self._padded_size(window)
-        canvas = padded.flatten()[: images.shape[1] * height * width].view(-1, height, width)
+        step, channels = len(padded), images.shape[1]
+        canvas = padded.flatten()[: step * channels * height * width].view(step, channels, height, width)
         canvas.zero_()
         rows, image_rows = _overlap(before[0], images.shape[2], height)
         columns, image_columns = _overlap(before[1], images.shape[3], width)
-        windows = canvas.unfold(1, window[0], self.steps[0]).unfold(2, window[1], self.steps[1])
-        for image, target in zip(images, self._samples(spectrum, len(images)), strict=True):
-            canvas[:, rows, columns].copy_(image[:, image_rows, image_columns])
+        windows = canvas.unfold(2, window[0], self.steps[0]).unfold(3, window[1], self.steps[1])
+        for part, target in self._samples(images, spectrum):
+            canvas[..., rows, columns].copy_(part[..., image_rows, image_columns])
             self._transform_windows(windows, target, conjugate)
 
     def _transform_windows(self, windows: Tensor, target: Tensor, conjugate: bool) -> None:
-        """Of one image. windows: (channels, down, across, *window); target: (frequencies, groups, windows, channels).
+        """Of one call. windows: (n, channels, down, across, *window);
+        target: (frequencies, groups, n, windows, channels).
 
-        A method of its own, as is the way back: what one image allocates is free before the next.
+        A method of its own, as is the way back: what one call allocates is free before the next.
         """
         transformed = torch.fft.rfft2(windows, s=self.lengths)
-        by_frequency = (transformed.conj() if conjugate else transformed).flatten(3).flatten(1, 2)
-        target.copy_(torch.unflatten(by_frequency, 0, (self.problem.groups, -1)).permute(3, 0, 2, 1))
+        by_frequency = (transformed.conj() if conjugate else transformed).flatten(4).flatten(2, 3)
+        target.copy_(torch.unflatten(by_frequency, 1, (self.problem.groups, -1)).permute(4, 1, 0, 3, 2))
 
     def transform_back(self, spectrum: Tensor, images: Tensor, skip: Pair) -> None:
         """Write each image from its windows' spectra; the first ``skip`` outputs of a window are wrapped around."""
-        for image, source in zip(images, self._samples(spectrum, len(images)), strict=True):
-            self._transform_image_back(source, image, skip)
+        for part, source in self._samples(images, spectrum):
+            self._transform_part_back(source, part, skip)
 
-    def _transform_image_back(self, source: Tensor, image: Tensor, skip: Pair) -> None:
-        """source: (frequencies, groups, windows, channels), image: (channels, height, width)."""
+    def _transform_part_back(self, source: Tensor, images: Tensor, skip: Pair) -> None:
+        """source: (frequencies, groups, n, windows, channels), images: (n, channels, height, width)."""
         (down, across), (step_h, step_w) = self.counts, self.steps
-        tiles = torch.fft.irfft2(self.unflatten(source.permute(1, 3, 2, 0)), s=self.lengths).flatten(0, 1)
+        tiles = torch.fft.irfft2(self.unflatten(source.permute(2, 1, 4, 3, 0)), s=self.lengths).flatten(1, 2)
         kept = tiles[..., skip[0] : skip[0] + step_h, skip[1] : skip[1] + step_w]
-        whole = torch.unflatten(kept, 1, (down, across)).transpose(2, 3).reshape(-1, down * step_h, across * step_w)
-        image.copy_(whole[:, : image.shape[1], : image.shape[2]])
+        rows = torch.unflatten(kept, 2, (down, across)).transpose(3, 4)
+        whole = rows.reshape(*images.shape[:2], down * step_h, across * step_w)
+        images.copy_(whole[..., : images.shape[2], : images.shape[3]])
 
-    @staticmethod
-    def _samples(spectrum: Tensor, n: int) -> tuple[Tensor, ...]:
-        """Each sample's part: (frequencies, groups, windows of one sample, channels)."""
-        return torch.unflatten(spectrum, 2, (n, -1)).unbind(2)
+    def _samples(self, images: Tensor, spectrum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The images of one call with their spectra: (frequencies, groups, images, windows of one, channels)."""
+        step = len(images) if self.at_once else 1
+        spectra = torch.unflatten(spectrum, 2, (len(images), -1))
+        return zip(torch.split(images, step), torch.split(spectra, step, 2), strict=True)
 
 
 def _multiply(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> None:

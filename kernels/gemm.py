@@ -42,6 +42,7 @@ class Gemm:
     """See the module's docstring."""
 
     name: str = "gemm"
+    device_type: str = "cpu"
     version: int = 1
     deterministic: bool = True
 
@@ -56,8 +57,9 @@ class Gemm:
         return Workspace(carved_bytes(_prepared_parts(problem)), carved_bytes(scratch))
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        # Half precision goes through oneDNN's scratchpads and through casts; float32 and float64 allocate nothing.
-        return counted_internal_bytes(self, problem, micro_batch_size) if problem.item_bytes < 4 else 0
+        if self.device_type == "cpu" and problem.item_bytes >= 4:
+            return 0  # half precision goes through oneDNN's scratchpads and through casts
+        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         for accumulator in carve(prepared, _prepared_parts(problem)):
@@ -105,6 +107,7 @@ class Gemm:
 
 
 GEMM = Gemm()
+GEMM_ON_CUDA = Gemm(device_type="cuda")
 
 
 def _prepared_parts(problem: ConvProblem) -> list[Part]:

@@ -1,27 +1,34 @@
 """Torch's own convolution on micro-batches, in the tensors' memory format or in the other one.
 
-The backend that torch's dispatcher picks depends on N (float32 maps of at most 20480 elements go to oneDNN for two
-samples, but to im2col for one). A slice must not change what is computed, so oneDNN's forward is called by name. Its
-backward operators have no name of their own: there a micro-batch is allowed if torch picks for it what it picks for
-``_LARGE_BATCH`` samples.
+The backend that torch's dispatcher picks depends on N (on the CPU float32 maps of at most 20480 elements go to oneDNN
+for two samples, but to im2col for one; on CUDA depthwise convolutions of halves go to cuDNN or to a kernel of torch's).
+A slice must not change what is computed, so oneDNN's forward is called by name. Where no operator has a name of its own
+a micro-batch is allowed if torch picks for it what it picks for ``_LARGE_BATCH`` samples. On CUDA that is mostly cuDNN,
+which then chooses one of its engines for each size.
+
+cuDNN's forward writes into y, all others allocate a result, which is copied. What is for CUDA was not run on a GPU yet.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mucudnn.configuration import NATIVE
 from mucudnn.kernels.algorithm import Workspace
 from mucudnn.kernels.allocation import counted_internal_bytes
-from mucudnn.kernels.buffers import Part, carve, carved_bytes, torch_dtype
+from mucudnn.kernels.buffers import TORCH_FORMATS, Part, carve, carved_bytes, empty_activation, torch_dtype
+from mucudnn.kernels.cudnn.numerics import Numerics
+from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
-_LARGE_BATCH = 64  # beyond every threshold on N in torch's choice of a backend
+_LARGE_BATCH = 64  # beyond the thresholds on N in torch's choice of a backend
 _ONEDNN = "Mkldnn"
+_CUDNN = "Cudnn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +37,22 @@ class Native:
 
     name: str
     other_format: bool = False
+    device_type: str = "cpu"
     version: int = 1
-    deterministic: bool = True
+
+    @property
+    def deterministic(self) -> bool:
+        """On CUDA only where torch is told to be so."""
+        return self.device_type == "cpu" or Numerics.of_torch().deterministic
 
     def supports(self, problem: ConvProblem) -> str | None:
         return None
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        usual = _backend(problem, _LARGE_BATCH)
+        usual = self._backend(problem, _LARGE_BATCH)
         if problem.operation is Operation.FORWARD and usual == _ONEDNN:
             return None
-        picked = _backend(problem, micro_batch_size)
+        picked = self._backend(problem, micro_batch_size)
         if picked == usual:
             return None
         return (
@@ -53,7 +65,7 @@ class Native:
         return Workspace(carved_bytes(self._prepared_parts(problem)), carved_bytes(scratch))
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        return counted_internal_bytes(self, problem, micro_batch_size)
+        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         filters, accumulators = self._split_prepared(problem, prepared)
@@ -78,17 +90,35 @@ class Native:
         x_in, w_in, y_in = x, *(filters or [w]), y
         if self.other_format:
             x_in, y_in = self._converted(problem, x, y, scratch)
+        geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
         match problem.operation:
             case Operation.FORWARD:
-                y.copy_(_forward(problem, x_in, w_in, bias))
+                self._forward(problem, x_in, w_in, y, bias)
             case Operation.BACKWARD_DATA:
-                x.copy_(_backward(problem, x_in, w_in, y_in))
+                x.copy_(torch_convolution(problem.operation, x_in, w_in, y_in, None, *geometry))
             case Operation.BACKWARD_FILTER:
-                (accumulators or [w])[0].add_(_backward(problem, x_in, w_in, y_in))
+                gradient = torch_convolution(problem.operation, x_in, w_in, y_in, None, *geometry)
+                (accumulators or [w])[0].add_(gradient)
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         for accumulator in self._split_prepared(problem, prepared)[1]:
             w.add_(accumulator)
+
+    def _forward(self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None) -> None:
+        if self.device_type == "cpu" and self._backend(problem, _LARGE_BATCH) == _ONEDNN:
+            geometry = (problem.padding, problem.stride, problem.dilation, problem.groups)
+            y.copy_(torch.ops.aten.mkldnn_convolution(x, w, bias, *geometry))
+        elif self.device_type == "cuda" and not self.other_format and _is_cudnns(problem, x, w):
+            _cudnn_forward(problem, x, w, y, bias)
+        else:
+            geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+            y.copy_(torch_convolution(problem.operation, x, w, None, bias, *geometry))
+
+    def _backend(self, problem: ConvProblem, n: int) -> str:
+        """Name of the backend that torch's dispatcher picks for ``n`` samples."""
+        if self.device_type == "cpu":
+            return _backend_on_cpu(problem, n, torch.get_num_threads())
+        return _backend_on_cuda(_in_other_format(problem) if self.other_format else problem, n)
 
     def _prepared_parts(self, problem: ConvProblem) -> list[Part]:
         """The converted filter, then the accumulator of micro-batches that torch returns in less than float32."""
@@ -136,34 +166,46 @@ def _as_other(problem: ConvProblem, stored: Tensor) -> Tensor:
     return stored.permute(0, 3, 1, 2) if problem.memory_format is MemoryFormat.CONTIGUOUS else stored
 
 
-def _forward(problem: ConvProblem, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    stride, padding, dilation, groups = problem.stride, problem.padding, problem.dilation, problem.groups
-    y: Tensor
-    if _backend(problem, _LARGE_BATCH) == _ONEDNN:
-        y = torch.ops.aten.mkldnn_convolution(x, w, bias, padding, stride, dilation, groups)
-    else:
-        y = torch.ops.aten.convolution(x, w, bias, stride, padding, dilation, False, (0, 0), groups)
-    return y
+def _in_other_format(problem: ConvProblem) -> ConvProblem:
+    contiguous = problem.memory_format is MemoryFormat.CONTIGUOUS
+    return replace(problem, memory_format=MemoryFormat.CHANNELS_LAST if contiguous else MemoryFormat.CONTIGUOUS)
 
 
-def _backward(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> Tensor:
-    """dx or dw; torch reads nothing but the shape of the operand whose gradient is asked for."""
-    data = problem.operation is Operation.BACKWARD_DATA
-    geometry = (problem.stride, problem.padding, problem.dilation, False, (0, 0), problem.groups)
-    dx, dw, _ = torch.ops.aten.convolution_backward(y, x, w, None, *geometry, (data, not data, False))
-    result: Tensor = dx if data else dw
-    return result
+def _is_cudnns(problem: ConvProblem, x: Tensor, w: Tensor) -> bool:
+    """Whether torch computes these operands with cuDNN and in their own memory format, which it does not for float64
+    channels last: then cuDNN can write into y, whose format it computes in.
+    """
+    backend = _picked(problem, x, w)
+    if backend.name != _CUDNN:
+        return False
+    memory_format = torch._C._conv_determine_backend_memory_format(x, w, backend)
+    return memory_format == TORCH_FORMATS[problem.memory_format]
 
 
-def _backend(problem: ConvProblem, n: int) -> str:
-    """Name of the backend that torch's dispatcher picks on the CPU for ``n`` samples."""
-    return _backend_on(problem, n, torch.get_num_threads())
+def _cudnn_forward(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None) -> None:
+    """What torch calls for cuDNN, with its settings; written into y."""
+    allowed = Numerics.of_torch()
+    settings = (torch.backends.cudnn.benchmark, allowed.deterministic, allowed.allow_tf32)
+    geometry = (problem.padding, problem.stride, problem.dilation, problem.groups)
+    torch.ops.aten.cudnn_convolution.out(x, w, *geometry, *settings, out=y)
+    if bias is not None:
+        y.add_(bias.view(-1, 1, 1))
 
 
 @lru_cache(maxsize=4096)
-def _backend_on(problem: ConvProblem, n: int, _threads: int) -> str:
+def _backend_on_cpu(problem: ConvProblem, n: int, _threads: int) -> str:
     element = torch.empty((), dtype=torch_dtype(problem))  # the choice looks at shapes: nothing is allocated for it
-    x, w = element.expand(problem.x_shape(n)), element.expand(problem.w_shape())
+    return str(_picked(problem, element.expand(problem.x_shape(n)), element.expand(problem.w_shape())).name)
+
+
+def _backend_on_cuda(problem: ConvProblem, n: int) -> str:
+    """Not remembered: it depends on settings that users change. Fake tensors, since it also looks at strides."""
+    with FakeTensorMode():
+        x, w = (empty_activation(problem, shape, "cuda") for shape in (problem.x_shape(n), problem.w_shape()))
+        return str(_picked(problem, x, w).name)
+
+
+def _picked(problem: ConvProblem, x: Tensor, w: Tensor) -> torch._C.ConvBackend:
+    """The backend that torch's dispatcher picks for these operands."""
     geometry = (problem.stride, problem.padding, problem.dilation, False, (0, 0), problem.groups)
-    backend = torch._C._select_conv_backend(x, w, None, *geometry)
-    return str(backend.name)
+    return torch._C._select_conv_backend(x, w, None, *geometry)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mucudnn.errors import InvalidInputError, UnavailableError
-from mucudnn.kernels import direct, implicit_gemm, winograd
+from mucudnn.kernels import direct, fft, implicit_gemm, winograd
 from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource
 from mucudnn.kernels.cudnn.engines import PREFIX, EngineConfig
 from mucudnn.kernels.cudnn_backend import cudnn_backend
 from mucudnn.kernels.cudnn_engine import CudnnEngine, CudnnEngines
-from mucudnn.kernels.fft import FFT, FFT_TILED
-from mucudnn.kernels.gemm import GEMM
+from mucudnn.kernels.gemm import GEMM, GEMM_ON_CUDA
 from mucudnn.kernels.native import NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
-from mucudnn.kernels.native_cuda import NATIVE_ON_CUDA
+from mucudnn.kernels.native_cuda import BENCHMARKS, NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA
 
 _CPU: tuple[Algorithm, ...] = (
     NATIVE_ALGORITHM,
@@ -22,10 +21,17 @@ _CPU: tuple[Algorithm, ...] = (
     *direct.ALGORITHMS,
     *implicit_gemm.ALGORITHMS,
     *winograd.ALGORITHMS,
-    FFT,
-    FFT_TILED,
+    *fft.ALGORITHMS,
 )
-_CUDA: tuple[Algorithm, ...] = (NATIVE_ON_CUDA,)  # the others are cudnn_engines
+_CUDA: tuple[Algorithm, ...] = (
+    NATIVE_ON_CUDA,
+    NATIVE_OTHER_FORMAT_ON_CUDA,
+    *BENCHMARKS,
+    GEMM_ON_CUDA,
+    *direct.ON_CUDA,
+    *winograd.ON_CUDA,
+    *fft.ON_CUDA,
+)
 _BY_DEVICE = {"cpu": _CPU, "cuda": _CUDA}
 
 

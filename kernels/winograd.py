@@ -8,12 +8,13 @@ over all micro-batches, and transforms it back once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
+from mucudnn.kernels.allocation import counted_internal_bytes
 from mucudnn.kernels.cook_toom import CookToom, cook_toom
 from mucudnn.kernels.winograd_compiled import CompiledWinograd
 from mucudnn.kernels.winograd_torch import TorchWinograd
@@ -58,6 +59,7 @@ class WinogradBackend(Protocol):
 
 # In order of preference; the last one supports everything.
 BACKENDS: tuple[WinogradBackend, ...] = (CompiledWinograd(), TorchWinograd())
+BACKENDS_ON_CUDA: tuple[WinogradBackend, ...] = (TorchWinograd(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Winograd:
 
     m: int
     r: int
+    device_type: str = "cpu"
     version: int = 1
     deterministic: bool = True
 
@@ -90,16 +93,18 @@ class Winograd:
         return None
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        return _backend(problem).workspace(self.matrices, problem, micro_batch_size)
+        return self._backend(problem).workspace(self.matrices, problem, micro_batch_size)
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        return 0
+        if self.device_type == "cpu":
+            return 0
+        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)  # what cuBLAS may need
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         if problem.operation is Operation.BACKWARD_FILTER:
             prepared.zero_()
         else:
-            _backend(problem).transform_filter(self.matrices, problem, w, prepared)
+            self._backend(problem).transform_filter(self.matrices, problem, w, prepared)
 
     def step(
         self,
@@ -111,7 +116,7 @@ class Winograd:
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        backend = _backend(problem)
+        backend = self._backend(problem)
         match problem.operation:
             case Operation.FORWARD:
                 backend.correlate(self.matrices, problem, x, y, bias, prepared, scratch)
@@ -122,11 +127,12 @@ class Winograd:
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         if problem.operation is Operation.BACKWARD_FILTER:
-            _backend(problem).fold(self.matrices, problem, w, prepared)
+            self._backend(problem).fold(self.matrices, problem, w, prepared)
 
-
-def _backend(problem: ConvProblem) -> WinogradBackend:
-    return next(backend for backend in BACKENDS if backend.supports(problem) is None)
+    def _backend(self, problem: ConvProblem) -> WinogradBackend:
+        backends = BACKENDS if self.device_type == "cpu" else BACKENDS_ON_CUDA
+        return next(backend for backend in backends if backend.supports(problem) is None)
 
 
 ALGORITHMS: tuple[Winograd, ...] = (Winograd(2, 3), Winograd(4, 3), Winograd(6, 3), Winograd(2, 5), Winograd(4, 5))
+ON_CUDA: tuple[Winograd, ...] = tuple(replace(algorithm, device_type="cuda") for algorithm in ALGORITHMS)

@@ -271,10 +271,10 @@ def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:
 
 
 def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
-    """By its name or that of its source, and by its determinism."""
+    """By its name or that of its source, and by its determinism; the baseline always, as torch's settings have it."""
     name = algorithm.name
     named = config.algorithms is None or bool({name, _source(name)} & {NATIVE, *config.algorithms})
-    return named and (algorithm.deterministic or not config.deterministic)
+    return named and (algorithm.deterministic or name == NATIVE or not config.deterministic)
 
 
 def _source(name: str) -> str:

@@ -23,10 +23,12 @@ _GARBAGE = 0xFF  # NaN in every floating-point type: whatever is read before it 
 class GuardedMemory:
     """Aligned buffers full of NaN that know whether anything was written around them."""
 
+    device: str = "cpu"
     raws: list[tuple[Tensor, int, int]] = field(default_factory=list)
 
     def buffer(self, size_bytes: int) -> Tensor:
-        raw = torch.full((size_bytes + 2 * _GUARD_BYTES + ALIGNMENT_BYTES,), _PATTERN, dtype=torch.uint8)
+        size = size_bytes + 2 * _GUARD_BYTES + ALIGNMENT_BYTES
+        raw = torch.full((size,), _PATTERN, dtype=torch.uint8, device=self.device)
         start = _GUARD_BYTES + -raw.data_ptr() % ALIGNMENT_BYTES
         self.raws.append((raw, start, start + size_bytes))
         return raw[start : start + size_bytes].fill_(_GARBAGE)
@@ -102,4 +104,4 @@ class Call:
         return max(self.excess_bytes)
 
     def _count(self, declared_bytes: int, function: Callable[[], None]) -> None:
-        self.excess_bytes.append(peak_allocated_bytes(function) - declared_bytes)
+        self.excess_bytes.append(peak_allocated_bytes(function, self.x.device.type) - declared_bytes)
