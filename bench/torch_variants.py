@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from mucudnn.bench.turns import Runner, T, here
+from mucudnn.kernels.native_cuda import cudnn_benchmark
 
 TORCH = "torch"
 # torch.backends.cudnn.benchmark = True with a benchmark_limit: of engines that are timed; 0: all there are.
@@ -47,22 +48,7 @@ def _own_thread(start: Callable[[], object], benchmark_limit: int | None) -> Ite
         def run(function: Callable[[], T]) -> T:
             if benchmark_limit is None:
                 return thread.submit(function).result()
-            with benchmark_mode(benchmark_limit):
+            with cudnn_benchmark(benchmark_limit):
                 return thread.submit(function).result()
 
         yield run
-
-
-@contextmanager
-def benchmark_mode(benchmark_limit: int) -> Iterator[None]:
-    """``torch.backends.cudnn.benchmark`` on, for the whole process; afterwards all is as it was.
-
-    Nothing else is touched: ``torch.backends.cudnn.flags`` would set the precision of float32, too.
-    """
-    cudnn = torch.backends.cudnn
-    before = (cudnn.benchmark, cudnn.benchmark_limit)
-    cudnn.benchmark, cudnn.benchmark_limit = True, benchmark_limit
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.benchmark_limit = before

@@ -17,6 +17,7 @@ from mucudnn.kernels.algorithm import Workspace
 from mucudnn.kernels.allocation import counted_internal_bytes
 from mucudnn.kernels.cook_toom import CookToom, cook_toom
 from mucudnn.kernels.winograd_compiled import CompiledWinograd
+from mucudnn.kernels.winograd_cuda import CudaWinograd
 from mucudnn.kernels.winograd_torch import TorchWinograd
 from mucudnn.problem import ConvProblem, Operation
 
@@ -59,7 +60,7 @@ class WinogradBackend(Protocol):
 
 # In order of preference; the last one supports everything.
 BACKENDS: tuple[WinogradBackend, ...] = (CompiledWinograd(), TorchWinograd())
-BACKENDS_ON_CUDA: tuple[WinogradBackend, ...] = (TorchWinograd(),)
+BACKENDS_ON_CUDA: tuple[WinogradBackend, ...] = (CudaWinograd(), TorchWinograd())
 
 
 @dataclass(frozen=True, slots=True)

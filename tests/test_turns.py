@@ -10,7 +10,7 @@ import pytest
 import torch
 from fakes import FakeClock
 
-from mucudnn.bench.torch_variants import TORCH, benchmark_mode, torch_variants
+from mucudnn.bench.torch_variants import TORCH, torch_variants
 from mucudnn.bench.turns import Cell, Turn, here, take_turns
 
 
@@ -83,21 +83,3 @@ def test_on_cuda_each_setting_has_a_thread_and_the_stream_of_the_caller(monkeypa
     assert of_torch == before
     assert of_ten == (True, 10, *before[2:])
     assert of_all == (True, 0, *before[2:])
-
-
-@pytest.mark.parametrize("user", [(False, 10), (True, 3)])
-def test_settings_are_found_as_they_were_after_an_error(
-    monkeypatch: pytest.MonkeyPatch, user: tuple[bool, int]
-) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", user[0])
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark_limit", user[1])
-    before, inside = settings(), []
-
-    def fail() -> None:
-        inside.append(settings())
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError), benchmark_mode(0):
-        fail()
-    assert inside == [(True, 0, *before[2:])]
-    assert settings() == before
