@@ -31,6 +31,18 @@ def load_limited(source: str, sizes: dict[str, Any], config: Config) -> tuple[La
     return table, headroom.limits
 
 
+def tuning_environment(device: str, config: Config) -> Environment:
+    """That in which the config is tuned on a device: torch's settings, and what the config asks beyond them.
+
+    Raises ``UnavailableError`` for a device that is not there.
+    """
+    from mucudnn.environment import current_environment
+    from mucudnn.kernels.cudnn.numerics import deterministic_torch
+
+    with deterministic_torch(config.deterministic):
+        return current_environment(device)
+
+
 def tune_with_progress(table: LayerTable, config: Config, device: str, limits: Limits | None = None) -> TableTuning:
     """All of the table, or the rows that were ready when Ctrl-C came. Arguments as for ``tune_table``."""
     from mucudnn.bench.console import progress_bar
