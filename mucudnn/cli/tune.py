@@ -43,7 +43,7 @@ def tune(
     config = Config(**rest)
     options.use_threads(threads)
     environment = tuning_environment(device, config)
-    table, limits = load_limited(source, sizes, config)
+    table, limits = load_limited(source, sizes, config, device)
     tuning = tune_with_progress(table, config, device, limits)
     console = output()
     console.print(tuning_table(tuning))
