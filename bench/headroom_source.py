@@ -23,11 +23,12 @@ def table_with_headroom(
     input_shape: tuple[int, int, int] | None = None,
     dtype: str = "float32",
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+    device: str = "cpu",
 ) -> tuple[LayerTable, Headroom]:
-    """The layers of ``load_source`` and the headroom of one step with ``batch`` samples (None: one).
+    """The layers of ``load_source`` and the headroom of one step with ``batch`` samples (None: one) on a device.
 
-    Modules with the same geometry do not share a layer of the table: each has a headroom of its own. Arguments as for
-    ``load_source``.
+    Modules with the same geometry do not share a layer of the table: each has a headroom of its own. Other arguments as
+    for ``load_source``.
 
     Raises as ``load_source`` and ``find_headroom``, and ``InvalidInputError`` for sources without a model, for models
     that cannot be trained on this input, and for those whose step runs no convolution.
@@ -35,8 +36,9 @@ def table_with_headroom(
     table = load_source(source, batch=batch, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
     model, shape = load_model(source, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
     sample = torch.zeros(batch or 1, *shape, dtype=getattr(torch, dtype))
+    sample = sample.to(device=device, memory_format=TORCH_FORMATS[memory_format])
     with blamed_in_training(source, sample.shape):
-        headroom = find_headroom(model, sample.to(memory_format=TORCH_FORMATS[memory_format]))
+        headroom = find_headroom(model.to(device=device), sample)
     if not headroom.timeline.calls:
         raise InvalidInputError(f"{source} runs no convolution in a training step: there is no headroom to use")
     return module_by_module(table), headroom

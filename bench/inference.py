@@ -20,8 +20,9 @@ from mucudnn.bench.timer import EVERY_ROUND, Clock, Timer, WallClock
 from mucudnn.bench.turns import Cell
 from mucudnn.config import Config
 from mucudnn.environment import Environment, current_environment
+from mucudnn.errors import UnavailableError
 from mucudnn.keeping import keep_filters
-from mucudnn.kept_filters import KeptFilter
+from mucudnn.kept_filters import KeptFilter, KeptFilters
 from mucudnn.problem import Operation
 from mucudnn.tuner import Progress
 from mucudnn.tuning import TunedProblem
@@ -102,8 +103,13 @@ def benchmark_inference(
     workspace limit and no bound to what is kept. rounds: samples of every variant. clock: what the measuring (not the
     tuning) reads. progress: as for ``tune``.
 
-    Raises what ``optimize`` raises.
+    Raises what ``optimize`` raises, and ``UnavailableError`` where x is not on the CPU.
     """
+    if x.device.type != KeptFilters.device_type:
+        raise UnavailableError(
+            f"x is on {x.device}, and filters are kept on the CPU alone, so that there is nothing to compare: move the "
+            "model and x there"
+        )
     config = replace(config or Config(workspace_limit=None, cache_budget=None), operations=(Operation.FORWARD,))
     report = progress or (lambda text, fraction: None)
     models = _three_models(model, x, config, lambda text, fraction: report(text, fraction / 2))

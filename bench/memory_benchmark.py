@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.comparison import Comparison, compare_in_turns
-from mucudnn.bench.peak_memory import PeakComparison, compare_peaks_with, repeatable_step
-from mucudnn.bench.timer import Clock, WallClock
+from mucudnn.bench.peak_memory import PeakComparison, compare_peaks_with, has_resident_peak, repeatable_step
+from mucudnn.bench.timer import Clock
 from mucudnn.config import DEFAULT_WORKSPACE_LIMIT, HEADROOM, Config
-from mucudnn.environment import Environment, current_environment
+from mucudnn.environment import Environment
+from mucudnn.placement import device_of, made_current
 from mucudnn.tuner import Progress
+from mucudnn.verification import Machine
 
 ROUNDS = 9
 RUNS = 3
@@ -56,21 +58,26 @@ def benchmark_memory(
     """Optimize copies of ``model`` and measure training steps on x: forward, the sum of the output, backward.
 
     There is no optimizer: its time and memory are the same for all. x: (N, C, H, W). config: within the headroom, if
-    there is none. rounds: steps of each that are timed. runs: processes for each resident peak; 0: none. clock: what
-    the timing of steps (not the tuning) reads. progress: as for ``tune``.
+    there is none. rounds: steps of each that are timed. runs: processes for each resident peak; 0: none, as always for
+    a model on CUDA. clock: what the timing of steps (not the tuning) reads; None: that of the model's device.
+    progress: as for ``tune``.
 
     Raises what ``optimize`` and ``compare_peaks_with`` raise, and whatever the model raises.
     """
     report = progress or (lambda text, fraction: None)
     configs = _configs(config or Config(workspace_limit=HEADROOM))
-    torchs = copy.deepcopy(model)
-    ours = [mucudnn.optimize(copy.deepcopy(model), x, one, progress=progress) for one in configs]
-    report("peaks of memory", 0.5)
-    peaks = compare_peaks_with(torchs, ours, x, runs)
-    report("training steps", 0.9)
-    steps = _time(torchs, ours, x, rounds, clock or WallClock())
+    device = device_of(model)
+    runs = runs if has_resident_peak(model) else 0
+    with made_current(device):
+        machine = Machine.current(device.type)
+        torchs = copy.deepcopy(model)
+        ours = [mucudnn.optimize(copy.deepcopy(model), x, one, progress=progress) for one in configs]
+        report("peaks of memory", 0.5)
+        peaks = compare_peaks_with(torchs, ours, x, runs)
+        report("training steps", 0.9)
+        steps = _time(torchs, ours, x, rounds, clock or machine.clock)
     variants = tuple(map(MemoryVariant, configs, peaks, steps))
-    return MemoryBenchmark(name, tuple(x.shape), current_environment(), variants, runs)
+    return MemoryBenchmark(name, tuple(x.shape), machine.environment, variants, runs)
 
 
 def _configs(config: Config) -> list[Config]:

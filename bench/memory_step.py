@@ -23,6 +23,7 @@ from mucudnn.bench.tracing import Call, call_of
 from mucudnn.bench.undisturbed import undisturbed
 from mucudnn.errors import InvalidInputError
 from mucudnn.kernels.buffers import TORCH_FORMATS
+from mucudnn.kernels.caching_allocator import block_bytes
 from mucudnn.problem import Operation
 
 _FORWARD = (torch.ops.aten.convolution.default, operators.conv2d)
@@ -44,6 +45,8 @@ def trace_step(model: nn.Module, sample_input: Any) -> MemoryTimeline:
     The step is run on fake tensors: a copy of the model without memory. Where they do not do (the values of a tensor
     decide what runs, an operator without a fake kernel, a model that cannot be copied) the model itself is run on real
     tensors. The output is held until the step ends, as by a training loop that keeps it in a variable.
+
+    Memory is that of the model's type of device; on CUDA, where the allocator hands out blocks of 512 bytes, in blocks.
 
     Raises ``InvalidInputError`` if the output has no floating tensor, and whatever the model raises.
     """
@@ -67,7 +70,8 @@ def _trace_fake(model: nn.Module, arguments: tuple[Any, ...]) -> MemoryTimeline:
 
 def _trace(model: nn.Module, arguments: tuple[Any, ...], real_because: str | None) -> MemoryTimeline:
     inputs = tree_map(_leaf, arguments)
-    tracer = _Tracer([*model.parameters(), *model.buffers(), *_tensors(inputs)])
+    base = [*model.parameters(), *model.buffers(), *_tensors(inputs)]
+    tracer = _Tracer(base, base[0].device.type if base else "cpu")
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if isinstance(module, nn.Conv2d):
@@ -115,12 +119,14 @@ class _Forward:
 class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of storages from the operator that makes them until they die; views cost nothing.
 
-    A storage that is first seen as an operand was there before the step: it is not counted, unless in ``base``.
+    A storage that is first seen as an operand was there before the step: it is not counted, unless in ``base``. On
+    CUDA they are bytes of the allocator's blocks. Storages on other devices than that of the model are not counted.
     """
 
-    def __init__(self, base: Sequence[Tensor]) -> None:
+    def __init__(self, base: Sequence[Tensor], device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.base_bytes = self.live_bytes = _storage_bytes(base)
+        self.device_type = device_type
+        self.base_bytes = self.live_bytes = self._bytes_of_all(base)
         self.events: list[Event] = []
         self.calls: list[ConvolutionCall] = []
         self.known: dict[int, ReferenceType[Any]] = {}
@@ -145,7 +151,8 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         results = _tensors(result)
         for tensor in results:
-            self._count(tensor.untyped_storage())
+            if tensor.device.type == self.device_type:
+                self._count(tensor.untyped_storage())
         if results:
             transient_bytes = self._convolutions(func, args, result, before_bytes)
             self.events.append(Event(str(func), self.live_bytes, transient_bytes))
@@ -164,12 +171,20 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._meet(storage):
             self.made[key] = 0
         if key in self.made:  # its size may have changed
-            self.live_bytes += storage.nbytes() - self.made[key]
-            self.made[key] = storage.nbytes()
+            size_bytes = self._block_bytes(storage.nbytes())
+            self.live_bytes += size_bytes - self.made[key]
+            self.made[key] = size_bytes
 
     def _died(self, key: int, _: ReferenceType[Any]) -> None:
         del self.known[key]
         self.live_bytes -= self.made.pop(key, 0)
+
+    def _block_bytes(self, size_bytes: int) -> int:
+        return block_bytes(size_bytes, self.device_type)
+
+    def _bytes_of_all(self, tensors: Sequence[Tensor]) -> int:
+        storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == self.device_type]
+        return sum({storage._cdata: self._block_bytes(storage.nbytes()) for storage in storages}.values())
 
     def _convolutions(self, func: Any, args: Any, result: Any, before_bytes: int) -> int:
         """Record the operations that ``func`` is; returns how far their bytes in use exceed what is left at the end."""
@@ -187,7 +202,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             in_use_bytes = before_bytes
             for operation, gradient, other in zip(_OUR_BACKWARD.values(), result[:2], (w, x), strict=True):
                 if gradient is not None:
-                    in_use_bytes += gradient.untyped_storage().nbytes()
+                    in_use_bytes += self._block_bytes(gradient.untyped_storage().nbytes())
                     self._record(operation, x, w, (dy, other), in_use_bytes)
         most_bytes = max((call.in_use_bytes for call in self.calls[first:]), default=0)
         return max(0, most_bytes - self.live_bytes)
@@ -209,7 +224,8 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         problem, batch_size = forward.call.problem.with_operation(operation), forward.call.batch_size
         torch_format = TORCH_FORMATS[problem.memory_format]
-        copied_bytes = sum(t.nbytes for t in operands if not t.is_contiguous(memory_format=torch_format))
+        copied = [t for t in operands if not t.is_contiguous(memory_format=torch_format)]
+        copied_bytes = sum(self._block_bytes(t.nbytes) for t in copied)
         event = len(self.events)
         self.calls.append(ConvolutionCall(forward.call.name, problem, batch_size, in_use_bytes + copied_bytes, event))
 
@@ -223,11 +239,6 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _identity(tensor: Tensor) -> tuple[int, int]:
     return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
-
-
-def _storage_bytes(tensors: Sequence[Tensor]) -> int:
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -22,6 +22,7 @@ from mucudnn.bench.undisturbed import undisturbed
 from mucudnn.errors import UnavailableError
 from mucudnn.execution import release_workspaces
 from mucudnn.kernels.allocation import peak_allocated_bytes
+from mucudnn.placement import device_of, made_current
 from mucudnn.units import format_bytes
 
 _RESET = Path("/proc/self/clear_refs")
@@ -69,7 +70,10 @@ def compare_peaks(torch_model: nn.Module, mucudnn_model: nn.Module, sample_input
     """Peaks of both models' training steps on ``sample_input``, one tensor or a tuple of all arguments.
 
     runs: processes started for each model, in turns, for the resident peak, of which the medians are taken; 0: none.
-    The models are left as they were. Raises as ``resident_peak_bytes`` if ``runs`` is not 0.
+    The models are left as they were. On CUDA the allocator's peak is of whole blocks, as that of
+    ``torch.cuda.max_memory_allocated``, and no process is started: what is resident says nothing of a GPU's memory.
+
+    Raises as ``resident_peak_bytes`` if ``runs`` is not 0, and ``InvalidInputError`` for a model on several devices.
     """
     (comparison,) = compare_peaks_with(torch_model, [mucudnn_model], sample_input, runs)
     return comparison
@@ -81,7 +85,7 @@ def compare_peaks_with(
     """As ``compare_peaks``, of each of several models with the same one of torch."""
     models = torch_model, *mucudnn_models
     resident: list[list[int]] = [[] for _ in models]
-    for _ in range(runs):
+    for _ in range(runs if has_resident_peak(torch_model) else 0):
         for peaks, model in zip(resident, models, strict=True):
             peaks.append(resident_peak_bytes(model, sample_input))
     (torchs_bytes, torchs_resident_bytes), *ours = (
@@ -94,14 +98,22 @@ def compare_peaks_with(
     ]
 
 
+def has_resident_peak(model: nn.Module) -> bool:
+    """Whether the memory of a step is that of the process. Raises ``InvalidInputError`` for several devices."""
+    return device_of(model).type == "cpu"
+
+
 def allocator_peak_bytes(step: Callable[[], object], device_type: str = "cpu") -> int:
     """Most bytes of torch's allocator that ``step`` has in use at once, on top of what it finds and leaves as it is.
 
     The workspace that mucudnn keeps on the CPU is given back before, so that it counts. A first step, in which
-    libraries create what they keep, is not counted.
+    libraries create what they keep, is not counted. On CUDA it is of the current device, which begins with nothing
+    cached: which blocks are, changes how much of them is used.
     """
     step()
     release_workspaces()
+    if device_type == "cuda":
+        torch.cuda.empty_cache()
     return peak_allocated_bytes(step, device_type)
 
 
@@ -149,9 +161,9 @@ def _pickled(model: nn.Module, sample_input: Any) -> bytes:
 
 
 def _allocator_peak_bytes_of(model: nn.Module, sample_input: Any) -> int:
-    device_type = next((parameter.device.type for parameter in model.parameters()), "cpu")
-    with undisturbed(model):
-        return allocator_peak_bytes(repeatable_step(model, sample_input), device_type)
+    device = device_of(model)
+    with made_current(device), undisturbed(model):
+        return allocator_peak_bytes(repeatable_step(model, sample_input), device.type)
 
 
 def _resident_peak_bytes(path: Path, threads: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
 
 from mucudnn.errors import InvalidInputError
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
@@ -74,7 +75,7 @@ def _recorder(name: str, calls: list[Call]) -> Callable[[nn.Module, tuple[Any, .
 def _problem(module: nn.Conv2d, x: Tensor) -> ConvProblem | None:
     (extra_h, extra_w), padding = _padding(module)
     r, s = module.weight.shape[2:]
-    channels_last = any(_is_channels_last(tensor) for tensor in (x, module.weight))
+    dtype, memory_format = _dtype(x), _memory_format(x, module.weight)
     try:
         return ConvProblem(
             Operation.FORWARD,
@@ -88,8 +89,8 @@ def _problem(module: nn.Conv2d, x: Tensor) -> ConvProblem | None:
             padding=padding,
             dilation=_pair(module.dilation),
             groups=module.groups,
-            dtype=_dtype(x),
-            memory_format=MemoryFormat.CHANNELS_LAST if channels_last else MemoryFormat.CONTIGUOUS,
+            dtype=dtype,
+            memory_format=memory_format,
         )
     except InvalidInputError:
         return None  # torch will say what is wrong with it, or can do what mucudnn cannot
@@ -103,9 +104,12 @@ def _padding(module: nn.Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:
     return (bottom - top, right - left), (top, left)
 
 
-def _is_channels_last(tensor: Tensor) -> bool:
-    """As torch decides it; a tensor that is both counts as contiguous."""
-    return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+def _memory_format(x: Tensor, w: Tensor) -> MemoryFormat:
+    """As torch decides it, by the strides alone where x or w is both; cuDNN has no float64 in channels_last."""
+    formats = {suggest_memory_format(tensor) for tensor in (x, w)}
+    exact_on_cuda = x.device.type == "cuda" and x.dtype == torch.float64
+    channels_last = torch.channels_last in formats and not exact_on_cuda
+    return MemoryFormat.CHANNELS_LAST if channels_last else MemoryFormat.CONTIGUOUS
 
 
 def _dtype(x: Tensor) -> str:

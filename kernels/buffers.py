@@ -56,10 +56,5 @@ def empty_activation(problem: ConvProblem, shape: tuple[int, int, int, int], dev
     return torch.empty(shape, dtype=torch_dtype(problem), device=device_type, memory_format=memory_format)
 
 
-def empty_filter(problem: ConvProblem) -> Tensor:
-    """Uninitialised CPU filter, (K, C // groups, R, S), in the problem's dtype and memory format."""
-    return empty_activation(problem, problem.w_shape())
-
-
 def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

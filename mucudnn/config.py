@@ -34,12 +34,15 @@ class Config:
     only ``optimize`` and networks have a step to trace.
     workspace_budget: instead of a limit for each: most workspace of all problems of a network in sum, inclusive.
     cache_budget: most memory, inclusive, for what forward convolutions prepare from frozen weights (the transformed
-    filters), to be kept from call to call in inference; 0: keep nothing; None: no bound.
+    filters), to be kept from call to call in inference; 0: keep nothing; None: no bound. On the CPU alone: whether a
+    filter has changed is told by all of its bytes, for which a GPU would have to be waited for in every call.
     policy: micro-batch sizes to measure: ``undivided``, ``power-of-two`` (with the batch itself) or ``all``.
     operations: which operations to tune; the others run as in torch.
     algorithms: names to choose from; None: all that the machine has. Torch's own is always a candidate.
     max_relative_error: bar algorithms whose relative L2 error against float64 is above; None: a default by dtype.
-    deterministic: only algorithms that give the same bits on every run.
+    deterministic: only algorithms that give the same bits on every run. On a GPU torch's own convolution is measured as
+    torch has it with ``torch.backends.cudnn.deterministic = True``, but where it runs (other shapes, and where nothing
+    is faster) it obeys torch's setting alone, which ``optimize`` leaves to you: it warns where that is off.
     time_limit: most seconds of measuring per problem, number or text such as ``"60s"``; None: until the noise is small.
     database: SQLite file of the measurements; None: in the user's cache folder.
 
@@ -105,14 +108,22 @@ class Config:
         """Largest relative L2 error allowed for a problem of this dtype, under the ``numerics`` of an environment."""
         if self.max_relative_error is not None:
             return self.max_relative_error
-        rounds_to_tf32 = {"tf32"} <= {*numerics.split()} and "NVIDIA_TF32_OVERRIDE=0" not in numerics.split()
-        return TF32_MAX_RELATIVE_ERROR if dtype == "float32" and rounds_to_tf32 else DEFAULT_MAX_RELATIVE_ERROR[dtype]
+        if dtype == "float32" and _rounds_to_tf32(numerics):
+            return TF32_MAX_RELATIVE_ERROR
+        return DEFAULT_MAX_RELATIVE_ERROR[dtype]
 
 
 # float32: what the bar of the project promises; the others: a few units in the last place of the stored result.
 # TF32 keeps 10 bits of a factor's mantissa: 2**-11 of each is lost at most, and torch's own convolution loses it too.
 TF32_MAX_RELATIVE_ERROR = 1e-3
 DEFAULT_MAX_RELATIVE_ERROR = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
+
+
+def _rounds_to_tf32(numerics: str) -> bool:
+    """Whether torch's own convolutions may: those of cuDNN as they are set, those without it as matrix products are."""
+    words = numerics.split()
+    allowing = "matmul-tf32" if "no-cudnn" in words else "tf32"
+    return allowing in words and "NVIDIA_TF32_OVERRIDE=0" not in words
 
 
 def _member(kind: type[_Choice], value: str, what: str) -> _Choice:

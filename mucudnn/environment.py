@@ -75,7 +75,7 @@ def _on_cuda() -> Environment:
     from mucudnn.kernels.cudnn.library import library
     from mucudnn.kernels.cudnn.numerics import Numerics
 
-    _require_cuda()
+    require_cuda()
     cudnn = library()
     major, minor = torch.cuda.get_device_capability()
     return Environment(
@@ -89,7 +89,8 @@ def _on_cuda() -> Environment:
     )
 
 
-def _require_cuda() -> None:
+def require_cuda() -> None:
+    """Raises ``UnavailableError``, saying what is missing and what to do, where torch can use no GPU."""
     import torch
 
     if torch.version.cuda is None:

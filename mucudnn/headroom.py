@@ -13,13 +13,18 @@ This holds if
 
 Bytes are those of the tensors that operators make. What an allocator rounds up or keeps in fragments is not in them,
 nor are the 5 KiB of random state that ``torch.utils.checkpoint`` saves for each checkpoint.
+
+On CUDA they are bytes of the caching allocator's blocks, and a workspace within its limit takes no larger a block than
+there is room for (``kernels/caching_allocator.py``). Not in them are what the allocator does not cut off other blocks
+above 1 MiB, in torch's step as in ours, and the workspace that cuBLAS keeps from its first product on. Not run on a GPU
+yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -27,9 +32,11 @@ import torch
 from mucudnn.bench.memory_timeline import MemoryTimeline
 from mucudnn.errors import UnavailableError
 from mucudnn.kernels.algorithm import ALIGNMENT_BYTES
-from mucudnn.kernels.allocation import peak_allocated_bytes
-from mucudnn.kernels.buffers import empty_activation, empty_filter
+from mucudnn.kernels.buffers import empty_activation
+from mucudnn.kernels.caching_allocator import largest_within, peak_requested_bytes
+from mucudnn.kernels.cudnn.numerics import Numerics
 from mucudnn.kernels.torch_convolution import torch_convolution
+from mucudnn.placement import device_of, made_current
 from mucudnn.problem import ConvProblem, Operation
 
 InnerBytes = Callable[[ConvProblem, int], int]
@@ -53,19 +60,23 @@ class Headroom:
 def find_headroom(model: torch.nn.Module, sample_input: Any) -> Headroom:
     """Trace one training step of ``model(sample_input)``, which leaves no trace in the model.
 
-    Raises as ``trace_step``, and ``UnavailableError`` for a model that is not on the CPU.
+    On CUDA some memory is needed beside the model: torch's convolutions are run by themselves, to count what they need.
+
+    Raises as ``trace_step``, ``InvalidInputError`` for a model on several devices, and ``UnavailableError`` for one
+    that is neither on the CPU nor on a CUDA device.
     """
     from mucudnn.bench.memory_step import trace_step  # here and not above: running a tuned model needs no tracing
 
-    devices = {parameter.device.type for parameter in model.parameters()}
-    if devices - {"cpu"}:
+    device = device_of(model)
+    if device.type not in ("cpu", "cuda"):
         raise UnavailableError(
-            f"the model is on {', '.join(sorted(devices))}; the headroom is known on the CPU only so far: give a limit "
-            "in bytes"
+            f"the model is on {device}; the headroom is known on cpu and cuda: give a limit in bytes"
         )
-    timeline = trace_step(model, sample_input)
-    limits = headroom_limits(timeline, torch_inner_bytes)
-    return Headroom(timeline, reference_peak_bytes(timeline, torch_inner_bytes), limits)
+    inner_bytes = partial(torch_inner_bytes, device_type=device.type)
+    with made_current(device):
+        timeline = trace_step(model, sample_input)
+        limits = headroom_limits(timeline, inner_bytes, device.type)
+        return Headroom(timeline, reference_peak_bytes(timeline, inner_bytes), limits)
 
 
 def reference_peak_bytes(timeline: MemoryTimeline, inner_bytes: InnerBytes) -> int:
@@ -78,37 +89,48 @@ def reference_peak_bytes(timeline: MemoryTimeline, inner_bytes: InnerBytes) -> i
     return max([timeline.peak_bytes, *inside])
 
 
-def headroom_limits(timeline: MemoryTimeline, inner_bytes: InnerBytes) -> dict[tuple[str, Operation], int]:
+def headroom_limits(
+    timeline: MemoryTimeline, inner_bytes: InnerBytes, device_type: str = "cpu"
+) -> dict[tuple[str, Operation], int]:
     """Module name and operation -> the workspace limit (bytes) with which the peak of the step stays what it is.
 
     A module that is called several times gets the least of its calls. Torch's own convolution, which needs
-    ``inner_bytes``, is below the peak by construction; the limits are a little less, since workspaces are aligned.
+    ``inner_bytes``, is below the peak by construction; the limits are a little less, since workspaces are aligned, and
+    on CUDA up to 1 MiB less, since the allocator may hand out more than it is asked for.
     """
     peak_bytes = reference_peak_bytes(timeline, inner_bytes)
     limits: dict[tuple[str, Operation], int] = {}
     for call in timeline.calls:
-        free_bytes = max(peak_bytes - call.in_use_bytes - MOST_LOST_BYTES, 0)
+        free_bytes = largest_within(max(peak_bytes - call.in_use_bytes - MOST_LOST_BYTES, 0), device_type)
         key = call.name, call.operation
         limits[key] = min(free_bytes, limits.get(key, free_bytes))
     return limits
 
 
-def torch_inner_bytes(problem: ConvProblem, batch_size: int) -> int:
-    """What torch's own undivided convolution allocates inside beside its result: counted by running it once.
+def torch_inner_bytes(problem: ConvProblem, batch_size: int, device_type: str = "cpu") -> int:
+    """What torch's own undivided convolution allocates inside beside its result: counted by running it.
 
-    Operands lie in the problem's memory format, and there is no bias: with one it may be a few bytes more. The answer
-    is kept per thread count, since libraries take scratch for each thread.
+    Operands lie in the problem's memory format, and there is no bias: with one it may be a few bytes more. On CUDA it
+    is run on the current device, first without counting: then torch chooses an algorithm, and libraries create what
+    they keep. The answer is kept for the settings that it depends on: the number of threads, for each of which
+    libraries take scratch, and on CUDA the device and torch's numerics.
     """
-    return _counted(problem, batch_size, torch.get_num_threads())
+    if device_type == "cuda":
+        return _counted(problem, batch_size, device_type, (torch.cuda.current_device(), Numerics.of_torch()))
+    return _counted(problem, batch_size, device_type, (torch.get_num_threads(),))
 
 
 @lru_cache(maxsize=4096)
-def _counted(problem: ConvProblem, n: int, _threads: int) -> int:
-    x = empty_activation(problem, problem.x_shape(n)).zero_()
-    y = empty_activation(problem, problem.y_shape(n)).zero_()
-    w = empty_filter(problem).zero_()
+def _counted(problem: ConvProblem, n: int, device_type: str, _settings: tuple[object, ...]) -> int:
+    shapes = problem.x_shape(n), problem.w_shape(), problem.y_shape(n)
+    x, w, y = (empty_activation(problem, shape, device_type).zero_() for shape in shapes)
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
-    results = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}
-    with torch.no_grad():
-        peak_bytes = peak_allocated_bytes(lambda: torch_convolution(problem.operation, x, w, y, None, *geometry))
-    return peak_bytes - results[problem.operation].nbytes
+
+    @torch.no_grad()
+    def run() -> None:
+        torch_convolution(problem.operation, x, w, y, None, *geometry)
+
+    if device_type == "cuda":
+        run()
+    written = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}[problem.operation]
+    return max(peak_requested_bytes(run, device_type) - written.nbytes, 0)

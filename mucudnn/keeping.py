@@ -8,7 +8,7 @@ budget instead of the workspace limit. So other configurations can be the fastes
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,15 +49,19 @@ def keep_filters(
     Sets ``kept`` of every ``mucudnn.Conv2d``. What is chosen was faster, by more than the noise, in whole runs in turns
     with what keeps nothing; what was run before is not run again. Returns how the budget was divided: module and
     problem -> the configuration with the bytes that are kept, which are 0 where nothing is. ``None`` with a budget of
-    0, where nothing is tuned, and, after a warning, where nothing compiled can take the fingerprints of filters.
+    0, where nothing is tuned, and, after a warning, where nothing compiled can take the fingerprints of filters. For
+    convolutions on other devices than the CPU nothing is kept, after a warning, too.
 
     Raises ``DatabaseError`` for a file that cannot be read.
     """
     modules = {name: module for name, module in model.named_modules() if isinstance(module, Conv2d)}
     for module in modules.values():
         module.kept = None
+    if config.cache_budget_bytes == 0:
+        return None
+    _warn_of_other_devices(modules.values())
     items = dict(_items(modules))
-    if config.cache_budget_bytes == 0 or not items:
+    if not items:
         return None
     if reason := loaded_build().why_not_compiled:
         warnings.warn(f"no filters are kept: their fingerprints need the compiled library: {reason}", stacklevel=2)
@@ -73,6 +77,21 @@ def keep_filters(
             filters = (one for one in kept if one is not None)
             module.kept = KeptFilters(filters, keeps_workspace=not config.has_headroom_limit)
     return division
+
+
+def _warn_of_other_devices(modules: Iterable[Conv2d]) -> None:
+    """A filter's bytes tell whether it has changed. Its address and version are not enough: ``.data``, a view that was
+    taken before, CUDA graphs and other processes change bytes without telling. On a GPU they could only be read by
+    waiting, in each call, for all that is queued before.
+    """
+    devices = {str(m.weight.device) for m in modules if m.tuned and m.weight.device.type != KeptFilters.device_type}
+    if devices:
+        where = ", ".join(sorted(devices))
+        warnings.warn(
+            f"no filters are kept on {where}: each call would have to wait for the device to see whether they have "
+            "changed; cache_budget is for the CPU",
+            stacklevel=3,
+        )
 
 
 def kept_run(

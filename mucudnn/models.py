@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,8 +12,10 @@ import torch
 from mucudnn.config import Config
 from mucudnn.configuration import NATIVE, Configuration
 from mucudnn.kept_filters import KeptFilter
+from mucudnn.kernels.cudnn.numerics import Numerics
 from mucudnn.nn import Conv2d
 from mucudnn.operators import Choices
+from mucudnn.placement import device_of_convolutions, made_current
 from mucudnn.problem import ConvProblem, Operation
 from mucudnn.task import Task
 from mucudnn.tuning import TunedProblem, configurations_of
@@ -37,7 +40,11 @@ def optimize(
     ``progress`` is called with what is being measured and the fraction that is done, as in ``tune``.
     ``report(model)`` tells what was chosen.
 
-    Raises what ``tune`` raises, and whatever the model raises on ``sample_input``; the model is then unchanged.
+    A model on a GPU is tuned there, whichever is the current one. One that is to be wrapped in
+    ``DistributedDataParallel`` or ``DataParallel`` is best optimized before, with the input of one device.
+
+    Raises what ``tune`` raises, ``InvalidInputError`` for convolutions on several devices, and whatever the model
+    raises on ``sample_input``; the model is then unchanged.
     """
     # Here and not above: running a tuned model needs neither profiler nor solver
     from mucudnn.bench.undisturbed import undisturbed
@@ -45,11 +52,17 @@ def optimize(
     from mucudnn.tuner import tune_tasks
 
     config = config or Config()
-    with undisturbed(model):
+    device = device_of_convolutions(model)
+    if device.type == "cuda" and config.deterministic and not Numerics.of_torch().deterministic:
+        warnings.warn(
+            "Config(deterministic=True) holds for what mucudnn runs; torch's own convolutions, which run wherever "
+            "nothing is faster, give the same bits after torch.backends.cudnn.deterministic = True",
+            stacklevel=2,
+        )
+    with made_current(device), undisturbed(model):
         wanted = _wanted(model, sample_input, config)
         tasks = _tasks(wanted, in_headroom=config.has_headroom_limit)
-        device = next((p.device.type for p in model.parameters()), "cpu")
-        tuning = tune_tasks(list(tasks.values()), config, device=device, progress=progress)
+        tuning = tune_tasks(list(tasks.values()), config, device=device.type, progress=progress)
     _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
     keep_filters(model, config)
     return model

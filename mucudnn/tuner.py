@@ -19,6 +19,7 @@ from mucudnn.database.store import Store
 from mucudnn.errors import InvalidInputError
 from mucudnn.feasibility import infeasible, unaffordable
 from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.kernels.cudnn.numerics import deterministic_torch
 from mucudnn.problem import ConvProblem, Operation
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.policies import micro_batch_sizes
@@ -72,11 +73,12 @@ def tune_tasks(
     machine: Machine | None = None,
 ) -> Tuning:
     """As ``tune``, for tasks of any batch sizes, limits and counts; what was chosen is in the order of the tasks."""
-    machine = machine or Machine.current(device)
-    if database is not None:
-        return _Tuner(config, machine, Store(database, machine.environment), progress).tune(tasks)
-    with Database(config.database) as opened:
-        return _Tuner(config, machine, Store(opened, machine.environment), progress).tune(tasks)
+    with deterministic_torch(config.deterministic):
+        machine = machine or Machine.current(device)
+        if database is not None:
+            return _Tuner(config, machine, Store(database, machine.environment), progress).tune(tasks)
+        with Database(config.database) as opened:
+            return _Tuner(config, machine, Store(opened, machine.environment), progress).tune(tasks)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from fake_cuda import on_cuda
 from rich.console import Console
 from torch import nn
 
@@ -20,6 +21,7 @@ from mucudnn.bench.timer import Clock
 from mucudnn.cli.main import main
 from mucudnn.config import Config
 from mucudnn.configuration import Configuration, MicroConfig
+from mucudnn.errors import UnavailableError
 from mucudnn.kept_filters import KeptFilter
 
 CONFIG = Config(workspace_limit=None, cache_budget=None, time_limit="50ms")
@@ -103,3 +105,8 @@ def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert record["config"]["cache_budget"] == "1KiB"
     assert record["kept_bytes"] <= 1024
     assert {layer["problem"]["memory_format"] for layer in record["layers"]} == {"channels_last"}
+
+
+def test_elsewhere_than_on_the_cpu_there_is_nothing_to_compare() -> None:
+    with pytest.raises(UnavailableError, match="x is on cuda:1, and filters are kept on the CPU alone"):
+        benchmark_inference(nn.Conv2d(3, 4, 3), on_cuda(torch.empty(1, 3, 8, 8), 1))

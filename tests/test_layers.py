@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mucudnn import operators
 from mucudnn.bench.layers import NETWORKS, TABLES, Layer, convolutions_of, load_source, trace
 from mucudnn.errors import InvalidInputError
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
@@ -77,6 +78,25 @@ def test_memory_format_is_that_of_input_or_filter(converted: str) -> None:
     else:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     assert trace(model, x)[0].problem.memory_format is MemoryFormat.CHANNELS_LAST
+
+
+@pytest.mark.parametrize(
+    ("c", "size", "r"), [(4, 1, 1), (4, 3, 1), (1, 3, 3), (4, 3, 3), (1, 1, 1)], ids=lambda value: str(value)
+)
+@pytest.mark.parametrize("x_turned", [False, True])
+@pytest.mark.parametrize("w_turned", [False, True])
+def test_memory_format_is_torchs_where_tensors_are_both(
+    c: int, size: int, r: int, x_turned: bool, w_turned: bool
+) -> None:
+    """What counts is what the operators look up when the model runs."""
+    model = nn.Conv2d(c, 4, r, padding=r // 2)
+    shapes = {name: (n, c, edge, edge) for name, n, edge in (("x", 2, size), ("w", 4, r))}
+    turned = {name: torch.empty_strided(s, (s[1] * s[2] * s[3], 1, s[1] * s[3], s[1])) for name, s in shapes.items()}
+    if w_turned:
+        model.weight = nn.Parameter(turned["w"])
+    x = turned["x"] if x_turned else torch.empty(shapes["x"])
+    expected = operators._torchs_memory_format(x, model.weight, ((1, 1), (r // 2, r // 2), (1, 1), 1))
+    assert trace(model, x)[0].problem.memory_format is expected
 
 
 def test_what_no_problem_describes_is_left_out() -> None:

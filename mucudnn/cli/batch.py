@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mucudnn.cli import options
-from mucudnn.cli.running import require_complete, tune_with_progress
+from mucudnn.cli.running import require_complete, tune_with_progress, tuning_environment
 
 
 @click.command()
@@ -53,14 +53,13 @@ def batch(
     from mucudnn.bench.layers import load_source
     from mucudnn.bench.plots import draw_sweep, require_matplotlib, save_png
     from mucudnn.config import Config
-    from mucudnn.environment import current_environment
 
     config = Config(**choices)
     require_sweepable(config)
     if plot_file is not None:
         require_matplotlib()
     options.use_threads(threads)
-    environment = current_environment(device)
+    environment = tuning_environment(device, config)
     table = load_source(source, batch=up_to, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
     tuning = tune_with_progress(table, config, device)
     require_complete(tuning)

@@ -48,7 +48,10 @@ def inference(
     json_file: Path | None,
     **choices: Any,
 ) -> None:
-    """Inference of the network NAME: torch, mucudnn, and mucudnn with kept filters, whole and layer by layer."""
+    """Inference of the network NAME: torch, mucudnn, and mucudnn with kept filters, whole and layer by layer.
+
+    On the CPU, where alone filters are kept.
+    """
     import torch
 
     from mucudnn.bench.console import output, progress_bar

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     type=click.IntRange(min=0),
     default=3,
     show_default=True,
-    help="Processes of each for the peak of resident memory; 0: do not measure it.",
+    help="Processes of each for the peak of resident memory; 0: do not measure it. On cuda there are none.",
 )
 @options.choices(workspace_limit="headroom", headroom=True)
 @options.threads
+@options.device
 @options.json_file
 def memory(
     source: str,
@@ -41,6 +42,7 @@ def memory(
     rounds: int,
     runs: int,
     threads: int | None,
+    device: str,
     json_file: Path | None,
     **choices: Any,
 ) -> None:
@@ -54,10 +56,12 @@ def memory(
     from mucudnn.bench.memory_benchmark import benchmark_memory
     from mucudnn.bench.memory_report import in_words, memory_record, memory_table
     from mucudnn.config import Config
+    from mucudnn.environment import current_environment
 
     config = Config(**choices)
     options.use_threads(threads)
-    model, x = _model_and_input(source, batch or 1, input_shape, memory_format)
+    current_environment(device)  # says at once what is missing for it
+    model, x = _model_and_input(source, batch or 1, input_shape, memory_format, device)
     with progress_bar() as progress, importable_from_here():  # the processes of the runs inherit the path
         benchmark = benchmark_memory(model, x, config, name=source, rounds=rounds, runs=runs, progress=progress)
     console = output()
@@ -69,9 +73,11 @@ def memory(
 
 
 def _model_and_input(
-    source: str, batch: int, input_shape: tuple[int, int, int] | None, memory_format: MemoryFormat
+    source: str, batch: int, input_shape: tuple[int, int, int] | None, memory_format: MemoryFormat, device: str
 ) -> tuple[nn.Module, Tensor]:
-    """The same weights and numbers every time. One step is run, to find out whether the model can be trained."""
+    """The same weights and numbers every time, made on the CPU. One step is run, to find out whether the model can be
+    trained.
+    """
     import torch
 
     from mucudnn.bench.headroom_source import blamed_in_training
@@ -87,7 +93,7 @@ def _model_and_input(
         model, shape = build(source).to(memory_format=torch_format), input_shape or INPUT_SHAPE  # type: ignore[call-overload]
     else:
         model, shape = load_model(source, input_shape=input_shape, memory_format=memory_format)
-    x = torch.randn(batch, *shape).contiguous(memory_format=torch_format)
+    model, x = model.to(device=device), torch.randn(batch, *shape).to(device=device, memory_format=torch_format)
     with undisturbed(model), blamed_in_training(source, x.shape):
         training_step(model, (x,))
     return model, x

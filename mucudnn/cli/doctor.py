@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -12,11 +15,13 @@ from typing import TYPE_CHECKING
 import click
 
 from mucudnn.problem import ConvProblem, Operation
+from mucudnn.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mucudnn.kernels.algorithm import Algorithm
+    from mucudnn.errors import UnavailableError
+    from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,8 @@ class AlgorithmFinding:
     reasons: tuple[str, ...]
 
 
+_REMEDY = re.compile(r"[;:] (?=install |pip install |see )")  # before what is to be done, in the words of errors
+SAMPLES = 32  # in a micro-batch that a source is asked for
 # What is asked of every algorithm: the kinds of convolution that networks are made of.
 KINDS = {
     "1×1": ConvProblem(Operation.FORWARD, 64, 56, 56, 64, 1, 1),
@@ -50,13 +57,15 @@ KINDS = {
 
 @click.command()
 def doctor() -> None:
-    """Say what this machine has, and which algorithms are available."""
+    """Say what this machine has, and which algorithms are available, on the CPU and on each kind of GPU."""
     from mucudnn.bench.console import output
     from mucudnn.kernels.registry import algorithms
 
     console = output()
     console.print(machine_table([*machine(), *accelerators()]))
-    console.print(algorithms_table([examine(algorithm) for algorithm in algorithms()]))
+    console.print(algorithms_table("Algorithms on the CPU", [examine(algorithm) for algorithm in algorithms()]))
+    for name, indices in gpus().items():
+        console.print(algorithms_table(f"Algorithms on {name} ({_devices(indices)})", on_gpu(indices[0])))
 
 
 def machine() -> Iterator[Finding]:
@@ -88,36 +97,111 @@ def compiled() -> Finding:
 
 
 def accelerators() -> Iterator[Finding]:
-    """GPU, cuDNN and CuPy, which the CPU does without."""
+    """GPUs with their driver, cuDNN and CuPy, which the CPU does without."""
+    from mucudnn.environment import require_cuda
+    from mucudnn.errors import UnavailableError
+    from mucudnn.kernels.cudnn.library import library
+
+    try:
+        require_cuda()
+        yield from _gpus_and_driver()
+    except UnavailableError as error:
+        yield _unavailable("GPU", error)
+    try:
+        yield Finding("cuDNN", f"{library().version_text}, {library().path}")
+    except UnavailableError as error:
+        yield _unavailable("cuDNN", error)
+    yield cupy()
+
+
+def _gpus_and_driver() -> Iterator[Finding]:
     import torch
 
-    if torch.cuda.is_available():
-        yield Finding("GPU", torch.cuda.get_device_name())
-        yield Finding("cuDNN", str(torch.backends.cudnn.version()))  # type: ignore[no-untyped-call]
-    elif torch.version.cuda is None:
-        reason, remedy = f"torch {torch.__version__} is built without CUDA", "install a CUDA build of torch"
-        yield Finding("GPU", _lacking(reason), remedy)
-        yield Finding("cuDNN", _lacking(reason), remedy)
-    else:
-        reason, remedy = "torch finds no GPU", "add an NVIDIA GPU, or mend its driver: see nvidia-smi"
-        yield Finding("GPU", _lacking(reason), remedy)
-        yield Finding("cuDNN", _lacking(reason), remedy)
-    yield cupy()
+    for name, indices in gpus().items():
+        properties = torch.cuda.get_device_properties(indices[0])
+        size, capability = format_bytes(properties.total_memory), f"sm{properties.major}{properties.minor}"
+        yield Finding("GPU", f"{_devices(indices)}: {name}, {capability}, {size}")
+    yield Finding("driver", driver())
+    yield Finding("CUDA of torch", str(torch.version.cuda))
+
+
+def gpus() -> dict[str, list[int]]:
+    """Name -> indices of the devices that have it; empty where torch can use none."""
+    import torch
+
+    named: dict[str, list[int]] = {}
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        named.setdefault(torch.cuda.get_device_name(index), []).append(index)
+    return named
+
+
+def driver() -> str:
+    """The version that nvidia-smi tells."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"unknown: {error}"
+    return told[0] if told else "unknown: nvidia-smi tells none"
+
+
+def _devices(indices: list[int]) -> str:
+    return ", ".join(f"cuda:{index}" for index in indices)
 
 
 def _lacking(reason: str) -> str:
     return f"none: {reason}"
 
 
+def _unavailable(name: str, error: UnavailableError) -> Finding:
+    reason, *remedy = _REMEDY.split(str(error).removeprefix("device is 'cuda', but "), maxsplit=1)
+    return Finding(name, _lacking(reason), *remedy)
+
+
 def cupy() -> Finding:
+    """It is imported, since an installed one can lack what it needs of the system."""
     if find_spec("cupy") is None:
         return Finding("CuPy", _lacking("not installed"), "pip install 'mucudnn[cuda]'")
+    installed = _cupy_version()
+    try:
+        import_module("cupy")
+    except Exception as error:  # it loads libraries, which can fail in any way
+        reason = str(error).strip().partition("\n")[0]
+        remedy = "pip install the CuPy for the CUDA of torch, or mend what it needs"
+        return Finding("CuPy", f"{installed}, which cannot be imported: {reason}", remedy)
+    return Finding("CuPy", installed)
+
+
+def _cupy_version() -> str:
     for distribution in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
         try:
-            return Finding("CuPy", version(distribution))
+            return f"{version(distribution)} ({distribution})"
         except PackageNotFoundError:
             continue
-    return Finding("CuPy", "installed, version unknown")
+    return "installed, version unknown"
+
+
+def on_gpu(index: int) -> list[AlgorithmFinding]:
+    """What computes on a CUDA device: algorithms, and sources of them where they can be asked."""
+    import torch
+
+    from mucudnn.errors import MucudnnError
+    from mucudnn.kernels.registry import algorithms, sources
+
+    with torch.cuda.device(index):
+        findings = [examine(algorithm) for algorithm in algorithms("cuda")]
+        try:
+            return [*findings, *(examine_source(source) for source in sources("cuda"))]
+        except MucudnnError as error:
+            return [*findings, AlgorithmFinding("cudnn", (), (str(error),))]
+
+
+def examine_source(source: AlgorithmSource) -> AlgorithmFinding:
+    """Ask a source for every kind of convolution, for micro-batches of ``SAMPLES``."""
+    offered = {kind: len(source.offered(problem, [SAMPLES])) for kind, problem in KINDS.items()}
+    computes = tuple(f"{kind} ({count} ways)" for kind, count in offered.items() if count)
+    lacking = [kind for kind, count in offered.items() if not count]
+    return AlgorithmFinding(source.name, computes, (f"offers nothing for {', '.join(lacking)}",) if lacking else ())
 
 
 def examine(algorithm: Algorithm) -> AlgorithmFinding:
@@ -139,10 +223,10 @@ def machine_table(findings: list[Finding]) -> Table:
     return table
 
 
-def algorithms_table(findings: list[AlgorithmFinding]) -> Table:
+def algorithms_table(title: str, findings: list[AlgorithmFinding]) -> Table:
     from rich.table import Table
 
-    table = Table("algorithm", "computes", "not", title="Algorithms on the CPU", title_justify="left")
+    table = Table("algorithm", "computes", "not", title=title, title_justify="left")
     for finding in findings:
         table.add_row(finding.name, ", ".join(finding.computes) or "nothing", "; ".join(finding.reasons))
     return table

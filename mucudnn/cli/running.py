@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from mucudnn.environment import Environment
 
 
-def load_limited(source: str, sizes: dict[str, Any], config: Config) -> tuple[LayerTable, Limits | None]:
+def load_limited(
+    source: str, sizes: dict[str, Any], config: Config, device: str = "cpu"
+) -> tuple[LayerTable, Limits | None]:
     """The table of a source; if the config asks for the headroom, module by module and with that of each.
 
-    sizes: as for ``load_source``.
+    sizes: as for ``load_source``. device: where the training step is, whose headroom it is.
     """
     if not config.has_headroom_limit:
         from mucudnn.bench.layers import load_source
@@ -27,8 +29,20 @@ def load_limited(source: str, sizes: dict[str, Any], config: Config) -> tuple[La
         return load_source(source, **sizes), None
     from mucudnn.bench.headroom_source import table_with_headroom
 
-    table, headroom = table_with_headroom(source, **sizes)
+    table, headroom = table_with_headroom(source, **sizes, device=device)
     return table, headroom.limits
+
+
+def tuning_environment(device: str, config: Config) -> Environment:
+    """That in which the config is tuned on a device: torch's settings, and what the config asks beyond them.
+
+    Raises ``UnavailableError`` for a device that is not there.
+    """
+    from mucudnn.environment import current_environment
+    from mucudnn.kernels.cudnn.numerics import deterministic_torch
+
+    with deterministic_torch(config.deterministic):
+        return current_environment(device)
 
 
 def tune_with_progress(table: LayerTable, config: Config, device: str, limits: Limits | None = None) -> TableTuning:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mucudnn.cli import options
-from mucudnn.cli.running import load_limited, require_complete, tune_with_progress
+from mucudnn.cli.running import load_limited, require_complete, tune_with_progress, tuning_environment
 
 
 @click.command()
@@ -38,13 +38,12 @@ def tune(
     from mucudnn.bench.records import tuning_record
     from mucudnn.bench.report import tuning_table
     from mucudnn.config import Config
-    from mucudnn.environment import current_environment
 
     sizes = options.pop_sizes(rest)
     config = Config(**rest)
     options.use_threads(threads)
-    environment = current_environment(device)
-    table, limits = load_limited(source, sizes, config)
+    environment = tuning_environment(device, config)
+    table, limits = load_limited(source, sizes, config, device)
     tuning = tune_with_progress(table, config, device, limits)
     console = output()
     console.print(tuning_table(tuning))

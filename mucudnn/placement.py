@@ -1,0 +1,62 @@
+"""Where a model is: the one device that it is tuned on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from mucudnn.errors import InvalidInputError
+
+_NAMES_SHOWN = 3
+
+
+def device_of_convolutions(model: nn.Module) -> torch.device:
+    """That of the filters of all its ``nn.Conv2d``; the CPU for a model without any.
+
+    Raises ``InvalidInputError`` for a model with convolutions on several devices.
+    """
+    convolutions = ((name, m) for name, m in model.named_modules() if isinstance(m, nn.Conv2d))
+    return _only_device(
+        ((name or "the model itself", module.weight) for name, module in convolutions),
+        "has convolutions on several devices",
+        "call mucudnn.optimize on each part, with the input of that part",
+    )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """That of all its parameters and buffers; the CPU for a model without any.
+
+    Raises ``InvalidInputError`` for a model that is on several devices.
+    """
+    return _only_device(
+        chain(model.named_parameters(), model.named_buffers()),
+        "is on several devices",
+        "its headroom is known on one: move it there, or give a limit in bytes",
+    )
+
+
+def made_current(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, ``"cuda"`` is this device, if it is one: what torch allocates, counts and runs there by default."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _only_device(tensors: Iterable[tuple[str, Tensor]], what: str, remedy: str) -> torch.device:
+    named: dict[torch.device, list[str]] = {}
+    for name, tensor in tensors:
+        named.setdefault(tensor.device, []).append(name)
+    if len(named) > 1:
+        raise InvalidInputError(f"the model {what}: {_in_words(named)}; {remedy}")
+    return next(iter(named), torch.device("cpu"))
+
+
+def _in_words(named: Mapping[torch.device, list[str]]) -> str:
+    """``cuda:0 (conv1, conv2, conv3 and 5 more), cuda:1 (head)``."""
+    parts = []
+    for device, names in named.items():
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        parts.append(f"{device} ({', '.join(names[:_NAMES_SHOWN])}{more})")
+    return ", ".join(parts)
