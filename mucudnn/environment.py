@@ -18,8 +18,8 @@ class Environment:
 
     device: CPU model or GPU name. capability: instruction set that torch uses (``AVX512``), or of the GPU (``sm90``).
     threads: of one operation; 1 on a GPU. torch, library: versions (``2.13.0+cpu``, ``oneDNN 3.12.0``). compiled: which
-    build of mucudnn's own C++ is loaded (``avx512``, ``avx2``, ``plain``), or ``torch`` where none is. numerics: what
-    the user allows on a GPU, in words; empty on the CPU.
+    build of mucudnn's own C++ is loaded (``avx512``, ``avx2``, ``plain``), on a GPU what compiles it (``CuPy 14.2.0``),
+    or ``torch`` where there is none. numerics: what the user allows on a GPU, in words; empty on the CPU.
     """
 
     device: str
@@ -34,7 +34,7 @@ class Environment:
         """For people: ``AMD EPYC (AVX512), 2 threads, torch 2.13.0+cpu, oneDNN 3.12.0, compiled for avx512``."""
         device, versions = f"{self.device} ({self.capability})", f"torch {self.torch}, {self.library}"
         if self.numerics:  # a GPU
-            return f"{device}, {versions}, {self.numerics}"
+            return ", ".join((device, versions, *([] if self.compiled == "torch" else [self.compiled]), self.numerics))
         threads = f"{self.threads} thread" + ("" if self.threads == 1 else "s")
         build = "nothing compiled" if self.compiled == "torch" else f"compiled for {self.compiled}"
         return f"{device}, {threads}, {versions}, {build}"
@@ -72,6 +72,7 @@ def _on_cpu() -> Environment:
 def _on_cuda() -> Environment:
     import torch
 
+    from mucudnn.kernels.cuda.cupy_launcher import compiler_name
     from mucudnn.kernels.cudnn.library import library
     from mucudnn.kernels.cudnn.numerics import Numerics
 
@@ -84,7 +85,7 @@ def _on_cuda() -> Environment:
         threads=1,
         torch=torch.__version__,
         library=f"cuDNN {cudnn.version_text}",
-        compiled="torch",
+        compiled=compiler_name(),
         numerics=str(Numerics.of_torch()),
     )
 

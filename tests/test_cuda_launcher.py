@@ -14,7 +14,7 @@ import torch
 
 from mucudnn.bench.timer import CANDIDATE_ERRORS
 from mucudnn.kernels.cuda import cupy_launcher
-from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher
+from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, compiler_name
 from mucudnn.kernels.cuda.launcher import LaunchError
 
 SOURCE = 'extern "C" __global__ void add(float* a, Sizes sizes) {}'
@@ -37,6 +37,7 @@ class FakeCupy:
 
     def module(self) -> ModuleType:
         module: Any = ModuleType("cupy")
+        module.__version__ = "14.2.0"
         module.RawModule = self.raw_module
         module.cuda = SimpleNamespace(
             Device=lambda index: Entered(self.active, ("device", index)),
@@ -113,6 +114,12 @@ def test_what_cannot_be_compiled_is_an_error_that_fails_a_candidate_only(cupy: F
     with pytest.raises(LaunchError, match=r"cannot compile 'add' for cuda:1: line 3") as error:
         launch()
     assert isinstance(error.value, CANDIDATE_ERRORS)
+
+
+def test_measurements_are_of_what_compiles(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiler_name() == "CuPy 14.2.0"
+    monkeypatch.setattr(cupy_launcher, "_why_not", lambda: "there is none")
+    assert compiler_name() == "torch"
 
 
 def test_a_cupy_that_compiles_is_good(cupy: FakeCupy) -> None:

@@ -49,6 +49,15 @@ class CupyLauncher:
             raise LaunchError(f"CuPy cannot compile {function!r} for {device}: {error}") from error
 
 
+def compiler_name() -> str:
+    """What our own CUDA C++ is compiled with, ``CuPy 14.2.0``; ``torch`` where it is not, and torch's operators run."""
+    if _why_not() is not None:
+        return "torch"
+    import cupy
+
+    return f"CuPy {cupy.__version__}"
+
+
 @cache
 def _why_not() -> str | None:
     """Whether CuPy is there, and whether it can compile and load for this device."""
