@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +80,7 @@ def _on_cuda() -> Environment:
     require_cuda()
     cudnn = library()
     major, minor = torch.cuda.get_device_capability()
+    _require_young_enough((major, minor), torch.cuda.get_arch_list())
     return Environment(
         device=torch.cuda.get_device_name(),
         capability=f"sm{major}{minor}",
@@ -109,6 +111,23 @@ def require_cuda() -> None:
     raise UnavailableError(
         f"device is 'cuda', but torch can use no GPU: {reason}; see nvidia-smi for the driver, or use device 'cpu'"
     )
+
+
+def _require_young_enough(capability: tuple[int, int], architectures: Sequence[str]) -> None:
+    """architectures: for which torch has code, ``sm_75``, ``sm_90a``, ``compute_120``; empty if it does not say.
+
+    Raises ``UnavailableError`` for a device that is older than all of them.
+    """
+    import torch
+
+    numbers = [int(re.sub(r"\D", "", name)) for name in architectures]
+    oldest = divmod(min(numbers, default=0), 10)
+    if capability < oldest:
+        raise UnavailableError(
+            f"device is 'cuda', but {torch.cuda.get_device_name()} (compute capability {capability[0]}.{capability[1]}) "
+            f"is too old for torch {torch.__version__}, which is built for {oldest[0]}.{oldest[1]} and later: install "
+            "an older torch, or use device 'cpu'"
+        )
 
 
 def cpu_model() -> str:

@@ -120,6 +120,17 @@ def test_without_cudnn_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tm
         current_environment("cuda")
 
 
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_that_is_too_old_for_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ["sm_90a", "sm_100", "compute_120"])
+    assert current_environment("cuda").capability == "sm90"
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (7, 0))
+    with pytest.raises(
+        UnavailableError, match=r"H200 \(compute capability 7\.0\) is too old .* built for 9\.0 and later"
+    ):
+        current_environment("cuda")
+
+
 def test_for_people() -> None:
     shown = str(replace(current_environment(), device="AMD EPYC", capability="AVX512", threads=1))
     assert shown.startswith("AMD EPYC (AVX512), 1 thread, torch 2.")
