@@ -32,8 +32,9 @@ class Workbench:
         x + w + y                        operand_bytes(problem, batch_size)
         + largest scratch + 2 G
         + prepared buffers + 2 G each    of each algorithm that needs one; of BACKWARD_FILTER only the largest
-        + 2 G                            around the tensor that the operation writes
-        + comparing in float64           ExactResults.peak_bytes(): some 100 MiB
+        + 2 G + 2 G                      around the tensor that is written, and for all that prepare nothing
+        + 2 G                            comparing the zones
+        + comparing in float64           ExactResults.peak_bytes(): for VGG-16's largest layer 0.7 GiB
         + the most that a candidate allocates inside
 
     What BACKWARD_FILTER prepares are sums, and whose sums a timed step adds to makes no difference. Where the whole

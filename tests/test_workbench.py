@@ -193,8 +193,8 @@ def test_the_memory_of_the_search_is_bounded_as_stated(operation: Operation) -> 
     if operation is Operation.BACKWARD_FILTER:
         prepared = [max(prepared)]
     scratch = max(one.workspace.scratch_bytes for one in candidates)
-    guards = 2 * GUARD_BYTES * (3 + len(prepared))
-    inside = operand_bytes(problem, BATCH) * 4  # what the fakes compute with
+    guards = 2 * GUARD_BYTES * (4 + len(prepared))
+    inside = 4 * operand_bytes(problem, BATCH)  # what the rogues compute with
     assert peak <= operand_bytes(problem, BATCH) + scratch + sum(prepared) + guards + peaks[0] + inside
     assert peak >= scratch
 
