@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 from statistics import quantiles
 
@@ -41,12 +41,15 @@ def compare_in_turns(
     *,
     min_rounds: int = 5,
     max_rounds: int = 25,
-    time_limit_s: float = 1.5,
+    time_limit_s: float | None = None,
 ) -> list[Comparison | Exception]:
     """Time ``runs`` and the baseline round by round until every verdict is clear, in at most ``max_rounds`` rounds or,
-    after ``min_rounds``, ``time_limit_s`` seconds. A run that fails gives its error. Raises what the baseline raises.
+    after ``min_rounds``, ``time_limit_s`` seconds (None: as the clock has it). A run that fails gives its error. Raises
+    what the baseline raises.
     """
-    timers = [Timer(run, clock, EVERY_ROUND) for run in (baseline, *runs)]
+    limit_s = clock.comparison_s if time_limit_s is None else time_limit_s
+    rule = replace(EVERY_ROUND, sample_s=clock.step_rule.sample_s, max_calls=clock.step_rule.max_calls)
+    timers = [Timer(run, clock, rule) for run in (baseline, *runs)]
     for done in range(1, max_rounds + 1):
         for timer in timers:
             timer.sample()
@@ -54,7 +57,7 @@ def compare_in_turns(
             raise timers[0].error
         results = [timer.error or _comparison(timers[0], timer) for timer in timers[1:]]
         spent_s = sum(timer.spent_s for timer in timers)
-        if done >= min_rounds and (spent_s >= time_limit_s or all(map(_is_settled, results))):
+        if done >= min_rounds and (spent_s >= limit_s or all(map(_is_settled, results))):
             break
     return results
 

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf
 
+from mucudnn.bench.faults import (
+    CANDIDATE_ERRORS,
+    UnsoundError,
+    first_line,
+    give_back_cache,
+    is_out_of_memory,
+    without_frames,
+)
 from mucudnn.bench.race import Candidate, Race
-from mucudnn.bench.timer import CANDIDATE_ERRORS, Clock, Stop, StoppingRule, Timer, WallClock, measure_in_turns
+from mucudnn.bench.timer import Clock, Stop, Timer, WallClock, measure_in_turns
 from mucudnn.bench.workbench import Workbench
 from mucudnn.configuration import Failure, Measurement, MicroConfig
+from mucudnn.errors import BrokenDeviceError
 from mucudnn.problem import ConvProblem
 
-_STEP_RULE = StoppingRule()
-_SETUP_RULE = StoppingRule(noise=0.05, time_limit_s=0.05, sample_s=0.002)
+# Entered before the first run of a candidate that may end the process, and left when it did not: so what began and
+# never ended is known to the next process.
+Journal = Callable[[MicroConfig], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +35,7 @@ class Profile:
     left out, except torch's own. max_relative_error: an algorithm above it is measured once and no more. time_limit_s:
     of all measuring together; torch's own, and the first that fits the limit, are measured even if it is over.
     may_keep: what algorithms prepare may be kept from call to call: then it does not count against the limit, nor their
-    setup against them.
+    setup against them. journal: told of each candidate of a source before it runs for the first time.
     """
 
     problem: ConvProblem
@@ -38,6 +49,7 @@ class Profile:
     may_keep: bool = False
     device: str = "cpu"
     clock: Clock = field(default_factory=WallClock)
+    journal: Journal = nullcontext
 
     def missing(self) -> list[Candidate]:
         """Candidates that may need measuring, in the order in which to look at them; none if all is known."""
@@ -74,6 +86,9 @@ class Profile:
 
         First one sample of each candidate that is not yet out of the question, then more, in turns, of those that can
         still win. The measurements of those that cannot are kept, with their few samples.
+
+        Raises ``BrokenDeviceError`` after the failure of a candidate that left the device unusable, and
+        ``UnavailableError`` where there is no memory for a single sample.
         """
         if missing := self.missing():
             yield from _Session(self, missing).measure()
@@ -87,9 +102,6 @@ class _Entry:
     timer: Timer
     setup_s: float
     relative_error: float
-
-    def result(self) -> Measurement | Failure:
-        return self.measurement() if self.timer.error is None else _failure(self.candidate, self.timer.error)
 
     def measurement(self) -> Measurement:
         return Measurement(
@@ -113,7 +125,8 @@ class _Session:
         self.workbench = Workbench(profile.problem, profile.batch_size, profile.device)
         self.entries: dict[MicroConfig, _Entry] = {}
         self.tried: set[MicroConfig] = set()
-        self.of_algorithm: dict[str, tuple[float, float]] = {}  # seconds of setup, relative error
+        self.setup_s: dict[str, float] = {}  # of algorithms
+        self.relative_error: dict[str, float] = {}  # of algorithms that are checked once
         self.deadline = profile.clock.now() + (inf if profile.time_limit_s is None else profile.time_limit_s)
 
     def measure(self) -> Iterator[Measurement | Failure]:
@@ -121,6 +134,8 @@ class _Session:
         for entry in filter(self._is_beaten, list(self.entries.values())):
             entry.timer.sample()  # it may have met a slow moment of the machine
             self._add(entry)
+            if entry.timer.error is not None:
+                yield from self._end(entry)
         yield from self._first_samples()  # larger sizes of those that did
         yield from self._refine(list(self.entries.values()))
 
@@ -132,15 +147,15 @@ class _Session:
             if tried or not in_time or not self.profile.is_wanted(candidate, self.race):
                 continue
             self.tried.add(candidate.micro_config)
-            outcome = self._first_sample(candidate)
-            if isinstance(outcome, Failure):
-                yield outcome
+            entry = self._try_first_sample(candidate)
+            if isinstance(entry, Exception):
+                yield from self._failed(candidate, entry)
+                continue
+            self._add(entry)
+            if self._can_win(entry):
+                self.entries[candidate.micro_config] = entry
             else:
-                self._add(outcome)
-                if self._can_win(outcome):
-                    self.entries[candidate.micro_config] = outcome
-                else:
-                    yield outcome.measurement()
+                yield entry.measurement()
 
     def _has_answer(self) -> bool:
         """Whether something that fits was measured: until then, time is not up."""
@@ -148,37 +163,77 @@ class _Session:
         fitting = (c for c in known if self.profile.fits(c))
         return any(self.profile.batch_size % c.micro_batch_size == 0 for c in fitting)
 
-    def _first_sample(self, candidate: Candidate) -> _Entry | Failure:
+    def _try_first_sample(self, candidate: Candidate) -> _Entry | Exception:
+        journal = self.profile.journal if candidate.from_source else nullcontext
         try:
-            setup_s, relative_error = self._of_algorithm(candidate)
-            timer = Timer(self.workbench.stream(candidate), self.profile.clock, _STEP_RULE)
+            with journal(candidate.micro_config):
+                return self._first_sample(candidate)
         except CANDIDATE_ERRORS as error:
-            return _failure(candidate, error)
-        if not isfinite(relative_error):
-            return Failure(candidate.micro_config, "the result is not finite")
+            return without_frames(error)
+
+    def _first_sample(self, candidate: Candidate) -> _Entry:
+        """Correct before fast. Raises what the candidate raises."""
+        relative_error = self._relative_error(candidate)
+        setup_s = self._setup_s(candidate)
+        clock = self.profile.clock
+        timer = Timer(self.workbench.stream(candidate), clock, clock.step_rule, self.workbench.slice_count(candidate))
         timer.sample()
         if timer.error is not None:
-            return _failure(candidate, timer.error)
+            raise timer.error
         return _Entry(candidate, timer, setup_s, relative_error)
+
+    def _relative_error(self, candidate: Candidate) -> float:
+        """Our algorithms are tested at every size, so that one check finds out how exact they are here; what a source
+        offers is foreign, and compiled anew for each size.
+        """
+        if candidate.from_source:
+            return self.workbench.relative_error(candidate)
+        name = candidate.algorithm.name
+        if name not in self.relative_error:
+            self.relative_error[name] = self.workbench.relative_error(candidate)
+        return self.relative_error[name]
+
+    def _setup_s(self, candidate: Candidate) -> float:
+        name, clock = candidate.algorithm.name, self.profile.clock
+        if name not in self.setup_s:
+            timer = Timer(self.workbench.set_up(candidate), clock, clock.setup_rule)
+            for _ in measure_in_turns([timer]):
+                pass
+            if timer.error is not None:
+                raise timer.error
+            self.setup_s[name] = timer.median_s
+        return self.setup_s[name]
+
+    def _failed(self, candidate: Candidate, error: Exception) -> Iterator[Failure]:
+        """The failure; then an error, if nothing else can be measured in this process."""
+        if broken := self._why_unusable():
+            reason = f"{_who(candidate)} left the device unusable: {broken}"
+            yield Failure(candidate.micro_config, reason)
+            raise BrokenDeviceError(
+                f"{self.profile.problem}, micro-batches of {candidate.micro_batch_size}: {reason}. That is stored, and "
+                "the next run passes over it: start the process anew, and tune again"
+            )
+        if is_lasting := not is_out_of_memory(error):
+            named = isinstance(error, UnsoundError) and candidate.from_source
+            reason = f"{_who(candidate)}: {error}" if named else first_line(error)
+        else:
+            reason = first_line(error)
+            give_back_cache()
+        yield Failure(candidate.micro_config, reason, is_lasting)
+
+    def _why_unusable(self) -> str | None:
+        """What the device reports for ever after some errors (CUDA calls them sticky); None: it can be used."""
+        try:
+            self.profile.clock.now()
+        except RuntimeError as error:
+            return first_line(error)
+        return None
 
     def _add(self, entry: _Entry) -> None:
         self.race.add(entry.measurement(), min(entry.timer.samples_s))
 
     def _is_beaten(self, entry: _Entry) -> bool:
         return self.race.is_beaten(entry.measurement())
-
-    def _of_algorithm(self, candidate: Candidate) -> tuple[float, float]:
-        """Seconds of setup and relative error, found with the algorithm's first candidate: correct before fast."""
-        name = candidate.algorithm.name
-        if name not in self.of_algorithm:
-            relative_error = self.workbench.relative_error(candidate)
-            timer = Timer(self.workbench.set_up(candidate), self.profile.clock, _SETUP_RULE)
-            for _ in measure_in_turns([timer]):
-                pass
-            if timer.error is not None:
-                raise timer.error
-            self.of_algorithm[name] = (timer.median_s, relative_error)
-        return self.of_algorithm[name]
 
     def _can_win(self, entry: _Entry) -> bool:
         allowed = entry.relative_error <= self.profile.max_relative_error
@@ -196,10 +251,16 @@ class _Session:
             if entry.timer.stop is None and is_hopeless(entry.timer):
                 entry.timer.stop = Stop.DROPPED
         for timer in measure_in_turns([entry.timer for entry in entries], is_hopeless):
-            yield of_timer[id(timer)].result()
+            yield from self._end(of_timer[id(timer)])
+
+    def _end(self, entry: _Entry) -> Iterator[Measurement | Failure]:
+        del self.entries[entry.candidate.micro_config]
+        if entry.timer.error is None:
+            yield entry.measurement()
+        else:
+            yield from self._failed(entry.candidate, entry.timer.error)
 
 
-def _failure(candidate: Candidate, error: Exception) -> Failure:
-    """The first line says what happened; torch appends stack traces."""
-    text = str(error).strip() or type(error).__name__
-    return Failure(candidate.micro_config, text.splitlines()[0])
+def _who(candidate: Candidate) -> str:
+    """With the version, as its library counts: ``cudnn:67 k2=5 (version 91900)``."""
+    return f"{candidate.algorithm.name} (version {candidate.algorithm.version})"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from mucudnn.bench.faults import CANDIDATE_ERRORS, give_back_cache, is_out_of_memory, without_frames
 from mucudnn.configuration import NATIVE, Failure, Measurement, MicroConfig
 from mucudnn.kernels.algorithm import Algorithm, Workspace
 from mucudnn.problem import ConvProblem
@@ -47,10 +48,38 @@ class Candidate:
 
     @cached_property
     def scratch_bytes(self) -> int:
-        """As declared in a measurement: handed in, and allocated inside. Asked for late, since it may take a run."""
+        """As declared in a measurement: handed in, and allocated inside. Asked for late, since it may take a run.
+
+        Raises what that run raised, for lack of memory for instance.
+        """
         if self.stored is not None:
             return self.stored.scratch_bytes
-        return self.workspace.scratch_bytes + self.algorithm.internal_bytes(self.problem, self.micro_batch_size)
+        if isinstance(self._internal, Exception):
+            raise self._internal
+        return self.workspace.scratch_bytes + self._internal
+
+    @cached_property
+    def _internal(self) -> int | Exception:
+        """Bytes allocated inside, or why they cannot be counted: a run that fails is not tried again and again."""
+        try:
+            return self.algorithm.internal_bytes(self.problem, self.micro_batch_size)
+        except CANDIDATE_ERRORS as error:
+            failed = without_frames(error)
+        if is_out_of_memory(failed):
+            give_back_cache()
+        return failed
+
+    @property
+    def is_countable(self) -> bool:
+        """Whether the workspace can be told: unless the run that would tell it fails."""
+        return self.stored is not None or not isinstance(self._internal, Exception)
+
+    @property
+    def from_source(self) -> bool:
+        """Offered by an ``AlgorithmSource``: foreign code, each size compiled by itself, its workspace known exactly
+        without running anything.
+        """
+        return ":" in self.algorithm.name
 
     @property
     def workspace_bytes(self) -> int:
@@ -63,12 +92,17 @@ class Candidate:
         return self.algorithm.name.startswith(NATIVE)
 
     def fits(self, limit_bytes: int | None) -> bool:
-        """Larger micro-batches need more: after the first that does not fit, nothing else is run to find out."""
+        """Larger micro-batches need more: after the first that does not fit, nothing else is run to find out.
+
+        Not so engines that split their work: but what a source offers need not run to tell.
+        """
         if limit_bytes is None:
             return True
+        if self.from_source:
+            return self.handed_bytes <= limit_bytes
         if self.handed_bytes > limit_bytes or (self.smaller is not None and not self.smaller.fits(limit_bytes)):
             return False
-        return self.workspace_bytes <= limit_bytes
+        return self.is_countable and self.workspace_bytes <= limit_bytes
 
     def at_any_time(self) -> Measurement:
         """As if measured, with the workspace that is declared: to find out what would fit, not what is fast."""
@@ -151,7 +185,7 @@ class Race:
     def is_outclassed(self, candidate: Candidate) -> bool:
         """Whether a micro-config not yet measured is hopeless even if it is far better than its smaller sizes.
 
-        It needs no less workspace than these: so its own is not asked for.
+        It needs no less workspace than these: so its own is not asked for, unless that is known without running.
         """
         name, size = candidate.algorithm.name, candidate.micro_batch_size
         own = [m for c, m in self.times.items() if c.algorithm == name and c.micro_batch_size < size]
@@ -160,7 +194,8 @@ class Race:
         optimism = _OPTIMISM_WHEN_STORED if name in self.stored else _OPTIMISM
         per_sample_s = min(self._fastest_s(m) / m.micro_config.micro_batch_size for m in own) / optimism
         total_s = self._setup_s(own[0]) + per_sample_s * self.batch_size
-        rivals = self._rivals(candidate.micro_config, max(map(_workspace_bytes, own)))
+        workspace_bytes = candidate.handed_bytes if candidate.from_source else max(map(_workspace_bytes, own))
+        rivals = self._rivals(candidate.micro_config, workspace_bytes)
         return any(total_s > self._total_s(rival) for rival in rivals)
 
     def error_of(self, algorithm: str) -> float | None:

@@ -14,32 +14,7 @@ from enum import StrEnum
 from math import inf
 from statistics import median, quantiles
 
-from mucudnn.kernels.cudnn.library import CudnnError
-
-# Torch reports a lack of memory, on the CPU as on a GPU, as a RuntimeError.
-CANDIDATE_ERRORS = (RuntimeError, MemoryError, CudnnError)
-
-
-class Clock(ABC):
-    """Tells the time, and times calls. Whatever was started before ``now`` is called has finished when it returns."""
-
-    @abstractmethod
-    def now(self) -> float:
-        """Seconds since some fixed moment."""
-
-    def time(self, function: Callable[[], object], calls: int) -> float:
-        """Seconds that so many calls take, one right after the other. Raises what the function raises."""
-        start = self.now()
-        for _ in range(calls):
-            function()
-        return self.now() - start
-
-
-class WallClock(Clock):
-    """The clock of the CPU, where a call has finished when it returns."""
-
-    def now(self) -> float:
-        return time.perf_counter()
+from mucudnn.bench.faults import CANDIDATE_ERRORS, without_frames
 
 
 class Stop(StrEnum):
@@ -71,6 +46,40 @@ class StoppingRule:
     max_calls: int = 1000
 
 
+class Clock(ABC):
+    """Tells the time, and times calls. Whatever was started before ``now`` is called has finished when it returns.
+
+    How long measuring takes depends on how exact the clock is: ``step_rule`` and ``setup_rule`` of a candidate,
+    ``comparison_s`` of whole runs.
+    """
+
+    step_rule = StoppingRule()
+    setup_rule = StoppingRule(noise=0.05, time_limit_s=0.05, sample_s=0.002)
+    comparison_s = 1.5
+
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds since some fixed moment. Raises what a device reports that can no longer be used."""
+
+    def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
+        """Seconds that so many calls take, one right after the other. Raises what the function raises.
+
+        calls_per_pass: so many calls in a row have operands of their own, and share others, as in one run of the whole
+        mini-batch. A clock that can do so begins each pass with empty caches.
+        """
+        start = self.now()
+        for _ in range(calls):
+            function()
+        return self.now() - start
+
+
+class WallClock(Clock):
+    """The clock of the CPU, where a call has finished when it returns."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+
 # Never ends by itself: for timers that are to have a sample of every round, as many as their caller takes.
 EVERY_ROUND = StoppingRule(noise=-1.0, patience=2**31, time_limit_s=inf)
 
@@ -87,12 +96,14 @@ def relative_spread(values: Sequence[float]) -> float:
 class Timer:
     """Seconds per call of a function: ``sample`` until ``stop`` says why it is enough.
 
-    An error of the function (no memory, or a RuntimeError) ends the measurement and is kept in ``error``.
+    calls_per_pass: as for ``Clock.time``. An error of the function (no memory, or a RuntimeError) ends the measurement
+    and is kept in ``error``.
     """
 
     function: Callable[[], object]
     clock: Clock = field(default_factory=WallClock)
     rule: StoppingRule = field(default_factory=StoppingRule)
+    calls_per_pass: int = 1
     samples_s: list[float] = field(default_factory=list)
     spent_s: float = 0.0
     stop: Stop | None = None
@@ -133,9 +144,9 @@ class Timer:
 
     def _time(self, calls: int) -> float:
         try:
-            elapsed_s = self.clock.time(self.function, calls)
+            elapsed_s = self.clock.time(self.function, calls, self.calls_per_pass)
         except CANDIDATE_ERRORS as error:
-            self.error, self.stop = error, Stop.FAILED
+            self.error, self.stop = without_frames(error), Stop.FAILED
             return inf
         self.spent_s += elapsed_s
         return elapsed_s / calls

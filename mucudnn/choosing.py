@@ -56,7 +56,7 @@ def choose(task: Task, measurements: Sequence[Measurement], verify: Verify) -> C
     """The contender that whole runs find the fastest; torch's own unless that is faster by more than the noise.
 
     measurements: those that the config allows; there is a configuration within the task's limit. Raises the error of
-    the whole runs if none succeeds.
+    the whole runs if none succeeds, and torch's own is not within the limit either.
     """
     baseline = baseline_of(measurements, task.batch_size)
     within = contenders(measurements, task.batch_size, task.limit_bytes)
@@ -69,7 +69,11 @@ def choose(task: Task, measurements: Sequence[Measurement], verify: Verify) -> C
         return _verdict(task, best, runs[best], baseline)
     unrun = [configuration for configuration, outcome in outcomes.items() if outcome is None]
     if not unrun:
-        raise next(outcome for outcome in outcomes.values() if isinstance(outcome, Exception))
+        failed, error = next((c, outcome) for c, outcome in outcomes.items() if isinstance(outcome, Exception))
+        if baseline is None or failed.is_baseline or not _fits(task, baseline):
+            raise error
+        reason = f"torch's own: {failed} failed in a whole run: {error}"
+        return Choice(baseline, baseline.time_s, baseline.time_s, reason, task.limit_bytes)
     return _predicted_verdict(task, unrun[0], baseline)
 
 

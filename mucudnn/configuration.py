@@ -39,10 +39,14 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A micro-config that could not be measured, with the reason in words."""
+    """A micro-config that could not be measured, with the reason in words.
+
+    is_lasting: it would fail again. Not so for lack of memory, which another run may have: that is not stored.
+    """
 
     micro_config: MicroConfig
     reason: str
+    is_lasting: bool = True
 
 
 @dataclass(frozen=True, slots=True)

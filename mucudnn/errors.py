@@ -28,3 +28,7 @@ class DatabaseError(MucudnnError):
 
 class UnavailableError(MucudnnError):
     """A device, data type or algorithm that this machine does not have."""
+
+
+class BrokenDeviceError(MucudnnError):
+    """A candidate left the device unusable for this process. That is stored, so that the next one passes over it."""

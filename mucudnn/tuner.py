@@ -53,7 +53,8 @@ def tune(
 
     Raises ``InfeasibleError`` (naming the smallest limit of every problem that has no configuration, or the smallest
     budget), ``InvalidInputError`` for an unknown algorithm, ``UnavailableError`` for a device that is not there,
-    ``DatabaseError`` for a file that cannot be read (where it cannot be written there is a warning instead), and
+    ``DatabaseError`` for a file that cannot be read (where it cannot be written there is a warning instead),
+    ``BrokenDeviceError`` where a candidate leaves the GPU unusable for this process (the next one skips it), and
     ``TuningInterrupted`` on Ctrl-C, with what is ready.
     """
     config, names = config or Config(), names or {}
@@ -134,9 +135,10 @@ class _Job:
 
 def _smallest_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | None:
     """Workspaces are declared, so the solver can tell before anything is measured: any time will do."""
-    if not candidates:
+    countable = [c.at_any_time() for c in candidates if c.is_countable]
+    if not countable:
         return None
-    smallest = desirable_sets([c.at_any_time() for c in candidates], batch_size).smallest(batch_size)
+    smallest = desirable_sets(countable, batch_size).smallest(batch_size)
     return None if smallest is None else smallest.workspace_bytes
 
 
@@ -235,6 +237,7 @@ class _Tuner:
             may_keep=problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
             device=self.machine.device,
             clock=self.machine.clock,
+            journal=lambda begun: self.store.begun(problem, self.versions[begun.algorithm], begun),
         )
         self.progress(f"{job.task}: measuring", start)
         for done, result in enumerate(profile.measure()):

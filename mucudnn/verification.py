@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.bench.comparison import Comparison, compare_in_turns
+from mucudnn.bench.faults import CANDIDATE_ERRORS, give_back_cache, is_out_of_memory
 from mucudnn.bench.operands import Operands, random_operands
 from mucudnn.bench.timer import Clock, WallClock
 from mucudnn.configuration import Configuration
@@ -71,12 +72,21 @@ class Machine:
 
     def compare(
         self, problem: ConvProblem, batch_size: int, configurations: Sequence[Configuration], *, keeps_workspace: bool
-    ) -> list[Comparison | Exception]:
-        """Whole runs of the configurations against torch's own, in turns; keeps_workspace: from call to call."""
-        operands = random_operands(problem, batch_size, self.device)
-        run = partial(self.run, problem, operands=operands, keeps_workspace=keeps_workspace)
-        runs = [partial(run, configuration=configuration) for configuration in configurations]
-        return compare_in_turns(partial(self.run_torch, problem, operands), runs, self.clock)
+    ) -> list[Comparison | Exception | None]:
+        """Whole runs of the configurations against torch's own, in turns; keeps_workspace: from call to call.
+
+        None where there is no memory for the mini-batch, or for torch's own: then nothing can be compared.
+        """
+        try:
+            operands = random_operands(problem, batch_size, self.device)
+            run = partial(self.run, problem, operands=operands, keeps_workspace=keeps_workspace)
+            runs = [partial(run, configuration=configuration) for configuration in configurations]
+            return [*compare_in_turns(partial(self.run_torch, problem, operands), runs, self.clock)]
+        except CANDIDATE_ERRORS as error:
+            if not is_out_of_memory(error):
+                raise
+        give_back_cache()
+        return [None] * len(configurations)
 
 
 def _clock(device: str) -> Clock:

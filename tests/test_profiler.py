@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from fakes import FORWARD, FakeAlgorithm, FakeClock, linear
@@ -9,6 +11,7 @@ from fakes import FORWARD, FakeAlgorithm, FakeClock, linear
 from mucudnn.bench.operands import random_operands
 from mucudnn.bench.profiler import Profile
 from mucudnn.bench.race import find_candidates
+from mucudnn.bench.timer import StoppingRule
 from mucudnn.bench.workbench import Workbench
 from mucudnn.configuration import Failure, Measurement
 from mucudnn.kernels.registry import algorithm
@@ -239,3 +242,28 @@ def test_when_time_is_up_one_that_fits_is_still_measured() -> None:
     native = fake("native", scratch_bytes_per_sample=1000)
     results = results_of(native, fake("late"), fake("later"), limit_bytes=10, time_limit_s=0.0)
     assert [name for name, _ in results if name != "native"] == ["late"]
+
+
+def test_rules_are_those_of_the_clock() -> None:
+    class Coarse(FakeClock):
+        step_rule = StoppingRule(noise=-1.0, patience=100, time_limit_s=0.5, sample_s=0.0)
+
+    clock = Coarse()
+    candidates, _ = find_candidates(FORWARD, [FakeAlgorithm("one", clock, linear(0.02))], [1])
+    (result,) = Profile(FORWARD, 8, candidates, clock=clock).measure()
+    assert isinstance(result, Measurement)
+    assert result.samples == 24  # and a warm-up
+
+
+def test_a_pass_is_over_all_slices() -> None:
+    passes: set[int] = set()
+
+    class Noting(FakeClock):
+        def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
+            passes.add(calls_per_pass)
+            return super().time(function, calls, calls_per_pass)
+
+    clock = Noting()
+    candidates, _ = find_candidates(FORWARD, [FakeAlgorithm("one", clock, linear(0.02))], SIZES)
+    list(Profile(FORWARD, max(SIZES), candidates, clock=clock).measure())
+    assert passes == {8, 4, 2, 1}

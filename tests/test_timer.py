@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, repeat
 
 import pytest
@@ -164,3 +164,34 @@ def test_a_run_that_fails_gives_its_error_and_a_failing_baseline_raises() -> Non
     assert isinstance(result, RuntimeError)
     with pytest.raises(RuntimeError, match="no memory"):
         compare_in_turns(fail, [lambda: clock.advance(0.1)], clock)
+
+
+def test_how_long_is_measured_is_the_clocks_choice() -> None:
+    class Exact(FakeClock):
+        step_rule = StoppingRule(sample_s=0.001, max_calls=4)
+        comparison_s = 0.5
+
+    calls: list[int] = []
+    clock = Exact()
+    unclear = chain([0.1], [0.1, 0.11] * 20)
+    (result,) = compare_in_turns(lambda: clock.advance(0.105), [lambda: clock.advance(next(unclear))], clock)
+    assert isinstance(result, Comparison)
+    assert result.rounds == 5  # the fewest: by then more than half a second is spent
+    compare_in_turns(
+        lambda: clock.advance(0.1), [lambda: calls.append(1) or clock.advance(0.0001)], clock, max_rounds=1
+    )
+    assert len(calls) == 1 + 4
+    assert WallClock().comparison_s == FakeClock().comparison_s == 1.5
+
+
+def test_a_timer_tells_its_clock_how_long_a_pass_is() -> None:
+    passes: list[tuple[int, int]] = []
+
+    class Noting(FakeClock):
+        def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
+            passes.append((calls, calls_per_pass))
+            return super().time(function, calls, calls_per_pass)
+
+    clock = Noting()
+    Timer(lambda: clock.advance(0.001), clock, StoppingRule(sample_s=0.02), calls_per_pass=8).sample()
+    assert passes == [(1, 8), (20, 8)]

@@ -2,7 +2,7 @@
 
 Rows are only added, each with its time stamp and committed at once; the newest row of a key counts. So nothing measured
 is lost, processes that share the file cannot undo each other's work, and merging two files is the union of their rows.
-What newer rows supersede stays until ``prune``.
+What newer rows supersede stays until ``prune``. One kind of row is taken back, that a run has begun: see ``Store``.
 """
 
 from __future__ import annotations
@@ -136,6 +136,15 @@ class Database:
         values = (*no_costs, failure.reason)
         self._add_measured(environment, problem, algorithm_version, failure.micro_config, values)
 
+    def withdraw_failure(
+        self, environment: Environment, problem: ConvProblem, algorithm_version: int, failure: Failure
+    ) -> None:
+        """Commit that there was no such failure: rows of this micro-config with another reason, or none, stay."""
+        with self._file.writing() as connection:
+            owner = (schema.identify(connection, environment), schema.identify(connection, problem))
+            key = (failure.micro_config.algorithm, algorithm_version, failure.micro_config.micro_batch_size)
+            connection.execute(schema.WITHDRAW_FAILURE, (*owner, *key, failure.reason))
+
     def add_verification(
         self,
         environment: Environment,
@@ -184,7 +193,7 @@ class Database:
 
     def environments(self) -> tuple[Environment, ...]:
         """All that have rows, sorted."""
-        rows = self._file.read(f"SELECT {schema.ENVIRONMENT} FROM environments")
+        rows = self._file.read(f"SELECT {schema.ENVIRONMENT} FROM environments WHERE {schema.HAS_ROWS}")
         return tuple(sorted(Environment(*row) for row in rows))
 
     def problems(self, environment: Environment) -> frozenset[ConvProblem]:
@@ -204,7 +213,7 @@ class Database:
     def info(self) -> DatabaseInfo:
         """What is in the file, and how much. size_bytes: of the file alone, 0 in memory."""
         size_bytes = self.path.stat().st_size if self.path.exists() else 0
-        rows = tuple(self._count(environment) for environment in self.environments())
+        rows = tuple(EnvironmentRows(e, *upkeep.count(self._file, e)) for e in self.environments())
         return DatabaseInfo(self.path, size_bytes, schema.VERSION, rows)
 
     def export_csv(self, stream: TextIO) -> None:
@@ -285,11 +294,3 @@ class Database:
             "ORDER BY measured_at",
             environment_values + problem_values,
         )
-
-    def _count(self, environment: Environment) -> EnvironmentRows:
-        find, values = schema.find(environment)
-        measured, failed = self._file.read(
-            f"SELECT count(*) - count(reason), count(reason) FROM measurements WHERE environment_id = ({find})", values
-        )[0]
-        verified = self._file.read(f"SELECT count(*) FROM verifications WHERE environment_id = ({find})", values)[0][0]
-        return EnvironmentRows(environment, measured, failed, verified)

@@ -65,6 +65,12 @@ FROM verifications {_JOINED}
 ORDER BY 2, {", ".join(str(number) for number in range(1, len(EXPORT_COLUMNS) + 1) if number != 2)}
 """  # by all columns, measured_at first: the same rows are always exported in the same order
 
+WITHDRAW_FAILURE = f"""DELETE FROM measurements
+    WHERE (environment_id, problem_id, {KEYS["measurements"]}, reason) = (?, ?, ?, ?, ?, ?)"""
+
+# Of environments: whether anything was measured there
+HAS_ROWS = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE environment_id = environments.id)" for table in KEYS)
+
 # Rows of algorithm versions other than those in a JSON object (algorithm: version)
 OTHER_VERSIONS = {
     "measurements": "(algorithm, version) NOT IN (SELECT key, value FROM json_each(?))",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import ParamSpec
 
-from mucudnn.configuration import Configuration, Failure, Measurement
+from mucudnn.configuration import Configuration, Failure, Measurement, MicroConfig
 from mucudnn.database.database import Database, Verification
 from mucudnn.database.schema import How
 from mucudnn.environment import Environment
@@ -14,6 +15,8 @@ from mucudnn.errors import DatabaseError
 from mucudnn.problem import ConvProblem
 
 P = ParamSpec("P")
+
+_BEGUN = "began and never ended: its first run ended the process, or the process was killed meanwhile"
 
 
 class Store:
@@ -33,11 +36,24 @@ class Store:
         return [*self._database.measurements(*key), *self._database.failures(*key)]
 
     def keep(self, problem: ConvProblem, version: int, result: Measurement | Failure) -> None:
-        """Commit one result of an algorithm of this version."""
+        """Commit one result of an algorithm of this version. Failures that may not come back are not stored."""
         if isinstance(result, Measurement):
             self._write(self._database.add, self._environment, problem, version, result)
-        else:
+        elif result.is_lasting:
             self._write(self._database.add_failure, self._environment, problem, version, result)
+
+    @contextmanager
+    def begun(self, problem: ConvProblem, version: int, micro_config: MicroConfig) -> Iterator[None]:
+        """While a first run goes on: should it end the process, the next one finds it among the failures.
+
+        Costs two small commits. Errors and Ctrl-C are no such end.
+        """
+        begun = (self._environment, problem, version, Failure(micro_config, _BEGUN))
+        try:
+            self._write(self._database.add_failure, *begun)
+            yield
+        finally:
+            self._write(self._database.withdraw_failure, *begun)
 
     def verification(
         self,

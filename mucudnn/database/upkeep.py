@@ -1,4 +1,4 @@
-"""What is done to whole databases: taking over the rows of another, and removing rows that are no longer used."""
+"""What is done to whole databases: counting rows, taking over those of another, removing those no longer used."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from mucudnn.database import schema
 from mucudnn.database.file import DatabaseFile
 from mucudnn.environment import Environment
+
+
+def count(file: DatabaseFile, environment: Environment) -> tuple[int, int, int]:
+    """Measurements, failures and verifications of an environment, superseded ones included."""
+    find, values = schema.find(environment)
+    measured, failed = file.read(
+        f"SELECT count(*) - count(reason), count(reason) FROM measurements WHERE environment_id = ({find})", values
+    )[0]
+    verified = file.read(f"SELECT count(*) FROM verifications WHERE environment_id = ({find})", values)[0][0]
+    return measured, failed, verified
 
 
 def merge(connection: sqlite3.Connection, source: DatabaseFile) -> dict[str, int]:

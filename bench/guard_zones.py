@@ -1,0 +1,86 @@
+"""Memory between guard zones: it knows whether anything was written around what was handed out of it.
+
+The method is that of XLA's red zones, with smaller ones: what is written further away than they reach is not noticed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GUARD_BYTES = 2**20  # on each side; a multiple of every alignment that is asked for
+_PATTERN = 0xA5
+_GARBAGE = 0xFF  # NaN in every floating-point type: what is read, or handed back, without having been written shows
+
+
+class GuardedBuffer:
+    """One allocation that serves all sizes up to its capacity, each from the same begin, right after a guard zone.
+
+    It grows where more is required, and the old memory is given back before the new is taken: so parts are asked for
+    anew whenever they are used. Takes ``capacity_bytes + 2 * GUARD_BYTES`` from torch's allocator.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._memory: Tensor | None = None
+        self._parts: dict[int, Tensor] = {}
+
+    @property
+    def capacity_bytes(self) -> int:
+        return 0 if self._memory is None else self._memory.numel() - 2 * GUARD_BYTES
+
+    def require(self, size_bytes: int) -> bool:
+        """Have room for so many bytes, with whatever is in them; whether that took new memory.
+
+        Raises what torch raises for lack of memory; then the buffer has its former capacity, if that is still there.
+        """
+        if self._memory is not None and size_bytes <= self.capacity_bytes:
+            return False
+        former, had_memory = self.capacity_bytes, self._memory is not None
+        self.release()
+        try:
+            self._memory = self._allocate(size_bytes)
+        except RuntimeError:
+            self._memory = self._allocate(former) if had_memory else None
+            raise
+        return True
+
+    def release(self) -> None:
+        self._memory = None
+        self._parts.clear()
+
+    def part(self, size_bytes: int) -> Tensor:
+        """The first bytes, 1-D uint8; they lie there until more is required. Quick, since timed code asks for it."""
+        if size_bytes not in self._parts:
+            self._parts[size_bytes] = self._raw[GUARD_BYTES : GUARD_BYTES + size_bytes]
+        return self._parts[size_bytes]
+
+    def arm(self, size_bytes: int) -> None:
+        """Before a run on the first bytes: fill them with NaN, and what is around them with a pattern."""
+        self.part(size_bytes).fill_(_GARBAGE)
+        for zone in self._zones(size_bytes):
+            zone.fill_(_PATTERN)
+
+    def trespass(self, size_bytes: int) -> str | None:
+        """After it: where around the first bytes was written, None if nowhere."""
+        before, behind = (zone != _PATTERN for zone in self._zones(size_bytes))
+        if bool(before.any()):
+            first = GUARD_BYTES - int(before.nonzero()[0])
+            return f"{int(before.sum())} bytes, from {first} bytes before the begin"
+        if bool(behind.any()):
+            last = int(behind.nonzero()[-1]) + 1
+            return f"{int(behind.sum())} bytes, up to {last} bytes behind the end"
+        return None
+
+    def _zones(self, size_bytes: int) -> tuple[Tensor, Tensor]:
+        end = GUARD_BYTES + size_bytes
+        return self._raw[:GUARD_BYTES], self._raw[end : end + GUARD_BYTES]
+
+    @property
+    def _raw(self) -> Tensor:
+        if self._memory is None:
+            raise MemoryError("the buffer was given back for lack of memory")
+        return self._memory
+
+    def _allocate(self, size_bytes: int) -> Tensor:
+        return torch.empty(size_bytes + 2 * GUARD_BYTES, dtype=torch.uint8, device=self._device)

@@ -1,0 +1,50 @@
+"""Why a GPU runs slower than it could, asked of NVML, which comes with every driver. Not run on a GPU yet."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+# Bits of NVML's clocks event reasons that make an equal run slower; being idle, or set clocks, does not.
+_THROTTLING = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+# The same under two names: drivers before 535 know the second only, and CUDA 14 is to drop it.
+_FUNCTIONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+
+
+def throttling(reasons: int) -> str:
+    """In words; empty: nothing that matters."""
+    return ", ".join(name for bit, name in _THROTTLING.items() if reasons & bit)
+
+
+def current_reasons(uuid: str) -> int:
+    """NVML's mask for the device of this UUID (``GPU-...``), as it works right now; 0 where NVML cannot tell.
+
+    Takes some microseconds, so it can be asked while the device works, without which there is nothing to see.
+    """
+    device, ask = _device(uuid)
+    mask = ctypes.c_ulonglong()
+    return mask.value if device and ask is not None and ask(device, ctypes.byref(mask)) == 0 else 0
+
+
+@cache
+def _device(uuid: str) -> tuple[ctypes.c_void_p, Callable[..., int] | None]:
+    """Its handle, and the function to ask; null where there is no NVML or it does not know the device."""
+    device = ctypes.c_void_p()
+    nvml = _nvml()
+    if nvml is None or nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(device)):
+        return ctypes.c_void_p(), None
+    return device, next((getattr(nvml, name) for name in _FUNCTIONS if hasattr(nvml, name)), None)
+
+
+def _nvml() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
