@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from mucudnn.bench.faults import CANDIDATE_ERRORS
 from mucudnn.bench.layers import LayerTable
 from mucudnn.bench.limits import FailedProblem, LimitsComparison
 from mucudnn.bench.limits_contest import Contest
 from mucudnn.bench.table_tuning import table_tasks
-from mucudnn.bench.timer import CANDIDATE_ERRORS
 from mucudnn.bench.torch_variants import TORCH, torch_variants
 from mucudnn.bench.turns import Runner
 from mucudnn.config import BatchSizePolicy, Config

@@ -166,7 +166,7 @@ def _is_as_fast(ours: Cell, theirs: Cell) -> bool:
     return ours.time_s <= (1 + WITHIN) * theirs.time_s
 
 
-def _outcome(outcome: Comparison | Exception) -> Outcome:
+def _outcome(outcome: Comparison | Exception | None) -> Outcome:
     if isinstance(outcome, Comparison):
         return Verification(outcome.baseline_s, outcome.time_s, outcome.uncertainty)
     return outcome

@@ -124,9 +124,9 @@ def _require_young_enough(capability: tuple[int, int], architectures: Sequence[s
     oldest = divmod(min(numbers, default=0), 10)
     if capability < oldest:
         raise UnavailableError(
-            f"device is 'cuda', but {torch.cuda.get_device_name()} (compute capability {capability[0]}.{capability[1]}) "
-            f"is too old for torch {torch.__version__}, which is built for {oldest[0]}.{oldest[1]} and later: install "
-            "an older torch, or use device 'cpu'"
+            f"device is 'cuda', but {torch.cuda.get_device_name()} (compute capability {capability[0]}."
+            f"{capability[1]}) is too old for torch {torch.__version__}, which is built for {oldest[0]}.{oldest[1]} "
+            "and later: install an older torch, or use device 'cpu'"
         )
 
 
