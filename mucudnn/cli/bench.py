@@ -11,6 +11,7 @@ import click
 from mucudnn.cli import options
 from mucudnn.cli.bench_inference import inference
 from mucudnn.cli.bench_memory import memory
+from mucudnn.cli.bench_training import training
 from mucudnn.problem import MemoryFormat
 
 
@@ -88,3 +89,4 @@ def solver(json_file: Path | None) -> None:
 
 bench.add_command(inference)
 bench.add_command(memory)
+bench.add_command(training)
