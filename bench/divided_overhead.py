@@ -34,7 +34,7 @@ MICRO_BATCHES = 8
 COPIES = 10  # in a row in one graph, so that starting the graph weighs little
 ROUNDS = 31
 _GEOMETRY = ConvProblem(Operation.FORWARD, 64, 28, 28, 64, 3, 3, padding=(1, 1))
-MICRO_BATCH_SIZES = {"cuda": {"small": 1, "large": 64}, "cpu": {"small": 1, "large": 4}}
+MICRO_BATCH_SIZES = {"cuda": {"small": 1, "large": 64}, "cpu": {"small": 1, "large": 2}}
 _ON_CPU = "gemm"
 
 
