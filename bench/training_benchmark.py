@@ -22,11 +22,12 @@ import mucudnn
 from mucudnn.bench.own_thread import OwnThread
 from mucudnn.bench.peak_memory import allocator_peak_bytes
 from mucudnn.bench.precision import PRECISIONS, Precision
-from mucudnn.bench.timer import CANDIDATE_ERRORS, EVERY_ROUND, Clock, Timer, WallClock
+from mucudnn.bench.timer import EVERY_ROUND, Clock, Timer, WallClock
 from mucudnn.bench.training import Batch, Trainee, labelled_batches
 from mucudnn.config import Config
 from mucudnn.errors import InvalidInputError, MucudnnError
 from mucudnn.kernels.buffers import TORCH_FORMATS
+from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.problem import MemoryFormat
 from mucudnn.tuner import Progress
 
@@ -173,7 +174,7 @@ class _Contestant:
         try:
             step = self._step(model, batch, config)
             self.peak_bytes = self.thread.call(allocator_peak_bytes, step, self.setting.device)
-        except (MucudnnError, *CANDIDATE_ERRORS) as error:
+        except (MucudnnError, CudnnError, RuntimeError, MemoryError) as error:  # lack of memory is one of these
             self._fail(error)
         else:
             self.timer = Timer(step, self.clock, EVERY_ROUND)
