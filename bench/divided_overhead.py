@@ -1,8 +1,8 @@
 """``python -m mucudnn.bench.divided_overhead``: what a divided call costs beyond the steps of its micro-batches.
 
 A call of eight equal micro-batches is timed against the same eight steps of the algorithm alone, on the same slices:
-both several times in a row in a CUDA graph, so that nothing but the device is timed, and as Python calls. What the call
-has beyond the steps is the workspace, what is opened and closed once, and the bookkeeping of Python. A step of
+both several times in a row in a CUDA graph, so that nothing but the device is timed, and called from Python. What the
+call has beyond the steps is the workspace, what is opened and closed once, and the bookkeeping of Python. A step of
 BACKWARD_FILTER has the addition of its dw to the sum. Not run on a GPU yet.
 """
 
@@ -20,6 +20,7 @@ import torch
 from mucudnn.bench.console import output
 from mucudnn.bench.operands import Operands, random_operands
 from mucudnn.bench.records import Record, origin
+from mucudnn.bench.synchronized_clock import wall_clock
 from mucudnn.bench.timer import EVERY_ROUND, Clock, Timer
 from mucudnn.configuration import Configuration, MicroConfig
 from mucudnn.environment import current_environment
@@ -28,7 +29,6 @@ from mucudnn.execution import run
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.registry import algorithm, sources
 from mucudnn.problem import ConvProblem, Operation
-from mucudnn.verification import Machine
 
 MICRO_BATCHES = 8
 COPIES = 10  # in a row in one graph, so that starting the graph weighs little
@@ -61,9 +61,10 @@ class Overhead:
 def measure_overheads(device: str, rounds: int = ROUNDS, clock: Clock | None = None) -> Iterator[Overhead]:
     """Every operation of a small and a large problem, each as soon as it is measured; in graphs only on CUDA.
 
-    clock: ``None``: the device's. Raises ``UnavailableError`` for a device that is not there.
+    clock: ``None``: a wall clock. Raises ``UnavailableError`` for a device that is not there.
     """
-    clock = clock or Machine.current(device).clock
+    current_environment(device)  # which says what is missing
+    clock = clock or wall_clock(device)
     for size, n in MICRO_BATCH_SIZES[device].items():
         for operation in Operation:
             problem = _GEOMETRY.with_operation(operation)

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import product
 
@@ -22,7 +22,8 @@ import mucudnn
 from mucudnn.bench.own_thread import OwnThread
 from mucudnn.bench.peak_memory import allocator_peak_bytes
 from mucudnn.bench.precision import PRECISIONS, Precision
-from mucudnn.bench.timer import EVERY_ROUND, Clock, Timer, WallClock
+from mucudnn.bench.synchronized_clock import wall_clock
+from mucudnn.bench.timer import EVERY_ROUND, Clock, Timer
 from mucudnn.bench.training import Batch, Trainee, labelled_batches
 from mucudnn.config import Config
 from mucudnn.errors import InvalidInputError, MucudnnError
@@ -32,6 +33,7 @@ from mucudnn.problem import MemoryFormat
 from mucudnn.tuner import Progress
 
 ROUNDS = 9
+_RULE = replace(EVERY_ROUND, sample_s=0.25)  # short steps follow each other, as in training: no step is waited for
 
 
 class Variant(StrEnum):
@@ -83,8 +85,10 @@ class TrainingCell:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How to measure. rounds: steps of each variant that are timed. seconds: once they are over, no further precision
-    or memory format is begun; ``None``: all are. clock: what times the steps (not the tuning); ``None``: the device's.
+    """How to measure.
+
+    rounds: samples of each variant, of a step or several. seconds: once they are over, no further precision or memory
+    format is begun; ``None``: all are. clock: what times the steps (not the tuning); ``None``: a wall clock.
     """
 
     config: Config = field(default_factory=Config)
@@ -144,7 +148,7 @@ def _measured(
 def _measure(setting: Setting, model: nn.Module, batch: Batch, course: Course) -> tuple[TrainingCell, ...]:
     with ExitStack() as stack:
         stack.enter_context(_rounding(setting))
-        clock = course.clock or _clock_of(setting.device)
+        clock = course.clock or wall_clock(setting.device)
         contestants = [
             _Contestant(setting, variant, clock, stack.enter_context(OwnThread(setting.device)))
             for variant in VARIANTS[setting.device]
@@ -177,7 +181,7 @@ class _Contestant:
         except (MucudnnError, CudnnError, RuntimeError, MemoryError) as error:  # lack of memory is one of these
             self._fail(error)
         else:
-            self.timer = Timer(step, self.clock, EVERY_ROUND)
+            self.timer = Timer(step, self.clock, _RULE)
 
     def sample(self) -> None:
         if self.timer is None:
@@ -218,14 +222,6 @@ def _on_device(batch: Batch, setting: Setting) -> tuple[Tensor, Tensor]:
     images, labels = batch
     torch_format = TORCH_FORMATS[setting.memory_format]
     return images.to(setting.device).contiguous(memory_format=torch_format), labels.to(setting.device)
-
-
-def _clock_of(device: str) -> Clock:
-    if device == "cpu":
-        return WallClock()
-    from mucudnn.bench.cuda_clock import CudaClock  # where there is CUDA
-
-    return CudaClock()
 
 
 @contextmanager

@@ -14,7 +14,9 @@ from click.testing import CliRunner
 
 from mucudnn.bench import divided_overhead
 from mucudnn.bench.divided_overhead import COPIES, MICRO_BATCHES, main, measure_overheads
+from mucudnn.bench.synchronized_clock import wall_clock
 from mucudnn.bench.timer import Clock
+from mucudnn.errors import UnavailableError
 from mucudnn.kernels.gemm import GEMM
 from mucudnn.problem import Operation
 
@@ -73,6 +75,15 @@ class Graph:
             work()
 
 
+def test_wall_time_is_read_when_the_device_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("wait"))
+    assert wall_clock("cuda").time(lambda: log.append("call"), 2) >= 0
+    assert log == ["wait", "call", "call", "wait"]
+    assert wall_clock("cpu").time(lambda: log.append("call"), 1) >= 0
+    assert log[4:] == ["call"]
+
+
 def test_graphs_hold_copies_and_times_are_those_of_one(clock: Manual, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Callable[[], None]] = []
 
@@ -113,3 +124,9 @@ def test_the_command_writes_what_it_prints(clock: Manual, tmp_path: Path) -> Non
     record = json.loads(path.read_text())
     assert {"date", "environment", "mucudnn", "micro_batches"} <= record.keys()
     assert len(record["overheads"]) == 6
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    with pytest.raises(UnavailableError, match="device is 'cuda', but torch"):
+        next(measure_overheads("cuda"))

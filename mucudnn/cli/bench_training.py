@@ -29,7 +29,11 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
     help="Which memory formats; default: both.",
 )
 @click.option(
-    "--rounds", type=click.IntRange(min=1), default=9, show_default=True, help="Steps of each that are timed."
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=9,
+    show_default=True,
+    help="Samples of each variant, of a step or several.",
 )
 @click.option(
     "--seconds", type=click.FloatRange(min=0), help="When these are over, begin no further precision or memory format."
