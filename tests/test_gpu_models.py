@@ -128,8 +128,10 @@ def test_the_command_tunes_and_measures_nothing_twice(device: str, tmp_path: Pat
         result = invoke(*arguments, *options)
         assert result.exit_code == 0, result.output
         seen.append(rows(database))
-    assert seen[0]
-    assert seen[0] == seen[1]
+    first, second = seen
+    assert first
+    assert {*first} <= {*second}  # a time limit that was short leaves something to the second run
+    assert len({row[:4] for row in second}) == len(second)
     assert len(json.loads(written.read_text())["problems"]) == len(Operation)
 
 
