@@ -1,4 +1,4 @@
-# Targets: demo, test, lint. Each makes the virtual environment first if it is missing or out of date.
+# Targets: demo, test, lint make the virtual environment first if it is missing or out of date; gpu takes $(PYTHON) as it is.
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 # Installing compiles the transforms: their sources are part of what the environment depends on.
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py kernels/compiled/*.cpp kernels/compiled/*.h)
 
-.PHONY: demo test lint help
+.PHONY: demo test lint gpu help
 
 help:
 	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (a few minutes)"
 	@echo "make test   run the whole test suite"
 	@echo "make lint   ruff (check and format) and mypy"
+	@echo "make gpu    run the tests of an NVIDIA GPU and all benchmarks on it; installs nothing (under 10 minutes)"
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m mucudnn.bench.demo
@@ -23,6 +24,10 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Whatever CUDA build of torch $(PYTHON) has; for example make gpu GPU_OPTIONS="--only limits --minutes 5".
+gpu:
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m mucudnn.bench.gpu_suite $(GPU_OPTIONS)
 
 $(VENV)/.installed: $(SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -61,12 +61,20 @@ class Trainee:
         """images: (N, C, H, W), labels: (N,). ``seed`` decides what dropout drops."""
         torch.manual_seed(seed)
         start = time.perf_counter()
-        self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.model(images), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+        loss = self.learn(images, labels)
         elapsed_s = time.perf_counter() - start
         return Step(elapsed_s, loss.item())
+
+    def learn(self, images: Tensor, labels: Tensor, autocast: torch.dtype | None = None) -> Tensor:
+        """The step alone, not waited for. Returns the loss. autocast: what forward pass and loss are computed in, where
+        torch's autocast allows it; ``None``: in the parameters' dtype.
+        """
+        self.optimizer.zero_grad()
+        with torch.autocast(images.device.type, autocast, enabled=autocast is not None):
+            loss = F.cross_entropy(self.model(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss
 
 
 def labelled_batches(steps: int, batch_size: int, shape: tuple[int, int, int], classes: int = 10) -> Iterator[Batch]:

@@ -1,15 +1,18 @@
-"""What every test gets: a fixed seed, one thread and a database of its own."""
+"""What every test gets: a fixed seed, one thread and a database of its own. Where tests of a GPU run, and why not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 import torch
+from fake_backend import FakeBackend
 from torch import Tensor
 
 from mucudnn.execution import Recipe
+from mucudnn.kernels import registry
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +47,31 @@ def preparations(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
 
     monkeypatch.setattr(Recipe, "prepare", recorded)
     return seen
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None and (reason := why_no_gpu()) is not None:
+        pytest.skip(reason)
+
+
+@lru_cache(maxsize=1)
+def why_no_gpu() -> str | None:
+    """What is missing for tests marked ``gpu``; ``None``: nothing."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA: install a CUDA build of torch"
+    if torch.cuda.is_available():
+        return None
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:  # tells no driver, one that is too old, and no device apart
+        return f"torch can use no GPU: {str(error).splitlines()[0]}"
+    return "torch finds no GPU: see nvidia-smi"
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A test that asks for it runs on a GPU, and on the CPU with a stand-in for cuDNN, which finds plain mistakes."""
+    if request.param == "cpu":
+        backend = FakeBackend()
+        monkeypatch.setattr(registry, "cudnn_backend", lambda: backend)
+    return str(request.param)

@@ -12,6 +12,7 @@ from mucudnn.cli import options
 from mucudnn.cli.bench_inference import inference
 from mucudnn.cli.bench_limits import limits
 from mucudnn.cli.bench_memory import memory
+from mucudnn.cli.bench_training import training
 from mucudnn.problem import MemoryFormat
 
 
@@ -93,3 +94,4 @@ def solver(json_file: Path | None) -> None:
 bench.add_command(inference)
 bench.add_command(limits)
 bench.add_command(memory)
+bench.add_command(training)

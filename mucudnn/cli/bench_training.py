@@ -1,0 +1,98 @@
+"""``mucudnn bench training``: the time and the peak memory of a training step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mucudnn.bench.precision import Precision
+from mucudnn.cli import options
+from mucudnn.problem import MemoryFormat
+
+_BATCH_SIZES = {"cuda": 64, "cpu": 8}
+
+
+@click.command()
+@click.argument("network", metavar="NAME")
+@click.option("--batch", type=click.IntRange(min=1), help="Samples in a mini-batch; default: 64 on cuda, 8 on cpu.")
+@click.option(
+    "--precisions", type=options.several(Precision), help="Which precisions; default: all that the device has."
+)
+@click.option(
+    "--memory-format",
+    "memory_formats",
+    type=options.several(MemoryFormat),
+    default=tuple(MemoryFormat),
+    help="Which memory formats; default: both.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=9,
+    show_default=True,
+    help="Samples of each variant, of a step or several.",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(min=0), help="When these are over, begin no further precision or memory format."
+)
+@options.choices(workspace_limit="64MiB", headroom=True)
+@options.threads
+@options.device
+@options.csv_file
+@options.json_file
+def training(
+    network: str,
+    batch: int | None,
+    precisions: tuple[Precision, ...] | None,
+    memory_formats: tuple[MemoryFormat, ...],
+    rounds: int,
+    seconds: float | None,
+    threads: int | None,
+    device: str,
+    csv_file: Path | None,
+    json_file: Path | None,
+    **choices: Any,
+) -> None:
+    """Training steps of the network NAME: torch, on CUDA also with benchmark=True, and mucudnn, in turns in one run.
+
+    Forward pass, loss, backward pass and gradient descent, in every precision and memory format: time and peak memory.
+    The files are written anew after each of these, so that nothing is lost when the command is stopped.
+    """
+    import torch
+
+    from mucudnn.bench.console import output, progress_bar
+    from mucudnn.bench.networks import INPUT_SHAPE, build
+    from mucudnn.bench.training_benchmark import Course, TrainingCell, measure_training
+    from mucudnn.bench.training_report import training_record, training_steps_table, write_csv
+    from mucudnn.config import Config
+    from mucudnn.environment import current_environment
+
+    config = Config(**choices)
+    options.use_threads(threads)
+    environment = current_environment(device)
+    torch.manual_seed(0)
+    model, cells = build(network), list[TrainingCell]()
+    with progress_bar() as progress:
+        groups = measure_training(
+            network,
+            model,
+            INPUT_SHAPE,
+            batch_size=batch or _BATCH_SIZES[device],
+            device=device,
+            precisions=precisions,
+            memory_formats=memory_formats,
+            course=Course(config, rounds, seconds, progress=progress),
+        )
+        for group in groups:
+            cells += group
+            if csv_file is not None:
+                write_csv(cells, csv_file)
+            if json_file is not None:
+                record = training_record(cells, config, environment, rounds)
+                json_file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    console = output()
+    console.print(training_steps_table(cells, config))
+    console.print(str(environment))
