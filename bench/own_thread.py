@@ -21,9 +21,9 @@ class OwnThread:
     """Calls run in one thread, backward passes too. A context manager: the thread ends with it."""
 
     def __init__(self, device: str = "cpu") -> None:
-        """device: ``cpu`` or ``cuda``, whose current device is then that of the thread, too."""
-        gpu = torch.cuda.current_device() if device == "cuda" else None
-        self._executor = ThreadPoolExecutor(1, initializer=_prepare, initargs=(gpu,))
+        """device: ``cpu`` or ``cuda``, whose current device and stream are then those of the thread, too."""
+        stream = torch.cuda.current_stream() if device == "cuda" else None
+        self._executor = ThreadPoolExecutor(1, initializer=_prepare, initargs=(stream,))
 
     def call(self, function: Callable[_Given, _Result], *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
         """What the function returns or raises, in that thread."""
@@ -36,7 +36,7 @@ class OwnThread:
         self._executor.shutdown()
 
 
-def _prepare(gpu: int | None) -> None:
-    if gpu is not None:
-        torch.cuda.set_device(gpu)
+def _prepare(stream: torch.cuda.Stream | None) -> None:
+    if stream is not None:
+        torch.cuda.set_stream(stream)  # and its device
     torch.autograd.set_multithreading_enabled(False)  # else backward passes run in a thread that all share

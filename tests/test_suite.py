@@ -220,7 +220,11 @@ def test_names_are_files_and_shares_leave_time_for_all(device: str) -> None:
 
 @pytest.mark.parametrize(
     "part",
-    [pytest.param(p, id=p.name) for p in parts("cuda") if p.name.startswith(("engines", "training"))],
+    [
+        pytest.param(p, id=p.name)
+        for p in parts("cuda")
+        if p.name.startswith(("engines", "limits", "network", "training"))
+    ],
 )
 def test_commands_are_understood(part: Part, tmp_path: Path) -> None:
     arguments = [argument.format(out=tmp_path, seconds="10") for argument in part.arguments[1:]]
