@@ -46,6 +46,11 @@ def _engines(name: str, *asked: str) -> Part:
     return Part(name, (*listed, "--json", f"{{out}}/{name}.json"), share=0.1)
 
 
+def _limits(name: str, share: float, *asked: str) -> Part:
+    files = ("--csv", f"{{out}}/{name}.csv", "--json", f"{{out}}/{name}.json")
+    return Part(name, ("mucudnn", "bench", "limits", *asked, "--seconds", "{seconds}", *files), share)
+
+
 def _network(name: str, share: float, *sizes: str) -> Part:
     file = f"network-{name}"
     return Part(file, ("mucudnn", "bench", "network", name, *sizes, "--json", f"{{out}}/{file}.json"), share)
@@ -57,7 +62,6 @@ def _training(name: str, share: float, *sizes: str) -> Part:
     return Part(file, ("mucudnn", "bench", "training", name, *sizes, "--seconds", "{seconds}", *files), share)
 
 
-_LIMITS = ("mucudnn", "bench", "limits", "--csv", "{out}/limits.csv", "--json", "{out}/limits.json")
 _OVERHEAD = ("mucudnn.bench.divided_overhead", "--json", "{out}/overhead.json")
 _GPU = ("--device", "cuda")
 _SHORT = (*_GPU, "--time-limit", "300ms")
@@ -68,7 +72,8 @@ _ON_CUDA = (
     _engines("engines-contiguous"),
     _engines("engines-channels-last", "--memory-format", "channels-last"),
     _engines("engines-bfloat16", "--memory-format", "channels-last", "--dtype", "bfloat16"),
-    Part("limits", (*_LIMITS, *_GPU, "--seconds", "{seconds}"), 0.5),
+    _limits("limits-contiguous", 0.45, *_GPU),
+    _limits("limits-channels-last", 0.35, *_GPU, "--memory-format", "channels-last"),
     Part("overhead", (*_OVERHEAD, *_GPU), 0.25),
     _network("alexnet", 0.25, *_SHORT, "--batch", "64"),
     _network("resnet18", 0.3, *_SHORT, "--batch", "64"),
