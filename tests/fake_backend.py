@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mucudnn import execution
+from mucudnn import execution, fallback, operators
 from mucudnn.kernels import registry
 from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
@@ -74,9 +74,12 @@ class FakeBackend:
 
 
 def in_the_place_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
-    """A fake wherever names are resolved, in a process in which nothing has been resolved yet."""
+    """A fake wherever names are resolved, in a process in which nothing has been resolved, failed or said yet."""
     backend = FakeBackend()
     monkeypatch.setattr(registry, "cudnn_backend", lambda: backend)
+    monkeypatch.setattr(operators, "_registered", {})
+    monkeypatch.setattr(fallback, "_failed", {})
+    monkeypatch.setattr(fallback, "_said", set())
     execution._cached_recipe.cache_clear()
     return backend
 
