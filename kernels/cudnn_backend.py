@@ -36,7 +36,6 @@ class _OfDevice:
     def __init__(self, library: Library, device: Device) -> None:
         assert device.handle is not None
         self.device, self.handle = device, device.handle.pointer.value or 0
-        self.offered: dict[tuple[ConvProblem, int], Sequence[Engine]] = {}
         self.engines: dict[Plan, tuple[Descriptor, Engine]] = {}
         self.executables: dict[Plan, _Executable] = {}
         self.stream: int | None = None  # of the handle, once it was set
@@ -74,6 +73,7 @@ class CudnnBackend:
 
     def __init__(self) -> None:
         self._library = library()
+        self._offered: dict[tuple[int, ConvProblem, int], Sequence[Engine]] = {}  # the same in all threads of a device
         self._pool: _Pool = defaultdict(list)
         self._of_thread = _OfThread(self._pool)
 
@@ -82,10 +82,10 @@ class CudnnBackend:
         return self._library.version
 
     def offered(self, problem: ConvProblem, micro_batch_size: int) -> Sequence[Engine]:
-        here, key = self._here(), (problem, micro_batch_size)
-        if key not in here.offered:
-            here.offered[key] = _offered(here.device, *key)
-        return here.offered[key]
+        key = torch.cuda.current_device(), problem, micro_batch_size
+        if key not in self._offered:
+            self._offered[key] = _offered(self._here().device, problem, micro_batch_size)
+        return self._offered[key]
 
     def engine(self, plan: Plan) -> Engine:
         return self._configured(self._here(), plan)[1]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -96,19 +95,26 @@ def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], h
     return (int.from_bytes(digest, "big") >> 1) or 1
 
 
-def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
-    """What the operation writes, newly allocated. third: bias or dy."""
+def _recipe(
+    operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any
+) -> Recipe | None:
+    """``None``: torch's own. third: bias or dy. Raises as ``recipe_of``."""
     *geometry, tuning = geometry_and_tuning
     choices = _registered.get(tuning)
-    computed = None if choices is None else _tuned(choices, operation, x, w, third, *geometry)
+    return None if choices is None else recipe_of(choices, operation, x, w, third, *geometry)
+
+
+def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
+    """What the operation writes, newly allocated. third: bias or dy."""
+    computed = _tuned(operation, x, w, third, *geometry_and_tuning)
     if computed is not None:
         return computed
-    of_forward = operation is Operation.FORWARD
-    return torch_convolution(operation, x, w, None if of_forward else third, third if of_forward else None, *geometry)
+    dy, bias = (None, third) if operation is Operation.FORWARD else (third, None)
+    return torch_convolution(operation, x, w, dy, bias, *geometry_and_tuning[:-1])
 
 
 def _tuned(
-    choices: Choices, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry: Any
+    operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any
 ) -> Tensor | None:
     """``None`` where nothing is tuned, and where this call cannot be computed as it was tuned.
 
@@ -117,7 +123,7 @@ def _tuned(
     recipe = None
     while True:
         try:
-            recipe = recipe_of(choices, operation, x, w, third, *geometry)
+            recipe = _recipe(operation, x, w, third, *geometry_and_tuning)
             if recipe is None:
                 return None
             with on_device(x.device):
@@ -129,7 +135,7 @@ def _tuned(
                 say_once(f"{error.plan.problem}: {error}; {_INSTEAD}")
                 return None
             note_failure(error, x.device)
-            forget(choices, recipe)
+            forget(_registered[geometry_and_tuning[-1]], recipe)
         except torch.OutOfMemoryError:
             say_once(
                 f"no memory for what was tuned for {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}; {_INSTEAD}"
@@ -235,7 +241,7 @@ def _define(operation: Operation, name: str, gradients: Callable[..., Any]) -> O
     operands = "Tensor x, Tensor w, Tensor? bias" if forward else "Tensor x, Tensor w, Tensor dy"
     rest = "SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, SymInt groups, int tuning"
     _library.define(f"{name}({operands}, {rest}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, partial(_computed, operation), "CompositeExplicitAutograd")
+    _library.impl(name, lambda *arguments: _computed(operation, *arguments), "CompositeExplicitAutograd")
     torch.library.register_fake(qualified, _torchs(operation), lib=_library)
     save = _save_for_conv2d if forward else _save_all
     torch.library.register_autograd(qualified, gradients, setup_context=save, lib=_library)

@@ -185,10 +185,18 @@ def test_while_a_graph_is_captured_nothing_is_built(backend: CudnnBackend, cudnn
     assert cudnn.calls.count("cudnnCreate") == creations
 
 
+def test_what_is_offered_is_asked_once_for_each_device(backend: CudnnBackend, cudnn: FakeCudnn, cuda: Cuda) -> None:
+    for device in (0, 1, 0, 1):
+        cuda.device = device
+        backend.offered(PROBLEM, 4)
+    graphs = [made.content for made in cudnn.made if made.kind == DescriptorKind.OPERATIONGRAPH]
+    assert len({content[Attribute.OPERATIONGRAPH_HANDLE][0] for content in graphs}) == len(graphs) == 2
+
+
 def test_what_cudnn_cannot_compute_is_not_offered(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
     assert [engine.config for engine in backend.offered(PROBLEM, 4)] == [EngineConfig(2), EngineConfig(0)]
     made = len(cudnn.made)
-    backend.offered(PROBLEM, 4)
+    in_a_thread(lambda: backend.offered(PROBLEM, 4))
     assert len(cudnn.made) == made
     cudnn.refused["cudnnBackendFinalize"] = (3000, b"")
     assert backend.offered(PROBLEM, 8) == []
