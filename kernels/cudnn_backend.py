@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import torch
 
@@ -13,30 +15,54 @@ from mucudnn.kernels.cudnn.constants import Attribute, AttributeType, Descriptor
 from mucudnn.kernels.cudnn.descriptor import Descriptor
 from mucudnn.kernels.cudnn.device import Device, current_device
 from mucudnn.kernels.cudnn.engines import Engine, configured, described
-from mucudnn.kernels.cudnn.library import CudnnError, library
+from mucudnn.kernels.cudnn.library import CudnnError, Library, library
 from mucudnn.kernels.cudnn.operation_graph import W_ID, X_ID, Y_ID, operation_graph
-from mucudnn.kernels.cudnn_engine import Plan, Pointers
+from mucudnn.kernels.cudnn_engine import CapturingError, Plan, Pointers
 from mucudnn.problem import ConvProblem
+
+_PACKS_KEPT = 4096  # of a thread and device: more than a training step of a large network executes plans
+
+
+class _Executable(NamedTuple):
+    plan: Descriptor
+    what: str  # it does, for messages
+
+
+class _OfDevice:
+    """A handle of one device and all that belongs to it: by one thread at a time, as neither handles nor plans of cuDNN
+    are for several.
+    """
+
+    def __init__(self, library: Library, device: Device) -> None:
+        assert device.handle is not None
+        self.device, self.handle = device, device.handle.pointer.value or 0
+        self.engines: dict[Plan, tuple[Descriptor, Engine]] = {}
+        self.executables: dict[Plan, _Executable] = {}
+        self.stream: int | None = None  # of the handle, once it was set
+        # A pack is six calls of cuDNN; in a training loop the allocator gives the same addresses in every step
+        self.pack: Callable[[Plan, Pointers, int], Descriptor] = lru_cache(_PACKS_KEPT)(partial(_pack, library))
+
+
+_Pool = dict[int, list[_OfDevice]]  # by device: what no thread has
 
 
 @dataclass(slots=True)
-class _OfDevice:
-    """What one thread keeps for one device: a handle must not be used by two threads at a time."""
+class _Lent:
+    """What one thread has. Given back when the thread ends, since handles and plans are dear, and some programs start
+    threads for every call (``torch.nn.DataParallel``).
+    """
 
-    device: Device
-    offered: dict[tuple[ConvProblem, int], Sequence[Engine]] = field(default_factory=dict)
-    engines: dict[Plan, tuple[Descriptor, Engine]] = field(default_factory=dict)
-    plans: dict[Plan, Descriptor] = field(default_factory=dict)
+    pool: _Pool
+    by_device: dict[int, _OfDevice] = field(default_factory=dict)
 
-    @property
-    def handle(self) -> int:
-        assert self.device.handle is not None
-        return self.device.handle.pointer.value or 0
+    def __del__(self) -> None:
+        for number, of_device in self.by_device.items():
+            self.pool[number].append(of_device)
 
 
 class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.devices: dict[int, _OfDevice] = {}
+    def __init__(self, pool: _Pool) -> None:
+        self.lent = _Lent(pool)
 
 
 class CudnnBackend:
@@ -47,45 +73,46 @@ class CudnnBackend:
 
     def __init__(self) -> None:
         self._library = library()
-        self._of_thread = _OfThread()
+        self._offered: dict[tuple[int, ConvProblem, int], Sequence[Engine]] = {}  # the same in all threads of a device
+        self._pool: _Pool = defaultdict(list)
+        self._of_thread = _OfThread(self._pool)
 
     @property
     def version(self) -> int:
         return self._library.version
 
     def offered(self, problem: ConvProblem, micro_batch_size: int) -> Sequence[Engine]:
-        here, key = self._here(), (problem, micro_batch_size)
-        if key not in here.offered:
-            here.offered[key] = _offered(here.device, *key)
-        return here.offered[key]
+        key = torch.cuda.current_device(), problem, micro_batch_size
+        if key not in self._offered:
+            self._offered[key] = _offered(self._here().device, problem, micro_batch_size)
+        return self._offered[key]
 
     def engine(self, plan: Plan) -> Engine:
-        return self._engine(plan)[1]
+        return self._configured(self._here(), plan)[1]
+
+    def build(self, plan: Plan) -> None:
+        self._executable(self._here(), plan)
 
     def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
         here = self._here()
-        executable = here.plans.get(plan) or self._build(plan)
-        pack = (
-            Descriptor(self._library, DescriptorKind.VARIANT_PACK)
-            .set(Attribute.VARIANT_PACK_UNIQUE_IDS, AttributeType.INT64, X_ID, W_ID, Y_ID)
-            .set(Attribute.VARIANT_PACK_DATA_POINTERS, AttributeType.VOID_PTR, *pointers)
-            .set(Attribute.VARIANT_PACK_WORKSPACE, AttributeType.VOID_PTR, workspace)
-            .finalize()
-        )
-        self._library.call("cudnnSetStream", "set the stream", here.handle, stream)
-        what = f"execute {plan.config.name} for {plan.micro_batch_size} sample(s)"
+        executable, what = here.executables.get(plan) or self._executable(here, plan)
+        if here.stream != stream:
+            self._library.call("cudnnSetStream", "set the stream", here.handle, stream)
+            here.stream = stream
+        pack = here.pack(plan, pointers, workspace)
         self._library.call("cudnnBackendExecute", what, here.handle, executable.pointer, pack.pointer)
 
-    def _build(self, plan: Plan) -> Descriptor:
-        here = self._here()
-        built = Descriptor(self._library, DescriptorKind.EXECUTION_PLAN)
-        built.set(Attribute.EXECUTION_PLAN_HANDLE, AttributeType.HANDLE, here.handle)
-        built.refer(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, self._engine(plan)[0]).finalize()
-        here.plans[plan] = built
-        return built
+    def _executable(self, here: _OfDevice, plan: Plan) -> _Executable:
+        if plan not in here.executables:
+            what = f"{plan.config.name} for {plan.micro_batch_size} sample(s)"
+            _refuse_while_capturing(f"the plan of {what}")
+            built = Descriptor(self._library, DescriptorKind.EXECUTION_PLAN)
+            built.set(Attribute.EXECUTION_PLAN_HANDLE, AttributeType.HANDLE, here.handle)
+            built.refer(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, self._configured(here, plan)[0]).finalize()
+            here.executables[plan] = _Executable(built, f"execute {what}")
+        return here.executables[plan]
 
-    def _engine(self, plan: Plan) -> tuple[Descriptor, Engine]:
-        here = self._here()
+    def _configured(self, here: _OfDevice, plan: Plan) -> tuple[Descriptor, Engine]:
         if plan not in here.engines:
             size = (plan.problem, plan.micro_batch_size)
             graph = operation_graph(self._library, *size, beta=plan.beta, handle=here.handle)
@@ -94,10 +121,32 @@ class CudnnBackend:
         return here.engines[plan]
 
     def _here(self) -> _OfDevice:
-        devices, number = self._of_thread.devices, torch.cuda.current_device()
-        if number not in devices:
-            devices[number] = _OfDevice(current_device())
-        return devices[number]
+        by_device, number = self._of_thread.lent.by_device, torch.cuda.current_device()
+        if number not in by_device:
+            by_device[number] = self._taken(number)
+        return by_device[number]
+
+    def _taken(self, number: int) -> _OfDevice:
+        try:
+            return self._pool[number].pop()
+        except IndexError:
+            _refuse_while_capturing("cuDNN's handle")
+            return _OfDevice(self._library, current_device())
+
+
+def _refuse_while_capturing(what: str) -> None:
+    if torch.cuda.is_current_stream_capturing():
+        raise CapturingError(f"{what} is not made in this thread yet, and a CUDA graph is captured: run it once before")
+
+
+def _pack(library: Library, plan: Plan, pointers: Pointers, workspace: int) -> Descriptor:
+    return (
+        Descriptor(library, DescriptorKind.VARIANT_PACK)
+        .set(Attribute.VARIANT_PACK_UNIQUE_IDS, AttributeType.INT64, X_ID, W_ID, Y_ID)
+        .set(Attribute.VARIANT_PACK_DATA_POINTERS, AttributeType.VOID_PTR, *pointers)
+        .set(Attribute.VARIANT_PACK_WORKSPACE, AttributeType.VOID_PTR, workspace)
+        .finalize()
+    )
 
 
 def _offered(device: Device, problem: ConvProblem, n: int) -> Sequence[Engine]:

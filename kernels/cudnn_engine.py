@@ -2,24 +2,33 @@
 
 The engines write a micro-batch's dw anew. It is written into scratch and added to the sum, which is kept in float32
 where the problem's dtype has less (cuDNN could add to the sum itself, beta = 1: ``CudnnEngine.adds_in_place``).
+
+Nothing here replaces an engine that fails: while measuring, a failure belongs to the engine (``mucudnn/fallback.py`` is
+for operators).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from math import prod
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from mucudnn.errors import UnavailableError
 from mucudnn.kernels.algorithm import Workspace
 from mucudnn.kernels.buffers import Part, carve, carved_bytes, torch_dtype
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
+from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.cudnn.numerics import Numerics
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
 SOURCE_NAME = "cudnn"  # with a colon after it, the prefix of the names of all engine configurations
+_MOST_ELEMENTS = 2**31 - 1  # of a tensor that engines are asked to index
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,13 @@ class Plan:
     problem: ConvProblem
     micro_batch_size: int
     beta: float = 0.0
+    _hash: int = field(init=False, repr=False, compare=False)  # kept, since plans are looked up in every step
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.config, self.problem, self.micro_batch_size, self.beta)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class Pointers(NamedTuple):
@@ -38,6 +54,21 @@ class Pointers(NamedTuple):
     x: int
     w: int
     y: int
+
+
+class EngineError(CudnnError):
+    """An engine that was chosen cannot be planned, built or executed: in cuDNN's words. ``plan``: which it is."""
+
+    def __init__(self, plan: Plan, error: CudnnError) -> None:
+        super().__init__(*error.parts)
+        self.plan, self._error = plan, error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return EngineError, (self.plan, self._error)
+
+
+class CapturingError(UnavailableError):
+    """Something would have to be built first, and while a CUDA graph is captured nothing can be."""
 
 
 class Backend(Protocol):
@@ -53,24 +84,38 @@ class Backend(Protocol):
     def engine(self, plan: Plan) -> Engine:
         """The plan's engine, with its exact workspace. Raises ``CudnnError`` where it cannot execute such a plan."""
 
+    def build(self, plan: Plan) -> None:
+        """All that this thread needs before it can execute the plan. Raises ``CudnnError`` where it cannot be built."""
+
     def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
         """Start the plan on a CUDA stream. workspace: address of as many bytes as the plan's engine needs.
 
-        Raises ``CudnnError`` where cuDNN refuses.
+        Raises ``CudnnError`` where cuDNN refuses, ``CapturingError`` where the plan has to be built first and cannot.
         """
+
+
+class _Step(NamedTuple):
+    """What a step on one micro-batch size needs to know. scratch: cuDNN's workspace, then dw of the micro-batch."""
+
+    plan: Plan
+    scratch: list[Part]
 
 
 @dataclass(frozen=True, slots=True)
 class CudnnEngine:
-    """One engine configuration. deterministic: false also where it is not known, as for a name out of a database.
+    """One engine configuration, on the CUDA device that is current when it is first asked about a problem.
 
-    adds_in_place: cuDNN adds dw to the sum itself, where that is in float32 or float64. Off: not proven on a device.
+    deterministic: false also where it is not known, as for a name out of a database. adds_in_place: cuDNN adds dw to
+    the sum itself, where that is in float32 or float64. Off: not proven on a device.
+
+    Where cuDNN refuses, the methods raise ``EngineError``.
     """
 
     config: EngineConfig
     backend: Backend
     deterministic: bool = field(default=False, compare=False)
     adds_in_place: bool = False
+    _steps: dict[tuple[ConvProblem, int], _Step] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -84,16 +129,28 @@ class CudnnEngine:
         return None  # it depends on the micro-batch size
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
+        """The reason is the size of x or y, of more than 2^31 - 1 elements, or that cuDNN does not offer it."""
+        if _is_too_large(problem, micro_batch_size):
+            return f"x or y of {micro_batch_size} sample(s) has more than 2^31 - 1 elements; smaller micro-batches fit"
         if any(engine.config == self.config for engine in self.backend.offered(problem, micro_batch_size)):
             return None
         return f"cuDNN does not offer this engine configuration for {micro_batch_size} sample(s)"
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        scratch = self._scratch_parts(problem, micro_batch_size)
+        scratch = self._step(problem, micro_batch_size).scratch
         return Workspace(carved_bytes(_accumulator_parts(problem)), carved_bytes(scratch))
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return 0
+
+    def plan(self, problem: ConvProblem, micro_batch_size: int) -> Plan:
+        """What a step on a micro-batch of this size executes."""
+        adds = problem.operation is Operation.BACKWARD_FILTER and not self._has_temporary(problem)
+        return Plan(self.config, problem, micro_batch_size, 1.0 if adds else 0.0)
+
+    def build(self, problem: ConvProblem, micro_batch_size: int) -> None:
+        """Prepare for steps on this size, so that they only execute: in a CUDA graph nothing else is allowed."""
+        _asked(self.backend.build, self._step(problem, micro_batch_size).plan)
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         for accumulator in _filters(problem, carve(prepared, _accumulator_parts(problem))):
@@ -109,12 +166,14 @@ class CudnnEngine:
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        n = x.shape[0]
-        workspace, *temporaries = carve(scratch, self._scratch_parts(problem, n))
+        plan, parts = self._step(problem, x.shape[0])
+        temporaries = carve(scratch, parts)[1:] if len(parts) > 1 else []
         written = next(iter(_filters(problem, temporaries)), w)
         pointers = Pointers(x.data_ptr(), written.data_ptr(), y.data_ptr())
-        stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
-        self.backend.execute(self._plan(problem, n), pointers, workspace.data_ptr(), stream)
+        try:  # as in _asked, which would cost as much again
+            self.backend.execute(plan, pointers, scratch.data_ptr(), _current_stream(x))
+        except CudnnError as error:
+            raise EngineError(plan, error) from error
         if bias is not None:
             y.add_(bias.view(-1, 1, 1))
         if written is not w:
@@ -125,23 +184,27 @@ class CudnnEngine:
         for accumulator in _filters(problem, carve(prepared, _accumulator_parts(problem))):
             w.add_(accumulator)
 
-    def _plan(self, problem: ConvProblem, n: int) -> Plan:
-        adds = problem.operation is Operation.BACKWARD_FILTER and not self._has_temporary(problem)
-        return Plan(self.config, problem, n, 1.0 if adds else 0.0)
+    def _step(self, problem: ConvProblem, n: int) -> _Step:
+        step = self._steps.get((problem, n))
+        if step is None:
+            plan = self.plan(problem, n)
+            parts = [Part((_asked(self.backend.engine, plan).workspace_bytes,), torch.uint8)]
+            if self._has_temporary(problem):
+                parts.append(_filter_part(problem, torch_dtype(problem)))
+            step = self._steps[problem, n] = _Step(plan, parts)
+        return step
 
     def _has_temporary(self, problem: ConvProblem) -> bool:
         of_filter = problem.operation is Operation.BACKWARD_FILTER
         return of_filter and not (self.adds_in_place and problem.item_bytes >= 4)
 
-    def _scratch_parts(self, problem: ConvProblem, n: int) -> list[Part]:
-        """The engine's workspace, then dw of the micro-batch."""
-        parts = [Part((self.backend.engine(self._plan(problem, n)).workspace_bytes,), torch.uint8)]
-        return [*parts, _filter_part(problem, torch_dtype(problem))] if self._has_temporary(problem) else parts
-
 
 @dataclass(frozen=True, slots=True)
 class CudnnEngines:
-    """All engine configurations that cuDNN offers for a problem, and that torch's settings allow."""
+    """All engine configurations that cuDNN offers for a problem, and that torch's settings allow.
+
+    Only for micro-batches whose x and y have at most 2^31 - 1 elements.
+    """
 
     backend: Backend
     name: str = SOURCE_NAME
@@ -151,11 +214,27 @@ class CudnnEngines:
         numerics = Numerics.of_torch()
         deterministic: dict[EngineConfig, bool] = {}
         for n in micro_batch_sizes:
-            for engine in self.backend.offered(problem, n):
+            for engine in () if _is_too_large(problem, n) else self.backend.offered(problem, n):
                 if numerics.why_barred(engine, problem.dtype) is None:
                     before = deterministic.get(engine.config, True)
                     deterministic[engine.config] = before and engine.deterministic
         return [CudnnEngine(config, self.backend, always) for config, always in deterministic.items()]
+
+
+def _is_too_large(problem: ConvProblem, n: int) -> bool:
+    return max(prod(problem.x_shape(n)), prod(problem.y_shape(n))) > _MOST_ELEMENTS
+
+
+def _asked(question: Callable[[Plan], _Answer], plan: Plan) -> _Answer:
+    try:
+        return question(plan)
+    except CudnnError as error:
+        raise EngineError(plan, error) from error
+
+
+def _current_stream(x: Tensor) -> int:
+    """Torch's, of x's device; 0 on the CPU, where tests execute. ``torch.cuda.current_stream`` makes objects."""
+    return int(torch._C._cuda_getCurrentRawStream(x.get_device())) if x.is_cuda else 0
 
 
 def _accumulator_parts(problem: ConvProblem) -> list[Part]:

@@ -7,9 +7,11 @@ What can be known beforehand (algorithms, slices, where everything lies in the w
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, islice
 from typing import Protocol
 from weakref import WeakSet
 
@@ -20,14 +22,20 @@ from mucudnn.configuration import Configuration
 from mucudnn.errors import InvalidInputError
 from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm
 from mucudnn.kernels.buffers import TORCH_FORMATS
+from mucudnn.kernels.cudnn.operation_graph import MOST_ALIGNED_BYTES
+from mucudnn.kernels.cudnn_engine import CudnnEngine
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.pages import on_huge_pages
 from mucudnn.problem import ConvProblem, Operation
 
 
+class MisalignedError(InvalidInputError):
+    """Operands of cuDNN's engines that do not begin on a multiple of 16 bytes, as views can."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one algorithm does of a configuration: the slices along N, and where its prepared bytes are.
+    """What one algorithm does of a configuration: its slices along N, in turn, and where its prepared bytes are.
 
     ``is_kept``: they are in a buffer of their own, which outlives the call, instead of in the workspace.
     """
@@ -40,17 +48,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A configuration of one problem, resolved for one thread count.
+    """A configuration of one problem, resolved for one thread count and one device.
 
     ``workspace_bytes`` is what is handed to the algorithms: their prepared buffers side by side, then the largest
     scratch, each from a multiple of ``ALIGNMENT_BYTES``. What libraries allocate by themselves comes on top.
     """
 
     problem: ConvProblem
-    batch_size: int
+    configuration: Configuration
     parts: tuple[Part, ...]
     scratch: slice
     keeps_workspace: bool = True
+    has_engines: bool = False
 
     @classmethod
     def of(
@@ -59,26 +68,50 @@ class Recipe:
         configuration: Configuration,
         kept: str | None = None,
         *,
+        device_type: str = "cpu",
         keeps_workspace: bool = True,
     ) -> Recipe:
         """``kept``: the algorithm whose prepared buffer is handed to ``execute``, as ``prepare`` has filled it.
-        ``keeps_workspace``: whether the CPU's workspace outlives a call.
+        ``device_type``: of the device that it is for, which is the current one. ``keeps_workspace``: whether the CPU's
+        workspace outlives a call.
 
-        Raises ``InvalidInputError`` for an algorithm that is not registered, or cannot compute the problem.
+        Raises ``InvalidInputError`` for an algorithm that is not registered, or cannot compute the problem;
+        ``EngineError`` and ``UnavailableError`` for an engine of cuDNN that is not there.
         """
+        sizes_of = {
+            name: [m.micro_batch_size for m in configuration.micro_configs if m.algorithm == name]
+            for name in configuration.algorithms
+        }
+        placed = iter(_placed(list(chain.from_iterable(sizes_of.values()))))
         parts = []
-        prepared_end = position = scratch_bytes = 0
-        for name in configuration.algorithms:
-            chosen = _capable(name, problem)
-            sizes = [m.micro_batch_size for m in configuration.micro_configs if m.algorithm == name]
+        prepared_end = scratch_bytes = 0
+        for name, sizes in sizes_of.items():
+            chosen = _capable(name, problem, device_type)
             workspaces = [chosen.workspace(problem, size) for size in set(sizes)]
             prepared = _aligned(0 if name == kept else prepared_end, max(w.prepared_bytes for w in workspaces))
-            parts.append(Part(chosen, _consecutive(position, sizes), prepared, name == kept))
-            position += sum(sizes)
+            parts.append(Part(chosen, tuple(islice(placed, len(sizes))), prepared, name == kept))
             if name != kept:
                 prepared_end = prepared.stop
             scratch_bytes = max(scratch_bytes, *(w.scratch_bytes for w in workspaces))
-        return cls(problem, position, tuple(parts), _aligned(prepared_end, scratch_bytes), keeps_workspace)
+        has_engines = any(isinstance(part.algorithm, CudnnEngine) for part in parts)
+        scratch = _aligned(prepared_end, scratch_bytes)
+        return cls(problem, configuration, tuple(parts), scratch, keeps_workspace, has_engines)
+
+    @property
+    def engine_steps(self) -> Iterator[tuple[CudnnEngine, int]]:
+        """cuDNN's engines, each with the micro-batch sizes that it runs."""
+        for part in self.parts:
+            if isinstance(part.algorithm, CudnnEngine):
+                for size in dict.fromkeys(micro_batch.stop - micro_batch.start for micro_batch in part.slices):
+                    yield part.algorithm, size
+
+    def build(self) -> None:
+        """Have ready what is built once, so that ``execute`` can be captured in a CUDA graph.
+
+        Raises ``EngineError`` where an engine cannot be built.
+        """
+        for engine, size in self.engine_steps:
+            engine.build(self.problem, size)
 
     @property
     def workspace_bytes(self) -> int:
@@ -99,10 +132,16 @@ class Recipe:
         """Compute the problem's operation on a mini-batch, into the tensor that it writes.
 
         x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,) or None. All are dense, in the
-        problem's memory format, and N is ``batch_size``: this is not checked here. kept: what ``prepare`` returned for
-        this w; only for a recipe with a kept algorithm.
+        problem's memory format, and N is the configuration's: this is not checked here. kept: what ``prepare`` returned
+        for this w; only for a recipe with a kept algorithm. Their device is the current one.
+
+        Raises ``MisalignedError``; ``EngineError`` where an engine fails; what torch raises for lack of memory.
         """
         problem = self.problem
+        if self.has_engines and (x.data_ptr() | w.data_ptr() | y.data_ptr()) % MOST_ALIGNED_BYTES:
+            raise MisalignedError(
+                f"cuDNN's engines need tensors that begin on a multiple of {MOST_ALIGNED_BYTES} bytes; clone views"
+            )
         if problem.operation is Operation.BACKWARD_FILTER:
             w.zero_()
         workspace = _workspace(self.workspace_bytes, x.device, self.keeps_workspace)
@@ -135,10 +174,20 @@ def run(
     All are dense and in the problem's memory format. The baseline is run as its algorithm here; ``torch_convolution``
     is torch's own call, without this module around it.
 
-    Raises ``InvalidInputError`` for tensors that do not fit the problem or the configuration.
+    Raises ``InvalidInputError`` for tensors that do not fit the problem or the configuration, and what the methods of
+    ``Recipe`` raise: what fails is not replaced here.
     """
     _check(problem, configuration, x, w, y)
-    _cached_recipe(problem, configuration, torch.get_num_threads(), keeps_workspace).execute(x, w, y, bias)
+    with on_device(x.device):
+        recipe = _cached_recipe(problem, configuration, x.device, torch.get_num_threads(), keeps_workspace)
+        recipe.execute(x, w, y, bias)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a CUDA device the current one, where it is not: to ask costs less than to switch."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def release_workspaces() -> None:
@@ -198,13 +247,17 @@ def _workspace(size_bytes: int, device: torch.device, kept: bool) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def _cached_recipe(problem: ConvProblem, configuration: Configuration, threads: int, keeps_workspace: bool) -> Recipe:
+def _cached_recipe(
+    problem: ConvProblem, configuration: Configuration, device: torch.device, threads: int, keeps_workspace: bool
+) -> Recipe:
     """``threads`` is part of the key because what algorithms need can depend on it."""
-    return Recipe.of(problem, configuration, keeps_workspace=keeps_workspace)
+    recipe = Recipe.of(problem, configuration, device_type=device.type, keeps_workspace=keeps_workspace)
+    recipe.build()
+    return recipe
 
 
-def _capable(name: str, problem: ConvProblem) -> Algorithm:
-    chosen = algorithm_named(name)
+def _capable(name: str, problem: ConvProblem, device_type: str) -> Algorithm:
+    chosen = algorithm_named(name, device_type)
     reason = chosen.supports(problem)
     if reason is not None:
         raise InvalidInputError(f"algorithm {name!r} cannot compute {problem}: {reason}")
@@ -217,12 +270,19 @@ def _aligned(end: int, size: int) -> slice:
     return slice(start, start + size)
 
 
-def _consecutive(start: int, sizes: Sequence[int]) -> tuple[slice, ...]:
-    slices = []
-    for size in sizes:
-        slices.append(slice(start, start + size))
-        start += size
-    return tuple(slices)
+def _placed(sizes: Sequence[int]) -> list[slice]:
+    """Where slices of these sizes lie along N, side by side.
+
+    Each begins on a multiple of the largest power of two that divides its own size, whatever the order in which they
+    run: they lie in descending order of these powers. So all sizes before a slice are multiples of its power, and so is
+    their sum, at which it begins. cuDNN's engines are planned for operands that are aligned so (``operation_graph``).
+    """
+    slices = [slice(0)] * len(sizes)
+    start = 0
+    for index in sorted(range(len(sizes)), key=lambda index: sizes[index] & -sizes[index], reverse=True):
+        slices[index] = slice(start, start + sizes[index])
+        start += sizes[index]
+    return slices
 
 
 def _check(problem: ConvProblem, configuration: Configuration, x: Tensor, w: Tensor, y: Tensor) -> None:

@@ -22,8 +22,9 @@ from mucudnn.configuration import Configuration
 from mucudnn.execution import Recipe, releasable
 from mucudnn.kernels.buffers import TORCH_FORMATS
 from mucudnn.kernels.compiled.library import library, loaded_build
-from mucudnn.operators import recipe_of, run_forward
+from mucudnn.operators import run_forward
 from mucudnn.problem import ConvProblem, Operation
+from mucudnn.recipes import recipe_of
 from mucudnn.units import format_bytes
 
 # Dense tensors without pending negation or conjugation, made outside and inside inference mode

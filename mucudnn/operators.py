@@ -9,38 +9,26 @@ the operators are torch's own convolution. They have no forward-mode derivative 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
 from mucudnn.configuration import Configuration
-from mucudnn.errors import InvalidInputError, UnavailableError
-from mucudnn.execution import Recipe
+from mucudnn.errors import UnavailableError
+from mucudnn.execution import MisalignedError, Recipe, on_device
+from mucudnn.fallback import note_failure, say_once, working_recipe
 from mucudnn.kernels.buffers import TORCH_FORMATS
+from mucudnn.kernels.cudnn_engine import EngineError
 from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.pages import on_huge_pages
-from mucudnn.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
+from mucudnn.problem import ConvProblem, Operation
+from mucudnn.recipes import forget, recipe_of
 
 UNTUNED = 0  # the handle of no choices
-
-_Geometry = tuple[Pair, Pair, Pair, int]  # stride, padding, dilation, groups
-
-_DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}
-_MEMORY_FORMATS = {torch_format: ours for ours, torch_format in TORCH_FORMATS.items()}
-_RECIPES_KEPT = 4096  # by one ``Choices``; shapes that never come back must not pile up
-
-
-class RecipeSource(Protocol):
-    """Where recipes come from: ``recipes`` has those that were asked for."""
-
-    device_type: str
-    recipes: dict[tuple[Any, ...], Recipe | None]
-
-    def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
-        """What runs ``problem`` on ``n`` samples; ``None``: torch's own. Raises ``MucudnnError``s where it cannot."""
+_INSTEAD = "torch's own convolution runs instead"
 
 
 class Choices:
@@ -88,11 +76,11 @@ class Choices:
         return None if chosen is None or chosen.is_baseline else chosen
 
     def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
-        """As ``configuration``, ready to run. Raises ``InvalidInputError`` where this machine cannot run it."""
+        """As ``configuration``, ready to run on the current device. Raises as ``working_recipe``."""
         configuration = self.configuration(problem, n)
         if configuration is None:
             return None
-        return Recipe.of(problem, configuration, keeps_workspace=self.keeps_workspace)
+        return working_recipe(problem, configuration, self.device_type, keeps_workspace=self.keeps_workspace)
 
 
 _registered: dict[int, Choices] = {}
@@ -110,76 +98,52 @@ def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], h
 def _recipe(
     operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any
 ) -> Recipe | None:
-    """``None``: torch's own. third: bias or dy."""
+    """``None``: torch's own. third: bias or dy. Raises as ``recipe_of``."""
     *geometry, tuning = geometry_and_tuning
     choices = _registered.get(tuning)
     return None if choices is None else recipe_of(choices, operation, x, w, third, *geometry)
 
 
-def recipe_of(
-    choices: RecipeSource,
-    operation: Operation,
-    x: Tensor,
-    w: Tensor,
-    third: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Recipe | None:
-    """``None``: torch's own. third: bias or dy. Kept by all that decides, in plain numbers: every call comes here."""
-    geometry = ((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
-    layout = (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device)
-    key = (operation, layout, None if third is None else (third.shape, third.dtype, third.device), geometry)
-    try:
-        return choices.recipes[key, torch.get_num_threads()]
-    except KeyError:
-        recipe = _resolve(choices, operation, x, w, third, geometry)
-    if len(choices.recipes) >= _RECIPES_KEPT:
-        choices.recipes.clear()
-    choices.recipes[key, torch.get_num_threads()] = recipe
-    return recipe
+def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
+    """What the operation writes, newly allocated. third: bias or dy."""
+    computed = _tuned(operation, x, w, third, *geometry_and_tuning)
+    if computed is not None:
+        return computed
+    dy, bias = (None, third) if operation is Operation.FORWARD else (third, None)
+    return torch_convolution(operation, x, w, dy, bias, *geometry_and_tuning[:-1])
 
 
-def _resolve(
-    choices: RecipeSource, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: _Geometry
-) -> Recipe | None:
-    """``None`` too for what is no convolution (torch says what is wrong) and for algorithms this machine lacks."""
-    tensors = [tensor for tensor in (x, w, third) if tensor is not None]
-    alike = len({(tensor.dtype, tensor.device) for tensor in tensors}) == 1 and x.dim() == w.dim() == 4
-    if not alike or x.dtype not in _DTYPE_NAMES or x.device.type != choices.device_type or len(x) == 0:
-        return None
-    try:
-        problem = _problem(operation, x, w, geometry)
-        expected = (problem.k,) if operation is Operation.FORWARD else problem.y_shape(len(x))
-        if x.shape != problem.x_shape(len(x)) or w.shape != problem.w_shape():
+def _tuned(
+    operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any
+) -> Tensor | None:
+    """``None`` where nothing is tuned, and where this call cannot be computed as it was tuned.
+
+    A call whose engine fails starts anew with what runs in its place; each failure is remembered, so that it ends.
+    """
+    recipe = None
+    while True:
+        try:
+            recipe = _recipe(operation, x, w, third, *geometry_and_tuning)
+            if recipe is None:
+                return None
+            with on_device(x.device):
+                return _RUNS[operation](recipe, x, w, third)
+        except MisalignedError:
             return None
-        if third is not None and third.shape != expected:
+        except EngineError as error:
+            if error.is_lack_of_memory:
+                say_once(f"{error.plan.problem}: {error}; {_INSTEAD}")
+                return None
+            note_failure(error, x.device)
+            forget(_registered[geometry_and_tuning[-1]], recipe)
+        except torch.OutOfMemoryError:
+            say_once(
+                f"no memory for what was tuned for {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}; {_INSTEAD}"
+            )
             return None
-        return choices.recipe(problem, len(x))
-    except (InvalidInputError, UnavailableError):
-        return None
-
-
-def _problem(operation: Operation, x: Tensor, w: Tensor, geometry: _Geometry) -> ConvProblem:
-    _, c, height, width = x.shape
-    k, _, r, s = w.shape
-    memory_format = _torchs_memory_format(x, w, geometry)
-    return ConvProblem(operation, c, height, width, k, r, s, *geometry, _DTYPE_NAMES[x.dtype], memory_format)
-
-
-def _torchs_memory_format(x: Tensor, w: Tensor, geometry: _Geometry) -> MemoryFormat:
-    """The memory format in which torch would compute and answer; ours must not differ."""
-    stride, padding, dilation, groups = geometry
-    backend = torch._C._select_conv_backend(x, w, None, stride, padding, dilation, False, (0, 0), groups, None)
-    return _MEMORY_FORMATS[torch._C._conv_determine_backend_memory_format(x, w, backend)]
-
-
-def _conv2d(x: Tensor, w: Tensor, bias: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
-    recipe = _recipe(Operation.FORWARD, x, w, bias, *geometry_and_tuning)
-    if recipe is None:
-        return torch_convolution(Operation.FORWARD, x, w, None, bias, *geometry_and_tuning[:-1])
-    return run_forward(recipe, x, w, bias)
+        except UnavailableError as error:
+            say_once(f"{error}; {_INSTEAD}")
+            return None
 
 
 def run_forward(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, kept: Tensor | None = None) -> Tensor:
@@ -193,24 +157,25 @@ def run_forward(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, kept:
     return y
 
 
-def _conv2d_backward_data(x: Tensor, w: Tensor, dy: Tensor, *geometry_and_tuning: Any) -> Tensor:
-    recipe = _recipe(Operation.BACKWARD_DATA, x, w, dy, *geometry_and_tuning)
-    if recipe is None:
-        return torch_convolution(Operation.BACKWARD_DATA, x, w, dy, None, *geometry_and_tuning[:-1])
+def _run_backward_data(recipe: Recipe, x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
     torch_format = TORCH_FORMATS[recipe.problem.memory_format]
     dx = on_huge_pages(torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch_format))
     recipe.execute(dx, w.contiguous(memory_format=torch_format), dy.contiguous(memory_format=torch_format))
     return dx
 
 
-def _conv2d_backward_filter(x: Tensor, w: Tensor, dy: Tensor, *geometry_and_tuning: Any) -> Tensor:
-    recipe = _recipe(Operation.BACKWARD_FILTER, x, w, dy, *geometry_and_tuning)
-    if recipe is None:
-        return torch_convolution(Operation.BACKWARD_FILTER, x, w, dy, None, *geometry_and_tuning[:-1])
+def _run_backward_filter(recipe: Recipe, x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
     torch_format = TORCH_FORMATS[recipe.problem.memory_format]
     dw = on_huge_pages(torch.empty(w.shape, dtype=w.dtype, device=w.device, memory_format=torch_format))
     recipe.execute(x.contiguous(memory_format=torch_format), dw, dy.contiguous(memory_format=torch_format))
     return dw
+
+
+_RUNS: dict[Operation, Callable[..., Tensor]] = {
+    Operation.FORWARD: run_forward,
+    Operation.BACKWARD_DATA: _run_backward_data,
+    Operation.BACKWARD_FILTER: _run_backward_filter,
+}
 
 
 def _torchs(operation: Operation) -> Callable[..., Tensor]:
@@ -271,14 +236,12 @@ def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
     return value.to(dtype) if eligible and value.dtype != torch.float64 else value
 
 
-def _define(
-    operation: Operation, name: str, compute: Callable[..., Tensor], gradients: Callable[..., Any]
-) -> OpOverload[..., Tensor]:
+def _define(operation: Operation, name: str, gradients: Callable[..., Any]) -> OpOverload[..., Tensor]:
     forward, qualified = operation is Operation.FORWARD, f"mucudnn::{name}"
     operands = "Tensor x, Tensor w, Tensor? bias" if forward else "Tensor x, Tensor w, Tensor dy"
     rest = "SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, SymInt groups, int tuning"
     _library.define(f"{name}({operands}, {rest}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, compute, "CompositeExplicitAutograd")
+    _library.impl(name, lambda *arguments: _computed(operation, *arguments), "CompositeExplicitAutograd")
     torch.library.register_fake(qualified, _torchs(operation), lib=_library)
     save = _save_for_conv2d if forward else _save_all
     torch.library.register_autograd(qualified, gradients, setup_context=save, lib=_library)
@@ -287,12 +250,8 @@ def _define(
 
 
 _library: Any = torch.library.Library("mucudnn", "DEF")  # type: ignore[no-untyped-call]
-conv2d = _define(Operation.FORWARD, "conv2d", _conv2d, _conv2d_gradients)
-conv2d_backward_data = _define(
-    Operation.BACKWARD_DATA, "conv2d_backward_data", _conv2d_backward_data, _backward_data_gradients
-)
-conv2d_backward_filter = _define(
-    Operation.BACKWARD_FILTER, "conv2d_backward_filter", _conv2d_backward_filter, _backward_filter_gradients
-)
+conv2d = _define(Operation.FORWARD, "conv2d", _conv2d_gradients)
+conv2d_backward_data = _define(Operation.BACKWARD_DATA, "conv2d_backward_data", _backward_data_gradients)
+conv2d_backward_filter = _define(Operation.BACKWARD_FILTER, "conv2d_backward_filter", _backward_filter_gradients)
 for _device_type in ("cpu", "cuda"):
     _library.impl("conv2d", _autocast(_device_type), f"Autocast{_device_type.upper()}")

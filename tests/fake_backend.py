@@ -8,9 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
 
+import pytest
 import torch
 from torch import Tensor
 
+from mucudnn import execution, fallback, operators
+from mucudnn.kernels import registry
 from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
@@ -26,12 +29,14 @@ _GARBAGE = 0x5A
 class FakeBackend:
     """Offers ``STEADY`` for every size, ``PICKY`` from two samples on and ``RANDOM``, which is not deterministic.
 
-    started: called with each plan before it is executed.
+    started, building: called with each plan before it is executed, built.
     """
 
     version: int = 91900
     started: Callable[[Plan], object] = lambda plan: None
+    building: Callable[[Plan], object] = lambda plan: None
     executed: list[Plan] = field(default_factory=list)
+    built: list[Plan] = field(default_factory=list)
 
     def offered(self, problem: ConvProblem, micro_batch_size: int) -> Sequence[Engine]:
         needed = 33 * micro_batch_size
@@ -48,6 +53,10 @@ class FakeBackend:
                 return replace(engine, workspace_bytes=engine.workspace_bytes + int(plan.beta))
         raise CudnnError(f"plan {plan.config.name}", 3000, "CUDNN_STATUS_NOT_SUPPORTED", "")
 
+    def build(self, plan: Plan) -> None:
+        self.building(plan)
+        self.built.append(plan)
+
     def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
         self.started(plan)
         self.executed.append(plan)
@@ -62,6 +71,17 @@ class FakeBackend:
         result = reference(problem, x, w, y)
         written = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}[problem.operation]
         written.copy_(result + plan.beta * written if plan.beta else result)
+
+
+def in_the_place_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    """A fake wherever names are resolved, in a process in which nothing has been resolved, failed or said yet."""
+    backend = FakeBackend()
+    monkeypatch.setattr(registry, "cudnn_backend", lambda: backend)
+    monkeypatch.setattr(operators, "_registered", {})
+    monkeypatch.setattr(fallback, "_failed", {})
+    monkeypatch.setattr(fallback, "_said", set())
+    execution._cached_recipe.cache_clear()
+    return backend
 
 
 def _tensor_at(address: int, problem: ConvProblem, shape: tuple[int, int, int, int]) -> Tensor:

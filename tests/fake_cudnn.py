@@ -17,6 +17,7 @@ _C_TYPES: dict[int, Any] = {
     AttributeType.FLOAT: ctypes.c_float,
     AttributeType.DOUBLE: ctypes.c_double,
     AttributeType.HANDLE: ctypes.c_void_p,
+    AttributeType.VOID_PTR: ctypes.c_void_p,
     AttributeType.BACKEND_DESCRIPTOR: ctypes.c_void_p,
     AttributeType.CHAR: ctypes.c_char,
 }
@@ -98,6 +99,8 @@ class FakeCudnn:
         self.made: list[FakeDescriptor] = []
         self.alive: dict[int, FakeDescriptor] = {}
         self.refused: dict[str, tuple[int, bytes]] = {}  # function -> status and text
+        self.streams: list[tuple[int, int]] = []  # (handle, stream) as they were set
+        self.executed: list[tuple[int, Content, Content]] = []  # handle, plan, variant pack
         self._addresses: Iterator[int] = count(0x1000, 16)
         self._text = b""
         for name in ("Create", "Destroy", "SetStream"):
@@ -132,6 +135,17 @@ class FakeCudnn:
 
     def _cudnnCreate(self, handle: Any) -> int:  # noqa: N802
         handle._obj.value = next(self._addresses)
+        return 0
+
+    def _cudnnSetStream(self, handle: int, stream: int) -> int:  # noqa: N802
+        self.streams.append((handle, stream))
+        return 0
+
+    def _cudnnBackendExecute(self, handle: int, plan: Any, pack: Any) -> int:  # noqa: N802
+        descriptors = [self.alive[pointer.value] for pointer in (plan, pack)]
+        if not all(descriptor.finalized for descriptor in descriptors):
+            return self._fail(b"executes what is not finalized")
+        self.executed.append((handle, *(descriptor.content for descriptor in descriptors)))
         return 0
 
     def _cudnnBackendCreateDescriptor(self, kind: int, pointer: Any) -> int:  # noqa: N802

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_backend import PICKY, RANDOM, STEADY, FakeBackend
+from fake_backend import PICKY, RANDOM, STEADY, FakeBackend, in_the_place_of_cudnn
 from fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, linear
 from geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
 from guarded import Call
 
-from mucudnn import execution
 from mucudnn.bench.operands import Operands, random_operands
 from mucudnn.config import DEFAULT_MAX_RELATIVE_ERROR, Config
 from mucudnn.configuration import Configuration, MicroConfig
@@ -40,11 +39,7 @@ SIZES = (1, 2, 4)
 
 @pytest.fixture(autouse=True)
 def cudnn(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
-    """The fake in the place of cuDNN wherever names are resolved."""
-    backend = FakeBackend()
-    execution._cached_recipe.cache_clear()  # which has resolved the same names to the fake of another test
-    monkeypatch.setattr(registry, "cudnn_backend", lambda: backend)
-    return backend
+    return in_the_place_of_cudnn(monkeypatch)
 
 
 def cases(geometries: tuple[str, ...], dtypes: tuple[str, ...] = ("float32",)) -> list[object]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_cudnn import BAD_PARAM, NOT_SUPPORTED, FakeCudnn
+from fake_cudnn import BAD_PARAM, NOT_SUPPORTED, FakeCudnn, Function
 
 from mucudnn.errors import MucudnnError, UnavailableError
 from mucudnn.kernels.cudnn import library as module
@@ -51,7 +51,8 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     library.cache_clear()
 
 
-CUBLASLT = {"libcublasLt.so.13": object()}
+PARTS = {f"libcudnn_{part}.so.9": object() for part in module._PARTS}
+OTHERS = {"libcublasLt.so.13": object(), **PARTS}
 
 
 def test_what_is_mapped_comes_before_the_variable(
@@ -59,7 +60,7 @@ def test_what_is_mapped_comes_before_the_variable(
 ) -> None:
     nowhere.write_text(nowhere.read_text() + "7f04-7f05 r-xp 0 08:01 43   /site packages/lib/libcudnn.so.9\n")
     monkeypatch.setenv("MUCUDNN_LIBCUDNN", "/mine/libcudnn.so.9")
-    loading({"/site packages/lib/libcudnn.so.9": FakeCudnn(), "/mine/libcudnn.so.9": FakeCudnn(), **CUBLASLT})
+    loading({"/site packages/lib/libcudnn.so.9": FakeCudnn(), "/mine/libcudnn.so.9": FakeCudnn(), **OTHERS})
     assert library().path == "/site packages/lib/libcudnn.so.9"
 
 
@@ -71,7 +72,7 @@ def test_the_variable_comes_before_package_and_system(
     (package / "lib" / "libcudnn.so.9").touch()
     monkeypatch.setattr(module, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(package)]))
     of_package = str(package / "lib" / "libcudnn.so.9")
-    loading({name: FakeCudnn() for name in (of_package, "/mine/libcudnn.so.9", "libcudnn.so.9")} | CUBLASLT)
+    loading({name: FakeCudnn() for name in (of_package, "/mine/libcudnn.so.9", "libcudnn.so.9")} | OTHERS)
     assert library().path == of_package
     library.cache_clear()
     monkeypatch.setenv("MUCUDNN_LIBCUDNN", "/mine/libcudnn.so.9")
@@ -79,9 +80,9 @@ def test_the_variable_comes_before_package_and_system(
 
 
 def test_the_system_is_asked_last_and_the_library_loaded_once(nowhere: Path, loading: Loader) -> None:
-    asked = loading({"libcudnn.so.9": FakeCudnn(), **CUBLASLT})
+    asked = loading({"libcudnn.so.9": FakeCudnn(), **OTHERS})
     assert library() is library()
-    assert asked == ["libcudnn.so.9", "libcublasLt.so.13"]
+    assert asked == ["libcudnn.so.9", *PARTS, "libcublasLt.so.13"]
 
 
 def test_no_library_says_how_to_get_one(nowhere: Path, loading: Loader) -> None:
@@ -98,34 +99,60 @@ def test_another_library_is_told_apart(loading: Loader) -> None:
 
 @pytest.mark.parametrize(("version", "text"), [(8907, "8.9.7"), (7605, "7.6.5")])
 def test_an_old_library_is_refused_with_its_version(loading: Loader, version: int, text: str) -> None:
-    loading({"libcudnn.so.8": FakeCudnn(version=version), **CUBLASLT})
+    loading({"libcudnn.so.8": FakeCudnn(version=version), **OTHERS})
     with pytest.raises(UnavailableError, match=rf"is cuDNN {text}; mucudnn needs 9\.0 or later"):
         Library("libcudnn.so.8")
 
 
 def test_version_is_told_as_people_write_it(loading: Loader) -> None:
-    loading({"a": FakeCudnn(version=92801), **CUBLASLT})
+    loading({"a": FakeCudnn(version=92801), **OTHERS})
     assert Library("a").version_text == "9.28.1"
 
 
 @pytest.mark.parametrize("folder", ["/n/cudnn/lib", "/n/cudnn/lib/../../cublas/lib", "/n/cudnn/lib/../../cu13/lib"])
 def test_cublaslt_is_loaded_where_cudnn_looks_for_it(loading: Loader, folder: str) -> None:
-    asked = loading({"/n/cudnn/lib/libcudnn.so.9": FakeCudnn(), f"{folder}/libcublasLt.so.13": object()})
+    asked = loading({"/n/cudnn/lib/libcudnn.so.9": FakeCudnn(), f"{folder}/libcublasLt.so.13": object(), **PARTS})
     Library("/n/cudnn/lib/libcudnn.so.9")
     assert asked[-1] == f"{folder}/libcublasLt.so.13"
 
 
 def test_without_cublaslt_it_says_so_rather_than_letting_cudnn_abort(loading: Loader) -> None:
     cudnn = FakeCudnn()
-    loading({"/n/cudnn/lib/libcudnn.so.9": cudnn})
+    loading({"/n/cudnn/lib/libcudnn.so.9": cudnn, **PARTS})
     with pytest.raises(UnavailableError, match=r"needs libcublasLt\.so\.13.*pip install nvidia-cublas"):
         Library("/n/cudnn/lib/libcudnn.so.9")
     assert not cudnn.calls
 
 
+@pytest.mark.parametrize("missing", PARTS)
+def test_a_part_that_is_missing_is_named_before_cudnn_aborts_for_it(loading: Loader, missing: str) -> None:
+    """Even to tell its version it needs them."""
+    cudnn = FakeCudnn()
+    cudnn.cudnnGetVersion = Function(lambda: pytest.fail("cuDNN would have aborted"))  # type: ignore[arg-type]
+    loading({"/n/libcudnn.so.9": cudnn, **{name: part for name, part in OTHERS.items() if name != missing}})
+    with pytest.raises(UnavailableError, match=rf"/n/libcudnn\.so\.9 lacks its part {missing}: .*--force-reinstall"):
+        Library("/n/libcudnn.so.9")
+
+
+def test_parts_are_loaded_from_beside_it(loading: Loader, tmp_path: Path) -> None:
+    path = tmp_path / "libcudnn.so.9.19.0"
+    beside = [tmp_path / name for name in PARTS]
+    for file in (path, *beside):
+        file.touch()
+    asked = loading({str(path): FakeCudnn(), **{str(file): object() for file in beside}, **OTHERS})
+    Library(str(path))
+    assert asked[: 1 + len(beside)] == [str(path), *map(str, beside)]
+
+
+def test_an_older_cudnn_is_told_apart_though_it_has_other_parts(loading: Loader) -> None:
+    loading({"/n/libcudnn.so.8.9.7": FakeCudnn(version=8907)})
+    with pytest.raises(UnavailableError, match=r"is cuDNN 8\.9\.7; mucudnn needs 9\.0 or later"):
+        Library("/n/libcudnn.so.8.9.7")
+
+
 def test_a_failed_call_tells_what_which_and_why(loading: Loader) -> None:
     cudnn = FakeCudnn()
-    loading({"a": cudnn, **CUBLASLT})
+    loading({"a": cudnn, **OTHERS})
     cudnn.refused["cudnnSetStream"] = (BAD_PARAM, b"stream is of another device")
     with pytest.raises(CudnnError) as caught:
         Library("a").call("cudnnSetStream", "set the stream", None, None)
@@ -136,11 +163,17 @@ def test_a_failed_call_tells_what_which_and_why(loading: Loader) -> None:
 
 def test_an_error_without_text_ends_with_its_name(loading: Loader) -> None:
     cudnn = FakeCudnn()
-    loading({"a": cudnn, **CUBLASLT})
+    loading({"a": cudnn, **OTHERS})
     cudnn.refused["cudnnSetStream"] = (NOT_SUPPORTED, b"")
     with pytest.raises(CudnnError, match=r"CUDNN_STATUS_NOT_SUPPORTED$") as caught:
         Library("a").call("cudnnSetStream", "set the stream", None, None)
     assert caught.value.is_unsupported
+
+
+def test_lack_of_memory_is_told_from_what_will_never_work() -> None:
+    assert [CudnnError("execute", status, "", "").is_lack_of_memory for status in (3000, 4003, 4004, 5000)] == [
+        *(False, True, True, False)
+    ]
 
 
 def test_errors_reach_other_processes_whole() -> None:
@@ -150,7 +183,7 @@ def test_errors_reach_other_processes_whole() -> None:
 
 def test_nothing_is_destroyed_while_python_ends(loading: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
     cudnn = FakeCudnn()
-    loading({"a": cudnn, **CUBLASLT})
+    loading({"a": cudnn, **OTHERS})
     loaded = Library("a")
     monkeypatch.setattr(sys, "is_finalizing", lambda: True)
     loaded.destroy("cudnnDestroy", ctypes.c_void_p(1))

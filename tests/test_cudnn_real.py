@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 
@@ -23,13 +22,14 @@ from recorded_engines import recorded, recorded_offers
 from mucudnn.bench.record_engines import recorded_problems, recording
 from mucudnn.errors import InvalidInputError, UnavailableError
 from mucudnn.kernels.cudnn import constants
+from mucudnn.kernels.cudnn import operation_graph as graphs
 from mucudnn.kernels.cudnn.constants import Attribute, BehaviorNote, DescriptorKind, HeuristicMode, NumericalNote
 from mucudnn.kernels.cudnn.descriptor import Descriptor
 from mucudnn.kernels.cudnn.device import OLDEST_DESCRIBED_VERSION, Device, current_device, described_device
 from mucudnn.kernels.cudnn.engines import EngineConfig, configured, described, offered_engines
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library
 from mucudnn.kernels.cudnn.operation_graph import operation_graph
-from mucudnn.problem import ConvProblem, Operation
+from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
 pytestmark = pytest.mark.cudnn
 
@@ -136,10 +136,12 @@ def test_every_engine_has_more_than_what_is_offered(device: Device) -> None:
     assert barred  # which is why numerics look for it
 
 
-def test_alignment_changes_what_is_offered(device: Device) -> None:
-    odd = ConvProblem(Operation.FORWARD, 1, 3, 3, 64, 3, 3)
-    even = replace(odd, h=4, w=4)
-    assert {engine.config for engine in device.engines(odd, 4)} != {engine.config for engine in device.engines(even, 4)}
+def test_alignment_changes_what_is_offered(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four odd samples begin on 16 bytes; if any sample could begin a slice, it would be on 4."""
+    odd = ConvProblem(Operation.FORWARD, 3, 227, 227, 96, 11, 11, (4, 4), memory_format=MemoryFormat.CHANNELS_LAST)
+    aligned = device.engines(odd, 4)
+    monkeypatch.setattr(graphs, "_alignment", lambda problem, shape: 4)
+    assert len(device.engines(odd, 4)) < len(aligned)
 
 
 def test_sums_into_the_result_need_no_other_workspace(device: Device) -> None:
@@ -219,6 +221,23 @@ def test_without_cublaslt_the_process_goes_on(cudnn: Library, tmp_path: Path) ->
     assert ended.returncode == 1
     assert "UnavailableError" in ended.stderr
     assert "libcublasLt" in ended.stderr
+
+
+@pytest.mark.parametrize("part", ["graph", "engines_runtime_compiled", "engines_precompiled", "heuristic"])
+def test_without_one_of_its_parts_the_process_goes_on(cudnn: Library, tmp_path: Path, part: str) -> None:
+    """cuDNN by itself aborts, refuses everything, or offers nothing."""
+    for file in Path(cudnn.path).parent.glob("libcudnn*"):
+        if part not in file.name:
+            (tmp_path / file.name).symlink_to(file)
+    path = str(tmp_path / "libcudnn.so.9")
+    if not Path(path).exists():
+        pytest.skip("the system's libcudnn finds the system's parts")
+    program = f"from mucudnn.kernels.cudnn.library import Library\nLibrary({path!r})"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={"PATH": ""})
+    if ended.returncode == 0:
+        pytest.skip("the system has this part")
+    assert ended.returncode == 1
+    assert f"lacks its part libcudnn_{part}.so.9" in ended.stderr
 
 
 def test_the_command_lists_a_layer_of_vgg(cudnn: Library) -> None:

@@ -1,12 +1,17 @@
 """``run`` against torch in float64, and the order in which it calls an algorithm."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from mucudnn import execution
 from mucudnn.configuration import Configuration, MicroConfig
@@ -72,7 +77,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Registers the algorithms "a" and "b"; their calls."""
     a = Recorder("a", prepared_bytes=100, scratch_bytes=10)
     b = Recorder("b", prepared_bytes=0, scratch_bytes=65, calls=a.calls)
-    monkeypatch.setattr(execution, "algorithm_named", {"a": a, "b": b}.__getitem__)
+    monkeypatch.setattr(execution, "algorithm_named", lambda name, device_type: {"a": a, "b": b}[name])
     return a.calls
 
 
@@ -105,9 +110,31 @@ def test_algorithms_are_opened_stepped_over_their_slices_and_closed_in_turn(
     run(PROBLEM, configuration(("a", 2), ("a", 1), ("b", 2), ("b", 1)), x, w, y)
     order = [call[:2] if call[0] != "step" else call[:3] for call in recorders]
     assert order == [
-        *(("open", "a"), ("step", "a", [0, 1]), ("step", "a", [2]), ("close", "a")),
-        *(("open", "b"), ("step", "b", [3, 4]), ("step", "b", [5]), ("close", "b")),
+        *(("open", "a"), ("step", "a", [0, 1]), ("step", "a", [4]), ("close", "a")),
+        *(("open", "b"), ("step", "b", [2, 3]), ("step", "b", [5]), ("close", "b")),
     ]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 40)), min_size=1, max_size=12))
+def test_slices_cover_the_batch_and_begin_on_powers_of_two_of_their_sizes(parts: list[tuple[str, int]]) -> None:
+    """Whatever runs when. cuDNN's engines count on it: see test_cudnn_descriptors.py."""
+    named = {name: Recorder(name, 0, 0) for name in "ab"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execution, "algorithm_named", lambda name, device_type: named[name])
+        recipe = Recipe.of(PROBLEM, configuration(*parts))
+    run_in_turn = {part.algorithm.name: part.slices for part in recipe.parts}
+    for name, slices in run_in_turn.items():
+        assert [s.stop - s.start for s in slices] == [size for other, size in parts if other == name]
+        for s in slices:
+            power = max(2**k for k in range(6) if (s.stop - s.start) % 2**k == 0)
+            assert s.start % power == 0
+    samples = sorted(n for slices in run_in_turn.values() for s in slices for n in range(s.start, s.stop))
+    assert samples == list(range(sum(size for _, size in parts)))
+
+
+def test_slices_that_can_lie_as_they_run_do() -> None:
+    sizes = [8, 8, 4, 2, 1]
+    assert [s.start for s in execution._placed(sizes)] == [0, 8, 16, 20, 22]
 
 
 def test_workspace_is_prepared_buffers_then_the_largest_scratch(recorders: Calls) -> None:
@@ -125,7 +152,7 @@ def test_workspace_is_prepared_buffers_then_the_largest_scratch(recorders: Calls
 
 def test_workspace_of_size_zero_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = Recorder("nothing", 0, 0)
-    monkeypatch.setattr(execution, "algorithm_named", lambda name: nothing)
+    monkeypatch.setattr(execution, "algorithm_named", lambda name, device_type: nothing)
     release_workspaces()
     run(replace(PROBLEM, c=8), configuration(("nothing", 1)), *operands(replace(PROBLEM, c=8), 1))
     assert [call[0] for call in nothing.calls] == ["open", "step", "close"]
@@ -182,3 +209,57 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
 def test_algorithm_that_cannot_is_refused_with_its_reason(recorders: Calls) -> None:
     with pytest.raises(InvalidInputError, match=r"'a' cannot compute .*: it is square"):
         Recipe.of(replace(PROBLEM, w=9), configuration(("a", 1)))
+
+
+# Devices
+
+
+class Devices:
+    """Four CUDA devices that compute nothing: which is the current one, and how often that was changed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current, self.switches = 0, 0
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: self.current)
+        monkeypatch.setattr(torch.cuda, "device", self.switched)
+
+    @contextmanager
+    def switched(self, device: torch.device) -> Iterator[None]:
+        before, self.current = self.current, device.index
+        self.switches += 1
+        try:
+            yield
+        finally:
+            self.current = before
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
+    execution._cached_recipe.cache_clear()
+    return Devices(monkeypatch)
+
+
+def test_the_device_is_switched_only_where_it_is_another(devices: Devices) -> None:
+    for device, during, switches in (("cpu", 0, 0), ("cuda:0", 0, 0), ("cuda:2", 2, 1)):
+        with execution.on_device(torch.device(device)):
+            assert devices.current == during
+        assert (devices.current, devices.switches) == (0, switches)
+
+
+def test_recipes_are_made_and_run_on_the_device_of_the_tensors(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str, int]] = []
+    monkeypatch.setattr(Recipe, "execute", lambda *_: seen.append(("execute", "", devices.current)))
+
+    def named(name: str, device_type: str) -> Recorder:
+        seen.append((name, device_type, devices.current))
+        return Recorder(name, 0, 0)
+
+    monkeypatch.setattr(execution, "algorithm_named", named)
+    with FakeTensorMode():
+        for index in (1, 1, 0):
+            shapes = PROBLEM.x_shape(2), PROBLEM.w_shape(), PROBLEM.y_shape(2)
+            x, w, y = (torch.empty(shape, device=f"cuda:{index}") for shape in shapes)
+            run(PROBLEM, configuration(("a", 2)), x, w, y)
+    made_and_run = [("a", "cuda", 1), ("execute", "", 1), ("execute", "", 1), ("a", "cuda", 0), ("execute", "", 0)]
+    assert seen == made_and_run

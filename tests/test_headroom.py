@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import mucudnn
-from mucudnn import operators
+from mucudnn import operators, recipes
 from mucudnn.bench.memory_step import trace_step, training_step
 from mucudnn.bench.memory_timeline import ConvolutionCall, Event, MemoryTimeline
 from mucudnn.bench.networks import Branches, Residual
@@ -97,7 +97,7 @@ def make_hungry(model: nn.Module, workspaces: Limits, monkeypatch: pytest.Monkey
 
     def recipe(operation: Operation, x: Tensor, w: Tensor, third: Any, *rest: Any) -> Any:
         *geometry, handle = rest
-        problem = operators._problem(operation, x, w, tuple(geometry))  # type: ignore[arg-type]
+        problem = recipes._problem(operation, x, w, tuple(geometry))  # type: ignore[arg-type]
         return Hungry(problem, workspaces.get((modules[handle][0], operation), 0))
 
     monkeypatch.setattr(operators, "_recipe", recipe)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from functools import lru_cache
 from importlib import import_module
@@ -24,6 +25,10 @@ _HOW_TO_GET = (
     "file in MUCUDNN_LIBCUDNN"
 )
 _MAPS = Path("/proc/self/maps")
+# What convolutions need of cuDNN 9 beside libcudnn.so.9 itself. Without graph 9.19 aborts the process when it is asked
+# for its version, without runtime_compiled it refuses every tensor, without the other two it offers no engine. It works
+# without adv, cnn and ops. Later versions have more parts (9.24 tensor_ir), of which nothing is known.
+_PARTS = ("graph", "engines_runtime_compiled", "engines_precompiled", "heuristic")
 
 _int, _int64, _pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 _SIGNATURES: dict[str, list[object]] = {
@@ -45,22 +50,27 @@ class CudnnError(MucudnnError):
     def __init__(self, what: str, status: int, name: str, text: str) -> None:
         super().__init__(f"cuDNN: {what}: {name}" + (f": {text}" if text else ""))
         self.status = status
-        self._parts = (what, status, name, text)
+        self.parts = (what, status, name, text)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return CudnnError, self._parts
+        return CudnnError, self.parts
 
     @property
     def is_unsupported(self) -> bool:
         """Whether this library or device does not do what was asked, rather than that something is wrong."""
         return 3000 <= self.status < 4000
 
+    @property
+    def is_lack_of_memory(self) -> bool:
+        """Whether memory of the host or of the device could not be had; later it may."""
+        return self.status in (4003, 4004)
+
 
 class Library:
     """One loaded libcudnn; ``version`` as cuDNN counts: 91900 is 9.19.0.
 
     path: of the file, or its name where the system finds it. Raises ``UnavailableError`` where it cannot be loaded, is
-    something else or too old, or lacks cuBLASLt.
+    something else or too old, or lacks one of its parts or cuBLASLt.
     """
 
     def __init__(self, path: str) -> None:
@@ -72,6 +82,8 @@ class Library:
             raise UnavailableError(f"there is no cuDNN: {error}; {_HOW_TO_GET}") from error
         except AttributeError as error:
             raise UnavailableError(f"{path} is no cuDNN: {error}; {_HOW_TO_GET}") from error
+        if not _has_no_parts(path):
+            _load_parts(path)
         self.version = int(self._loaded.cudnnGetVersion())
         if self.version < OLDEST_VERSION:
             raise UnavailableError(f"{path} is cuDNN {self.version_text}; mucudnn needs 9.0 or later: {_HOW_TO_GET}")
@@ -132,6 +144,30 @@ def _of_package() -> str | None:
     folders = [] if spec is None else list(spec.submodule_search_locations or [])
     files = [Path(folder) / "lib" / _NAME for folder in folders]
     return next((str(file) for file in files if file.exists()), None)
+
+
+def _has_no_parts(path: str) -> bool:
+    """Whether the name is that of a cuDNN before 9: its parts are others, and it tells its version without them."""
+    major = re.search(r"\.so\.(\d+)", Path(path).name)
+    return major is not None and int(major[1]) < 9
+
+
+def _load_parts(path: str) -> None:
+    """Load what cuDNN would load when it first needs it, from where it lies, or else from where the system finds it.
+
+    Raises ``UnavailableError`` where a part is missing or cannot be loaded.
+    """
+    for part in _PARTS:
+        name = f"libcudnn_{part}.so.9"
+        beside = Path(path).parent / name
+        file = str(beside) if os.sep in path and beside.exists() else name
+        try:
+            ctypes.CDLL(file)
+        except OSError as error:
+            raise UnavailableError(
+                f"{path} lacks its part {name}: {error}; install cuDNN again as a whole, for example with "
+                "pip install --force-reinstall nvidia-cudnn-cu13"
+            ) from error
 
 
 def _load_cublaslt(path: str, cuda: int) -> None:

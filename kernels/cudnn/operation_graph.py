@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import gcd
+from math import gcd, prod
 
 from mucudnn.kernels.cudnn.constants import CROSS_CORRELATION, DATA_TYPES, Attribute, AttributeType, DescriptorKind
 from mucudnn.kernels.cudnn.descriptor import Descriptor
@@ -25,9 +25,9 @@ def operation_graph(
     """The graph of ``problem`` on ``n`` samples: result = operation + beta * result.
 
     x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format. w begins on a
-    multiple of 16 bytes, and so do the mini-batches whose slices x and y are; the slices may begin at any sample, since
-    those of other sizes may come before. handle: of the device, 0 where there is none. Sums are in float32, those of
-    float64 in float64.
+    multiple of 16 bytes, and so do the mini-batches whose slices x and y are; a slice of n samples begins at a sample
+    whose number is a multiple of the largest power of two that divides n (``Recipe`` places them so). handle: of the
+    device, 0 where there is none. Sums are in float32, those of float64 in float64.
 
     Raises ``CudnnError`` where cuDNN refuses the geometry.
     """
@@ -87,6 +87,5 @@ def _strides(shape: tuple[int, int, int, int], memory_format: MemoryFormat) -> t
 
 
 def _alignment(problem: ConvProblem, shape: tuple[int, int, int, int]) -> int:
-    """Bytes on whose multiples samples of this shape begin."""
-    _, channels, height, width = shape
-    return gcd(MOST_ALIGNED_BYTES, channels * height * width * problem.item_bytes)
+    """Bytes on whose multiples slices of this shape begin: the largest power of two in their size, at most 16."""
+    return gcd(MOST_ALIGNED_BYTES, prod(shape) * problem.item_bytes)
