@@ -36,7 +36,7 @@ class Undivided:
         """From measurements that the config allows."""
         n = task.batch_size
         offered = (a for source in machine.sources for a in source.offered(task.problem, [n]))
-        engines = {algorithm.name: algorithm for algorithm in offered if isinstance(algorithm, CudnnEngine)}
+        engines = {a.name: a for a in offered if isinstance(a, CudnnEngine) and not a.adds_in_place}
         rivals = [
             Configuration((m.micro_config,), m.setup_s + m.step_s, _workspace_bytes(task, m, engines))
             for m in measurements

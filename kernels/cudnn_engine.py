@@ -1,7 +1,8 @@
 """cuDNN's engine configurations as algorithms: which there are depends on the problem and on the micro-batch size.
 
 The engines write a micro-batch's dw anew. It is written into scratch and added to the sum, which is kept in float32
-where the problem's dtype has less (cuDNN could add to the sum itself, beta = 1: ``CudnnEngine.adds_in_place``).
+where the problem's dtype has less. In float32 and float64 cuDNN can also add to the sum itself (beta = 1): so each
+engine configuration is offered a second time, ``in-place``, and is proven or barred on the device like any other.
 
 Nothing here replaces an engine that fails: while measuring, a failure belongs to the engine (``mucudnn/fallback.py`` is
 for operators).
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from mucudnn.kernels.cudnn.numerics import Numerics
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
 SOURCE_NAME = "cudnn"  # with a colon after it, the prefix of the names of all engine configurations
+_IN_PLACE = " in-place"
 _MOST_ELEMENTS = 2**31 - 1  # of a tensor that engines are asked to index
 
 _Answer = TypeVar("_Answer")
@@ -106,7 +108,7 @@ class CudnnEngine:
     """One engine configuration, on the CUDA device that is current when it is first asked about a problem.
 
     deterministic: false also where it is not known, as for a name out of a database. adds_in_place: cuDNN adds dw to
-    the sum itself, where that is in float32 or float64. Off: not proven on a device.
+    the sum itself, where that is in float32 or float64.
 
     Where cuDNN refuses, the methods raise ``EngineError``.
     """
@@ -117,9 +119,15 @@ class CudnnEngine:
     adds_in_place: bool = False
     _steps: dict[tuple[ConvProblem, int], _Step] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    @classmethod
+    def named(cls, name: str, backend: Backend) -> Self:
+        """``cudnn:67 k2=5`` or ``cudnn:67 k2=5 in-place``. Raises ``InvalidInputError`` for what is no such name."""
+        plain = name.removesuffix(_IN_PLACE)
+        return cls(EngineConfig.named(plain), backend, adds_in_place=plain != name)
+
     @property
     def name(self) -> str:
-        return self.config.name
+        return self.config.name + (_IN_PLACE if self.adds_in_place else "")
 
     @property
     def version(self) -> int:
@@ -129,12 +137,16 @@ class CudnnEngine:
         return None  # it depends on the micro-batch size
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """The reason is the size of x or y, of more than 2^31 - 1 elements, or that cuDNN does not offer it."""
+        """The reason is the size of x or y, of more than 2^31 - 1 elements, or that cuDNN does not offer or plan it."""
         if _is_too_large(problem, micro_batch_size):
             return f"x or y of {micro_batch_size} sample(s) has more than 2^31 - 1 elements; smaller micro-batches fit"
-        if any(engine.config == self.config for engine in self.backend.offered(problem, micro_batch_size)):
-            return None
-        return f"cuDNN does not offer this engine configuration for {micro_batch_size} sample(s)"
+        if all(engine.config != self.config for engine in self.backend.offered(problem, micro_batch_size)):
+            return f"cuDNN does not offer this engine configuration for {micro_batch_size} sample(s)"
+        try:
+            self._step(problem, micro_batch_size)
+        except EngineError as error:
+            return str(error)
+        return None
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         scratch = self._step(problem, micro_batch_size).scratch
@@ -203,7 +215,7 @@ class CudnnEngine:
 class CudnnEngines:
     """All engine configurations that cuDNN offers for a problem, and that torch's settings allow.
 
-    Only for micro-batches whose x and y have at most 2^31 - 1 elements.
+    Only for micro-batches whose x and y have at most 2^31 - 1 elements. Of BACKWARD_FILTER each is there twice.
     """
 
     backend: Backend
@@ -218,7 +230,12 @@ class CudnnEngines:
                 if numerics.why_barred(engine, problem.dtype) is None:
                     before = deterministic.get(engine.config, True)
                     deterministic[engine.config] = before and engine.deterministic
-        return [CudnnEngine(config, self.backend, always) for config, always in deterministic.items()]
+        in_place = problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes >= 4
+        return [
+            CudnnEngine(config, self.backend, always, adds_in_place)
+            for adds_in_place in ((False, True) if in_place else (False,))
+            for config, always in deterministic.items()
+        ]
 
 
 def _is_too_large(problem: ConvProblem, n: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from mucudnn.errors import InvalidInputError, UnavailableError
 from mucudnn.kernels import direct, fft, implicit_gemm, winograd
 from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource
-from mucudnn.kernels.cudnn.engines import PREFIX, EngineConfig
+from mucudnn.kernels.cudnn.engines import PREFIX
 from mucudnn.kernels.cudnn_backend import cudnn_backend
 from mucudnn.kernels.cudnn_engine import CudnnEngine, CudnnEngines
 from mucudnn.kernels.gemm import GEMM, GEMM_ON_CUDA
@@ -60,7 +60,7 @@ def algorithm(name: str, device_type: str = "cpu") -> Algorithm:
     configuration without cuDNN.
     """
     if name.startswith(PREFIX):
-        return CudnnEngine(EngineConfig.named(name), cudnn_backend())
+        return CudnnEngine.named(name, cudnn_backend())
     by_name = {candidate.name: candidate for candidate in algorithms(device_type)}
     if name not in by_name:
         raise InvalidInputError(f"algorithm is {name!r}; allowed are {_names(by_name)}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -20,13 +19,16 @@ from torch import Tensor
 
 from mucudnn.configuration import Configuration
 from mucudnn.errors import InvalidInputError
-from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm
+from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.buffers import TORCH_FORMATS
 from mucudnn.kernels.cudnn.operation_graph import MOST_ALIGNED_BYTES
 from mucudnn.kernels.cudnn_engine import CudnnEngine
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.pages import on_huge_pages
+from mucudnn.placement import made_current
 from mucudnn.problem import ConvProblem, Operation
+
+BUFFER_BYTES = 256  # on whose multiples each buffer begins: as CUDA allocates, and cuDNN may count on
 
 
 class MisalignedError(InvalidInputError):
@@ -51,7 +53,7 @@ class Recipe:
     """A configuration of one problem, resolved for one thread count and one device.
 
     ``workspace_bytes`` is what is handed to the algorithms: their prepared buffers side by side, then the largest
-    scratch, each from a multiple of ``ALIGNMENT_BYTES``. What libraries allocate by themselves comes on top.
+    scratch, each from a multiple of ``BUFFER_BYTES``. What libraries allocate by themselves comes on top.
     """
 
     problem: ConvProblem
@@ -178,16 +180,9 @@ def run(
     ``Recipe`` raise: what fails is not replaced here.
     """
     _check(problem, configuration, x, w, y)
-    with on_device(x.device):
+    with made_current(x.device):
         recipe = _cached_recipe(problem, configuration, x.device, torch.get_num_threads(), keeps_workspace)
         recipe.execute(x, w, y, bias)
-
-
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a CUDA device the current one, where it is not: to ask costs less than to switch."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
 
 
 def release_workspaces() -> None:
@@ -266,7 +261,7 @@ def _capable(name: str, problem: ConvProblem, device_type: str) -> Algorithm:
 
 def _aligned(end: int, size: int) -> slice:
     """The next ``size`` bytes after ``end`` that begin on a multiple of the alignment."""
-    start = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    start = -(-end // BUFFER_BYTES) * BUFFER_BYTES
     return slice(start, start + size)
 
 

@@ -15,7 +15,7 @@ import torch
 from mucudnn.configuration import Configuration, MicroConfig
 from mucudnn.errors import UnavailableError
 from mucudnn.execution import Recipe
-from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
+from mucudnn.kernels.cudnn.engines import Engine
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.cudnn.numerics import Numerics
 from mucudnn.kernels.cudnn_engine import CapturingError, CudnnEngine, EngineError, Plan
@@ -103,10 +103,11 @@ def _alternatives(recipe: Recipe, failed: Plan, limit_bytes: int, device: torch.
     engine = next(engine for engine, n in recipe.engine_steps if engine.plan(problem, n) == failed)
     numerics, before = Numerics.of_torch(), engine.backend.engine(failed)
     for offered in engine.backend.offered(problem, size):
-        has_failed = (device, replace(engine, config=offered.config).plan(problem, size)) in _failed
+        another = replace(engine, config=offered.config)
+        has_failed = (device, another.plan(problem, size)) in _failed
         if has_failed or numerics.why_barred(offered, problem.dtype) or not _is_as_exact(offered, before, problem):
             continue
-        configuration = _with_another(recipe.configuration, MicroConfig(engine.name, size), offered.config)
+        configuration = _with_another(recipe.configuration, MicroConfig(engine.name, size), another.name)
         try:
             alternative = Recipe.of(
                 problem, configuration, device_type=device.type, keeps_workspace=recipe.keeps_workspace
@@ -123,8 +124,8 @@ def _is_as_exact(engine: Engine, before: Engine, problem: ConvProblem) -> bool:
     return not rounds_more and (engine.deterministic or not before.deterministic)
 
 
-def _with_another(configuration: Configuration, failed: MicroConfig, config: EngineConfig) -> Configuration:
-    changed = MicroConfig(config.name, failed.micro_batch_size)
+def _with_another(configuration: Configuration, failed: MicroConfig, name: str) -> Configuration:
+    changed = MicroConfig(name, failed.micro_batch_size)
     micro_configs = tuple(changed if m == failed else m for m in configuration.micro_configs)
     return replace(configuration, micro_configs=micro_configs)
 

@@ -31,7 +31,7 @@ import torch
 
 from mucudnn.bench.memory_timeline import MemoryTimeline
 from mucudnn.errors import UnavailableError
-from mucudnn.kernels.algorithm import ALIGNMENT_BYTES
+from mucudnn.execution import BUFFER_BYTES
 from mucudnn.kernels.buffers import empty_activation
 from mucudnn.kernels.caching_allocator import largest_within, peak_requested_bytes
 from mucudnn.kernels.cudnn.numerics import Numerics
@@ -42,7 +42,7 @@ from mucudnn.problem import ConvProblem, Operation
 InnerBytes = Callable[[ConvProblem, int], int]
 
 # A workspace is cut into parts that begin on multiples of the alignment: so much may be lost between them
-MOST_LOST_BYTES = 4 * ALIGNMENT_BYTES
+MOST_LOST_BYTES = 4 * BUFFER_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,13 @@ from torch._ops import OpOverload
 
 from mucudnn.configuration import Configuration
 from mucudnn.errors import UnavailableError
-from mucudnn.execution import MisalignedError, Recipe, on_device
+from mucudnn.execution import MisalignedError, Recipe
 from mucudnn.fallback import note_failure, say_once, working_recipe
 from mucudnn.kernels.buffers import TORCH_FORMATS
 from mucudnn.kernels.cudnn_engine import EngineError
 from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.pages import on_huge_pages
+from mucudnn.placement import made_current
 from mucudnn.problem import ConvProblem, Operation
 from mucudnn.recipes import forget, recipe_of
 
@@ -126,7 +127,7 @@ def _tuned(
             recipe = _recipe(operation, x, w, third, *geometry_and_tuning)
             if recipe is None:
                 return None
-            with on_device(x.device):
+            with made_current(x.device):
                 return _RUNS[operation](recipe, x, w, third)
         except MisalignedError:
             return None

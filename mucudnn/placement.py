@@ -40,8 +40,13 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def made_current(device: torch.device) -> AbstractContextManager[object]:
-    """Inside, ``"cuda"`` is this device, if it is one: what torch allocates, counts and runs there by default."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    """Inside, ``"cuda"`` is this device, if it is one: what torch allocates, counts and runs there by default.
+
+    Nothing is done where it is the current one already: to ask costs less than to switch.
+    """
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def _only_device(tensors: Iterable[tuple[str, Tensor]], what: str, remedy: str) -> torch.device:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from mucudnn.errors import InvalidInputError, UnavailableError
-from mucudnn.execution import Recipe, on_device
+from mucudnn.execution import Recipe
 from mucudnn.kernels.buffers import TORCH_FORMATS
 from mucudnn.kernels.cudnn_engine import CapturingError
+from mucudnn.placement import made_current
 from mucudnn.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
 
 _Geometry = tuple[Pair, Pair, Pair, int]  # stride, padding, dilation, groups
@@ -90,7 +91,7 @@ def _resolve(
             return None
         if third is not None and third.shape != expected:
             return None
-        with on_device(x.device):
+        with made_current(x.device):
             return choices.recipe(problem, len(x))
     except CapturingError:
         raise  # it is nothing to remember

@@ -20,6 +20,7 @@ from mucudnn.errors import InvalidInputError, UnavailableError
 from mucudnn.execution import run
 from mucudnn.kernels import cudnn_backend, registry
 from mucudnn.kernels.algorithm import Algorithm, Workspace
+from mucudnn.kernels.cudnn.engines import Engine
 from mucudnn.kernels.cudnn.library import CudnnError, library
 from mucudnn.kernels.cudnn.numerics import Numerics
 from mucudnn.kernels.cudnn_engine import CudnnEngine, CudnnEngines, Plan
@@ -127,6 +128,32 @@ def test_workspace_is_cudnns_and_a_temporary_gradient() -> None:
     assert ENGINE.workspace(of_filter, 3) == Workspace(0, 128 + 2 * 2 * 4)  # on a boundary of 64 bytes
     assert ENGINE.workspace(replace(of_filter, dtype="float16"), 3) == Workspace(2 * 2 * 4, 128 + 2 * 2 * 2)
     assert replace(ENGINE, adds_in_place=True).workspace(of_filter, 3) == Workspace(0, 100)
+
+
+def test_gradients_of_filters_are_offered_in_place_too_where_the_sum_is_exact_enough(cudnn: FakeBackend) -> None:
+    of_filter = FORWARD.with_operation(Operation.BACKWARD_FILTER)
+    source = CudnnEngines(cudnn)
+    plain = [STEADY.name, RANDOM.name]
+    assert [e.name for e in source.offered(FORWARD, [1])] == plain
+    assert [e.name for e in source.offered(replace(of_filter, dtype="float16"), [1])] == plain
+    offered = source.offered(of_filter, [1])
+    assert [e.name for e in offered] == [*plain, *(f"{name} in-place" for name in plain)]
+    for engine in offered:
+        assert algorithm(engine.name) == engine
+        assert algorithm(engine.name).workspace(of_filter, 2) == engine.workspace(of_filter, 2)
+
+
+def test_an_engine_that_cudnn_does_not_plan_in_place_says_so() -> None:
+    class Refusing(FakeBackend):
+        def engine(self, plan: Plan) -> Engine:
+            if plan.beta:
+                raise CudnnError("plan it with beta = 1", 3000, "CUDNN_STATUS_NOT_SUPPORTED", "its words")
+            return super().engine(plan)
+
+    of_filter = FORWARD.with_operation(Operation.BACKWARD_FILTER)
+    plain, in_place = (e for e in CudnnEngines(Refusing()).offered(of_filter, [1]) if e.config == STEADY)
+    assert plain.supports_micro_batch(of_filter, 1) is None
+    assert "its words" in (in_place.supports_micro_batch(of_filter, 1) or "")
 
 
 def test_cudnn_adds_only_behind_the_flag(cudnn: FakeBackend) -> None:

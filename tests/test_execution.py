@@ -143,7 +143,7 @@ def test_workspace_is_prepared_buffers_then_the_largest_scratch(recorders: Calls
     opened = [call[2] for call in recorders if call[0] == "open"]
     scratches = {(call[4].data_ptr(), call[4].numel()) for call in recorders if call[0] == "step"}
     assert [prepared.numel() for prepared in opened] == [100, 0]
-    assert recipe.workspace_bytes == 128 + 130
+    assert recipe.workspace_bytes == 256 + 130
     ((scratch_address, scratch_bytes),) = scratches
     assert scratch_bytes == 130
     assert scratch_address == opened[0].data_ptr() + 128
@@ -240,7 +240,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
 
 def test_the_device_is_switched_only_where_it_is_another(devices: Devices) -> None:
     for device, during, switches in (("cpu", 0, 0), ("cuda:0", 0, 0), ("cuda:2", 2, 1)):
-        with execution.on_device(torch.device(device)):
+        with execution.made_current(torch.device(device)):
             assert devices.current == during
         assert (devices.current, devices.switches) == (0, switches)
 

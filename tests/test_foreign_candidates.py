@@ -6,6 +6,7 @@ import ctypes
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -20,8 +21,8 @@ from mucudnn.bench.race import find_candidates
 from mucudnn.configuration import Failure, Measurement, MicroConfig
 from mucudnn.errors import BrokenDeviceError
 from mucudnn.kernels.algorithm import Workspace
-from mucudnn.kernels.cudnn_engine import CudnnEngines
-from mucudnn.problem import ConvProblem
+from mucudnn.kernels.cudnn_engine import CudnnEngines, Plan
+from mucudnn.problem import ConvProblem, Operation
 
 
 def test_what_a_source_offers_is_checked_at_every_size_and_ours_once() -> None:
@@ -200,6 +201,23 @@ def test_whoever_runs_after_the_one_that_broke_the_device_is_not_blamed() -> Non
         results.extend(Profile(FORWARD, 8, candidates, clock=clock).measure())
     assert {r.micro_config for r in results if isinstance(r, Failure)} == {MicroConfig("cudnn:7", 1)}
     assert 2 not in bumpy.sizes_run
+
+
+@pytest.mark.parametrize("micro_batch_size", [2, 4])
+def test_an_engine_that_does_not_add_in_place_is_wrong_there_and_right_with_a_temporary(micro_batch_size: int) -> None:
+    class Overwriting(FakeBackend):
+        def execute(self, plan: Plan, *rest: Any) -> None:
+            super().execute(replace(plan, beta=0.0) if plan.config == RANDOM else plan, *rest)
+
+    problem = FORWARD.with_operation(Operation.BACKWARD_FILTER)
+    offered = CudnnEngines(Overwriting()).offered(problem, [micro_batch_size])
+    candidates, _ = find_candidates(problem, offered, [micro_batch_size])
+    results = {r.micro_config.algorithm: r for r in Profile(problem, 4, candidates, clock=CLOCK).measure()}
+    failure = results.pop("cudnn:9 k2=-1 in-place")
+    assert isinstance(failure, Failure)
+    assert "the result is wrong: its relative error is 0.5" in failure.reason
+    assert {"cudnn:9 k2=-1", "cudnn:7", "cudnn:7 in-place"} <= results.keys()
+    assert all(isinstance(r, Measurement) and r.relative_error < 1e-6 for r in results.values())
 
 
 def test_an_engine_that_writes_behind_its_result_is_named_and_never_timed() -> None:

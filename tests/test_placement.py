@@ -47,7 +47,8 @@ def test_other_layers_may_be_elsewhere_but_for_the_headroom() -> None:
         device_of(model)
 
 
-def test_a_gpu_is_made_the_current_one_by_its_index() -> None:
+def test_a_gpu_is_made_the_current_one_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     made = made_current(torch.device("cuda", 1))
     assert isinstance(made, torch.cuda.device)
     assert made.idx == 1
