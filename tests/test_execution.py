@@ -146,7 +146,7 @@ def test_workspace_is_prepared_buffers_then_the_largest_scratch(recorders: Calls
     assert recipe.workspace_bytes == 256 + 130
     ((scratch_address, scratch_bytes),) = scratches
     assert scratch_bytes == 130
-    assert scratch_address == opened[0].data_ptr() + 128
+    assert scratch_address == opened[0].data_ptr() + 256
     assert scratch_address % ALIGNMENT_BYTES == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mucudnn import operators
+from mucudnn import recipes
 from mucudnn.bench.layers import NETWORKS, TABLES, Layer, convolutions_of, load_source, trace
 from mucudnn.errors import InvalidInputError
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
@@ -95,7 +95,7 @@ def test_memory_format_is_torchs_where_tensors_are_both(
     if w_turned:
         model.weight = nn.Parameter(turned["w"])
     x = turned["x"] if x_turned else torch.empty(shapes["x"])
-    expected = operators._torchs_memory_format(x, model.weight, ((1, 1), (r // 2, r // 2), (1, 1), 1))
+    expected = recipes._torchs_memory_format(x, model.weight, ((1, 1), (r // 2, r // 2), (1, 1), 1))
     assert trace(model, x)[0].problem.memory_format is expected
 
 
