@@ -11,6 +11,11 @@ from mucudnn.problem import ConvProblem
 NATIVE = "native"  # torch's own convolution in the tensor's memory format
 
 
+def source_of(algorithm: str) -> str:
+    """``cudnn`` of ``cudnn:67 k2=5``: what offers the algorithm of this name; one without a source is its own."""
+    return algorithm.partition(":")[0]
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class MicroConfig:
     """One algorithm on one micro-batch size: the unit that is measured."""

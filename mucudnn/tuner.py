@@ -12,7 +12,7 @@ from mucudnn.bench.profiler import Profile
 from mucudnn.bench.race import Candidate, find_candidates
 from mucudnn.choosing import Choice, Outcome, choose, divide
 from mucudnn.config import BatchSizePolicy, Config
-from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement, MicroConfig
+from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement, MicroConfig, source_of
 from mucudnn.database.database import Database, Verification
 from mucudnn.database.schema import FreshWorkspace
 from mucudnn.database.store import Store
@@ -269,7 +269,7 @@ def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:
     """Those that the config allows; it always names torch's own. Raises ``InvalidInputError`` for unknown names."""
     names = [algorithm.name for algorithm in machine.algorithms]
     sources = [source.name for source in machine.sources]
-    if unknown := [name for name in config.algorithms or () if _source(name) not in (NATIVE, *names, *sources)]:
+    if unknown := [name for name in config.algorithms or () if source_of(name) not in (NATIVE, *names, *sources)]:
         there_are = ", ".join((*names, *sources))
         raise InvalidInputError(f"algorithms has {', '.join(unknown)}; this machine has {there_are}")
     return [algorithm for algorithm in machine.algorithms if _is_allowed(algorithm, config)]
@@ -278,10 +278,5 @@ def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:
 def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
     """By its name or that of its source, and by its determinism; the baseline always, as torch's settings have it."""
     name = algorithm.name
-    named = config.algorithms is None or bool({name, _source(name)} & {NATIVE, *config.algorithms})
+    named = config.algorithms is None or bool({name, source_of(name)} & {NATIVE, *config.algorithms})
     return named and (algorithm.deterministic or name == NATIVE or not config.deterministic)
-
-
-def _source(name: str) -> str:
-    """``cudnn`` of ``cudnn:67 k2=5``; algorithms without a source are their own."""
-    return name.partition(":")[0]

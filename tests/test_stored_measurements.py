@@ -193,6 +193,24 @@ def test_algorithms_are_those_named_and_torchs_own(opened: Database) -> None:
     assert expected in refusal(opened, Task(FORWARD, 4), algorithms=("gem", "direct", "x"))
 
 
+@pytest.mark.parametrize(
+    ("named", "chosen"),
+    [
+        (("cudnn",), {"cudnn:6 k2=5", "cudnn:7"}),
+        (("cudnn:7",), {"cudnn:7"}),
+        (("gemm", "cudnn:7"), {"gemm", "cudnn:7"}),
+    ],
+)
+def test_engines_are_named_one_by_one_or_by_their_source(
+    opened: Database, named: tuple[str, ...], chosen: set[str]
+) -> None:
+    fill(opened, algorithms=["native", "gemm", "cudnn:6 k2=5", "cudnn:7"])
+    stored = stored_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED, algorithms=named)
+    assert set(stored.versions) == {"native", *chosen}
+    assert {m.micro_config.algorithm for m in stored.measurements(Task(FORWARD, 4))} == {"native", *chosen}
+    assert "measured are cudnn, gemm, native" in refusal(opened, Task(FORWARD, 4), algorithms=("cudnn:8",))
+
+
 # Enough
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from mucudnn.config import BatchSizePolicy
-from mucudnn.configuration import NATIVE, Configuration, Measurement
+from mucudnn.configuration import NATIVE, Configuration, Measurement, source_of
 from mucudnn.database import schema
 from mucudnn.database.database import Database, Verification
 from mucudnn.database.rules import RULES, fault
@@ -61,10 +61,10 @@ def stored_measurements(
 ) -> StoredMeasurements:
     """Everything that is needed to solve the tasks again without measuring; no device is asked for anything.
 
-    algorithms: names to choose from, beside torch's own; None: all that were measured. environment: part of the
-    description of the one to use, or its number in the error that lists them; None: the only one that has measurements
-    of the tasks' problems. Environments are never mixed. Of each algorithm the newest version that the environment has
-    is used, and the others are set aside.
+    algorithms: names to choose from, or of their source (``cudnn``), beside torch's own; None: all that were measured.
+    environment: part of the description of the one to use, or its number in the error that lists them; None: the only
+    one that has measurements of the tasks' problems. Environments are never mixed. Of each algorithm the newest version
+    that the environment has is used, and the others are set aside.
 
     Raises ``InvalidInputError`` for unknown algorithms, where it is not one environment that is meant, and where the
     measurements of a task are missing or cannot cover its batch (naming each, with what there is instead);
@@ -82,12 +82,14 @@ def stored_measurements(
 
 
 def _named(versions: Mapping[str, Sequence[int]], algorithms: Collection[str] | None) -> Mapping[str, Sequence[int]]:
-    """Those that were asked for, and torch's own."""
+    """Those that were asked for, by their names or that of their source, and torch's own."""
     if algorithms is None:
         return versions
-    if unknown := [name for name in algorithms if name not in versions]:
-        raise InvalidInputError(f"algorithms has {_listed(unknown)}; measured are {_listed(sorted(versions))}")
-    return {name: found for name, found in versions.items() if name == NATIVE or name in algorithms}
+    sources = {source_of(name) for name in versions}  # a GPU has hundreds of names
+    if unknown := [name for name in algorithms if name not in versions and name not in sources]:
+        raise InvalidInputError(f"algorithms has {_listed(unknown)}; measured are {_listed(sorted(sources))}")
+    wanted = {NATIVE, *algorithms}
+    return {name: found for name, found in versions.items() if not wanted.isdisjoint((name, source_of(name)))}
 
 
 def _of_policy(measurements: Sequence[Measurement], policy: BatchSizePolicy, batch_size: int) -> list[Measurement]:
