@@ -47,6 +47,11 @@ def algorithms(device_type: str = "cpu") -> tuple[Algorithm, ...]:
     return _BY_DEVICE[device_type]
 
 
+def algorithm_versions() -> dict[str, int]:
+    """Of every algorithm that is the same for every problem, on any device type."""
+    return {algorithm.name: algorithm.version for every in _BY_DEVICE.values() for algorithm in every}
+
+
 def sources(device_type: str = "cpu") -> tuple[AlgorithmSource, ...]:
     """What offers further algorithms, problem by problem. Raises ``UnavailableError`` where there is no cuDNN."""
     return (CudnnEngines(cudnn_backend()),) if device_type == "cuda" else ()

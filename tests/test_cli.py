@@ -6,14 +6,19 @@ import json
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import HEADING, TUNE, invoke, rows
+from database_rows import FAST, HERE, PROBLEM, fill
 
 from mucudnn.bench import table_tuning
 from mucudnn.bench.layers import LayerTable, load_source
 from mucudnn.cli import doctor
+from mucudnn.configuration import MicroConfig
+from mucudnn.database.database import Database
+from mucudnn.kernels.registry import algorithm_versions, algorithms
 from mucudnn.problem import MemoryFormat, Operation
 
 
@@ -121,6 +126,30 @@ def test_database_merge_and_prune(layers: Path, tmp_path: Path, database: Path) 
     assert invoke("database", "prune").output == "0 rows removed\n"
     assert "would be removed" in invoke("database", "prune", "--dry-run", "--other-versions").output
     assert rows(database) == rows(tmp_path / "other.sqlite")
+
+
+def test_prune_leaves_what_the_gpu_of_this_machine_gave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, path = replace(HERE, device="NVIDIA H200", numerics="tf32"), fill(tmp_path / "rows.sqlite")
+    engine, torchs_search = (replace(FAST, micro_config=MicroConfig(n, 8)) for n in ("cudnn:67", "native-benchmark-10"))
+    with Database(path) as opened:
+        opened.add(gpu, PROBLEM, 91900, engine)
+        opened.add(gpu, PROBLEM, 1, torchs_search)
+        opened.add(replace(gpu, numerics="no-tf32"), PROBLEM, 91900, engine)
+    monkeypatch.setattr("mucudnn.environment.current_environment", {"cpu": HERE, "cuda": gpu}.__getitem__)
+    result = invoke("database", "prune", "--other-environments", "--other-versions", "--database", path)
+    assert result.output == "2 rows removed\n"  # an old failure of fft, and what was measured without TF32
+    with Database(path) as opened:
+        assert opened.measurements(gpu, PROBLEM, {"cudnn:67": 91900, "native-benchmark-10": 1}) == (
+            engine,
+            torchs_search,
+        )
+
+
+def test_an_algorithm_has_one_version_on_all_devices() -> None:
+    """What prunes rows asks for the version of a name."""
+    every = {(a.name, a.version) for device in ("cpu", "cuda") for a in algorithms(device)}
+    assert dict(every) == algorithm_versions()
+    assert len(every) == len(algorithm_versions())
 
 
 def test_warnings_are_one_line_without_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERSIONS, change, fill, rows_of
+from database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, VERSIONS, change, fill, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -184,8 +184,9 @@ def test_merge_with_what_is_no_database_changes_nothing(path: Path) -> None:
     ("choice", "removed", "left"),
     [
         ({}, 1, FULL),
-        ({"environment": HERE}, 2, FULL),
-        ({"environment": replace(HERE, threads=9)}, 5, ((), (), None)),
+        ({"environments": [HERE]}, 2, FULL),
+        ({"environments": [HERE, replace(HERE, threads=1)]}, 1, FULL),
+        ({"environments": [replace(HERE, threads=9)]}, 5, ((), (), None)),
         ({"versions": {"gemm": 1}}, 2, ((FAST,), (), FULL[2])),
         ({"versions": {"fft": 1}}, 4, ((), (FAILED,), None)),
         ({"versions": {}}, 5, ((), (), None)),
@@ -201,6 +202,19 @@ def test_prune(path: Path, choice: dict[str, Any], removed: int, left: tuple[obj
         assert database.prune(**choice) == removed
         assert rows_of(path, HERE, PROBLEM) == left
         assert database.prune(**choice) == 0
+
+
+def test_no_version_of_an_engine_is_pruned(path: Path) -> None:
+    """No list of names has them; whole runs with one go by the versions of the algorithms beside it."""
+    engine = replace(FAST, micro_config=MicroConfig("cudnn:67 k2=5", 8))
+    versions = {"cudnn:67 k2=5": 91900, "gemm": 1}
+    with Database(path) as database:
+        database.add(HERE, PROBLEM, 91900, engine)
+        database.add_verification(HERE, PROBLEM, [engine.micro_config], versions, VERIFIED)
+        database.add_verification(HERE, PROBLEM, [engine.micro_config, FAST.micro_config], versions, VERIFIED)
+        assert database.prune(versions={"gemm": 2}) == 4  # gemm, fft, and whole runs with gemm
+        assert database.measurements(HERE, PROBLEM, versions) == (engine,)
+        assert database.verification(HERE, PROBLEM, [engine.micro_config], versions) == VERIFIED
 
 
 def test_a_failure_that_is_withdrawn_leaves_nothing_and_takes_nothing_else(path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from mucudnn.database.database import DatabaseInfo
+    from mucudnn.environment import Environment
 
 
 class ExportFormat(StrEnum):
@@ -84,21 +87,32 @@ def merge(others: tuple[Path, ...], database: Path | None) -> None:
 
 
 @database.command()
-@click.option("--other-environments", is_flag=True, help="Also remove what other machines, versions and threads gave.")
+@click.option(
+    "--other-environments", is_flag=True, help="Also remove what other machines, versions, threads and settings gave."
+)
 @click.option("--other-versions", is_flag=True, help="Also remove what other versions of the algorithms gave.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing, only say how many rows would go.")
 @options.database
 def prune(other_environments: bool, other_versions: bool, dry_run: bool, database: Path | None) -> None:
     """Remove the rows that newer ones supersede."""
     from mucudnn.database.database import Database
-    from mucudnn.environment import current_environment
-    from mucudnn.kernels.registry import algorithms
+    from mucudnn.kernels.registry import algorithm_versions
 
-    environment = current_environment() if other_environments else None
-    versions = {algorithm.name: algorithm.version for algorithm in algorithms()} if other_versions else None
+    environments = [*environments_here()] if other_environments else None
+    versions = algorithm_versions() if other_versions else None
     with Database(database) as opened:
-        removed = opened.prune(environment=environment, versions=versions, dry_run=dry_run)
+        removed = opened.prune(environments=environments, versions=versions, dry_run=dry_run)
     click.echo(f"{removed} rows " + ("would be removed" if dry_run else "removed"))
+
+
+def environments_here() -> Iterator[Environment]:
+    """That of the CPU, and that of the GPU where there is one that can be used."""
+    from mucudnn.environment import current_environment
+    from mucudnn.errors import UnavailableError
+
+    yield current_environment("cpu")
+    with suppress(UnavailableError):
+        yield current_environment("cuda")
 
 
 def info_table(found: DatabaseInfo) -> Table:

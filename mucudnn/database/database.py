@@ -245,17 +245,17 @@ class Database:
     def prune(
         self,
         *,
-        environment: Environment | None = None,
+        environments: Sequence[Environment] | None = None,
         versions: Mapping[str, int] | None = None,
         dry_run: bool = False,
     ) -> int:
         """Remove the rows that newer ones supersede, and return how many rows (would) go.
 
-        environment: if given, the rows of all other environments go as well. versions: if given, the rows of all other
-        algorithms and versions go as well. dry_run: remove nothing.
+        environments: one or more, if given: the rows of all others go as well. versions: if given, those of all other
+        algorithms and versions go as well, but for engines. dry_run: remove nothing.
         """
         with self._file.writing() as connection:
-            removed = upkeep.prune(connection, environment, versions)
+            removed = upkeep.prune(connection, environments, versions)
             if dry_run:
                 connection.rollback()
         if removed and not dry_run:

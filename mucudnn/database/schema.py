@@ -71,11 +71,13 @@ WITHDRAW_FAILURE = f"""DELETE FROM measurements
 # Of environments: whether anything was measured there
 HAS_ROWS = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE environment_id = environments.id)" for table in KEYS)
 
-# Rows of algorithm versions other than those in a JSON object (algorithm: version)
+# Rows of algorithm versions other than those in a JSON object (algorithm: version). Not of engines (``cudnn:67 k2=5``):
+# which there are no list of names tells, and their version is that of their library, which is in the environment
 OTHER_VERSIONS = {
-    "measurements": "(algorithm, version) NOT IN (SELECT key, value FROM json_each(?))",
+    "measurements": "instr(algorithm, ':') = 0 AND (algorithm, version) NOT IN (SELECT key, value FROM json_each(?))",
     "verifications": """EXISTS (SELECT 1 FROM json_each(configuration) AS part
-        WHERE (json_extract(part.value, '$[0]'), json_extract(part.value, '$[1]'))
+        WHERE instr(json_extract(part.value, '$[0]'), ':') = 0
+        AND (json_extract(part.value, '$[0]'), json_extract(part.value, '$[1]'))
         NOT IN (SELECT key, value FROM json_each(?)))""",
 }
 

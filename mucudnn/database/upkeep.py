@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from mucudnn.database import schema
 from mucudnn.database.file import DatabaseFile
@@ -36,9 +37,11 @@ def merge(connection: sqlite3.Connection, source: DatabaseFile) -> dict[str, int
     return dict(counts)
 
 
-def prune(connection: sqlite3.Connection, environment: Environment | None, versions: Mapping[str, int] | None) -> int:
+def prune(
+    connection: sqlite3.Connection, environments: Sequence[Environment] | None, versions: Mapping[str, int] | None
+) -> int:
     """Delete superseded rows, and where given those of other environments and versions. Returns how many."""
-    removed = sum(connection.execute(sql, values).rowcount for sql, values in _prunings(environment, versions))
+    removed = sum(connection.execute(sql, values).rowcount for sql, values in _prunings(environments, versions))
     for key in ("environment", "problem"):
         used = " UNION ".join(f"SELECT {key}_id FROM {table}" for table in schema.KEYS)
         connection.execute(f"DELETE FROM {key}s WHERE id NOT IN ({used})")
@@ -59,14 +62,13 @@ def _problem_ids(connection: sqlite3.Connection, source: DatabaseFile) -> dict[i
 
 
 def _prunings(
-    environment: Environment | None, versions: Mapping[str, int] | None
+    environments: Sequence[Environment] | None, versions: Mapping[str, int] | None
 ) -> Iterator[tuple[str, Sequence[str | int]]]:
     """Statements with their parameters, to be executed in this order."""
     for table, key in schema.KEYS.items():
-        if environment is not None:
-            find, values = schema.find(environment)
-            # IS NOT: an environment without rows has no id, and then all rows are another's
-            yield f"DELETE FROM {table} WHERE environment_id IS NOT ({find})", values
+        if environments is not None:
+            finds, values = zip(*map(schema.find, environments), strict=True)
+            yield f"DELETE FROM {table} WHERE environment_id NOT IN ({' UNION '.join(finds)})", [*chain(*values)]
         if versions is not None:
             yield f"DELETE FROM {table} WHERE {schema.OTHER_VERSIONS[table]}", [json.dumps(dict(versions))]
         same = f"environment_id, problem_id, {key}"
