@@ -5,6 +5,13 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 # Installing compiles the transforms: their sources are part of what the environment depends on.
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py kernels/compiled/*.cpp kernels/compiled/*.h)
+# What make gpu must find in $(PYTHON).
+IMPORTED := torch numpy pandas pulp click rich pytest
+
+define require_version
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	|| { echo "$(PYTHON) is too old: mucudnn needs Python 3.11 or later; try make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+endef
 
 .PHONY: demo test lint gpu help
 
@@ -27,11 +34,15 @@ lint: $(VENV)/.installed
 
 # Whatever CUDA build of torch $(PYTHON) has; for example make gpu GPU_OPTIONS="--only limits --minutes 5".
 gpu:
+	$(require_version)
+	@$(PYTHON) -c 'import sys; from importlib.util import find_spec; \
+		lacking = ", ".join(name for name in sys.argv[1:] if find_spec(name) is None); \
+		sys.exit("$(PYTHON) lacks " + lacking + ": install it, or name another, as PYTHON=$(BIN)/python" if lacking else 0)' \
+		$(IMPORTED)
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m mucudnn.bench.gpu_suite $(GPU_OPTIONS)
 
 $(VENV)/.installed: $(SOURCES)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "$(PYTHON) is too old: mucudnn needs Python 3.11 or later; try make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(require_version)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

@@ -164,6 +164,16 @@ def _chosen(device: str, only: str | None) -> list[Part]:
     return chosen
 
 
+def _make(folder: Path) -> None:
+    """Now, and not after the first part. Raises ``ClickException`` where nothing can be written into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.ClickException(f"{folder} cannot be made: {error.strerror}; name another folder") from error
+    if not os.access(folder, os.W_OK):
+        raise click.ClickException(f"{folder} cannot be written; mend its permissions, or name another folder")
+
+
 @click.command()
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=9.0, show_default=True)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
@@ -184,7 +194,8 @@ def main(minutes: float, device: str, only: str | None, out: Path | None, archiv
         raise click.BadParameter(
             f"{archive} lies in {folder}, which it packs: name another place", param_hint="--archive"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    for needed in (folder, *([] if archive is None else [archive.resolve().parent])):
+        _make(needed)
     passed = Suite(record, folder, archive, wanted).run(end_s)
     click.echo(f"{folder / 'summary.json'} tells how each part went")
     sys.exit(0 if passed else 1)

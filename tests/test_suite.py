@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -184,6 +187,29 @@ def test_bad_values(arguments: tuple[str, ...], expected: str, monkeypatch: pyte
     result = CliRunner().invoke(main, ["--device", "cpu", *arguments])
     assert result.exit_code == 2
     assert expected in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("option", ["--out", "--archive"])
+def test_a_place_that_cannot_be_written_is_told_before_anything_runs(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_suite, "record_device", lambda device: DEVICE)
+    monkeypatch.setattr(Suite, "run", None)
+    (tmp_path / "file").write_text("no folder")
+    places = {"--out": tmp_path / "out"} | {option: tmp_path / "file" / "in" / "all.tar.gz"}
+    result = CliRunner().invoke(main, ["--device", "cpu", *(str(part) for pair in places.items() for part in pair)])
+    assert (result.exit_code, type(result.exception)) == (1, SystemExit)
+    assert "cannot be made: Not a directory; name another folder" in result.output
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_says_what_a_python_lacks() -> None:
+    """One without installed packages."""
+    command = ["make", "gpu", f"PYTHON={sys.executable} -S"]
+    made = subprocess.run(command, cwd=suite_parts.TESTS.parent, capture_output=True, text=True, check=False)
+    assert made.returncode != 0
+    assert "lacks torch, numpy, " in made.stderr
+    assert "Traceback" not in made.stderr
 
 
 def test_a_real_part_runs_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
