@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-from mucudnn.problem import ConvProblem
 
 NATIVE = "native"  # torch's own convolution in the tensor's memory format
 
@@ -86,16 +83,3 @@ class Configuration:
             times = f"×{count}" if count > 1 else ""
             parts.append(f"{micro_config.algorithm} {micro_config.micro_batch_size}{times}")
         return " + ".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """The solver's answer for a network: problem -> configuration."""
-
-    batch_size: int
-    configurations: Mapping[ConvProblem, Configuration]
-
-    @property
-    def time_s(self) -> float:
-        """Predicted time of every problem once."""
-        return sum(c.time_s for c in self.configurations.values())
