@@ -8,11 +8,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import HEADING, fail, invoke
+from conftest import why_no_gpu
 
-from mucudnn.bench import table_tuning
+from mucudnn.bench import headroom_source, table_tuning
 from mucudnn.bench.table_tuning import TableTuning
 from mucudnn.config import Config
 from mucudnn.database.database import Database
@@ -200,6 +202,33 @@ def test_ctrl_c_says_that_nothing_is_lost(memory: str, tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_step_and_the_tuning_are_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, real = [], headroom_source.table_with_headroom
+
+    def traced(source: str, *, device: str, **sizes: Any) -> Any:
+        devices.append(device)
+        return real(source, **sizes)
+
+    def interrupted(*_: object, device: str, **__: object) -> TableTuning:
+        devices.append(device)
+        return TableTuning("some_models:two", Config(), (), wanted=5)
+
+    monkeypatch.setattr("mucudnn.cli.explain.tuning_environment", lambda device, config: devices.append(device))
+    monkeypatch.setattr(headroom_source, "table_with_headroom", traced)
+    monkeypatch.setattr(table_tuning, "tune_table", interrupted)
+    for memory in ("--headroom", "--budget=1MiB"):
+        assert invoke("explain", "some_models:two", memory, *SIZES, "--device", "cuda").exit_code == 130
+    assert {*devices} == {"cuda"}
+    assert len(devices) > 4
+
+
+@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")
+@pytest.mark.parametrize("memory", ["--headroom", "--budget=1MiB"])
+def test_without_a_gpu_it_says_so(memory: str, database: Path) -> None:
+    assert "device is 'cuda', but torch" in fail("explain", "some_models:two", memory, *SIZES, "--device", "cuda")
+    assert not database.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -211,6 +240,10 @@ def test_ctrl_c_says_that_nothing_is_lost(memory: str, tmp_path: Path, monkeypat
         (("--budget", "1MiB", "--workspace-limit", "1MiB"), "No such option '--workspace-limit'"),
         (("--budget", "1MiB", "--environment", "a cpu"), "--environment picks from what --from reads"),
         (("--budget", "1MiB", "--from", "full.sqlite", "--database", "mine.sqlite"), "or --database, not both"),
+        (
+            ("--headroom", "--from", "full.sqlite", "--device", "cuda"),
+            "measures nothing, on no device: give it or --dev",
+        ),
         (("--budget", "1MiB", "--from", "missing.sqlite"), "missing.sqlite cannot be read"),
         (("--budget", "1MiB", "--from", "some_models.py"), "some_models.py is neither a database nor a profile"),
         (("--budget", "1MiB", "--from", "full.sqlite", "--dtype", "float64"), "not measured"),
