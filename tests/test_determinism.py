@@ -32,12 +32,12 @@ class Watched:
 
     def __init__(self) -> None:
         self.seen: list[bool] = []
-        clock = FakeClock()
+        self.clock = clock = FakeClock()
         self.machine = fake_machine(clock, [FakeAlgorithm(name, clock, linear(1.0)) for name in ("native", "other")])
         self.machine = replace(self.machine, run=lambda *_, **__: clock.advance(20.0), run_torch=self._run_torch)
 
     def _run_torch(self, problem: ConvProblem, operands: Operands) -> None:
-        self.machine.clock.advance(10.0)  # type: ignore[attr-defined]
+        self.clock.advance(10.0)
         self._note()
 
     def current(self, device: str) -> Machine:
@@ -61,8 +61,8 @@ def test_torchs_own_is_measured_and_named_as_the_config_asks(asked: bool, monkey
 @pytest.mark.parametrize("set_in_torch", [False, True])
 def test_engines_that_are_not_deterministic_are_barred_however_that_is_asked_for(set_in_torch: bool) -> None:
     torch.backends.cudnn.deterministic = set_in_torch
-    backend = FakeBackend()
     watched = Watched()
+    backend = FakeBackend(started=lambda plan: watched.clock.advance(1.0))
     machine = replace(watched.machine, sources=[CudnnEngines(backend)])
     tuning = tune([FORWARD], 2, Config(deterministic=not set_in_torch), machine=machine)
     algorithms = {m.micro_config.algorithm for m in tuning.problems[0].measurements}

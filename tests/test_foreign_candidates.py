@@ -203,6 +203,11 @@ def test_whoever_runs_after_the_one_that_broke_the_device_is_not_blamed() -> Non
     assert 2 not in bumpy.sizes_run
 
 
+def takes_a_while(plan: Plan) -> None:
+    """A backend that takes no time would be run again and again, to be timed at all."""
+    CLOCK.advance(0.01)
+
+
 @pytest.mark.parametrize("micro_batch_size", [2, 4])
 def test_an_engine_that_does_not_add_in_place_is_wrong_there_and_right_with_a_temporary(micro_batch_size: int) -> None:
     class Overwriting(FakeBackend):
@@ -210,7 +215,7 @@ def test_an_engine_that_does_not_add_in_place_is_wrong_there_and_right_with_a_te
             super().execute(replace(plan, beta=0.0) if plan.config == RANDOM else plan, *rest)
 
     problem = FORWARD.with_operation(Operation.BACKWARD_FILTER)
-    offered = CudnnEngines(Overwriting()).offered(problem, [micro_batch_size])
+    offered = CudnnEngines(Overwriting(started=takes_a_while)).offered(problem, [micro_batch_size])
     candidates, _ = find_candidates(problem, offered, [micro_batch_size])
     results = {r.micro_config.algorithm: r for r in Profile(problem, 4, candidates, clock=CLOCK).measure()}
     failure = results.pop("cudnn:9 k2=-1 in-place")
@@ -231,7 +236,7 @@ def test_an_engine_that_writes_behind_its_result_is_named_and_never_timed() -> N
                 size = FORWARD.item_bytes * prod(FORWARD.y_shape(plan.micro_batch_size))
                 ctypes.memset(pointers.y + size + 60, 0, 4)
 
-    backend = Trespassing()
+    backend = Trespassing(started=takes_a_while)
     offered = CudnnEngines(backend).offered(FORWARD, [4])
     candidates, _ = find_candidates(FORWARD, offered, [4])
     results = {r.micro_config.algorithm: r for r in Profile(FORWARD, 4, candidates, clock=CLOCK).measure()}
