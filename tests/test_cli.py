@@ -109,8 +109,9 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(monkeypatch: pytest.Monke
         assert expected in result.output
 
 
-def test_database_info_and_export(layers: Path, tmp_path: Path) -> None:
-    invoke("tune", layers, *TUNE, "--operations", "forward")
+def test_database_info_and_export(tmp_path: Path, database: Path) -> None:
+    with Database(fill(database)) as opened:
+        opened.add(HERE, PROBLEM, 1, replace(FAST, micro_config=MicroConfig("native", 8)))
     assert "measurements" in invoke("database", "info").output
     assert invoke("database", "export", tmp_path / "rows.csv").exit_code == 0
     assert invoke("database", "export", tmp_path / "rows.txt", "--format", "json-lines").exit_code == 0
