@@ -32,6 +32,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # what a driver or library w
 
 N, C, K, SIZE = 4, 16, 24, 14
 OURS = {"cuda": ("cudnn",), "cpu": ("gemm",)}  # on the CPU there is no source of engines
+TIME_LIMIT = "500ms"  # of a problem: on a GPU torch's own, which comes first, must leave time to build an engine
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}  # sums of a few hundred products of normal numbers, in any order
 
 
@@ -51,7 +52,7 @@ def whether_faster_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(device: str, **choices: Any) -> Config:
-    return Config(**({"algorithms": OURS[device], "time_limit": "20ms"} | choices))
+    return Config(**({"algorithms": OURS[device], "time_limit": TIME_LIMIT} | choices))
 
 
 def tuned(module: nn.Module, x: Tensor, **choices: Any) -> nn.Module:
@@ -121,7 +122,7 @@ def test_a_step_takes_no_more_memory_than_the_limit_allows(device: str) -> None:
 def test_the_command_tunes_and_measures_nothing_twice(device: str, tmp_path: Path, database: Path) -> None:
     (tmp_path / "layers.csv").write_text(HEADING + f"one,{C},{SIZE},{SIZE},{K},3,3,1,1,1,1\n")
     written = tmp_path / "tuned.json"
-    arguments = ("tune", tmp_path / "layers.csv", "--batch", 2, "--device", device, "--time-limit", "20ms")
+    arguments = ("tune", tmp_path / "layers.csv", "--batch", 2, "--device", device, "--time-limit", TIME_LIMIT)
     options = ("--algorithms", ",".join(OURS[device]), "--json", written)
     seen = []
     for _ in range(2):
