@@ -1,4 +1,4 @@
-"""Where commands and demo print: tables to standard output, progress to standard error."""
+"""Where commands and demo print: tables to standard output, progress and errors to standard error."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from mucudnn.errors import MucudnnError
 
 PIPED_WIDTH = 160  # columns of a table that goes to a file or another program
 
@@ -15,6 +18,20 @@ PIPED_WIDTH = 160  # columns of a table that goes to a file or another program
 def output() -> Console:
     """Standard output; wide enough for every table where it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
+
+
+class ModuleCommand(click.Command):
+    """A command that ``python -m`` runs: mucudnn's own errors, and files, are told without a traceback, status 1."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except MucudnnError as error:
+            raise click.ClickException(str(error)) from error
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise click.FileError(error.filename, error.strerror) from error
 
 
 @contextmanager

@@ -13,9 +13,9 @@ import click
 import torch
 
 import mucudnn
+from mucudnn.bench.console import ModuleCommand
 from mucudnn.bench.records import FORMAT_VERSION, Record
 from mucudnn.environment import current_environment
-from mucudnn.errors import MucudnnError
 
 _DISTRIBUTIONS = ("numpy", "pandas", "pulp", "triton")
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
@@ -74,14 +74,11 @@ def _nvidia_smi() -> list[dict[str, str]]:
     return [dict(zip(names, (value.strip() for value in line.split(",")), strict=False)) for line in lines]
 
 
-@click.command()
+@click.command(cls=ModuleCommand)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 def main(device: str) -> None:
     """Print what is measured on, as JSON."""
-    try:
-        click.echo(json.dumps(device_record(device), indent=2))
-    except MucudnnError as error:
-        raise click.ClickException(str(error)) from error
+    click.echo(json.dumps(device_record(device), indent=2))
 
 
 if __name__ == "__main__":

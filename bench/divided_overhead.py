@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 import torch
 
-from mucudnn.bench.console import output
+from mucudnn.bench.console import ModuleCommand, output
 from mucudnn.bench.operands import Operands, random_operands
 from mucudnn.bench.records import Record, origin
 from mucudnn.bench.synchronized_clock import wall_clock
@@ -143,7 +143,7 @@ def overhead_record(overheads: list[Overhead], device: str) -> Record:
     }
 
 
-@click.command()
+@click.command(cls=ModuleCommand)
 @click.option("--device", type=click.Choice(list(MICRO_BATCH_SIZES)), default="cpu", show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=ROUNDS, show_default=True, help="Samples of each.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write them here, too.")

@@ -16,6 +16,7 @@ from typing import Protocol
 import click
 
 import mucudnn
+from mucudnn.bench.console import ModuleCommand
 from mucudnn.bench.record_engines import MICRO_BATCH_SIZES, recorded_problems
 from mucudnn.bench.records import FORMAT_VERSION, Record
 from mucudnn.kernels.cudnn.device import current_device, described_device
@@ -70,7 +71,7 @@ def _difference(problem: ConvProblem, n: int, live: dict[str, Engine], described
     }
 
 
-@click.command()
+@click.command(cls=ModuleCommand)
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--device-properties", default="h200", show_default=True, help="As for mucudnn engines.")
 def main(file: Path, device_properties: str) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 import click
 
+from mucudnn.bench.console import ModuleCommand
 from mucudnn.bench.suite_parts import Part, parts
 
 _RESERVE_S = 5.0  # for what is written after the last part
@@ -164,17 +165,7 @@ def _chosen(device: str, only: str | None) -> list[Part]:
     return chosen
 
 
-def _make(folder: Path) -> None:
-    """Now, and not after the first part. Raises ``ClickException`` where nothing can be written into it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise click.ClickException(f"{folder} cannot be made: {error.strerror}; name another folder") from error
-    if not os.access(folder, os.W_OK):
-        raise click.ClickException(f"{folder} cannot be written; mend its permissions, or name another folder")
-
-
-@click.command()
+@click.command(cls=ModuleCommand)
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=9.0, show_default=True)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--only", metavar="NAME,...", help="Only the parts whose names begin so; default: all.")
@@ -194,8 +185,9 @@ def main(minutes: float, device: str, only: str | None, out: Path | None, archiv
         raise click.BadParameter(
             f"{archive} lies in {folder}, which it packs: name another place", param_hint="--archive"
         )
-    for needed in (folder, *([] if archive is None else [archive.resolve().parent])):
-        _make(needed)
+    folder.mkdir(parents=True, exist_ok=True)
+    if archive is not None:
+        archive.resolve().parent.mkdir(parents=True, exist_ok=True)
     passed = Suite(record, folder, archive, wanted).run(end_s)
     click.echo(f"{folder / 'summary.json'} tells how each part went")
     sys.exit(0 if passed else 1)

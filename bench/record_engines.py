@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from mucudnn.bench.console import ModuleCommand
 from mucudnn.bench.records import Record
 from mucudnn.kernels.cudnn.device import Device, described_device
 from mucudnn.kernels.cudnn.engines import Engine
@@ -56,7 +57,7 @@ def _recorded(engine: Engine) -> list[object]:
     return [engine.config.name, numerical, behavior, engine.workspace_bytes]
 
 
-@click.command()
+@click.command(cls=ModuleCommand)
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--device-properties", default="h200", show_default=True, help="As for mucudnn engines.")
 def main(file: Path, device_properties: str) -> None:

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -17,10 +18,11 @@ import pytest
 from click.testing import CliRunner
 from conftest import why_no_gpu
 
-from mucudnn.bench import gpu_suite, suite_parts
+from mucudnn.bench import device_record, divided_overhead, engine_differences, gpu_suite, record_engines, suite_parts
 from mucudnn.bench.gpu_suite import Status, Suite, folder_of, main
 from mucudnn.bench.suite_parts import Part, parts
 from mucudnn.cli.main import main as mucudnn_command
+from mucudnn.errors import UnavailableError
 
 DEVICE = {"environment": {"device": "NVIDIA H200"}, "versions": {"torch": "2.11.0"}}
 JOB = """
@@ -194,12 +196,41 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_runs(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_suite, "record_device", lambda device: DEVICE)
-    monkeypatch.setattr(Suite, "run", None)
+    monkeypatch.setattr(Suite, "_run", None)
     (tmp_path / "file").write_text("no folder")
     places = {"--out": tmp_path / "out"} | {option: tmp_path / "file" / "in" / "all.tar.gz"}
     result = CliRunner().invoke(main, ["--device", "cpu", *(str(part) for pair in places.items() for part in pair)])
     assert (result.exit_code, type(result.exception)) == (1, SystemExit)
-    assert "cannot be made: Not a directory; name another folder" in result.output
+    assert "file/in" in result.output
+    assert "Not a directory" in result.output
+
+
+@pytest.mark.parametrize(
+    ("tool", "asks", "arguments"),
+    [
+        (device_record, "current_environment", ()),
+        (divided_overhead, "measure_overheads", ("--device", "cuda")),
+        (engine_differences, "current_device", ("out.json",)),
+        (record_engines, "described_device", ("out.json.gz",)),
+    ],
+)
+def test_tools_tell_what_is_missing_in_one_line(
+    tool: ModuleType, asks: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object) -> None:
+        raise UnavailableError("there is no GPU")
+
+    monkeypatch.setattr(tool, asks, missing)
+    result = CliRunner().invoke(tool.main, arguments)
+    assert (result.exit_code, result.output) == (1, "Error: there is no GPU\n")
+
+
+def test_tools_tell_what_cannot_be_written_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_engines, "described_device", lambda properties: None)
+    monkeypatch.setattr(record_engines, "recording", lambda device: {})
+    result = CliRunner().invoke(record_engines.main, [str(tmp_path / "nowhere" / "out.json.gz")])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: Could not open file")
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
