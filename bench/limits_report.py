@@ -115,7 +115,7 @@ def _spread(ratios: Sequence[float]) -> Record:
 def _best_limit_in_words(comparison: LimitsComparison) -> str:
     best = comparison.best_limit
     if best is None:
-        return "under no limit are there both a rival and ours"
+        return "none of the limits leaves both a rival and ours"
     gain = _ratio(mean(comparison.gains(best)))
     return f"best limit: {format_bytes(best)}, where ours is {gain} as fast as the best undivided rival"
 

@@ -52,7 +52,10 @@ def current_environment(device: str = "cpu") -> Environment:
             return _on_cpu()
         case "cuda":
             return _on_cuda()
-    raise UnavailableError(f"device is {device!r}; mucudnn measures on 'cpu' and 'cuda': use device='cpu'")
+    raise UnavailableError(
+        f"device is {device!r}; mucudnn measures on 'cpu' and 'cuda': use device='cpu', or 'cuda' for the current GPU "
+        "(CUDA_VISIBLE_DEVICES=1 picks another)"
+    )
 
 
 def _on_cpu() -> Environment:
