@@ -99,6 +99,7 @@ class FakeCudnn:
         self.made: list[FakeDescriptor] = []
         self.alive: dict[int, FakeDescriptor] = {}
         self.refused: dict[str, tuple[int, bytes]] = {}  # function -> status and text
+        self.refused_modes: dict[int, int] = {}  # heuristic mode -> status
         self.streams: list[tuple[int, int]] = []  # (handle, stream) as they were set
         self.executed: list[tuple[int, Content, Content]] = []  # handle, plan, variant pack
         self._addresses: Iterator[int] = count(0x1000, 16)
@@ -177,6 +178,8 @@ class FakeCudnn:
             content[Attribute.OPERATIONGRAPH_ENGINE_GLOBAL_COUNT] = [max(self.engines, default=-1) + 1]
         elif descriptor.kind == DescriptorKind.ENGINEHEUR:
             (mode,) = content[Attribute.ENGINEHEUR_MODE]
+            if mode in self.refused_modes:
+                return self._fail(b"no list of mode %d" % mode, self.refused_modes[mode])
             found = [self.engines[number].configured(knobs) for number, knobs in self.proposed.get(mode, [])]
             content[Attribute.ENGINEHEUR_RESULTS] = found
         elif descriptor.kind == DescriptorKind.ENGINE:
