@@ -36,7 +36,6 @@ class _OfDevice:
     def __init__(self, library: Library, device: Device) -> None:
         assert device.handle is not None
         self.device, self.handle = device, device.handle.pointer.value or 0
-        self.engines: dict[Plan, tuple[Descriptor, Engine]] = {}
         self.executables: dict[Plan, _Executable] = {}
         self.stream: int | None = None  # of the handle, once it was set
         # A pack is six calls of cuDNN; in a training loop the allocator gives the same addresses in every step
@@ -68,12 +67,17 @@ class _OfThread(threading.local):
 class CudnnBackend:
     """Built lazily and kept: engine lists, and finalized plans, of every thread and device.
 
+    Of engines that are not built only what is known of them is kept: an engine configuration takes 45 KB of cuDNN's
+    memory, and there are some hundreds for each problem.
+
     Raises ``UnavailableError`` where there is no cuDNN; its methods, where there is no device.
     """
 
     def __init__(self) -> None:
         self._library = library()
-        self._offered: dict[tuple[int, ConvProblem, int], Sequence[Engine]] = {}  # the same in all threads of a device
+        # By device, the same in all its threads
+        self._offered: dict[tuple[int, ConvProblem, int], Sequence[Engine]] = {}
+        self._engines: dict[tuple[int, Plan], Engine] = {}
         self._pool: _Pool = defaultdict(list)
         self._of_thread = _OfThread(self._pool)
 
@@ -88,7 +92,10 @@ class CudnnBackend:
         return self._offered[key]
 
     def engine(self, plan: Plan) -> Engine:
-        return self._configured(self._here(), plan)[1]
+        key = torch.cuda.current_device(), plan
+        if key not in self._engines:
+            self._engines[key] = self._listed(plan) or described(self._configured(self._here(), plan))
+        return self._engines[key]
 
     def build(self, plan: Plan) -> None:
         self._executable(self._here(), plan)
@@ -108,17 +115,20 @@ class CudnnBackend:
             _refuse_while_capturing(f"the plan of {what}")
             built = Descriptor(self._library, DescriptorKind.EXECUTION_PLAN)
             built.set(Attribute.EXECUTION_PLAN_HANDLE, AttributeType.HANDLE, here.handle)
-            built.refer(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, self._configured(here, plan)[0]).finalize()
+            built.refer(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, self._configured(here, plan)).finalize()
             here.executables[plan] = _Executable(built, f"execute {what}")
         return here.executables[plan]
 
-    def _configured(self, here: _OfDevice, plan: Plan) -> tuple[Descriptor, Engine]:
-        if plan not in here.engines:
-            size = (plan.problem, plan.micro_batch_size)
-            graph = operation_graph(self._library, *size, beta=plan.beta, handle=here.handle)
-            configuration = configured(self._library, graph, plan.config)
-            here.engines[plan] = (configuration, described(configuration))
-        return here.engines[plan]
+    def _listed(self, plan: Plan) -> Engine | None:
+        """The plan's engine as it was offered, if it was: lists are of plans that add nothing."""
+        size = torch.cuda.current_device(), plan.problem, plan.micro_batch_size
+        listed = self._offered.get(size, ()) if plan.beta == 0 else ()
+        return next((engine for engine in listed if engine.config == plan.config), None)
+
+    def _configured(self, here: _OfDevice, plan: Plan) -> Descriptor:
+        size = (plan.problem, plan.micro_batch_size)
+        graph = operation_graph(self._library, *size, beta=plan.beta, handle=here.handle)
+        return configured(self._library, graph, plan.config)
 
     def _here(self) -> _OfDevice:
         by_device, number = self._of_thread.lent.by_device, torch.cuda.current_device()

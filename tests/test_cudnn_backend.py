@@ -94,6 +94,19 @@ def test_what_was_built_beforehand_is_executed_with_a_pack_alone(backend: CudnnB
     assert cudnn.kinds()[before:] == [DescriptorKind.VARIANT_PACK] * 2
 
 
+def test_engines_that_are_not_built_keep_nothing_of_cudnns(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    listed = backend.offered(PROBLEM, 4)
+    gc.collect()
+    before, made = sorted(cudnn.alive), len(cudnn.made)
+    assert [backend.engine(Plan(engine.config, PROBLEM, 4)) for engine in listed] == listed
+    assert len(cudnn.made) == made  # the list says it all
+    for _ in range(2):
+        assert backend.engine(ADDING).workspace_bytes == workspace_of(2, ())
+    gc.collect()
+    assert sorted(cudnn.alive) == before
+    assert cudnn.kinds()[made:].count(DescriptorKind.ENGINECFG) == 1
+
+
 def test_the_same_addresses_need_no_descriptor_again(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
     calls = [(POINTERS, 0x400), (POINTERS, 0x800), (Pointers(0x101, 0x200, 0x300), 0x400)]
     for pointers, workspace in calls:
