@@ -20,6 +20,7 @@ from mucudnn.kernels.cudnn.operation_graph import W_ID, X_ID, Y_ID, operation_gr
 from mucudnn.kernels.cudnn_engine import CapturingError, Plan, Pointers
 from mucudnn.problem import ConvProblem
 
+_NOT_SUPPORTED = 3000  # CUDNN_STATUS_NOT_SUPPORTED
 _PACKS_KEPT = 4096  # of a thread and device: more than a training step of a large network executes plans
 
 
@@ -116,6 +117,7 @@ class CudnnBackend:
             built = Descriptor(self._library, DescriptorKind.EXECUTION_PLAN)
             built.set(Attribute.EXECUTION_PLAN_HANDLE, AttributeType.HANDLE, here.handle)
             built.refer(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, self._configured(here, plan)).finalize()
+            _require_no_more(built, self.engine(plan), what)
             here.executables[plan] = _Executable(built, f"execute {what}")
         return here.executables[plan]
 
@@ -147,6 +149,14 @@ class CudnnBackend:
 def _refuse_while_capturing(what: str) -> None:
     if torch.cuda.is_current_stream_capturing():
         raise CapturingError(f"{what} is not made in this thread yet, and a CUDA graph is captured: run it once before")
+
+
+def _require_no_more(built: Descriptor, engine: Engine, what: str) -> None:
+    """Raises ``CudnnError`` where a plan writes to more workspace than its engine said and is handed."""
+    needed = built.number(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE)
+    if needed > engine.workspace_bytes:
+        text = f"the plan needs {needed} bytes of workspace, and the engine said {engine.workspace_bytes}"
+        raise CudnnError(f"build {what}", _NOT_SUPPORTED, "CUDNN_STATUS_NOT_SUPPORTED", text)
 
 
 def _pack(library: Library, plan: Plan, pointers: Pointers, workspace: int) -> Descriptor:

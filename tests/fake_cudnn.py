@@ -99,6 +99,7 @@ class FakeCudnn:
         self.made: list[FakeDescriptor] = []
         self.alive: dict[int, FakeDescriptor] = {}
         self.refused: dict[str, tuple[int, bytes]] = {}  # function -> status and text
+        self.unsaid_bytes = 0  # that plans need beyond the workspace of their engine configurations
         self.refused_modes: dict[int, int] = {}  # heuristic mode -> status
         self.streams: list[tuple[int, int]] = []  # (handle, stream) as they were set
         self.executed: list[tuple[int, Content, Content]] = []  # handle, plan, variant pack
@@ -197,6 +198,9 @@ class FakeCudnn:
             if knobs in self.engines[number].refused:
                 return self._fail(b"", NOT_SUPPORTED)
             content.update(self.engines[number].configured(knobs))
+        elif descriptor.kind == DescriptorKind.EXECUTION_PLAN:
+            (said,) = content[Attribute.EXECUTION_PLAN_ENGINE_CONFIG][0][Attribute.ENGINECFG_WORKSPACE_SIZE]
+            content[Attribute.EXECUTION_PLAN_WORKSPACE_SIZE] = [said + self.unsaid_bytes]
         descriptor.finalized = True
         return 0
 

@@ -107,6 +107,19 @@ def test_engines_that_are_not_built_keep_nothing_of_cudnns(backend: CudnnBackend
     assert cudnn.kinds()[made:].count(DescriptorKind.ENGINECFG) == 1
 
 
+def test_a_plan_that_needs_more_workspace_than_was_said_is_never_executed(
+    backend: CudnnBackend, cudnn: FakeCudnn
+) -> None:
+    cudnn.unsaid_bytes = 1
+    said = workspace_of(2, ())
+    with pytest.raises(CudnnError, match=f"the plan needs {said + 1} bytes of workspace, and the engine said {said}"):
+        backend.execute(PLAN, POINTERS, 0x400, 0)
+    assert not cudnn.executed
+    cudnn.unsaid_bytes = -1
+    backend.execute(PLAN, POINTERS, 0x400, 0)
+    assert len(cudnn.executed) == 1
+
+
 def test_the_same_addresses_need_no_descriptor_again(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
     calls = [(POINTERS, 0x400), (POINTERS, 0x800), (Pointers(0x101, 0x200, 0x300), 0x400)]
     for pointers, workspace in calls:
