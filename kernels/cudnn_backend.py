@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -100,6 +101,19 @@ class CudnnBackend:
 
     def build(self, plan: Plan) -> None:
         self._executable(self._here(), plan)
+
+    @contextmanager
+    def building_for_a_while(self) -> Iterator[None]:
+        """A search builds hundreds of plans for a problem, of which a few will run, and plans of engines that are
+        compiled at run time hold code on the device. A plan that was there before may be part of a CUDA graph: it
+        stays. After an error everything does, since the device may not be in a state in which to take plans apart.
+        """
+        here = self._here()
+        before = set(here.executables)
+        yield
+        torch.cuda.synchronize()  # none of them runs any more
+        for plan in here.executables.keys() - before:
+            del here.executables[plan]
 
     def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
         here = self._here()

@@ -11,6 +11,7 @@ for operators).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple, Protocol, Self, TypeVar
@@ -88,6 +89,9 @@ class Backend(Protocol):
 
     def build(self, plan: Plan) -> None:
         """All that this thread needs before it can execute the plan. Raises ``CudnnError`` where it cannot be built."""
+
+    def building_for_a_while(self) -> AbstractContextManager[object]:
+        """Plans that this thread builds inside for the current device are given back at the end, but not on errors."""
 
     def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
         """Start the plan on a CUDA stream. workspace: address of as many bytes as the plan's engine needs.
@@ -236,6 +240,9 @@ class CudnnEngines:
             for adds_in_place in ((False, True) if in_place else (False,))
             for config, always in deterministic.items()
         ]
+
+    def measuring(self) -> AbstractContextManager[object]:
+        return self.backend.building_for_a_while()
 
 
 def _is_too_large(problem: ConvProblem, n: int) -> bool:

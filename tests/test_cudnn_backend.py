@@ -43,6 +43,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     cuda = Cuda()
     monkeypatch.setattr(torch.cuda, "current_device", lambda: cuda.device)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: cuda.is_capturing)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return cuda
 
 
@@ -143,6 +144,32 @@ def test_packs_that_were_not_used_for_long_are_destroyed(
     packs = [made for made in cudnn.alive.values() if made.kind == DescriptorKind.VARIANT_PACK]
     assert sorted(pack.content[Attribute.VARIANT_PACK_WORKSPACE] for pack in packs) == [[1], [4], [5]]
     assert cudnn.kinds().count(DescriptorKind.VARIANT_PACK) == 5
+
+
+def test_plans_of_a_search_are_given_back_and_those_of_before_stay(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    def plans() -> int:
+        gc.collect()
+        return sum(made.kind == DescriptorKind.EXECUTION_PLAN for made in cudnn.alive.values())
+
+    backend.execute(PLAN, POINTERS, 0x400, 0)
+    with backend.building_for_a_while():
+        for plan in (PLAN, OTHER, ADDING):
+            backend.execute(plan, POINTERS, 0x400, 0)
+        assert plans() == 3
+    assert plans() == 1
+    backend.execute(OTHER, POINTERS, 0x400, 0)
+    assert plans() == 2
+    built = cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN)
+    backend.execute(PLAN, POINTERS, 0x400, 0)
+    assert cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN) == built == 4
+
+
+def test_a_search_that_broke_the_device_takes_nothing_apart(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    cudnn.refused["cudnnBackendExecute"] = (5000, b"an illegal memory access was encountered")
+    with pytest.raises(CudnnError, match="illegal"), backend.building_for_a_while():
+        backend.execute(PLAN, POINTERS, 0x400, 0)
+    gc.collect()
+    assert any(made.kind == DescriptorKind.EXECUTION_PLAN for made in cudnn.alive.values())
 
 
 def test_the_stream_is_set_only_when_it_changes(backend: CudnnBackend, cudnn: FakeCudnn) -> None:

@@ -272,6 +272,19 @@ def test_engines_are_tuned_stored_and_not_measured_again(cudnn: FakeBackend) -> 
     assert len(cudnn.executed) > count
 
 
+def test_what_is_built_to_measure_is_given_back_before_whole_runs(cudnn: FakeBackend) -> None:
+    bench, was_searching = Bench(cudnn), []
+
+    def start(plan: Plan) -> None:
+        was_searching.append(cudnn.is_searching)
+        bench._start(plan)
+
+    cudnn.started = start
+    bench.tune()
+    assert set(was_searching) == {True, False}
+    assert was_searching == sorted(was_searching, reverse=True)
+
+
 @pytest.mark.parametrize(
     ("choices", "engine"),
     [
