@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -154,6 +155,22 @@ def test_an_engine_that_cudnn_does_not_plan_in_place_says_so() -> None:
     plain, in_place = (e for e in CudnnEngines(Refusing()).offered(of_filter, [1]) if e.config == STEADY)
     assert plain.supports_micro_batch(of_filter, 1) is None
     assert "its words" in (in_place.supports_micro_batch(of_filter, 1) or "")
+
+
+def test_a_size_whose_list_fails_costs_no_other_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(FakeBackend):
+        def offered(self, problem: ConvProblem, micro_batch_size: int) -> Sequence[Engine]:
+            if micro_batch_size == 2:
+                raise CudnnError("finalize ENGINEHEUR", 4000, "CUDNN_STATUS_INTERNAL_ERROR", "its words")
+            return super().offered(problem, micro_batch_size)
+
+    backend = Failing()
+    monkeypatch.setattr(registry, "cudnn_backend", lambda: backend)
+    with pytest.warns(RuntimeWarning, match=r"no engines for 2 sample\(s\) of forward .*its words"):
+        tuned = Bench(backend).tune().problems[0]
+    assert tuned.configuration.algorithms == (RANDOM.name,)
+    reasons = {f.micro_config: f.reason for f in tuned.failures}
+    assert "its words" in reasons[MicroConfig(RANDOM.name, 2)]
 
 
 def test_cudnn_adds_only_behind_the_flag(cudnn: FakeBackend) -> None:
