@@ -177,6 +177,8 @@ class FakeCudnn:
         content = descriptor.content
         if descriptor.kind == DescriptorKind.OPERATIONGRAPH:
             content[Attribute.OPERATIONGRAPH_ENGINE_GLOBAL_COUNT] = [max(self.engines, default=-1) + 1]
+        elif descriptor.kind == DescriptorKind.DEVICEPROP and Attribute.DEVICEPROP_HANDLE in content:
+            content[Attribute.DEVICEPROP_JSON_REPRESENTATION] = list(b'{"deviceName": "Here"}')
         elif descriptor.kind == DescriptorKind.ENGINEHEUR:
             (mode,) = content[Attribute.ENGINEHEUR_MODE]
             if mode in self.refused_modes:

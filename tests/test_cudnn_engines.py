@@ -149,6 +149,8 @@ def test_the_current_device_is_asked_of_through_its_handle(no_gpu: FakeCudnn) ->
     del no_gpu.refused["cudnnCreate"]
     device = current_device()
     device.engines(PROBLEM, 1)
+    assert DescriptorKind.DEVICEPROP not in no_gpu.kinds()  # which cuDNN has since 9.8, and engines need not
+    assert device.name == "Here"
     (graph,) = (made.content for made in no_gpu.made if made.kind == DescriptorKind.OPERATIONGRAPH)
     (properties,) = (made.content for made in no_gpu.made if made.kind == DescriptorKind.DEVICEPROP)
     assert graph[Attribute.OPERATIONGRAPH_HANDLE] == properties[Attribute.DEVICEPROP_HANDLE] != [0]
