@@ -16,6 +16,7 @@ from typing import Protocol
 import click
 
 import mucudnn
+from mucudnn.bench.device_record import properties_of
 from mucudnn.bench.record_engines import MICRO_BATCH_SIZES, recorded_problems
 from mucudnn.bench.records import FORMAT_VERSION, Record
 from mucudnn.kernels.cudnn.device import current_device, described_device
@@ -83,8 +84,8 @@ def main(file: Path, device_properties: str) -> None:
         "mucudnn": mucudnn.__version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cudnn": live.library.version_text,
-        "device": json.loads(live.properties_json),
-        "described": json.loads(described.properties_json),
+        "device": properties_of(live),
+        "described": properties_of(described),
         "lists": len(problems) * len(MICRO_BATCH_SIZES),
         "differences": found,
     }
