@@ -16,6 +16,8 @@ import mucudnn
 from mucudnn.bench.console import ModuleCommand
 from mucudnn.bench.records import FORMAT_VERSION, Record
 from mucudnn.environment import current_environment
+from mucudnn.kernels.cudnn.device import Device, current_device
+from mucudnn.kernels.cudnn.library import CudnnError
 
 _DISTRIBUTIONS = ("numpy", "pandas", "pulp", "triton")
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
@@ -33,7 +35,7 @@ def device_record(device: str) -> Record:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": asdict(current_environment(device)),
         "versions": _versions(),
-        "properties": _properties() if device == "cuda" else None,
+        "properties": properties_of(current_device()) if device == "cuda" else None,
         "nvidia_smi": _nvidia_smi() if device == "cuda" else [],
     }
 
@@ -57,10 +59,12 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _properties() -> Record:
-    from mucudnn.kernels.cudnn.device import current_device  # where there is cuDNN
-
-    properties: Record = json.loads(current_device().properties_json)
+def properties_of(device: Device) -> Record:
+    """As cuDNN describes it, or why it cannot: that is recorded beside measurements, and must not cost one."""
+    try:
+        properties: Record = json.loads(device.properties_json)
+    except (CudnnError, ValueError) as error:
+        return {"unknown": str(error)}
     return properties
 
 

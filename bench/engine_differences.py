@@ -17,6 +17,7 @@ import click
 
 import mucudnn
 from mucudnn.bench.console import ModuleCommand
+from mucudnn.bench.device_record import properties_of
 from mucudnn.bench.record_engines import MICRO_BATCH_SIZES, recorded_problems
 from mucudnn.bench.records import FORMAT_VERSION, Record
 from mucudnn.kernels.cudnn.device import current_device, described_device
@@ -84,8 +85,8 @@ def main(file: Path, device_properties: str) -> None:
         "mucudnn": mucudnn.__version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cudnn": live.library.version_text,
-        "device": json.loads(live.properties_json),
-        "described": json.loads(described.properties_json),
+        "device": properties_of(live),
+        "described": properties_of(described),
         "lists": len(problems) * len(MICRO_BATCH_SIZES),
         "differences": found,
     }

@@ -9,7 +9,6 @@ from mucudnn.kernels.cudnn.library import CudnnError
 # Torch reports a lack of memory, on the CPU as on a GPU, as a RuntimeError.
 CANDIDATE_ERRORS = (RuntimeError, MemoryError, CudnnError)
 
-_ALLOCATION_FAILED = (4003, 4004)  # CUDNN_STATUS_INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION_FAILED
 _NO_MEMORY = (  # in messages of plain RuntimeErrors: torch's allocator on the CPU, the CUDA runtime and its libraries
     "DefaultCPUAllocator",
     "CUDA error: out of memory",
@@ -26,7 +25,7 @@ class UnsoundError(RuntimeError):
 def is_out_of_memory(error: Exception) -> bool:
     """Whether the same candidate may run another time, when there is more memory."""
     if isinstance(error, CudnnError):
-        return error.status in _ALLOCATION_FAILED
+        return error.is_lack_of_memory
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in str(error) for words in _NO_MEMORY)
 
 

@@ -19,6 +19,7 @@ open; an algorithm *adds* its part to it, in any step or in ``close``, and must 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -108,3 +109,6 @@ class AlgorithmSource(Protocol):
 
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> Sequence[Algorithm]:
         """Those that can compute slices of at least one of these sizes. Runs nothing."""
+
+    def measuring(self) -> AbstractContextManager[object]:
+        """Entered while those of one problem are measured: what is built for that alone is given back at its end."""

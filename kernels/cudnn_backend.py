@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from mucudnn.kernels.cudnn.operation_graph import W_ID, X_ID, Y_ID, operation_gr
 from mucudnn.kernels.cudnn_engine import CapturingError, Plan, Pointers
 from mucudnn.problem import ConvProblem
 
+_NOT_SUPPORTED = 3000  # CUDNN_STATUS_NOT_SUPPORTED
 _PACKS_KEPT = 4096  # of a thread and device: more than a training step of a large network executes plans
 
 
@@ -36,7 +38,6 @@ class _OfDevice:
     def __init__(self, library: Library, device: Device) -> None:
         assert device.handle is not None
         self.device, self.handle = device, device.handle.pointer.value or 0
-        self.engines: dict[Plan, tuple[Descriptor, Engine]] = {}
         self.executables: dict[Plan, _Executable] = {}
         self.stream: int | None = None  # of the handle, once it was set
         # A pack is six calls of cuDNN; in a training loop the allocator gives the same addresses in every step
@@ -68,12 +69,17 @@ class _OfThread(threading.local):
 class CudnnBackend:
     """Built lazily and kept: engine lists, and finalized plans, of every thread and device.
 
+    Of engines that are not built only what is known of them is kept: an engine configuration takes 45 KB of cuDNN's
+    memory, and there are some hundreds for each problem.
+
     Raises ``UnavailableError`` where there is no cuDNN; its methods, where there is no device.
     """
 
     def __init__(self) -> None:
         self._library = library()
-        self._offered: dict[tuple[int, ConvProblem, int], Sequence[Engine]] = {}  # the same in all threads of a device
+        # By device, the same in all its threads
+        self._offered: dict[tuple[int, ConvProblem, int], Sequence[Engine]] = {}
+        self._engines: dict[tuple[int, Plan], Engine] = {}
         self._pool: _Pool = defaultdict(list)
         self._of_thread = _OfThread(self._pool)
 
@@ -88,10 +94,26 @@ class CudnnBackend:
         return self._offered[key]
 
     def engine(self, plan: Plan) -> Engine:
-        return self._configured(self._here(), plan)[1]
+        key = torch.cuda.current_device(), plan
+        if key not in self._engines:
+            self._engines[key] = self._listed(plan) or described(self._configured(self._here(), plan))
+        return self._engines[key]
 
     def build(self, plan: Plan) -> None:
         self._executable(self._here(), plan)
+
+    @contextmanager
+    def building_for_a_while(self) -> Iterator[None]:
+        """A search builds hundreds of plans for a problem, of which a few will run, and plans of engines that are
+        compiled at run time hold code on the device. A plan that was there before may be part of a CUDA graph: it
+        stays. After an error everything does, since the device may not be in a state in which to take plans apart.
+        """
+        here = self._here()
+        before = set(here.executables)
+        yield
+        torch.cuda.synchronize()  # none of them runs any more
+        for plan in here.executables.keys() - before:
+            del here.executables[plan]
 
     def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
         here = self._here()
@@ -108,17 +130,21 @@ class CudnnBackend:
             _refuse_while_capturing(f"the plan of {what}")
             built = Descriptor(self._library, DescriptorKind.EXECUTION_PLAN)
             built.set(Attribute.EXECUTION_PLAN_HANDLE, AttributeType.HANDLE, here.handle)
-            built.refer(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, self._configured(here, plan)[0]).finalize()
+            built.refer(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, self._configured(here, plan)).finalize()
+            _require_no_more(built, self.engine(plan), what)
             here.executables[plan] = _Executable(built, f"execute {what}")
         return here.executables[plan]
 
-    def _configured(self, here: _OfDevice, plan: Plan) -> tuple[Descriptor, Engine]:
-        if plan not in here.engines:
-            size = (plan.problem, plan.micro_batch_size)
-            graph = operation_graph(self._library, *size, beta=plan.beta, handle=here.handle)
-            configuration = configured(self._library, graph, plan.config)
-            here.engines[plan] = (configuration, described(configuration))
-        return here.engines[plan]
+    def _listed(self, plan: Plan) -> Engine | None:
+        """The plan's engine as it was offered, if it was: lists are of plans that add nothing."""
+        size = torch.cuda.current_device(), plan.problem, plan.micro_batch_size
+        listed = self._offered.get(size, ()) if plan.beta == 0 else ()
+        return next((engine for engine in listed if engine.config == plan.config), None)
+
+    def _configured(self, here: _OfDevice, plan: Plan) -> Descriptor:
+        size = (plan.problem, plan.micro_batch_size)
+        graph = operation_graph(self._library, *size, beta=plan.beta, handle=here.handle)
+        return configured(self._library, graph, plan.config)
 
     def _here(self) -> _OfDevice:
         by_device, number = self._of_thread.lent.by_device, torch.cuda.current_device()
@@ -137,6 +163,14 @@ class CudnnBackend:
 def _refuse_while_capturing(what: str) -> None:
     if torch.cuda.is_current_stream_capturing():
         raise CapturingError(f"{what} is not made in this thread yet, and a CUDA graph is captured: run it once before")
+
+
+def _require_no_more(built: Descriptor, engine: Engine, what: str) -> None:
+    """Raises ``CudnnError`` where a plan writes to more workspace than its engine said and is handed."""
+    needed = built.number(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE)
+    if needed > engine.workspace_bytes:
+        text = f"the plan needs {needed} bytes of workspace, and the engine said {engine.workspace_bytes}"
+        raise CudnnError(f"build {what}", _NOT_SUPPORTED, "CUDNN_STATUS_NOT_SUPPORTED", text)
 
 
 def _pack(library: Library, plan: Plan, pointers: Pointers, workspace: int) -> Descriptor:

@@ -10,7 +10,9 @@ for operators).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple, Protocol, Self, TypeVar
@@ -89,6 +91,9 @@ class Backend(Protocol):
     def build(self, plan: Plan) -> None:
         """All that this thread needs before it can execute the plan. Raises ``CudnnError`` where it cannot be built."""
 
+    def building_for_a_while(self) -> AbstractContextManager[object]:
+        """Plans that this thread builds inside for the current device are given back at the end, but not on errors."""
+
     def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
         """Start the plan on a CUDA stream. workspace: address of as many bytes as the plan's engine needs.
 
@@ -140,11 +145,11 @@ class CudnnEngine:
         """The reason is the size of x or y, of more than 2^31 - 1 elements, or that cuDNN does not offer or plan it."""
         if _is_too_large(problem, micro_batch_size):
             return f"x or y of {micro_batch_size} sample(s) has more than 2^31 - 1 elements; smaller micro-batches fit"
-        if all(engine.config != self.config for engine in self.backend.offered(problem, micro_batch_size)):
-            return f"cuDNN does not offer this engine configuration for {micro_batch_size} sample(s)"
         try:
+            if all(engine.config != self.config for engine in self.backend.offered(problem, micro_batch_size)):
+                return f"cuDNN does not offer this engine configuration for {micro_batch_size} sample(s)"
             self._step(problem, micro_batch_size)
-        except EngineError as error:
+        except CudnnError as error:
             return str(error)
         return None
 
@@ -215,7 +220,8 @@ class CudnnEngine:
 class CudnnEngines:
     """All engine configurations that cuDNN offers for a problem, and that torch's settings allow.
 
-    Only for micro-batches whose x and y have at most 2^31 - 1 elements. Of BACKWARD_FILTER each is there twice.
+    Only for micro-batches whose x and y have at most 2^31 - 1 elements. Of BACKWARD_FILTER each is there twice. Where
+    cuDNN fails to list them there is a warning, and none of that size: other sizes and algorithms are measured.
     """
 
     backend: Backend
@@ -226,7 +232,7 @@ class CudnnEngines:
         numerics = Numerics.of_torch()
         deterministic: dict[EngineConfig, bool] = {}
         for n in micro_batch_sizes:
-            for engine in () if _is_too_large(problem, n) else self.backend.offered(problem, n):
+            for engine in () if _is_too_large(problem, n) else self._listed(problem, n):
                 if numerics.why_barred(engine, problem.dtype) is None:
                     before = deterministic.get(engine.config, True)
                     deterministic[engine.config] = before and engine.deterministic
@@ -236,6 +242,17 @@ class CudnnEngines:
             for adds_in_place in ((False, True) if in_place else (False,))
             for config, always in deterministic.items()
         ]
+
+    def measuring(self) -> AbstractContextManager[object]:
+        return self.backend.building_for_a_while()
+
+    def _listed(self, problem: ConvProblem, n: int) -> Sequence[Engine]:
+        try:
+            return self.backend.offered(problem, n)
+        except CudnnError as error:
+            text = f"cuDNN lists no engines for {n} sample(s) of {problem}: {error}; none is measured there"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            return ()
 
 
 def _is_too_large(problem: ConvProblem, n: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -240,11 +241,14 @@ class _Tuner:
             journal=lambda begun: self.store.begun(problem, self.versions[begun.algorithm], begun),
         )
         self.progress(f"{job.task}: measuring", start)
-        for done, result in enumerate(profile.measure()):
-            self.store.keep(problem, self.versions[result.micro_config.algorithm], result)
-            job.results[result.micro_config] = result
-            name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
-            self.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
+        with ExitStack() as search:
+            for source in self.machine.sources:
+                search.enter_context(source.measuring())
+            for done, result in enumerate(profile.measure()):
+                self.store.keep(problem, self.versions[result.micro_config.algorithm], result)
+                job.results[result.micro_config] = result
+                name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
+                self.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
 
     def _verify(self, task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
         """Whole runs against torch; those that were not run before are run now."""

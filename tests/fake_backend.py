@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -29,7 +30,8 @@ _GARBAGE = 0x5A
 class FakeBackend:
     """Offers ``STEADY`` for every size, ``PICKY`` from two samples on and ``RANDOM``, which is not deterministic.
 
-    started, building: called with each plan before it is executed, built.
+    started, building: called with each plan before it is executed, built. is_searching: what is built now is given
+    back.
     """
 
     version: int = 91900
@@ -37,6 +39,7 @@ class FakeBackend:
     building: Callable[[Plan], object] = lambda plan: None
     executed: list[Plan] = field(default_factory=list)
     built: list[Plan] = field(default_factory=list)
+    is_searching: bool = False
 
     def offered(self, problem: ConvProblem, micro_batch_size: int) -> Sequence[Engine]:
         needed = 33 * micro_batch_size
@@ -56,6 +59,12 @@ class FakeBackend:
     def build(self, plan: Plan) -> None:
         self.building(plan)
         self.built.append(plan)
+
+    @contextmanager
+    def building_for_a_while(self) -> Iterator[None]:
+        self.is_searching = True
+        yield
+        self.is_searching = False
 
     def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
         self.started(plan)

@@ -99,6 +99,8 @@ class FakeCudnn:
         self.made: list[FakeDescriptor] = []
         self.alive: dict[int, FakeDescriptor] = {}
         self.refused: dict[str, tuple[int, bytes]] = {}  # function -> status and text
+        self.unsaid_bytes = 0  # that plans need beyond the workspace of their engine configurations
+        self.refused_modes: dict[int, int] = {}  # heuristic mode -> status
         self.streams: list[tuple[int, int]] = []  # (handle, stream) as they were set
         self.executed: list[tuple[int, Content, Content]] = []  # handle, plan, variant pack
         self._addresses: Iterator[int] = count(0x1000, 16)
@@ -175,8 +177,12 @@ class FakeCudnn:
         content = descriptor.content
         if descriptor.kind == DescriptorKind.OPERATIONGRAPH:
             content[Attribute.OPERATIONGRAPH_ENGINE_GLOBAL_COUNT] = [max(self.engines, default=-1) + 1]
+        elif descriptor.kind == DescriptorKind.DEVICEPROP and Attribute.DEVICEPROP_HANDLE in content:
+            content[Attribute.DEVICEPROP_JSON_REPRESENTATION] = list(b'{"deviceName": "Here"}')
         elif descriptor.kind == DescriptorKind.ENGINEHEUR:
             (mode,) = content[Attribute.ENGINEHEUR_MODE]
+            if mode in self.refused_modes:
+                return self._fail(b"no list of mode %d" % mode, self.refused_modes[mode])
             found = [self.engines[number].configured(knobs) for number, knobs in self.proposed.get(mode, [])]
             content[Attribute.ENGINEHEUR_RESULTS] = found
         elif descriptor.kind == DescriptorKind.ENGINE:
@@ -194,6 +200,9 @@ class FakeCudnn:
             if knobs in self.engines[number].refused:
                 return self._fail(b"", NOT_SUPPORTED)
             content.update(self.engines[number].configured(knobs))
+        elif descriptor.kind == DescriptorKind.EXECUTION_PLAN:
+            (said,) = content[Attribute.EXECUTION_PLAN_ENGINE_CONFIG][0][Attribute.ENGINECFG_WORKSPACE_SIZE]
+            content[Attribute.EXECUTION_PLAN_WORKSPACE_SIZE] = [said + self.unsaid_bytes]
         descriptor.finalized = True
         return 0
 

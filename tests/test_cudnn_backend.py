@@ -43,6 +43,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     cuda = Cuda()
     monkeypatch.setattr(torch.cuda, "current_device", lambda: cuda.device)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: cuda.is_capturing)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return cuda
 
 
@@ -94,6 +95,32 @@ def test_what_was_built_beforehand_is_executed_with_a_pack_alone(backend: CudnnB
     assert cudnn.kinds()[before:] == [DescriptorKind.VARIANT_PACK] * 2
 
 
+def test_engines_that_are_not_built_keep_nothing_of_cudnns(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    listed = backend.offered(PROBLEM, 4)
+    gc.collect()
+    before, made = sorted(cudnn.alive), len(cudnn.made)
+    assert [backend.engine(Plan(engine.config, PROBLEM, 4)) for engine in listed] == listed
+    assert len(cudnn.made) == made  # the list says it all
+    for _ in range(2):
+        assert backend.engine(ADDING).workspace_bytes == workspace_of(2, ())
+    gc.collect()
+    assert sorted(cudnn.alive) == before
+    assert cudnn.kinds()[made:].count(DescriptorKind.ENGINECFG) == 1
+
+
+def test_a_plan_that_needs_more_workspace_than_was_said_is_never_executed(
+    backend: CudnnBackend, cudnn: FakeCudnn
+) -> None:
+    cudnn.unsaid_bytes = 1
+    said = workspace_of(2, ())
+    with pytest.raises(CudnnError, match=f"the plan needs {said + 1} bytes of workspace, and the engine said {said}"):
+        backend.execute(PLAN, POINTERS, 0x400, 0)
+    assert not cudnn.executed
+    cudnn.unsaid_bytes = -1
+    backend.execute(PLAN, POINTERS, 0x400, 0)
+    assert len(cudnn.executed) == 1
+
+
 def test_the_same_addresses_need_no_descriptor_again(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
     calls = [(POINTERS, 0x400), (POINTERS, 0x800), (Pointers(0x101, 0x200, 0x300), 0x400)]
     for pointers, workspace in calls:
@@ -117,6 +144,32 @@ def test_packs_that_were_not_used_for_long_are_destroyed(
     packs = [made for made in cudnn.alive.values() if made.kind == DescriptorKind.VARIANT_PACK]
     assert sorted(pack.content[Attribute.VARIANT_PACK_WORKSPACE] for pack in packs) == [[1], [4], [5]]
     assert cudnn.kinds().count(DescriptorKind.VARIANT_PACK) == 5
+
+
+def test_plans_of_a_search_are_given_back_and_those_of_before_stay(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    def plans() -> int:
+        gc.collect()
+        return sum(made.kind == DescriptorKind.EXECUTION_PLAN for made in cudnn.alive.values())
+
+    backend.execute(PLAN, POINTERS, 0x400, 0)
+    with backend.building_for_a_while():
+        for plan in (PLAN, OTHER, ADDING):
+            backend.execute(plan, POINTERS, 0x400, 0)
+        assert plans() == 3
+    assert plans() == 1
+    backend.execute(OTHER, POINTERS, 0x400, 0)
+    assert plans() == 2
+    built = cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN)
+    backend.execute(PLAN, POINTERS, 0x400, 0)
+    assert cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN) == built == 4
+
+
+def test_a_search_that_broke_the_device_takes_nothing_apart(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    cudnn.refused["cudnnBackendExecute"] = (5000, b"an illegal memory access was encountered")
+    with pytest.raises(CudnnError, match="illegal"), backend.building_for_a_while():
+        backend.execute(PLAN, POINTERS, 0x400, 0)
+    gc.collect()
+    assert any(made.kind == DescriptorKind.EXECUTION_PLAN for made in cudnn.alive.values())
 
 
 def test_the_stream_is_set_only_when_it_changes(backend: CudnnBackend, cudnn: FakeCudnn) -> None:

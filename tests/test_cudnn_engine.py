@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -156,6 +157,22 @@ def test_an_engine_that_cudnn_does_not_plan_in_place_says_so() -> None:
     assert "its words" in (in_place.supports_micro_batch(of_filter, 1) or "")
 
 
+def test_a_size_whose_list_fails_costs_no_other_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(FakeBackend):
+        def offered(self, problem: ConvProblem, micro_batch_size: int) -> Sequence[Engine]:
+            if micro_batch_size == 2:
+                raise CudnnError("finalize ENGINEHEUR", 4000, "CUDNN_STATUS_INTERNAL_ERROR", "its words")
+            return super().offered(problem, micro_batch_size)
+
+    backend = Failing()
+    monkeypatch.setattr(registry, "cudnn_backend", lambda: backend)
+    with pytest.warns(RuntimeWarning, match=r"no engines for 2 sample\(s\) of forward .*its words"):
+        tuned = Bench(backend).tune().problems[0]
+    assert tuned.configuration.algorithms == (RANDOM.name,)
+    reasons = {f.micro_config: f.reason for f in tuned.failures}
+    assert "its words" in reasons[MicroConfig(RANDOM.name, 2)]
+
+
 def test_cudnn_adds_only_behind_the_flag(cudnn: FakeBackend) -> None:
     of_filter = FORWARD.with_operation(Operation.BACKWARD_FILTER)
     for adds_in_place in (False, True):
@@ -270,6 +287,19 @@ def test_engines_are_tuned_stored_and_not_measured_again(cudnn: FakeBackend) -> 
     cudnn.version = 92000
     bench.tune()
     assert len(cudnn.executed) > count
+
+
+def test_what_is_built_to_measure_is_given_back_before_whole_runs(cudnn: FakeBackend) -> None:
+    bench, was_searching = Bench(cudnn), []
+
+    def start(plan: Plan) -> None:
+        was_searching.append(cudnn.is_searching)
+        bench._start(plan)
+
+    cudnn.started = start
+    bench.tune()
+    assert set(was_searching) == {True, False}
+    assert was_searching == sorted(was_searching, reverse=True)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,23 @@ def test_a_note_of_a_newer_cudnn_goes_by_its_number() -> None:
     assert sorted(note.name for note in engine.numerical_notes) == ["FFT", "NOTE_17"]
 
 
+def test_one_list_that_cudnn_refuses_does_not_cost_the_other() -> None:
+    cudnn = FakeCudnn(ENGINES, PROPOSED)
+    every = fake_device(cudnn).engines(PROBLEM, 4)
+    of_mode = {}
+    for refused, other in permutations((HeuristicMode.A, HeuristicMode.FALLBACK)):
+        cudnn.refused_modes = {refused: 3000}
+        of_mode[other] = fake_device(cudnn).engines(PROBLEM, 4)
+    assert of_mode[HeuristicMode.A]
+    assert {*of_mode[HeuristicMode.A], *of_mode[HeuristicMode.FALLBACK]} == set(every)
+    cudnn.refused_modes = {HeuristicMode.A: 3000, HeuristicMode.FALLBACK: 4000}
+    with pytest.raises(CudnnError, match="no list of mode 3"):
+        fake_device(cudnn).engines(PROBLEM, 4)
+    cudnn.refused_modes = {HeuristicMode.FALLBACK: 4004}
+    with pytest.raises(CudnnError, match="no list of mode 2"):  # there may be memory later
+        fake_device(cudnn).engines(PROBLEM, 4)
+
+
 def test_a_configuration_is_made_again_from_its_name() -> None:
     device = fake_device(FakeCudnn(ENGINES, PROPOSED))
     graph = operation_graph(device.library, PROBLEM, 4)
@@ -131,6 +149,8 @@ def test_the_current_device_is_asked_of_through_its_handle(no_gpu: FakeCudnn) ->
     del no_gpu.refused["cudnnCreate"]
     device = current_device()
     device.engines(PROBLEM, 1)
+    assert DescriptorKind.DEVICEPROP not in no_gpu.kinds()  # which cuDNN has since 9.8, and engines need not
+    assert device.name == "Here"
     (graph,) = (made.content for made in no_gpu.made if made.kind == DescriptorKind.OPERATIONGRAPH)
     (properties,) = (made.content for made in no_gpu.made if made.kind == DescriptorKind.DEVICEPROP)
     assert graph[Attribute.OPERATIONGRAPH_HANDLE] == properties[Attribute.DEVICEPROP_HANDLE] != [0]

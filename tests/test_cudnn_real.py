@@ -128,6 +128,17 @@ def test_every_offered_configuration_is_made_again_from_its_name(device: Device)
             assert described(configured(device.library, graph, config, device.properties)) == engine
 
 
+def test_a_plan_needs_the_workspace_that_its_engine_said(device: Device) -> None:
+    for operation in Operation:
+        graph = operation_graph(device.library, PROBLEM.with_operation(operation), 8)
+        for engine in offered_engines(device.library, graph, device.properties):
+            plan = Descriptor(device.library, DescriptorKind.EXECUTION_PLAN)
+            plan.refer(Attribute.EXECUTION_PLAN_DEVICEPROP, device.properties)
+            configuration = configured(device.library, graph, engine.config, device.properties)
+            plan.refer(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, configuration).finalize()
+            assert plan.number(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE) == engine.workspace_bytes
+
+
 def test_every_engine_has_more_than_what_is_offered(device: Device) -> None:
     offered, everything = device.engines(PROBLEM, 8), device.engines(PROBLEM, 8, every=True)
     assert everything[: len(offered)] == offered

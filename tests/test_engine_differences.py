@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from recorded_engines import RecordedDevice, recorded_device, recorded_offers
 
+from mucudnn.bench.device_record import properties_of
 from mucudnn.bench.engine_differences import differences
 from mucudnn.bench.record_engines import MICRO_BATCH_SIZES
 from mucudnn.kernels.cudnn.device import current_device, described_device
@@ -52,6 +54,16 @@ def test_what_cudnn_cannot_compute_is_an_empty_list() -> None:
     assert differences(Refusing(), Refusing(), [PROBLEM]) == []
     found = differences(Refusing(), recorded_device(), [PROBLEM])
     assert [record["micro_batch_size"] for record in found] == list(MICRO_BATCH_SIZES)
+
+
+def test_a_device_that_cudnn_cannot_describe_is_recorded_with_the_reason() -> None:
+    class Undescribed:
+        @property
+        def properties_json(self) -> str:
+            raise CudnnError("make DEVICEPROP", 2000, "CUDNN_STATUS_BAD_PARAM", "its words")
+
+    assert properties_of(SimpleNamespace(properties_json='{"deviceName": "Here"}')) == {"deviceName": "Here"}
+    assert "its words" in properties_of(Undescribed())["unknown"]
 
 
 @pytest.mark.gpu

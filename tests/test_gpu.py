@@ -212,8 +212,9 @@ def cudnn_settings(**settings: bool) -> Iterator[None]:
             setattr(torch.backends.cudnn, name, value)
 
 
-@pytest.mark.parametrize("problem", cases(("float32",), ("3x3",)))
+@pytest.mark.parametrize("problem", cases(("float32",), ("3x3", "1x1")))
 def test_engines_are_exact_without_tf32(problem: ConvProblem, device: str) -> None:
+    """1x1 too, for which there may be engines on cuBLASLt: those are listed on a GPU only."""
     with cudnn_settings(allow_tf32=False):
         exact = offered_engines(problem, [BATCH_SIZE])
     with cudnn_settings(allow_tf32=True):

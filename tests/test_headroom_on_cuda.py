@@ -109,7 +109,7 @@ def test_limits_leave_room_for_what_the_allocator_does_not_cut_off() -> None:
     calls = tuple(ConvolutionCall(str(index), PROBLEM, 1, size, index) for index, size in enumerate(in_use))
     timeline = MemoryTimeline(0, (Event("relu", 10 * MIB),), calls)
     limits = headroom_limits(timeline, lambda problem, n: 0, "cuda")
-    assert list(limits.values()) == [MIB - 512, MIB, 5 * MIB - 512]
+    assert list(limits.values()) == [MIB - 1024, MIB, 5 * MIB - 1024]
 
 
 @pytest.fixture

@@ -44,16 +44,19 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Whose engines cuDNN lists. handle: ``None`` for a device that is not here."""
+    """Whose engines cuDNN lists. properties: of a device that need not be here; handle: of one that is."""
 
     library: Library
-    properties: Descriptor
+    properties: Descriptor | None = None
     handle: Handle | None = None
 
     @property
     def properties_json(self) -> str:
-        """The description of the device, as ``described_device`` takes it."""
-        return self.properties.text(Attribute.DEVICEPROP_JSON_REPRESENTATION)
+        """The description of the device, as ``described_device`` takes it.
+
+        Raises ``CudnnError`` where cuDNN cannot tell it, as before 9.8.
+        """
+        return (self.properties or self._properties_of_handle()).text(Attribute.DEVICEPROP_JSON_REPRESENTATION)
 
     @property
     def name(self) -> str:
@@ -71,6 +74,13 @@ class Device:
         graph = operation_graph(self.library, problem, n, handle=self.handle.pointer.value or 0)
         return listed(self.library, graph)
 
+    def _properties_of_handle(self) -> Descriptor:
+        assert self.handle is not None
+        properties = Descriptor(self.library, DescriptorKind.DEVICEPROP)
+        return properties.set(
+            Attribute.DEVICEPROP_HANDLE, AttributeType.HANDLE, self.handle.pointer.value or 0
+        ).finalize()
+
 
 def current_device() -> Device:
     """The current CUDA device. Raises ``UnavailableError`` where there is none, or no cuDNN."""
@@ -79,9 +89,7 @@ def current_device() -> Device:
         handle = Handle(loaded)
     except CudnnError as error:
         raise UnavailableError(f"no CUDA device can be used here: {error}; see nvidia-smi for its driver") from error
-    properties = Descriptor(loaded, DescriptorKind.DEVICEPROP)
-    properties.set(Attribute.DEVICEPROP_HANDLE, AttributeType.HANDLE, handle.pointer.value or 0).finalize()
-    return Device(loaded, properties, handle)
+    return Device(loaded, handle=handle)
 
 
 def described_device(description: str) -> Device:

@@ -73,10 +73,21 @@ class Engine:
 def offered_engines(library: Library, graph: Descriptor, device: Descriptor | None = None) -> list[Engine]:
     """The engine configurations that cuDNN's heuristics propose, best first, then those it falls back to; each once.
 
-    device: None: the current one. Raises ``CudnnError`` where cuDNN cannot say.
+    device: None: the current one. Raises ``CudnnError`` where cuDNN cannot say: where neither list can be had, or there
+    is no memory for one.
     """
+    found: list[Descriptor] = []
+    refused: list[CudnnError] = []
     modes = (HeuristicMode.A, HeuristicMode.FALLBACK)
-    found = chain.from_iterable(_proposed(library, graph, device, mode) for mode in modes)
+    for mode in modes:
+        try:
+            found += _proposed(library, graph, device, mode)
+        except CudnnError as error:  # the other list stands for itself, as for NVIDIA's frontend
+            if error.is_lack_of_memory:
+                raise
+            refused.append(error.with_traceback(None))  # whose frames would keep every descriptor alive
+    if len(refused) == len(modes):
+        raise refused[0]
     return _distinct(described(config) for config in found)
 
 
