@@ -15,6 +15,8 @@ _NO_MEMORY = (  # in messages of plain RuntimeErrors: torch's allocator on the C
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUFFT_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    # Torch tries cuDNN's engines in turn and drops what each raises, for lack of memory, too: this is the last word
+    "was unable to find an engine to execute this computation",
 )
 
 

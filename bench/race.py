@@ -91,6 +91,11 @@ class Candidate:
         """Torch's own convolution, in either memory format."""
         return self.algorithm.name.startswith(NATIVE)
 
+    @property
+    def is_search(self) -> bool:
+        """Torch's own that builds and times cuDNN's engines when it first runs: counting its bytes takes seconds."""
+        return self.algorithm.name.startswith(f"{NATIVE}-benchmark")
+
     def fits(self, limit_bytes: int | None) -> bool:
         """Larger micro-batches need more: after the first that does not fit, nothing else is run to find out.
 

@@ -120,7 +120,8 @@ class _Job:
             return True
         usable = self._usable()
         limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
-        for candidates in ([c for c in usable if c.is_native], [c for c in usable if c.handed_bytes <= limit]):
+        torchs = [c for c in usable if c.is_native and not c.is_search]
+        for candidates in (torchs, [c for c in usable if c.handed_bytes <= limit]):
             smallest = _smallest_bytes(candidates, self.task.batch_size)
             if smallest is not None and smallest <= limit:
                 return True

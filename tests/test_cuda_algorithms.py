@@ -71,6 +71,10 @@ class AsOperators(TorchFunctionMode):
             return torch.ops.aten.copy_(*args, **named)
         if function is Tensor.__getitem__:
             return sliced(*args)
+        if function is torch.ops.aten.cudnn_convolution.out:  # a CUDA build picks it, which has no fake kernel
+            x, w, padding, stride, dilation, groups, *_ = args
+            y = torch.ops.aten.convolution(x, w, None, stride, padding, dilation, False, (0, 0), groups)
+            return torch.ops.aten.copy_(named["out"], y)
         if "out" in named:
             return getattr(torch.ops.aten, function.__name__).out(*args, **named)
         return function(*args, **named)

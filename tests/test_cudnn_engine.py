@@ -230,6 +230,7 @@ def test_names_are_resolved(cudnn: FakeBackend) -> None:
 
 def test_names_without_cudnn_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(registry, "cudnn_backend", cudnn_backend.CudnnBackend)
+    monkeypatch.setattr("mucudnn.kernels.cudnn.library._loaded_by_torch", lambda: None)  # as a CUDA build does
     monkeypatch.setenv("MUCUDNN_LIBCUDNN", str(tmp_path / "libcudnn.so.9"))
     library.cache_clear()
     with pytest.raises(UnavailableError, match=r"there is no cuDNN: .*install a CUDA build of torch"):

@@ -20,6 +20,8 @@ from mucudnn.kernels.cudnn.library import CudnnError
         CudnnError("execute", 4004, "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", ""),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("GET was unable to find an engine to execute this computation"),
+        RuntimeError("FIND was unable to find an engine to execute this computation"),
     ],
 )
 def test_lack_of_memory_passes(error: Exception) -> None:

@@ -42,9 +42,10 @@ class Numerics:
         """As they are set now.
 
         ``conv.fp32_precision`` is what torch's convolutions obey: it follows from ``allow_tf32``, from the
-        ``fp32_precision`` of cuDNN or of all backends, whichever was set for convolutions. So does
-        ``matmul.fp32_precision`` for matrix products, from ``set_float32_matmul_precision``, too. The older
-        ``allow_tf32`` are not read: they raise where both kinds of setting were used, and torch 2.9 warns.
+        ``fp32_precision`` of cuDNN or of all backends, whichever was set for convolutions (with torch 2.11 the general
+        two do not count, neither for torch nor here). So does ``matmul.fp32_precision`` for matrix products, from
+        ``set_float32_matmul_precision``, too. The older ``allow_tf32`` are not read: they raise where both kinds of
+        setting were used, and torch 2.9 warns.
         """
         import torch  # here, since the rest needs no torch
 
