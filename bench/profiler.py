@@ -142,7 +142,8 @@ class _Session:
     def _first_samples(self) -> Iterator[Measurement | Failure]:
         """One sample of each candidate that is still wanted; yields those that are over with that."""
         for candidate in self.missing:
-            in_time = candidate.is_native or self.profile.clock.now() <= self.deadline or not self._has_answer()
+            always = candidate.is_native and not candidate.is_search
+            in_time = always or self.profile.clock.now() <= self.deadline or not self._has_answer()
             tried = candidate.micro_config in self.tried
             if tried or not in_time or not self.profile.is_wanted(candidate, self.race):
                 continue
