@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-PIPED_WIDTH = 160  # columns of a table that goes to a file or another program
+PIPED_WIDTH = 320  # columns that a table may have which goes to a file or another program: on CUDA there are many
 
 
 def output() -> Console:
