@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mucudnn.cli import options
-from mucudnn.cli.running import require_complete, solve_stored, tune_with_progress
+from mucudnn.cli.running import require_complete, solve_stored, tune_with_progress, tuning_environment
 from mucudnn.errors import InvalidInputError
 from mucudnn.units import parse_bytes
 
@@ -43,6 +43,7 @@ def _parse_budget(text: str) -> str:
 @options.environment
 @options.measuring
 @options.threads
+@options.device
 @options.csv_file
 @options.json_file
 @options.plot_file
@@ -53,6 +54,7 @@ def explain(
     stored: Path | None,
     environment: str | None,
     threads: int | None,
+    device: str,
     csv_file: Path | None,
     json_file: Path | None,
     plot_file: Path | None,
@@ -65,7 +67,8 @@ def explain(
     --csv writes beside the table, into FILE-curve.csv.
 
     With --headroom: the memory in use in a training step, call by call, and the workspace that costs nothing, since it
-    stays below the peak. What is not yet measured is measured, as by mucudnn tune.
+    stays below the peak. What is not yet measured is measured, as by mucudnn tune. With --from and --headroom the
+    training step is traced on --device.
     """
     from mucudnn.bench.plots import require_matplotlib
     from mucudnn.config import HEADROOM, Config
@@ -84,14 +87,14 @@ def explain(
     memory = {"workspace_limit": HEADROOM} if headroom else {"workspace_budget": budget}
     config = Config(**rest, **memory)
     tell = _headroom if headroom else _budget
-    tell(source, sizes, config, (stored, environment), (csv_file, json_file, plot_file))
+    tell(source, sizes, config, device, (stored, environment), (csv_file, json_file, plot_file))
 
 
 _Stored = tuple[Path | None, str | None]  # database or profile, environment
 _Files = tuple[Path | None, Path | None, Path | None]  # CSV, JSON, PNG
 
 
-def _budget(source: str, sizes: dict[str, Any], config: Config, stored: _Stored, files: _Files) -> None:
+def _budget(source: str, sizes: dict[str, Any], config: Config, device: str, stored: _Stored, files: _Files) -> None:
     from mucudnn.bench import explanation_report as report
     from mucudnn.bench.console import output
     from mucudnn.bench.explanation import explain
@@ -99,7 +102,7 @@ def _budget(source: str, sizes: dict[str, Any], config: Config, stored: _Stored,
     from mucudnn.bench.layers import load_source
     from mucudnn.bench.plots import save_png
 
-    tuning, environment = _tuned(load_source(source, **sizes), config, stored)
+    tuning, environment = _tuned(load_source(source, **sizes), config, device, stored)
     explanation = explain(tuning)
     console, (csv_file, json_file, plot_file) = output(), files
     console.print(report.explanation_table(explanation))
@@ -115,15 +118,16 @@ def _budget(source: str, sizes: dict[str, Any], config: Config, stored: _Stored,
         save_png(draw_explanation(explanation), plot_file)
 
 
-def _headroom(source: str, sizes: dict[str, Any], config: Config, stored: _Stored, files: _Files) -> None:
+def _headroom(source: str, sizes: dict[str, Any], config: Config, device: str, stored: _Stored, files: _Files) -> None:
     from mucudnn.bench import headroom_report as report
     from mucudnn.bench.console import output
     from mucudnn.bench.headroom_plot import draw_headroom
     from mucudnn.bench.headroom_source import table_with_headroom
     from mucudnn.bench.plots import save_png
 
-    table, headroom = table_with_headroom(source, **sizes)
-    tuning, environment = _tuned(table, config, stored, headroom.limits)
+    tuning_environment(device, config)  # says at once what is missing for it
+    table, headroom = table_with_headroom(source, **sizes, device=device)
+    tuning, environment = _tuned(table, config, device, stored, headroom.limits)
     rows = report.headroom_rows(headroom, tuning)
     console, (csv_file, json_file, plot_file) = output(), files
     console.print(report.headroom_table(headroom, tuning, rows))
@@ -139,15 +143,14 @@ def _headroom(source: str, sizes: dict[str, Any], config: Config, stored: _Store
 
 
 def _tuned(
-    table: LayerTable, config: Config, stored: _Stored, limits: Limits | None = None
+    table: LayerTable, config: Config, device: str, stored: _Stored, limits: Limits | None = None
 ) -> tuple[TableTuning, Environment]:
     """Measured here, or solved from what is stored."""
-    from mucudnn.environment import current_environment
-
     path, environment = stored
     if path is None:
-        tuning = tune_with_progress(table, config, "cpu", limits)
+        measured_on = tuning_environment(device, config)
+        tuning = tune_with_progress(table, config, device, limits)
         require_complete(tuning)
-        return tuning, current_environment()
+        return tuning, measured_on
     replayed = solve_stored(path, table, config, environment, limits)
     return replayed.tuning, replayed.environment
