@@ -1,19 +1,14 @@
 """A process that believes in a GPU, so that everything of ``--device cuda`` runs on a machine without one.
 
 Tensors are those of ``pretend_tensor.py``, ``fake_backend.py`` is in cuDNN's place and ``fake_cudnn.py`` in that of its
-library, events are read from the CPU's clock, and streams, graphs and CUDA's own counters are kept as torch shows them.
-What is captured is run while it is, and not again.
+library, and ``pretend_cuda.py`` is what torch shows of CUDA.
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,7 +16,8 @@ import torch
 from emulated_cuda import EmulatedLauncher
 from fake_backend import FakeBackend, in_the_place_of_cudnn
 from fake_cudnn import FakeCudnn, FakeEngine
-from pretend_tensor import CAPTURING, GPU, LEAVING, MEMORY, OnGpu, on_gpu
+from pretend_cuda import NAME, Generator, Streams, captured_too, torch_cuda
+from pretend_tensor import CAPTURING, GPU, LEAVING, OnGpu, on_gpu
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
 
@@ -31,111 +27,13 @@ from mucudnn.kernels.cudnn import device, library
 from mucudnn.kernels.cudnn.constants import Attribute, HeuristicMode
 from mucudnn.kernels.winograd_cuda import CudaWinograd
 
-NAME = "NVIDIA Pretended"
-PROPERTIES = SimpleNamespace(
-    name=NAME,
-    major=9,
-    minor=0,
-    total_memory=2**30,
-    L2_cache_size=2**16,
-    multi_processor_count=132,
-    uuid="00000000-0000-0000-0000-000000000000",
-)
-
-
-class Stream:
-    """``cuda_stream``: 0 is the default one."""
-
-    _made = 0
-
-    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
-        Stream._made += 1
-        self.cuda_stream, self.device = 64 * Stream._made, GPU
-
-    def synchronize(self) -> None:
-        _synchronize()
-
-    def wait_stream(self, stream: Stream) -> None:
-        assert isinstance(stream, Stream)
-
-    def wait_event(self, event: Event) -> None:
-        assert isinstance(event, Event)
-
-    def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event()
-        event.record()
-        return event
-
-
-class Event:
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, **_: Any) -> None:
-        self._enable_timing = enable_timing
-        self._at_s: float | None = None
-
-    def record(self, stream: Stream | None = None) -> None:
-        self._at_s = time.perf_counter()
-
-    def synchronize(self) -> None:
-        _synchronize()
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: Event) -> float:
-        """Milliseconds."""
-        assert self._enable_timing
-        assert end._enable_timing
-        assert self._at_s is not None
-        assert end._at_s is not None
-        return 1000 * (end._at_s - self._at_s)
-
-
-class Graph:
-    def capture_begin(self, *_: Any, **__: Any) -> None:
-        assert not CAPTURING.is_set()
-        CAPTURING.set()
-
-    def capture_end(self) -> None:
-        CAPTURING.clear()
-
-    def replay(self) -> None:
-        pass
-
-
-class Generator(torch.Generator):
-    def __new__(cls, device: Any = "cpu") -> Generator:
-        made: Generator = super().__new__(cls, "cpu")
-        return made
-
-
-@dataclass
-class OfThread(threading.local):
-    stream: Stream | None = None
-
 
 @dataclass
 class PretendedGpu:
-    """``backend``: in cuDNN's place. ``cudnn``: its library, for lists. ``launched``: our own CUDA functions."""
+    """``backend``: in cuDNN's place. ``cudnn``: its library, for lists."""
 
     backend: FakeBackend
     cudnn: FakeCudnn
-    default_stream: Stream = field(default_factory=Stream)
-    of_thread: OfThread = field(default_factory=OfThread)
-
-    def current_stream(self, device: Any = None) -> Stream:
-        return self.of_thread.stream or self.default_stream
-
-    def set_stream(self, stream: Stream) -> None:
-        self.of_thread.stream = stream
-
-    @contextmanager
-    def stream(self, stream: Stream | None) -> Iterator[None]:
-        before = self.of_thread.stream
-        self.of_thread.stream = stream or before
-        try:
-            yield
-        finally:
-            self.of_thread.stream = before
 
 
 class Launcher(EmulatedLauncher):
@@ -152,7 +50,8 @@ class Launcher(EmulatedLauncher):
         device: torch.device,
     ) -> None:
         assert device == GPU
-        super().launch(source, function, grid_blocks, block_threads, pointers, sizes, torch.device("cpu"))
+        cpu = torch.device("cpu")
+        captured_too(super().launch)(source, function, grid_blocks, block_threads, pointers, sizes, cpu)
 
 
 @pytest.fixture
@@ -160,10 +59,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
     """CuPy is absent: see ``emulated_launcher``."""
     cudnn = _fake_library(monkeypatch)
     pretended = PretendedGpu(in_the_place_of_cudnn(monkeypatch), cudnn)
-    pretended.default_stream.cuda_stream = 0
-    for name, value in _of_torch_cuda(pretended).items():
+    pretended.backend.execute = captured_too(pretended.backend.execute)  # type: ignore[method-assign]
+    streams = Streams()
+    for name, value in torch_cuda(streams).items():
         monkeypatch.setattr(torch.cuda, name, value, raising=False)
-    for name, value in _of_torch_c(pretended).items():
+    for name, value in _of_torch_c(streams).items():
         monkeypatch.setattr(torch._C, name, value, raising=False)
     for name in ("to", "cuda", "cpu"):
         monkeypatch.setattr(Tensor, name, globals()[f"_{name}"])
@@ -223,44 +123,7 @@ def _instead_of_cudnn(cudnn: FakeCudnn) -> Any:
     return lambda name, *rest, **named: cudnn if "libcu" in str(name) else load(name, *rest, **named)
 
 
-def _of_torch_cuda(pretended: PretendedGpu) -> dict[str, Any]:
-    """By the name in ``torch.cuda``."""
-    return {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "init": lambda: None,
-        "_lazy_init": lambda: None,
-        "_lazy_call": lambda call, **_: call(),
-        "is_bf16_supported": lambda including_emulation=True: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "set_device": _require_known,
-        "device": _device,
-        "get_device_name": lambda device=None: NAME,
-        "get_device_properties": lambda device=None: PROPERTIES,
-        "get_device_capability": lambda device=None: (PROPERTIES.major, PROPERTIES.minor),
-        "get_arch_list": lambda: ["sm_80", "sm_90", "compute_120"],
-        "mem_get_info": lambda device=None: (2**29, 2**30),
-        "default_generators": (Generator("cuda"),),
-        "synchronize": _synchronize,
-        "_sleep": _sleep,
-        "empty_cache": lambda: None,
-        "reset_peak_memory_stats": lambda device=None: MEMORY.reset_peaks(),
-        "memory_allocated": lambda device=None: MEMORY.blocks,
-        "max_memory_allocated": lambda device=None: MEMORY.peak_blocks,
-        "memory_stats": _memory_stats,
-        "Stream": Stream,
-        "Event": Event,
-        "CUDAGraph": Graph,
-        "current_stream": pretended.current_stream,
-        "default_stream": lambda device=None: pretended.default_stream,
-        "set_stream": pretended.set_stream,
-        "stream": pretended.stream,
-        "is_current_stream_capturing": CAPTURING.is_set,
-    }
-
-
-def _of_torch_c(pretended: PretendedGpu) -> dict[str, Any]:
+def _of_torch_c(streams: Streams) -> dict[str, Any]:
     """By the name in ``torch._C``."""
     select, determine = torch._C._select_conv_backend, torch._C._conv_determine_backend_memory_format
 
@@ -279,7 +142,7 @@ def _of_torch_c(pretended: PretendedGpu) -> dict[str, Any]:
     return {
         "_select_conv_backend": selected,
         "_conv_determine_backend_memory_format": determined,
-        "_cuda_getCurrentRawStream": lambda index: pretended.current_stream().cuda_stream,
+        "_cuda_getCurrentRawStream": lambda index: streams.current_stream().cuda_stream,
         "_host_emptyCache": lambda: None,
     }
 
@@ -349,32 +212,3 @@ def _empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any)
 
 def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> OnGpu:
     return on_gpu(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
-
-
-@contextmanager
-def _device(device: Any) -> Iterator[None]:
-    _require_known(device)
-    yield
-
-
-def _require_known(device: Any) -> None:
-    assert device in (0, GPU, torch.device("cuda"), "cuda", "cuda:0", None), device
-
-
-def _synchronize(device: Any = None) -> None:
-    if CAPTURING.is_set():
-        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-
-
-def _sleep(cycles: int) -> None:
-    assert isinstance(cycles, int)
-    assert cycles >= 0
-
-
-def _memory_stats(device: Any = None) -> dict[str, int]:
-    return {
-        "allocated_bytes.all.current": MEMORY.blocks,
-        "allocated_bytes.all.peak": MEMORY.peak_blocks,
-        "requested_bytes.all.current": MEMORY.requested,
-        "requested_bytes.all.peak": MEMORY.peak_requested,
-    }

@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -85,6 +86,7 @@ class Leaving(threading.local):
 MEMORY = Memory()
 LEAVING = Leaving()
 CAPTURING = threading.Event()
+CAPTURED: list[Callable[[], None]] = []  # since the last capture began
 
 
 class OnGpu(Tensor):
@@ -110,14 +112,11 @@ class OnGpu(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
-            copied = self.detach().clone().requires_grad_(self.requires_grad)
-            if isinstance(self, torch.nn.Parameter):
-                copied._is_param = True
-            memo[id(self)] = copied
+            memo[id(self)] = _rebuilt(self.inner.detach().clone(), self.requires_grad, isinstance(self, nn.Parameter))
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("nothing that is to be done here pickles tensors of a GPU")
+        return _rebuilt, (self.inner.detach(), self.requires_grad, isinstance(self, nn.Parameter))
 
     def get_device(self) -> int:
         return 0
@@ -139,13 +138,29 @@ class OnGpu(Tensor):
             return operators._computed(_OURS[func], *args)
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
-        result = _computed(func, tree_map(_inner, args), tree_map(_inner, kwargs))
+        run = partial(_computed, func, tree_map(_inner, args), tree_map(_inner, kwargs))
+        result = run()
+        if CAPTURING.is_set():
+            CAPTURED.append(partial(_run_again, run, result))
         if LEAVING.now and func is _ATEN._to_copy.default:
             return result
         if func is _ATEN.copy_.default and not isinstance(args[0], OnGpu):
             return args[0]
         wrapped = tree_map(lambda value: OnGpu(value) if isinstance(value, Tensor) else value, result)
         return return_and_correct_aliasing(func, args, kwargs, wrapped)
+
+
+def _rebuilt(inner: Tensor, requires_grad: bool, is_parameter: bool) -> OnGpu:
+    made = OnGpu(inner).requires_grad_(requires_grad)
+    if is_parameter:
+        made._is_param = True
+    return made
+
+
+def _run_again(run: Callable[[], Any], result: Any) -> None:
+    """Into the memory of the first result."""
+    for first, again in zip(_tensors(result), _tensors(run()), strict=True):
+        first.copy_(again)
 
 
 def on_gpu(inner: Tensor) -> OnGpu:
