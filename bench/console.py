@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 
 from mucudnn.errors import MucudnnError
 
-PIPED_WIDTH = 160  # columns of a table that goes to a file or another program
+PIPED_WIDTH = 320  # columns that a table may have which goes to a file or another program: on CUDA there are many
 
 
 def output() -> Console:

@@ -241,7 +241,7 @@ def test_without_a_gpu_it_says_so(memory: str, database: Path) -> None:
         (("--budget", "1MiB", "--environment", "a cpu"), "--environment picks from what --from reads"),
         (("--budget", "1MiB", "--from", "full.sqlite", "--database", "mine.sqlite"), "or --database, not both"),
         (
-            ("--headroom", "--from", "full.sqlite", "--device", "cuda"),
+            ("--budget", "1MiB", "--from", "full.sqlite", "--device", "cuda"),
             "measures nothing, on no device: give it or --dev",
         ),
         (("--budget", "1MiB", "--from", "missing.sqlite"), "missing.sqlite cannot be read"),

@@ -145,12 +145,14 @@ def test_a_described_device_is_asked_of_without_a_handle(no_gpu: FakeCudnn, tmp_
     assert all(Attribute.ENGINEHEUR_DEVICEPROP in content for content in heuristics)
 
 
-def test_the_current_device_is_asked_of_through_its_handle(no_gpu: FakeCudnn) -> None:
+def test_the_current_device_is_asked_of_through_its_handle(no_gpu: FakeCudnn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "Mine")
     del no_gpu.refused["cudnnCreate"]
     device = current_device()
     device.engines(PROBLEM, 1)
+    assert device.name == "Mine"
     assert DescriptorKind.DEVICEPROP not in no_gpu.kinds()  # which cuDNN has since 9.8, and engines need not
-    assert device.name == "Here"
+    assert device.properties_json == '{"deviceName": "Here"}'
     (graph,) = (made.content for made in no_gpu.made if made.kind == DescriptorKind.OPERATIONGRAPH)
     (properties,) = (made.content for made in no_gpu.made if made.kind == DescriptorKind.DEVICEPROP)
     assert graph[Attribute.OPERATIONGRAPH_HANDLE] == properties[Attribute.DEVICEPROP_HANDLE] != [0]

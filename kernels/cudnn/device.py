@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import torch
+
 from mucudnn.errors import InvalidInputError, UnavailableError
 from mucudnn.kernels.cudnn.constants import Attribute, AttributeType, DescriptorKind
 from mucudnn.kernels.cudnn.descriptor import Descriptor
@@ -61,6 +63,8 @@ class Device:
     @property
     def name(self) -> str:
         """``NVIDIA H200``."""
+        if self.handle is not None:
+            return torch.cuda.get_device_name()
         return str(json.loads(self.properties_json)["deviceName"])
 
     def engines(self, problem: ConvProblem, n: int, *, every: bool = False) -> list[Engine]:

@@ -79,7 +79,7 @@ def explain(
         raise click.UsageError("--environment picks from what --from reads: give --from FILE, too", context)
     if stored is not None and rest["database"] is not None:
         raise click.UsageError("--from FILE is read instead of the database: give it or --database, not both", context)
-    if stored is not None and device != "cpu":
+    if stored is not None and device != "cpu" and not headroom:
         raise click.UsageError("--from FILE measures nothing, on no device: give it or --device, not both", context)
     if plot_file is not None:
         require_matplotlib()
@@ -87,7 +87,7 @@ def explain(
     sizes = options.pop_sizes(rest)
     memory = {"workspace_limit": HEADROOM} if headroom else {"workspace_budget": budget}
     config = Config(**rest, **memory)
-    if stored is None:
+    if stored is None or headroom:
         tuning_environment(device, config)  # before a model is built for a device that is not there
     tell = _headroom if headroom else _budget
     tell(source, sizes, config, device, (stored, environment), (csv_file, json_file, plot_file))

@@ -25,11 +25,15 @@ from mucudnn.cli.running import load_limited, solve_stored
 @options.algorithms
 @options.max_relative_error
 @options.environment
+@click.option(
+    "--device", default="cpu", show_default=True, help="Where the training step is whose headroom is asked for."
+)
 @options.json_file
 def solve(
     stored: Path,
     network: str,
     environment: str | None,
+    device: str,
     json_file: Path | None,
     **rest: Any,
 ) -> None:
@@ -44,10 +48,13 @@ def solve(
     from mucudnn.bench.records import tuning_record
     from mucudnn.bench.report import tuning_table
     from mucudnn.config import Config
+    from mucudnn.environment import current_environment
 
     sizes = options.pop_sizes(rest)
     config = Config(**rest)
-    table, limits = load_limited(network, sizes, config)
+    if config.has_headroom_limit:
+        current_environment(device)  # says what is missing for it
+    table, limits = load_limited(network, sizes, config, device)
     replayed = solve_stored(stored, table, config, environment, limits)
     console = output()
     console.print(tuning_table(replayed.tuning))
