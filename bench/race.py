@@ -16,6 +16,7 @@ from mucudnn.problem import ConvProblem
 _OPTIMISM = 2.0
 _OPTIMISM_WHEN_STORED = 1.2
 _MARGIN = 1.1  # a lead below this may be noise, however steady the samples are
+_IN_A_TURN = 8  # algorithms of a source, of which all sizes are looked at before the next ones
 _FIRST_MARGIN = 1.5  # after a single sample
 
 
@@ -127,9 +128,11 @@ def find_candidates(
     micro_batch_sizes: Sequence[int],
     known: Sequence[Measurement] = (),
 ) -> tuple[list[Candidate], list[Failure]]:
-    """All micro-configs that can run, small micro-batches first, and those that cannot, with the reason.
+    """All micro-configs that can run, in the order in which to look at them, and those that cannot, with the reason.
 
-    The largest size is the whole mini-batch: as every policy has it.
+    Small micro-batches are first, since they tell what larger ones need not be tried. But what a source offers, best
+    first, can be more than there is time for: of the best, all sizes come before any of the others. The largest size is
+    the whole mini-batch: as every policy has it.
     """
     stored = {m.micro_config: m for m in known}
     batch_size = max(micro_batch_sizes)
@@ -147,7 +150,10 @@ def find_candidates(
                 continue
             smaller = Candidate(problem, algorithm, size, smaller, stored.get(micro_config))
             candidates.append(smaller)
-    return sorted(candidates, key=lambda candidate: candidate.micro_batch_size), failures
+    offered = dict.fromkeys(candidate.algorithm.name for candidate in candidates if candidate.from_source)
+    turns = {name: rank // _IN_A_TURN for rank, name in enumerate(offered)}
+    ordered = sorted(candidates, key=lambda c: (turns.get(c.algorithm.name, 0), c.micro_batch_size))
+    return ordered, failures
 
 
 def _why_not(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, batch_size: int) -> str | None:

@@ -64,7 +64,7 @@ def _training(name: str, share: float, *sizes: str) -> Part:
 
 _OVERHEAD = ("mucudnn.bench.divided_overhead", "--json", "{out}/overhead.json")
 _GPU = ("--device", "cuda")
-_SHORT = (*_GPU, "--time-limit", "300ms")
+_SHORT = (*_GPU, "--time-limit", "1s")
 _TINY = ("--batch", "1", "--rounds", "2", "--algorithms", "gemm", "--time-limit", "10ms", "--policy", "undivided")
 
 _ON_CUDA = (

@@ -228,10 +228,12 @@ class CudnnEngines:
     name: str = SOURCE_NAME
 
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> list[CudnnEngine]:
-        """Those that are offered for any of the sizes; deterministic if they are so for all of them."""
+        """Those that are offered for any of the sizes, in the order of the largest for which they are; deterministic
+        if they are so for all.
+        """
         numerics = Numerics.of_torch()
         deterministic: dict[EngineConfig, bool] = {}
-        for n in micro_batch_sizes:
+        for n in sorted(micro_batch_sizes, reverse=True):
             for engine in () if _is_too_large(problem, n) else self._listed(problem, n):
                 if numerics.why_barred(engine, problem.dtype) is None:
                     before = deterministic.get(engine.config, True)
@@ -239,8 +241,8 @@ class CudnnEngines:
         in_place = problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes >= 4
         return [
             CudnnEngine(config, self.backend, always, adds_in_place)
-            for adds_in_place in ((False, True) if in_place else (False,))
             for config, always in deterministic.items()
+            for adds_in_place in ((False, True) if in_place else (False,))
         ]
 
     def measuring(self) -> AbstractContextManager[object]:
