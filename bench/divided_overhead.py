@@ -8,7 +8,6 @@ BACKWARD_FILTER has the addition of its dw to the sum. Not run on a GPU yet.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from mucudnn.bench.operands import Operands, random_operands
 from mucudnn.bench.records import Record, origin
 from mucudnn.bench.synchronized_clock import wall_clock
 from mucudnn.bench.timer import EVERY_ROUND, Clock, Timer
+from mucudnn.bench.whole_files import write_json
 from mucudnn.configuration import Configuration, MicroConfig
 from mucudnn.environment import current_environment
 from mucudnn.errors import UnavailableError
@@ -158,7 +158,7 @@ def main(device: str, rounds: int, json_file: Path | None) -> None:
             f"{each.per_micro_batch_s * 1e6:+.2f} us a micro-batch over {each.steps_s / MICRO_BATCHES * 1e6:.1f} us"
         )
         if json_file is not None:
-            json_file.write_text(json.dumps(overhead_record(done, device), indent=2) + "\n", encoding="utf-8")
+            write_json(json_file, overhead_record(done, device))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ one, its own lists are compared with those of its description. Not run on a GPU 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from mucudnn.bench.console import ModuleCommand
 from mucudnn.bench.device_record import properties_of
 from mucudnn.bench.record_engines import MICRO_BATCH_SIZES, recorded_problems
 from mucudnn.bench.records import FORMAT_VERSION, Record
+from mucudnn.bench.whole_files import write_json
 from mucudnn.kernels.cudnn.device import current_device, described_device
 from mucudnn.kernels.cudnn.engines import Engine
 from mucudnn.kernels.cudnn.library import CudnnError
@@ -90,7 +90,7 @@ def main(file: Path, device_properties: str) -> None:
         "lists": len(problems) * len(MICRO_BATCH_SIZES),
         "differences": found,
     }
-    file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_json(file, record)
     changed = sum(bool(difference["changed"]) for difference in found)
     click.echo(f"{len(found)} of {record['lists']} lists differ, {changed} of them in notes or workspaces")
 

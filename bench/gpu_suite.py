@@ -27,6 +27,7 @@ import click
 
 from mucudnn.bench.console import ModuleCommand
 from mucudnn.bench.suite_parts import Part, parts
+from mucudnn.bench.whole_files import write_json
 
 _RESERVE_S = 5.0  # for what is written after the last part
 _GRACE_S = 8.0  # between asking a process to end, as Ctrl-C does, and killing it
@@ -94,9 +95,7 @@ class Suite:
     def _write(self) -> None:
         """Each file is whole at any moment."""
         summary = {**self.device, "parts": [asdict(outcome) for outcome in self.outcomes.values()]}
-        new = self.out / "summary.json.new"
-        new.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-        new.replace(self.out / "summary.json")
+        write_json(self.out / "summary.json", summary)
         if self.archive is not None:
             packed = self.archive.with_name(f"{self.archive.name}.new")
             with tarfile.open(packed, "w:gz") as archive:

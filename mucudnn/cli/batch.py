@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mucudnn.bench.whole_files import write_json
 from mucudnn.cli import options
 from mucudnn.cli.running import require_complete, tune_with_progress, tuning_environment
 
@@ -73,6 +73,6 @@ def batch(
     if csv_file is not None:
         write_csv(sweep, csv_file)
     if json_file is not None:
-        json_file.write_text(json.dumps(sweep_record(sweep, environment), indent=2) + "\n", encoding="utf-8")
+        write_json(json_file, sweep_record(sweep, environment))
     if plot_file is not None:
         save_png(draw_sweep(sweep), plot_file)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mucudnn.bench.whole_files import write_json
 from mucudnn.cli import options
 from mucudnn.cli.bench_inference import inference
 from mucudnn.cli.bench_limits import limits
@@ -74,7 +74,7 @@ def network(
     console.print(network_table(benchmark))
     console.print(str(benchmark.environment))
     if json_file is not None:
-        json_file.write_text(json.dumps(network_record(benchmark), indent=2) + "\n", encoding="utf-8")
+        write_json(json_file, network_record(benchmark))
 
 
 @bench.command()
@@ -88,7 +88,7 @@ def solver(json_file: Path | None) -> None:
     benchmark = benchmark_solvers()
     output().print(str(benchmark))
     if json_file is not None:
-        json_file.write_text(json.dumps(solver_record(benchmark), indent=2) + "\n", encoding="utf-8")
+        write_json(json_file, solver_record(benchmark))
 
 
 bench.add_command(inference)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mucudnn.bench.whole_files import write_json
 from mucudnn.cli import options
 from mucudnn.problem import MemoryFormat
 from mucudnn.units import parse_bytes
@@ -72,4 +72,4 @@ def inference(
     console.print(inference_table(benchmark))
     console.print(str(benchmark.environment))
     if json_file is not None:
-        json_file.write_text(json.dumps(inference_record(benchmark), indent=2) + "\n", encoding="utf-8")
+        write_json(json_file, inference_record(benchmark))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mucudnn.bench.whole_files import write_json, write_whole
 from mucudnn.cli import options
 from mucudnn.errors import InvalidInputError
 from mucudnn.problem import Pair
@@ -102,8 +102,10 @@ def limits(
             for comparison in compare_under_limits(
                 table, Config(**rest), limits, device=device, rounds=rounds, seconds=seconds, progress=progress
             ):
-                _replace(csv_file, limits_csv(comparison))
-                _replace(json_file, json.dumps(limits_record(comparison), indent=2) + "\n")
+                if csv_file is not None:
+                    write_whole(csv_file, limits_csv(comparison))
+                if json_file is not None:
+                    write_json(json_file, limits_record(comparison))
         except KeyboardInterrupt:
             interrupted = True
     if comparison is not None:
@@ -113,11 +115,3 @@ def limits(
         console.print(str(comparison.environment))
     if interrupted:
         raise KeyboardInterrupt
-
-
-def _replace(path: Path | None, text: str) -> None:
-    """A file that is never half written, however this ends."""
-    if path is not None:
-        new = path.with_name(path.name + ".new")
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)

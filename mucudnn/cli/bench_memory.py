@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mucudnn.bench.whole_files import write_json
 from mucudnn.cli import options
 from mucudnn.problem import MemoryFormat
 
@@ -69,7 +69,7 @@ def memory(
     console.print(in_words(benchmark))
     console.print(str(benchmark.environment))
     if json_file is not None:
-        json_file.write_text(json.dumps(memory_record(benchmark), indent=2) + "\n", encoding="utf-8")
+        write_json(json_file, memory_record(benchmark))
 
 
 def _model_and_input(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from mucudnn.bench.precision import Precision
+from mucudnn.bench.whole_files import write_json
 from mucudnn.cli import options
 from mucudnn.problem import MemoryFormat
 
@@ -92,7 +92,7 @@ def training(
                 write_csv(cells, csv_file)
             if json_file is not None:
                 record = training_record(cells, config, environment, rounds)
-                json_file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+                write_json(json_file, record)
     console = output()
     console.print(training_steps_table(cells, config))
     console.print(str(environment))

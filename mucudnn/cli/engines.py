@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mucudnn.bench.whole_files import write_json
 from mucudnn.cli import options
 from mucudnn.config import BatchSizePolicy
 from mucudnn.errors import InvalidInputError
@@ -87,7 +87,7 @@ def engines(
     if csv_file is not None:
         write_csv(found, csv_file)
     if json_file is not None:
-        json_file.write_text(json.dumps(engines_record(found), indent=2) + "\n", encoding="utf-8")
+        write_json(json_file, engines_record(found))
 
 
 def _named(table: LayerTable, name: str | None) -> Layer:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mucudnn.bench.whole_files import write_json
 from mucudnn.cli import options
 from mucudnn.cli.running import require_complete, solve_stored, tune_with_progress, tuning_environment
 from mucudnn.errors import InvalidInputError
@@ -114,9 +114,7 @@ def _budget(source: str, sizes: dict[str, Any], config: Config, device: str, sto
     if csv_file is not None:
         report.write_csv(explanation, csv_file)
     if json_file is not None:
-        json_file.write_text(
-            json.dumps(report.explanation_record(explanation, environment), indent=2) + "\n", encoding="utf-8"
-        )
+        write_json(json_file, report.explanation_record(explanation, environment))
     if plot_file is not None:
         save_png(draw_explanation(explanation), plot_file)
 
@@ -139,7 +137,7 @@ def _headroom(source: str, sizes: dict[str, Any], config: Config, device: str, s
         report.write_csv(rows, csv_file)
     if json_file is not None:
         record = report.headroom_record(headroom, tuning, rows, environment)
-        json_file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_json(json_file, record)
     if plot_file is not None:
         save_png(draw_headroom(headroom, tuning.source, rows), plot_file)
 

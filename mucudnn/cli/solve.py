@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mucudnn.bench.whole_files import write_json
 from mucudnn.cli import options
 from mucudnn.cli.running import load_limited, solve_stored
 
@@ -62,4 +62,4 @@ def solve(
     console.print(f"measured on {replayed.environment}")
     if json_file is not None:
         record = tuning_record(replayed.tuning, replayed.environment) | {"notes": replayed.notes}
-        json_file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_json(json_file, record)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mucudnn.bench.whole_files import write_json
 from mucudnn.cli import options
 from mucudnn.cli.running import load_limited, require_complete, tune_with_progress, tuning_environment
 
@@ -51,5 +51,5 @@ def tune(
         console.print(account_in_words(tuning))
     console.print(str(environment))
     if json_file is not None:
-        json_file.write_text(json.dumps(tuning_record(tuning, environment), indent=2) + "\n", encoding="utf-8")
+        write_json(json_file, tuning_record(tuning, environment))
     require_complete(tuning)
