@@ -240,7 +240,9 @@ def test_ctrl_c_outside_of_tuning_gives_130(monkeypatch: pytest.MonkeyPatch) -> 
         raise KeyboardInterrupt
 
     monkeypatch.setattr("mucudnn.bench.layers.load_source", interrupt)
-    assert invoke("layers", "alexnet").exit_code == 130
+    result = invoke("layers", "alexnet")
+    assert result.exit_code == 130
+    assert result.stderr.startswith("Interrupted. All measurements are kept; run the same command again")
 
 
 def test_status_of_a_real_process() -> None:

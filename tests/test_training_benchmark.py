@@ -273,7 +273,10 @@ def test_the_files_are_there_after_each_group(monkeypatch: pytest.MonkeyPatch, t
 
     monkeypatch.setattr(networks, "build", lambda name: tiny())
     monkeypatch.setattr(training_benchmark, "_measure", interrupted)
-    assert invoke("bench", "training", "alexnet", *QUICK, "--csv", tmp_path / "out.csv").exit_code == 130
+    result = invoke("bench", "training", "alexnet", *QUICK, "--csv", tmp_path / "out.csv")
+    assert result.exit_code == 130
+    assert "alexnet, batch 2: training steps" in result.stdout
+    assert "All measurements are kept" in result.stderr
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
 
 

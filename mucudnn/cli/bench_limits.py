@@ -96,9 +96,9 @@ def limits(
     if filters:
         table = with_filters(table, filters)
     options.use_threads(threads)
-    comparison, interrupted = None, False
-    with progress_bar() as progress:
-        try:
+    comparison = None
+    try:
+        with progress_bar() as progress:
             for comparison in compare_under_limits(
                 table, Config(**rest), limits, device=device, rounds=rounds, seconds=seconds, progress=progress
             ):
@@ -106,12 +106,9 @@ def limits(
                     write_whole(csv_file, limits_csv(comparison))
                 if json_file is not None:
                     write_json(json_file, limits_record(comparison))
-        except KeyboardInterrupt:
-            interrupted = True
-    if comparison is not None:
-        console = output()
-        console.print(limits_table(comparison))
-        console.print(in_words(comparison), soft_wrap=True)
-        console.print(str(comparison.environment))
-    if interrupted:
-        raise KeyboardInterrupt
+    finally:  # however it ends, what is ready is told
+        if comparison is not None:
+            console = output()
+            console.print(limits_table(comparison))
+            console.print(in_words(comparison), soft_wrap=True)
+            console.print(str(comparison.environment))

@@ -75,24 +75,27 @@ def training(
     environment = current_environment(device)
     torch.manual_seed(0)
     model, cells = build(network), list[TrainingCell]()
-    with progress_bar() as progress:
-        groups = measure_training(
-            network,
-            model,
-            INPUT_SHAPE,
-            batch_size=batch or _BATCH_SIZES[device],
-            device=device,
-            precisions=precisions,
-            memory_formats=memory_formats,
-            course=Course(config, rounds, seconds, progress=progress),
-        )
-        for group in groups:
-            cells += group
-            if csv_file is not None:
-                write_csv(cells, csv_file)
-            if json_file is not None:
-                record = training_record(cells, config, environment, rounds)
-                write_json(json_file, record)
-    console = output()
-    console.print(training_steps_table(cells, config))
-    console.print(str(environment))
+    try:
+        with progress_bar() as progress:
+            groups = measure_training(
+                network,
+                model,
+                INPUT_SHAPE,
+                batch_size=batch or _BATCH_SIZES[device],
+                device=device,
+                precisions=precisions,
+                memory_formats=memory_formats,
+                course=Course(config, rounds, seconds, progress=progress),
+            )
+            for group in groups:
+                cells += group
+                if csv_file is not None:
+                    write_csv(cells, csv_file)
+                if json_file is not None:
+                    record = training_record(cells, config, environment, rounds)
+                    write_json(json_file, record)
+    finally:  # however it ends, what is ready is told
+        if cells:
+            console = output()
+            console.print(training_steps_table(cells, config))
+            console.print(str(environment))

@@ -28,7 +28,7 @@ class CommandError(click.ClickException):
 
 
 class CommandGroup(click.Group):
-    """Turns mucudnn's own errors into exit status 2, and Ctrl-C into 130."""
+    """Turns mucudnn's own errors into exit status 2, and Ctrl-C into 130 and a word on what is kept."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -37,7 +37,12 @@ class CommandGroup(click.Group):
                 return super().invoke(ctx)
         except MucudnnError as error:
             raise CommandError(str(error)) from error
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interruption:
+            ready = f": {interruption}" if str(interruption) else ""
+            click.echo(
+                f"Interrupted{ready}. All measurements are kept; run the same command again to go on from there.",
+                err=True,
+            )
             raise SystemExit(INTERRUPTED) from None
 
 

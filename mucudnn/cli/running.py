@@ -55,14 +55,9 @@ def tune_with_progress(table: LayerTable, config: Config, device: str, limits: L
 
 
 def require_complete(tuning: TableTuning) -> None:
-    """Raises ``KeyboardInterrupt`` after saying what is kept, if the tuning was interrupted."""
+    """Raises ``KeyboardInterrupt`` with what is ready, if the tuning was interrupted."""
     if tuning.interrupted:
-        click.echo(
-            f"Interrupted: {len(tuning.rows)} of {tuning.wanted} are ready. All measurements are kept; "
-            "run the same command again to go on from there.",
-            err=True,
-        )
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(f"{len(tuning.rows)} of {tuning.wanted} are ready")
 
 
 @dataclass(frozen=True, slots=True)
