@@ -108,12 +108,7 @@ def _is_run(run: object) -> bool:
     if not (isinstance(run, list) and len(run) >= 4):
         return False
     numbers = zip(("algorithm", "version", "micro_batch_size", "samples"), run, strict=False)
-    return all(RULES[column].allows(value) for column, value in numbers) and run[4:] in (
-        [],
-        ["kept"],
-        ["instead"],
-        ["fresh"],
-    )
+    return all(RULES[column].allows(value) for column, value in numbers) and run[4:] in _HOW
 
 
 _HOW: tuple[list[str], ...] = ([], ["kept"], ["instead"], ["fresh"])  # see ``schema.configuration_key``
