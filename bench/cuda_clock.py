@@ -9,8 +9,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from mucudnn.bench.synchronized_clock import SynchronizedClock
 from mucudnn.bench.throttling import current_reasons, throttling
-from mucudnn.bench.timer import Clock, StoppingRule
+from mucudnn.bench.timer import StoppingRule
 
 _L2_FACTOR = 2  # the flush writes as much more than the cache holds
 _CHECK_EVERY_S = 10.0
@@ -19,7 +20,7 @@ _LEAD = 2.0  # the device waits so many times as long as launching took the last
 _LONGEST_WAIT_S = 0.02  # the first call of all may compile
 
 
-class CudaClock(Clock):
+class CudaClock(SynchronizedClock):
     """Times what runs on the current device and stream, each pass by a pair of events.
 
     Before a pass a buffer larger than the L2 cache is written, so that it finds the cache without its operands. Within
@@ -43,10 +44,6 @@ class CudaClock(Clock):
         self._uuid = f"GPU-{properties.uuid}"
         self._launch_s: WeakKeyDictionary[Callable[[], object], float] = WeakKeyDictionary()  # of one call
         self._next_check_s = time.perf_counter()
-
-    def now(self) -> float:
-        torch.cuda.synchronize()
-        return time.perf_counter()
 
     def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
         passes = [min(calls_per_pass, calls - done) for done in range(0, calls, calls_per_pass)]

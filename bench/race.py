@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from mucudnn.bench.faults import CANDIDATE_ERRORS, give_back_cache, is_out_of_memory, without_frames
-from mucudnn.configuration import NATIVE, Failure, Measurement, MicroConfig
+from mucudnn.configuration import NATIVE, Failure, Measurement, MicroConfig, source_of
 from mucudnn.kernels.algorithm import Algorithm, Workspace
 from mucudnn.problem import ConvProblem
 
@@ -80,7 +80,7 @@ class Candidate:
         """Offered by an ``AlgorithmSource``: foreign code, each size compiled by itself, its workspace known exactly
         without running anything.
         """
-        return ":" in self.algorithm.name
+        return source_of(self.algorithm.name) != self.algorithm.name
 
     @property
     def workspace_bytes(self) -> int:
