@@ -50,6 +50,11 @@ def torch_dtype(problem: ConvProblem) -> torch.dtype:
     return dtype
 
 
+def compute_dtype(problem: ConvProblem) -> torch.dtype:
+    """The problem's, or float32 where that has less."""
+    return torch.promote_types(torch_dtype(problem), torch.float32)
+
+
 def empty_activation(problem: ConvProblem, shape: tuple[int, int, int, int], device_type: str = "cpu") -> Tensor:
     """Uninitialised tensor in the problem's dtype and memory format; shape: (N, C, H, W)."""
     memory_format = TORCH_FORMATS[problem.memory_format]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
 from mucudnn.kernels.allocation import counted_internal_bytes
-from mucudnn.kernels.buffers import Part, carve, carved_bytes, torch_dtype
+from mucudnn.kernels.buffers import Part, carve, carved_bytes, compute_dtype, torch_dtype
 from mucudnn.problem import ConvProblem, Operation, Pair
 
 
@@ -146,7 +146,7 @@ class Direct:
 
 def _prepared_parts(problem: ConvProblem) -> list[Part]:
     """(R * S, groups, K // groups, C // groups); a second one to add it to a dw of half precision."""
-    dtype = torch.promote_types(torch_dtype(problem), torch.float32)
+    dtype = compute_dtype(problem)
     k, c = problem.k // problem.groups, problem.c // problem.groups
     part = Part((problem.r * problem.s, problem.groups, k, c), dtype)
     staged = problem.operation is Operation.BACKWARD_FILTER and dtype != torch_dtype(problem)
@@ -156,7 +156,7 @@ def _prepared_parts(problem: ConvProblem) -> list[Part]:
 def _scratch_parts(layout: Phases, n: int) -> list[Part]:
     """X (phases, groups, rows + tail, C // groups) and Y (groups, rows, K // groups)."""
     problem = layout.problem
-    dtype = torch.promote_types(torch_dtype(problem), torch.float32)
+    dtype = compute_dtype(problem)
     rows, groups = n * layout.height * layout.width, problem.groups
     x = Part((len(layout.offsets), groups, rows + layout.tail, problem.c // groups), dtype)
     return [x, Part((groups, rows, problem.k // groups), dtype)]

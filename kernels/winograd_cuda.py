@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mucudnn.errors import InvalidInputError
 from mucudnn.kernels.algorithm import Workspace
-from mucudnn.kernels.buffers import Part, carve, carved_bytes, torch_dtype
+from mucudnn.kernels.buffers import Part, carve, carved_bytes, compute_dtype
 from mucudnn.kernels.cook_toom import CookToom
 from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher
 from mucudnn.kernels.cuda.launcher import Launcher, LaunchError
@@ -137,19 +137,15 @@ class CudaWinograd:
         self.launcher.launch(source, function, blocks, _BLOCK_THREADS, pointers, sizes, device)
 
 
-def _compute_dtype(problem: ConvProblem) -> torch.dtype:
-    return torch.promote_types(torch_dtype(problem), torch.float32)
-
-
 def _filter_part(matrices: CookToom, problem: ConvProblem) -> Part:
     """U or dU, (points * groups, K // groups, C // groups)."""
     k, c, _, _ = problem.w_shape()
-    return Part((matrices.a**2 * problem.groups, k // problem.groups, c), _compute_dtype(problem))
+    return Part((matrices.a**2 * problem.groups, k // problem.groups, c), compute_dtype(problem))
 
 
 def _tile_parts(problem: ConvProblem, tiles: Tiling) -> list[Part]:
     """V, and M or the transformed dy: (points * groups, channels, tiles), for channels last (.., tiles, channels)."""
-    points, dtype = tiles.a**2 * tiles.groups, _compute_dtype(problem)
+    points, dtype = tiles.a**2 * tiles.groups, compute_dtype(problem)
     if problem.memory_format is MemoryFormat.CHANNELS_LAST:
         return [Part((points, tiles.count, c), dtype) for c in (tiles.source_channels, tiles.target_channels)]
     return [Part((points, c, tiles.count), dtype) for c in (tiles.source_channels, tiles.target_channels)]

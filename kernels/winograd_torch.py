@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
-from mucudnn.kernels.buffers import Part, carve, carved_bytes, torch_dtype
+from mucudnn.kernels.buffers import Part, carve, carved_bytes, compute_dtype, torch_dtype
 from mucudnn.kernels.cook_toom import CookToom, Matrix, kronecker
 from mucudnn.kernels.tiling import Tiling, tiling
 from mucudnn.problem import ConvProblem, Operation
@@ -91,14 +91,10 @@ class TorchWinograd:
             w.copy_(wide)
 
 
-def _compute_dtype(problem: ConvProblem) -> torch.dtype:
-    return torch.promote_types(torch_dtype(problem), torch.float32)
-
-
 def _prepared_parts(matrices: CookToom, problem: ConvProblem) -> list[Part]:
     """U or dU, (points, K, C // groups); for half precision also the filter in float32."""
     k, c, r, s = problem.w_shape()
-    dtype = _compute_dtype(problem)
+    dtype = compute_dtype(problem)
     parts = [Part((matrices.a**2, k, c), dtype)]
     return parts if dtype == torch_dtype(problem) else [*parts, Part((k, c, r, s), dtype)]
 
@@ -115,7 +111,7 @@ def _scratch_parts(matrices: CookToom, problem: ConvProblem, n: int) -> list[Par
         sizes = [a * a * source, max(half_source, a * a * target), half_target]
     else:
         sizes = [max(a * a * source, m * a * target), max(half_source, a * a * target)]
-    return [Part((size,), _compute_dtype(problem)) for size in sizes]
+    return [Part((size,), compute_dtype(problem)) for size in sizes]
 
 
 def _half_shape(tiles: Tiling, matrix: Matrix, channels: int) -> tuple[int, ...]:
