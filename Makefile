@@ -1,4 +1,4 @@
-# Targets: demo, test, lint make the virtual environment first if it is missing or out of date; gpu takes $(PYTHON) as it is.
+# Targets: demo, test, fuzz, lint make the virtual environment first if it is missing or out of date; gpu takes $(PYTHON) as it is.
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -13,11 +13,12 @@ define require_version
 	|| { echo "$(PYTHON) is too old: mucudnn needs Python 3.11 or later; try make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 endef
 
-.PHONY: demo test lint gpu help
+.PHONY: demo test fuzz lint gpu help
 
 help:
 	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (a few minutes)"
 	@echo "make test   run the whole test suite"
+	@echo "make fuzz   random problems, values and kills against every algorithm, command and file (half an hour)"
 	@echo "make lint   ruff (check and format) and mypy"
 	@echo "make gpu    run the tests of an NVIDIA GPU and all benchmarks on it; installs nothing (under 10 minutes)"
 
@@ -26,6 +27,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
+
+fuzz: $(VENV)/.installed
+	MUCUDNN_FUZZ=full $(BIN)/python -m pytest -m fuzz
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
