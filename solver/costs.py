@@ -100,8 +100,6 @@ def _picoseconds(times_s: Sequence[float]) -> float:
 
 def _check(measurement: Measurement) -> None:
     what = f"measurement of {measurement.micro_config.algorithm} {measurement.micro_config.micro_batch_size}"
-    if measurement.micro_config.micro_batch_size < 1:
-        raise InvalidInputError(f"{what}: the micro-batch size must be at least 1")
     for name in ("setup_s", "step_s", "prepared_bytes", "scratch_bytes"):
         value = getattr(measurement, name)
         if not 0 <= value * PICOSECONDS < math.inf:
