@@ -9,9 +9,31 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from mucudnn.errors import InvalidInputError
+from mucudnn.environment import require_cuda
+from mucudnn.errors import InvalidInputError, UnavailableError
+from mucudnn.values import shown, text
 
 _NAMES_SHOWN = 3
+
+
+def device_named(device: object) -> torch.device:
+    """``"cuda:1"`` as ``torch.device("cuda", 1)``, which may be given as well.
+
+    Raises ``InvalidInputError`` for what names no device, ``UnavailableError`` for a GPU by a number that there is not.
+    """
+    try:
+        named = device if isinstance(device, torch.device) else torch.device(text(device, "device"))
+    except RuntimeError:
+        raise InvalidInputError(
+            f"device is {shown(device)}; use 'cpu', 'cuda' or the number of a GPU, 'cuda:1'"
+        ) from None
+    if named.type == "cuda" and named.index is not None:
+        require_cuda()
+        if named.index >= torch.cuda.device_count():
+            raise UnavailableError(
+                f"device is '{named}', but there are {torch.cuda.device_count()} GPUs, numbered from 0: use another"
+            )
+    return named
 
 
 def device_of_convolutions(model: nn.Module) -> torch.device:
@@ -44,7 +66,7 @@ def made_current(device: torch.device) -> AbstractContextManager[object]:
 
     Nothing is done where it is the current one already: to ask costs less than to switch.
     """
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
+    if device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)
 

@@ -27,6 +27,7 @@ class MemoryFormat(StrEnum):
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 MOST_ELEMENTS = 2**31 - 1  # of any operand of a mini-batch: what is counted in 32 bits somewhere, here and in libraries
+MOST_SAMPLES = 2**20  # of a mini-batch: every batch size up to it is solved for, in about a minute and a GiB
 Pair = tuple[int, int]
 
 _SIZES = ("c", "h", "w", "k", "r", "s", "groups")
@@ -128,14 +129,17 @@ class ConvProblem:
         """Additions and multiplications of the direct method for ``n`` samples."""
         return 2 * n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
 
+    def largest_batch_size(self) -> int:
+        """With at most ``MOST_ELEMENTS`` in x and in y."""
+        return min(MOST_SAMPLES, MOST_ELEMENTS // max(prod(self.x_shape(1)), prod(self.y_shape(1))))
+
     def checked_batch_size(self, n: object, name: str = "batch_size") -> int:
-        """``n`` as an int. Raises ``InvalidInputError``, with the most that is allowed, if x or y would be too large."""
-        samples = whole(n, name, 1)
-        elements = max(prod(self.x_shape(1)), prod(self.y_shape(1)))
-        if samples * elements > MOST_ELEMENTS:
+        """``n`` as an int. Raises ``InvalidInputError``, with what is allowed, if x or y would be too large."""
+        samples, most = whole(n, name, 1), self.largest_batch_size()
+        if samples > most:
             raise InvalidInputError(
-                f"{name} is {samples}: x or y of {self} would have {samples * elements} elements; at most "
-                f"{MOST_ELEMENTS} are allowed: give a {name} of at most {MOST_ELEMENTS // elements}"
+                f"{name} is {samples}; it must be at most {most} for {self}: x and y may have at most {MOST_ELEMENTS} "
+                f"elements and {MOST_SAMPLES} samples"
             )
         return samples
 

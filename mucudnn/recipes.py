@@ -89,6 +89,8 @@ def _resolve(
         expected = (problem.k,) if operation is Operation.FORWARD else problem.y_shape(len(x))
         if x.shape != problem.x_shape(len(x)) or w.shape != problem.w_shape():
             return None
+        if len(x) > problem.largest_batch_size():
+            return None
         if third is not None and third.shape != expected:
             return None
         with made_current(x.device):

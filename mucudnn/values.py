@@ -33,9 +33,9 @@ def settle(record: object, **values: object) -> None:
 
 
 def shown(value: object) -> str:
-    """``repr``, shortened: what is given may be thousands of digits, which Python refuses to write."""
+    """``repr``, on one line and shortened: what is given may be thousands of digits, which Python refuses to write."""
     try:
-        text = repr(value)
+        text = repr(value).replace("\n", " ")
     except ValueError:
         return f"a too long {type(value).__name__}"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"

@@ -194,7 +194,7 @@ def test_equal_lines_are_merged_and_lines_without_a_name_numbered(tmp_path: Path
         (f"{HEADING}\n3,9,9,4,3,3,0,0,1\n", r"layers\.csv, line 2: the number of values"),
         (f"{HEADING}\n3,9,9,4,3,3,0,0,1,1,7\n", r"layers\.csv, line 2: the number of values"),
         (f"{HEADING}\n3,9,9,4,11,3,0,0,1,1\n", r"line 2: not a convolution: the filter covers 11x3 .* only 9x9"),
-        (f"{HEADING},n\n3,9,9,4,3,3,0,0,1,1,0\n", "line 2: n is 0 .* at least 1"),
+        (f"{HEADING},n\n3,9,9,4,3,3,0,0,1,1,0\n", "line 2: n is 0; it must be at least 1"),
         (f"{HEADING},colour\n3,9,9,4,3,3,0,0,1,1,7\n", "line 1: unknown column 'colour'; allowed are c, h"),
         ("c,h,w,k,r\n3,9,9,4,3\n", "line 1: no column s, pad_h, pad_w"),
         ("", "line 1: no column c"),

@@ -353,7 +353,13 @@ def test_root_module_that_is_itself_a_convolution() -> None:
 def test_model_without_a_convolution_is_returned_as_it_is() -> None:
     model = nn.Linear(3, 4)
     assert mucudnn.optimize(model, torch.randn(2, 3)) is model
-    assert str(mucudnn.report(model)).startswith("no tuned convolutions")
+    assert str(mucudnn.report(model)) == "no convolutions: the model has no torch.nn.Conv2d, there is nothing to tune"
+
+
+def test_report_tells_what_is_not_tuned_from_what_is_not_there() -> None:
+    assert str(mucudnn.report(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)))).startswith(
+        "no tuned convolutions among 2: call mucudnn.optimize(model, sample_input) first"
+    )
 
 
 def test_where_torch_wins_there_is_no_operator(tuner: FakeTuner) -> None:

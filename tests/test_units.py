@@ -119,7 +119,7 @@ def test_refused_times_say_what_to_write(text: str) -> None:
 
 @pytest.mark.parametrize("seconds", [-1, nan, inf, True, 10**400, 1j, b"60s"])
 def test_what_is_no_number_of_seconds_is_refused(seconds: Any) -> None:
-    with pytest.raises(InvalidInputError, match="60s, 2min or 500ms|it must be a finite number"):
+    with pytest.raises(InvalidInputError, match=r"60s, 2min or 500ms|it must be a finite number"):
         parse_seconds(seconds)
 
 
