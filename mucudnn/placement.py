@@ -23,10 +23,8 @@ def device_named(device: object) -> torch.device:
     """
     try:
         named = device if isinstance(device, torch.device) else torch.device(text(device, "device"))
-    except RuntimeError:
-        raise InvalidInputError(
-            f"device is {shown(device)}; use 'cpu', 'cuda' or the number of a GPU, 'cuda:1'"
-        ) from None
+    except (RuntimeError, InvalidInputError):
+        raise InvalidInputError(f"device is {shown(device)}; use 'cpu', 'cuda', 'cuda:1' or a torch.device") from None
     if named.type == "cuda" and named.index is not None:
         require_cuda()
         if named.index >= torch.cuda.device_count():
