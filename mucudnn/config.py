@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TypeVar
 from mucudnn.errors import InvalidInputError
 from mucudnn.problem import Operation
 from mucudnn.units import parse_bytes, parse_seconds
-from mucudnn.values import flag, member, real, settle, shown, texts
+from mucudnn.values import flag, member, real, settle, several, shown, texts
 
 _Amount = TypeVar("_Amount")
 _Number = TypeVar("_Number", int, float)
@@ -163,8 +163,7 @@ def _amount(parse: Callable[[_Amount], _Number | None], value: _Amount, name: st
 def _operations(value: object) -> tuple[Operation, ...]:
     if value is None:
         return tuple(Operation)
-    given = [value] if isinstance(value, str) or not isinstance(value, Iterable) else value
-    operations = tuple(dict.fromkeys(member(Operation, one, "operation") for one in given))
+    operations = tuple(dict.fromkeys(member(Operation, one, "operation") for one in several(value)))
     if not operations:
         raise InvalidInputError("operations is empty; name at least one of " + ", ".join(Operation))
     return operations

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mucudnn.values import instance, plain, settle, text, whole
+from mucudnn.values import instance, plain, settle, several, text, whole
 
 NATIVE = "native"  # torch's own convolution in the tensor's memory format
 
@@ -81,7 +80,7 @@ class Configuration:
     def __post_init__(self) -> None:
         settle(
             self,
-            micro_configs=_micro_configs(self.micro_configs),
+            micro_configs=tuple(instance(MicroConfig, one, "micro_config") for one in several(self.micro_configs)),
             time_s=plain(self.time_s),
             workspace_bytes=plain(self.workspace_bytes),
         )
@@ -106,9 +105,3 @@ class Configuration:
             times = f"×{count}" if count > 1 else ""
             parts.append(f"{micro_config.algorithm} {micro_config.micro_batch_size}{times}")
         return " + ".join(parts)
-
-
-def _micro_configs(value: object) -> tuple[MicroConfig, ...]:
-    if not isinstance(value, Iterable):
-        value = (value,)
-    return tuple(instance(MicroConfig, one, "micro_config") for one in value)

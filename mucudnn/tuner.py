@@ -29,7 +29,7 @@ from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.task import Task
 from mucudnn.tuning import TunedProblem, Tuning, TuningInterrupted, allowed, tuned_problem
-from mucudnn.values import instance, shown, whole
+from mucudnn.values import instance, several, shown, whole
 from mucudnn.verification import Machine
 
 __all__ = ["Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
@@ -38,7 +38,7 @@ Progress = Callable[[str, float], None]
 
 
 def tune(
-    problems: Iterable[ConvProblem],
+    problems: Iterable[ConvProblem] | ConvProblem,
     batch_size: int,
     config: Config | None = None,
     *,
@@ -67,7 +67,8 @@ def tune(
     config, place = config_or_default(config), device_named(device)
     names = instance(Mapping, {} if names is None else names, "names")  # type: ignore[type-abstract]
     samples, limit = whole(batch_size, "batch_size", 1), config.workspace_limit_bytes
-    wanted = dict.fromkeys(p for p in _problems(problems) if p.operation in config.operations)
+    given = [instance(ConvProblem, problem, "one of problems") for problem in several(problems)]
+    wanted = dict.fromkeys(problem for problem in given if problem.operation in config.operations)
     tasks = [Task(problem, samples, limit, name=names.get(problem, "")) for problem in wanted]
     with made_current(place):
         return tune_tasks(tasks, config, device=place.type, progress=progress, database=database, machine=machine)
@@ -98,12 +99,6 @@ def require_callable(progress: object) -> None:
     """Raises ``InvalidInputError`` before anything is measured."""
     if not (progress is None or callable(progress)):
         raise InvalidInputError(f"progress is {shown(progress)}; give a function of a text and a fraction, or None")
-
-
-def _problems(problems: object) -> list[ConvProblem]:
-    if not isinstance(problems, Iterable):
-        raise InvalidInputError(f"problems is {shown(problems)}; give ConvProblems in a list")
-    return [instance(ConvProblem, problem, "one of problems") for problem in problems]
 
 
 @dataclass(slots=True)

@@ -87,12 +87,15 @@ def text(value: object, name: str) -> str:
     return str(value) if isinstance(value, str) else _refuse(value, name, "text")
 
 
+def several(value: object) -> Iterable[object]:
+    """What is in it; a text, and whatever has nothing in it, is the only one itself."""
+    given = plain(value)
+    return given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+
+
 def texts(value: object, name: str) -> tuple[str, ...]:
     """Each once, in their order; one text is one of them, not its letters."""
-    given = (value,) if isinstance(value, str) else value
-    if not isinstance(given, Iterable):
-        _refuse(value, name, "text, or several of them in a list")
-    return tuple(dict.fromkeys(text(one, f"one of {name}") for one in given))
+    return tuple(dict.fromkeys(text(one, f"one of {name}") for one in several(value)))
 
 
 def member(kind: type[_Choice], value: object, name: str) -> _Choice:

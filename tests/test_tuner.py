@@ -372,8 +372,7 @@ def test_batch_sizes_that_cannot_be_are_refused(bench: Bench, batch_size: Any) -
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"problems": FORWARD}, "problems is ConvProblem.* give ConvProblems in a list"),
-        ({"problems": None}, "problems is None"),
+        ({"problems": None}, "one of problems is None"),
         ({"problems": ["forward"]}, "one of problems is 'forward'; it must be a ConvProblem"),
         (
             {"config": {"workspace_limit": None}},
@@ -392,6 +391,11 @@ def test_other_arguments_that_cannot_be_are_refused(bench: Bench, given: dict[st
     with pytest.raises(InvalidInputError, match=message):
         tune(**arguments, machine=bench.machine)
     assert bench.steps == 0
+
+
+def test_one_problem_may_be_given_by_itself(bench: Bench) -> None:
+    tuning = tune(FORWARD, BATCH, NO_LIMIT, database=bench.database, machine=bench.machine)
+    assert [tuned.problem for tuned in tuning.problems] == [FORWARD]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])
