@@ -20,7 +20,7 @@ from mucudnn.bench.networks import INPUT_SHAPE, NETWORKS, build
 from mucudnn.bench.tracing import convolutions_of, trace
 from mucudnn.errors import InvalidInputError
 from mucudnn.kernels.buffers import TORCH_FORMATS
-from mucudnn.problem import MOST_ELEMENTS, ConvProblem, MemoryFormat, Operation, dtype_name
+from mucudnn.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, dtype_name
 from mucudnn.values import flag, instance, member, settle, shown, text, whole
 
 __all__ = ["NETWORKS", "TABLES", "Layer", "LayerTable", "convolutions_of", "load_source", "read_csv", "trace"]
@@ -45,7 +45,7 @@ class Layer:
     name: of the module, or of all of them. batch_size: samples that it is called with. input_needs_gradient: False
     where the input is the network's own, whose gradient nobody asks for: such a layer has no BACKWARD_DATA.
 
-    Raises ``InvalidInputError`` for other values, and for a batch whose operands would be too large.
+    Raises ``InvalidInputError`` for other values, and for batches of more than ``MOST_SAMPLES``.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Layer:
             self,
             name=text(self.name, "name"),
             problem=instance(ConvProblem, self.problem, "problem"),
-            batch_size=self.problem.checked_batch_size(self.batch_size),
+            batch_size=whole(self.batch_size, "batch_size", 1, MOST_SAMPLES),
             count=whole(self.count, "count", 1),
             input_needs_gradient=flag(self.input_needs_gradient, "input_needs_gradient"),
         )
@@ -100,7 +100,9 @@ def load_source(
 
     Raises ``InvalidInputError`` for what cannot be found, read or run, and for sources without a convolution.
     """
-    layers = _load(source, None if batch is None else whole(batch, "batch", 1), _checked_shape(input_shape))
+    layers = _load(
+        source, None if batch is None else whole(batch, "batch", 1, MOST_SAMPLES), _checked_shape(input_shape)
+    )
     if not layers:
         raise InvalidInputError(f"{source} has no convolution (torch.nn.Conv2d) to tune; name another source")
     as_asked = (
@@ -259,9 +261,8 @@ def _layer(path: Path, number: int, line: Mapping[str, str | None]) -> Layer:
     size = {name: _size(where, name, line[name]) for name in _REQUIRED}
     size |= {name: _size(where, name, line.get(name) or default) for name, default in _OPTIONAL.items()}
     try:
-        problem = _problem(size)
-        batch_size = problem.checked_batch_size(size["n"], "n")
-        return Layer(line.get("name") or f"line {number}", problem, batch_size, size["count"])
+        batch_size = whole(size["n"], "n", 1, MOST_SAMPLES)
+        return Layer(line.get("name") or f"line {number}", _problem(size), batch_size, size["count"])
     except InvalidInputError as error:
         raise InvalidInputError(f"{where}: {error}") from None
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 
 from mucudnn.errors import InvalidInputError
+from mucudnn.placement import largest_batch_size
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
 
@@ -59,7 +60,7 @@ def call_of(name: str, module: nn.Conv2d, arguments: tuple[Any, ...], named: dic
     x = arguments[0] if arguments else named["input"]
     x = x if x.dim() == 4 else x.unsqueeze(0)
     problem = _problem(module, x)
-    if problem is None or not 0 < len(x) <= problem.largest_batch_size():
+    if problem is None or not 0 < len(x) <= largest_batch_size(problem, x.device.type):
         return None
     return Call(name, problem, len(x), x.requires_grad)
 

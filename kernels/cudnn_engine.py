@@ -141,7 +141,7 @@ class CudnnEngine:
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         """The reason is the size of x or y, of more than 2^31 - 1 elements, or that cuDNN does not offer or plan it."""
-        if micro_batch_size > problem.largest_batch_size():
+        if micro_batch_size > problem.countable_samples():
             return f"x or y of {micro_batch_size} sample(s) has more than 2^31 - 1 elements; smaller micro-batches fit"
         try:
             if all(engine.config != self.config for engine in self.backend.offered(problem, micro_batch_size)):
@@ -232,7 +232,7 @@ class CudnnEngines:
         numerics = Numerics.of_torch()
         deterministic: dict[EngineConfig, bool] = {}
         for n in sorted(micro_batch_sizes, reverse=True):
-            for engine in () if n > problem.largest_batch_size() else self._listed(problem, n):
+            for engine in () if n > problem.countable_samples() else self._listed(problem, n):
                 if numerics.why_barred(engine, problem.dtype) is None:
                     before = deterministic.get(engine.config, True)
                     deterministic[engine.config] = before and engine.deterministic

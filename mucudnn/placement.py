@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mucudnn.environment import require_cuda
 from mucudnn.errors import InvalidInputError, UnavailableError
+from mucudnn.problem import MOST_SAMPLES, ConvProblem
 from mucudnn.values import shown, text
 
 _NAMES_SHOWN = 3
@@ -32,6 +33,11 @@ def device_named(device: object) -> torch.device:
                 f"device is '{named}', but there are {torch.cuda.device_count()} GPUs, numbered from 0: use another"
             )
     return named
+
+
+def largest_batch_size(problem: ConvProblem, device_type: str) -> int:
+    """Of a mini-batch. On a GPU x and y may have more than ``MOST_ELEMENTS``: engines get micro-batches that have not."""
+    return MOST_SAMPLES if device_type == "cuda" else min(MOST_SAMPLES, problem.countable_samples())
 
 
 def device_of_convolutions(model: nn.Module) -> torch.device:

@@ -26,7 +26,7 @@ class MemoryFormat(StrEnum):
 
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-MOST_ELEMENTS = 2**31 - 1  # of any operand of a mini-batch: what is counted in 32 bits somewhere, here and in libraries
+MOST_ELEMENTS = 2**31 - 1  # of an operand that one kernel gets: libraries, and some loops of ours, count in 32 bits
 MOST_SAMPLES = 2**20  # of a mini-batch: every batch size up to it is solved for, in about a minute and a GiB
 Pair = tuple[int, int]
 
@@ -129,19 +129,9 @@ class ConvProblem:
         """Additions and multiplications of the direct method for ``n`` samples."""
         return 2 * n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
 
-    def largest_batch_size(self) -> int:
-        """With at most ``MOST_ELEMENTS`` in x and in y."""
-        return min(MOST_SAMPLES, MOST_ELEMENTS // max(prod(self.x_shape(1)), prod(self.y_shape(1))))
-
-    def checked_batch_size(self, n: object, name: str = "batch_size") -> int:
-        """``n`` as an int. Raises ``InvalidInputError``, with what is allowed, if x or y would be too large."""
-        samples, most = whole(n, name, 1), self.largest_batch_size()
-        if samples > most:
-            raise InvalidInputError(
-                f"{name} is {samples}; it must be at most {most} for {self}: x and y may have at most {MOST_ELEMENTS} "
-                f"elements and {MOST_SAMPLES} samples"
-            )
-        return samples
+    def countable_samples(self) -> int:
+        """The most of which neither x nor y has more than ``MOST_ELEMENTS``."""
+        return MOST_ELEMENTS // max(prod(self.x_shape(1)), prod(self.y_shape(1)))
 
     def with_operation(self, operation: Operation) -> ConvProblem:
         return replace(self, operation=operation)

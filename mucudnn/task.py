@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mucudnn.problem import ConvProblem
+from mucudnn.problem import MOST_SAMPLES, ConvProblem
 from mucudnn.values import flag, instance, settle, text, whole
 
 
@@ -16,7 +16,7 @@ class Task:
     ``in_headroom``: the limit is what is free below the peak of a training step: torch's own convolution, which makes
     the peak, is within it whatever it takes, and a workspace is there for one call only.
 
-    Raises ``InvalidInputError`` for other values, and for a batch whose operands would be too large.
+    Raises ``InvalidInputError`` for other values, and for batches of more than ``MOST_SAMPLES``.
     """
 
     problem: ConvProblem
@@ -30,7 +30,7 @@ class Task:
         settle(
             self,
             problem=instance(ConvProblem, self.problem, "problem"),
-            batch_size=self.problem.checked_batch_size(self.batch_size),
+            batch_size=whole(self.batch_size, "batch_size", 1, MOST_SAMPLES),
             limit_bytes=None if self.limit_bytes is None else whole(self.limit_bytes, "limit_bytes"),
             count=whole(self.count, "count", 1),
             name=text(self.name, "name"),

@@ -23,8 +23,8 @@ from mucudnn.errors import InvalidInputError
 from mucudnn.feasibility import infeasible, unaffordable
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.cudnn.numerics import deterministic_torch
-from mucudnn.placement import device_named, made_current
-from mucudnn.problem import ConvProblem, Operation
+from mucudnn.placement import device_named, largest_batch_size, made_current
+from mucudnn.problem import MOST_ELEMENTS, ConvProblem, Operation
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.task import Task
@@ -59,7 +59,7 @@ def tune(
 
     Raises ``InfeasibleError`` (naming the smallest limit of every problem that has no configuration, or the smallest
     budget), ``InvalidInputError`` for an unknown algorithm, for other values than these and for a batch that is too
-    large (see ``ConvProblem.checked_batch_size``), ``UnavailableError`` for a device that is not there,
+    large, ``UnavailableError`` for a device that is not there,
     ``DatabaseError`` for a file that cannot be read (where it cannot be written there is a warning instead),
     ``BrokenDeviceError`` where a candidate leaves the GPU unusable for this process (the next one skips it), and
     ``TuningInterrupted`` on Ctrl-C, with what is ready.
@@ -89,6 +89,7 @@ def tune_tasks(
         instance(Database, database, "database")  # a file is named in the config
     with deterministic_torch(config.deterministic):
         machine = machine or Machine.current(device)
+        _require_countable(tasks, machine.device)
         if database is not None:
             return _Tuner(config, machine, Store(database, machine.environment), progress).tune(tasks)
         with Database(config.database) as opened:
@@ -99,6 +100,16 @@ def require_callable(progress: object) -> None:
     """Raises ``InvalidInputError`` before anything is measured."""
     if not (progress is None or callable(progress)):
         raise InvalidInputError(f"progress is {shown(progress)}; give a function of a text and a fraction, or None")
+
+
+def _require_countable(tasks: Sequence[Task], device: str) -> None:
+    for task in tasks:
+        most = largest_batch_size(task.problem, device)
+        if task.batch_size > most:
+            raise InvalidInputError(
+                f"{task}: batch_size is {task.batch_size}; it must be at most {most} on device {device!r}, so that x "
+                f"and y have at most {MOST_ELEMENTS} elements"
+            )
 
 
 @dataclass(slots=True)

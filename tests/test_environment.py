@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -369,6 +369,12 @@ def test_batch_sizes_that_cannot_be_are_refused(bench: Bench, batch_size: Any) -
     assert bench.steps == 0
 
 
+def test_batches_of_more_elements_than_libraries_count_are_refused_on_the_cpu(bench: Bench) -> None:
+    large = replace(FORWARD, c=2**10, h=2**10, w=2**10)
+    with pytest.raises(InvalidInputError, match="batch_size is 2; it must be at most 1 on device 'cpu'"):
+        tune([large], 2, NO_LIMIT, database=bench.database, machine=bench.machine)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -22,6 +22,7 @@ from mucudnn.config import Config
 from mucudnn.configuration import Configuration, MicroConfig
 from mucudnn.database import schema
 from mucudnn.errors import InvalidInputError
+from mucudnn.placement import largest_batch_size
 from mucudnn.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation
 from mucudnn.solver.policies import BatchSizePolicy
 from mucudnn.task import Task
@@ -194,7 +195,7 @@ def test_copies_and_pickles_are_equal() -> None:
 def test_operands_of_one_sample_are_countable() -> None:
     """Some libraries count elements in 32 bits, so do some of our own loops."""
     side = 2**15
-    assert ConvProblem(Operation.FORWARD, 1, side, side, 1, 1, 1).largest_batch_size() == 1
+    assert ConvProblem(Operation.FORWARD, 1, side, side, 1, 1, 1).countable_samples() == 1
     for change, what in (
         ({"c": 2}, "one sample of x has 2147483648 elements"),
         ({"k": 2}, "one sample of y has 2147483648 elements"),
@@ -206,16 +207,14 @@ def test_operands_of_one_sample_are_countable() -> None:
             ConvProblem(Operation.FORWARD, **sizes)
 
 
-def test_batches_are_countable() -> None:
+def test_batches_have_an_upper_bound() -> None:
     problem = ConvProblem(Operation.FORWARD, 3, 224, 224, 64, 3, 3, padding=1)  # type: ignore[arg-type]
-    most = MOST_ELEMENTS // (64 * 224 * 224)
-    assert problem.largest_batch_size() == problem.checked_batch_size(most) == most
-    with pytest.raises(InvalidInputError, match=f"batch_size is {most + 1}; it must be at most {most} for forward"):
-        problem.checked_batch_size(most + 1)
-    assert FORWARD.largest_batch_size() == MOST_SAMPLES
+    assert problem.countable_samples() == MOST_ELEMENTS // (64 * 224 * 224)
+    assert largest_batch_size(problem, "cpu") == problem.countable_samples()
+    assert largest_batch_size(problem, "cuda") == largest_batch_size(FORWARD, "cpu") == MOST_SAMPLES
     for n in (MOST_SAMPLES + 1, 10**30, 0, 1.5, "2", True, None):
         with pytest.raises(InvalidInputError, match=r"^batch_size is "):
-            FORWARD.checked_batch_size(n)
+            Task(FORWARD, n)  # type: ignore[arg-type]
 
 
 # Other records
