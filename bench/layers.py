@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import importlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -19,7 +20,8 @@ from mucudnn.bench.networks import INPUT_SHAPE, NETWORKS, build
 from mucudnn.bench.tracing import convolutions_of, trace
 from mucudnn.errors import InvalidInputError
 from mucudnn.kernels.buffers import TORCH_FORMATS
-from mucudnn.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, dtype_name
+from mucudnn.values import flag, instance, member, settle, shown, text, whole
 
 __all__ = ["NETWORKS", "TABLES", "Layer", "LayerTable", "convolutions_of", "load_source", "read_csv", "trace"]
 
@@ -42,6 +44,8 @@ class Layer:
 
     name: of the module, or of all of them. batch_size: samples that it is called with. input_needs_gradient: False
     where the input is the network's own, whose gradient nobody asks for: such a layer has no BACKWARD_DATA.
+
+    Raises ``InvalidInputError`` for other values, and for batches of more than ``MOST_SAMPLES``.
     """
 
     name: str
@@ -49,6 +53,16 @@ class Layer:
     batch_size: int
     count: int = 1
     input_needs_gradient: bool = True
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            name=text(self.name, "name"),
+            problem=instance(ConvProblem, self.problem, "problem"),
+            batch_size=whole(self.batch_size, "batch_size", 1, MOST_SAMPLES),
+            count=whole(self.count, "count", 1),
+            input_needs_gradient=flag(self.input_needs_gradient, "input_needs_gradient"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +74,7 @@ class LayerTable:
 
     def problems(self, operations: Iterable[Operation]) -> list[tuple[Layer, ConvProblem]]:
         """Each layer with each operation that it has."""
-        wanted = tuple(operations)
+        wanted = [member(Operation, operation, "operation") for operation in operations]
         return [
             (layer, layer.problem.with_operation(operation))
             for layer in self.layers
@@ -86,9 +100,9 @@ def load_source(
 
     Raises ``InvalidInputError`` for what cannot be found, read or run, and for sources without a convolution.
     """
-    if batch is not None and batch < 1:
-        raise InvalidInputError(f"batch is {batch}; it must be at least 1")
-    layers = _load(source, batch, input_shape)
+    layers = _load(
+        source, None if batch is None else whole(batch, "batch", 1, MOST_SAMPLES), _checked_shape(input_shape)
+    )
     if not layers:
         raise InvalidInputError(f"{source} has no convolution (torch.nn.Conv2d) to tune; name another source")
     as_asked = (
@@ -131,13 +145,22 @@ def load_model(
     Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and as ``load_source``.
     """
     with importable_from_here():
-        found = _model_of(source, input_shape)
+        found = _model_of(source, _checked_shape(input_shape))
     if found is None:
         names = ", ".join(NETWORKS)
         raise InvalidInputError(f"{source} has no model to run; name one of {names}, or package.module:factory")
     model, shape = found
-    torch_dtype, torch_format = getattr(torch, dtype), TORCH_FORMATS[memory_format]
+    torch_dtype, torch_format = getattr(torch, dtype_name(dtype)), TORCH_FORMATS[memory_format]
     return model.to(dtype=torch_dtype, memory_format=torch_format), shape  # type: ignore[call-overload]
+
+
+def _checked_shape(shape: object) -> tuple[int, int, int] | None:
+    if shape is None:
+        return None
+    if not (isinstance(shape, Sequence) and len(shape) == len("CHW")):
+        raise InvalidInputError(f"input shape is {shown(shape)}; give channels, height and width of one sample")
+    c, h, w = (whole(size, "a size of the input shape", 1, MOST_ELEMENTS) for size in shape)
+    return c, h, w
 
 
 def _load(source: str, batch: int | None, input_shape: tuple[int, int, int] | None) -> list[Layer]:
@@ -227,6 +250,8 @@ def _check_columns(path: Path, columns: Iterable[str]) -> None:
         raise InvalidInputError(f"{path}, line 1: no column {', '.join(missing)}; the columns are {', '.join(known)}")
     if unknown := [repr(name) for name in columns if name not in known]:
         raise InvalidInputError(f"{path}, line 1: unknown column {', '.join(unknown)}; allowed are {', '.join(known)}")
+    if twice := [name for name, times in Counter(columns).items() if times > 1]:
+        raise InvalidInputError(f"{path}, line 1: column {', '.join(twice)} is there more than once; leave one of each")
 
 
 def _layer(path: Path, number: int, line: Mapping[str, str | None]) -> Layer:
@@ -235,13 +260,11 @@ def _layer(path: Path, number: int, line: Mapping[str, str | None]) -> Layer:
         raise InvalidInputError(f"{where}: the number of values is not that of the columns in line 1")
     size = {name: _size(where, name, line[name]) for name in _REQUIRED}
     size |= {name: _size(where, name, line.get(name) or default) for name, default in _OPTIONAL.items()}
-    if size["n"] < 1 or size["count"] < 1:
-        raise InvalidInputError(f"{where}: n is {size['n']} and count is {size['count']}; both must be at least 1")
     try:
-        problem = _problem(size)
+        batch_size = whole(size["n"], "n", 1, MOST_SAMPLES)
+        return Layer(line.get("name") or f"line {number}", _problem(size), batch_size, size["count"])
     except InvalidInputError as error:
         raise InvalidInputError(f"{where}: {error}") from None
-    return Layer(line.get("name") or f"line {number}", problem, size["n"], size["count"])
 
 
 def _problem(size: Mapping[str, int]) -> ConvProblem:
@@ -259,7 +282,7 @@ def _size(where: str, name: str, value: object) -> int:
     try:
         return int(str(value))
     except ValueError:
-        raise InvalidInputError(f"{where}: {name} is {value!r}; write a whole number") from None
+        raise InvalidInputError(f"{where}: {name} is {shown(value)}; write a whole number") from None
 
 
 def _merged(layers: Iterable[Layer]) -> tuple[Layer, ...]:

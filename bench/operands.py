@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.buffers import torch_dtype
-from mucudnn.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.problem import MOST_ELEMENTS, ConvProblem, MemoryFormat, Operation
+from mucudnn.values import whole
 
 Shape = tuple[int, int, int, int]
 
@@ -66,6 +68,13 @@ def random_operands(
         w=tensor(Operation.BACKWARD_FILTER, problem.w_shape(), 1 / sqrt(fan_in)),
         y=tensor(Operation.FORWARD, problem.y_shape(batch_size)),
     )
+
+
+def input_shape(n: int, sample: Sequence[int]) -> tuple[int, ...]:
+    """(N, C, H, W) of a model's input. Raises ``InvalidInputError`` for more than ``MOST_ELEMENTS``."""
+    most = MOST_ELEMENTS // prod(sample)
+    whole(n, f"batch, of samples of {'x'.join(map(str, sample))},", 1, most)
+    return n, *sample
 
 
 def written_shape(problem: ConvProblem, n: int) -> Shape:

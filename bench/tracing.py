@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 
 from mucudnn.errors import InvalidInputError
+from mucudnn.placement import largest_batch_size
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
 
@@ -38,7 +39,7 @@ def trace(model: nn.Module, sample_input: Any) -> list[Call]:
 
     sample_input: the only argument, or a tuple of all positional ones. Padding that torch does in a step of its own
     (``padding_mode`` other than zeros, the odd half of ``padding="same"``) is part of H and W. Left out is what no
-    ``ConvProblem`` describes: empty batches, and dtypes that it does not have.
+    ``ConvProblem`` describes: empty batches, too large ones, and dtypes that it does not have.
 
     The forward pass is a real one, in the model's mode: running statistics and random numbers advance. Raises whatever
     the model raises.
@@ -59,7 +60,9 @@ def call_of(name: str, module: nn.Conv2d, arguments: tuple[Any, ...], named: dic
     x = arguments[0] if arguments else named["input"]
     x = x if x.dim() == 4 else x.unsqueeze(0)
     problem = _problem(module, x)
-    return Call(name, problem, len(x), x.requires_grad) if problem is not None and len(x) > 0 else None
+    if problem is None or not 0 < len(x) <= largest_batch_size(problem, x.device.type):
+        return None
+    return Call(name, problem, len(x), x.requires_grad)
 
 
 def _recorder(name: str, calls: list[Call]) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:

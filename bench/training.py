@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mucudnn.bench.operands import input_shape
+
 Batch = tuple[Tensor, Tensor]
 
 
@@ -78,12 +80,16 @@ class Trainee:
 
 
 def labelled_batches(steps: int, batch_size: int, shape: tuple[int, int, int], classes: int = 10) -> Iterator[Batch]:
-    """Random images with labels that can be learnt: each class has its own random pattern, under as much noise."""
+    """Random images with labels that can be learnt: each class has its own random pattern, under as much noise.
+
+    Raises ``InvalidInputError`` for batches of too many elements.
+    """
+    x_shape = input_shape(batch_size, shape)
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randn(classes, *shape, generator=generator)
     for _ in range(steps):
         labels = torch.randint(classes, (batch_size,), generator=generator)
-        yield patterns[labels] + torch.randn(batch_size, *shape, generator=generator), labels
+        yield patterns[labels] + torch.randn(x_shape, generator=generator), labels
 
 
 def train_in_turns(torch_model: nn.Module, mucudnn_model: nn.Module, batches: Iterable[Batch]) -> TrainingComparison:

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from math import prod
 from typing import NamedTuple, Protocol, Self, TypeVar
 
 import torch
@@ -30,7 +29,6 @@ from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
 SOURCE_NAME = "cudnn"  # with a colon after it, the prefix of the names of all engine configurations
 _IN_PLACE = " in-place"
-_MOST_ELEMENTS = 2**31 - 1  # of a tensor that engines are asked to index
 
 _Answer = TypeVar("_Answer")
 
@@ -143,7 +141,7 @@ class CudnnEngine:
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         """The reason is the size of x or y, of more than 2^31 - 1 elements, or that cuDNN does not offer or plan it."""
-        if _is_too_large(problem, micro_batch_size):
+        if micro_batch_size > problem.countable_samples():
             return f"x or y of {micro_batch_size} sample(s) has more than 2^31 - 1 elements; smaller micro-batches fit"
         try:
             if all(engine.config != self.config for engine in self.backend.offered(problem, micro_batch_size)):
@@ -234,7 +232,7 @@ class CudnnEngines:
         numerics = Numerics.of_torch()
         deterministic: dict[EngineConfig, bool] = {}
         for n in sorted(micro_batch_sizes, reverse=True):
-            for engine in () if _is_too_large(problem, n) else self._listed(problem, n):
+            for engine in () if n > problem.countable_samples() else self._listed(problem, n):
                 if numerics.why_barred(engine, problem.dtype) is None:
                     before = deterministic.get(engine.config, True)
                     deterministic[engine.config] = before and engine.deterministic
@@ -255,10 +253,6 @@ class CudnnEngines:
             text = f"cuDNN lists no engines for {n} sample(s) of {problem}: {error}; none is measured there"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
             return ()
-
-
-def _is_too_large(problem: ConvProblem, n: int) -> bool:
-    return max(prod(problem.x_shape(n)), prod(problem.y_shape(n))) > _MOST_ELEMENTS
 
 
 def _asked(question: Callable[[Plan], _Answer], plan: Plan) -> _Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import TypeVar
 from mucudnn.errors import InvalidInputError
 from mucudnn.problem import Operation
 from mucudnn.units import parse_bytes, parse_seconds
+from mucudnn.values import flag, member, real, settle, several, shown, texts
 
-_Choice = TypeVar("_Choice", bound=StrEnum)
+_Amount = TypeVar("_Amount")
+_Number = TypeVar("_Number", int, float)
 
 HEADROOM = "headroom"  # a workspace limit: what is free below the peak of a training step, call by call
 DEFAULT_WORKSPACE_LIMIT = "64MiB"
@@ -37,14 +40,18 @@ class Config:
     filters), to be kept from call to call in inference; 0: keep nothing; None: no bound. On the CPU alone: whether a
     filter has changed is told by all of its bytes, for which a GPU would have to be waited for in every call.
     policy: micro-batch sizes to measure: ``undivided``, ``power-of-two`` (with the batch itself) or ``all``.
-    operations: which operations to tune; the others run as in torch.
-    algorithms: names to choose from; None: all that the machine has. Torch's own is always a candidate.
+    operations: which operations to tune, one or several; the others run as in torch. None: all three.
+    algorithms: names to choose from, one or several; None: all that the machine has. Torch's own, ``native``, is always
+    a candidate.
     max_relative_error: bar algorithms whose relative L2 error against float64 is above; None: a default by dtype.
     deterministic: only algorithms that give the same bits on every run. On a GPU torch's own convolution is measured as
     torch has it with ``torch.backends.cudnn.deterministic = True``, but where it runs (other shapes, and where nothing
     is faster) it obeys torch's setting alone, which ``optimize`` leaves to you: it warns where that is off.
     time_limit: most seconds of measuring per problem, number or text such as ``"60s"``; None: until the noise is small.
-    database: SQLite file of the measurements; None: in the user's cache folder.
+    database: SQLite file of the measurements, ``~`` being your home; None: in the user's cache folder.
+
+    Policy and operations may be given as text, numbers as NumPy's, and several names in any iterable; one text is one
+    name. The fields then have the types that are named below, so that equal configs are equal and hash alike.
 
     Raises ``InvalidInputError`` for a value that is not allowed.
     """
@@ -61,21 +68,24 @@ class Config:
     database: Path | str | None = None
 
     def __post_init__(self) -> None:
-        if not self.has_headroom_limit:
-            parse_bytes(self.workspace_limit)
-        parse_bytes(self.cache_budget)
+        settle(
+            self,
+            workspace_limit=_limit(self.workspace_limit),
+            workspace_budget=_amount(parse_bytes, self.workspace_budget, "workspace_budget"),
+            cache_budget=_amount(parse_bytes, self.cache_budget, "cache_budget"),
+            policy=member(BatchSizePolicy, self.policy, "policy"),
+            operations=_operations(self.operations),
+            algorithms=_algorithms(self.algorithms),
+            max_relative_error=_error_bound(self.max_relative_error),
+            deterministic=flag(self.deterministic, "deterministic"),
+            time_limit=_amount(parse_seconds, self.time_limit, "time_limit"),
+            database=_file(self.database),
+        )
         if self.workspace_budget_bytes is not None and self.workspace_limit != DEFAULT_WORKSPACE_LIMIT:
             raise InvalidInputError(
                 f"workspace_limit is {self.workspace_limit!r} and workspace_budget is {self.workspace_budget!r}; a "
                 "budget is divided instead of a limit for each: give one of the two"
             )
-        parse_seconds(self.time_limit)
-        object.__setattr__(self, "policy", _member(BatchSizePolicy, self.policy, "policy"))
-        object.__setattr__(self, "operations", tuple(_member(Operation, o, "operation") for o in self.operations))
-        if not self.operations:
-            raise InvalidInputError("operations is empty; name at least one of " + ", ".join(Operation))
-        if self.max_relative_error is not None and not self.max_relative_error > 0:
-            raise InvalidInputError(f"max_relative_error is {self.max_relative_error}; it must be above 0")
 
     @property
     def has_headroom_limit(self) -> bool:
@@ -126,8 +136,63 @@ def _rounds_to_tf32(numerics: str) -> bool:
     return allowing in words and "NVIDIA_TF32_OVERRIDE=0" not in words
 
 
-def _member(kind: type[_Choice], value: str, what: str) -> _Choice:
+def config_or_default(config: object) -> Config:
+    """``Config()`` for None. Raises ``InvalidInputError`` for what is no config."""
+    if config is None:
+        return Config()
+    if isinstance(config, Config):
+        return config
+    remedy = "mucudnn.Config(**config)" if isinstance(config, Mapping) else "a mucudnn.Config, or None for its defaults"
+    raise InvalidInputError(f"config is {shown(config)}; give {remedy}")
+
+
+def _limit(value: int | str | None) -> int | str | None:
+    is_headroom = isinstance(value, str) and value == HEADROOM
+    return HEADROOM if is_headroom else _amount(parse_bytes, value, "workspace_limit")
+
+
+def _amount(parse: Callable[[_Amount], _Number | None], value: _Amount, name: str) -> str | _Number | None:
+    """A text as it was written, since it is shown again; a number as ``parse`` has it."""
     try:
-        return kind(value)
-    except ValueError:
-        raise InvalidInputError(f"{what} is {value!r}; allowed are {', '.join(kind)}") from None
+        parsed = parse(value)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{name}: {error}") from None
+    return str(value) if isinstance(value, str) else parsed
+
+
+def _operations(value: object) -> tuple[Operation, ...]:
+    if value is None:
+        return tuple(Operation)
+    operations = tuple(dict.fromkeys(member(Operation, one, "operation") for one in several(value)))
+    if not operations:
+        raise InvalidInputError("operations is empty; name at least one of " + ", ".join(Operation))
+    return operations
+
+
+def _algorithms(value: object) -> tuple[str, ...] | None:
+    names = None if value is None else texts(value, "algorithms")
+    if names is not None and not all(names or [""]):
+        raise InvalidInputError(
+            "algorithms has no name, or an empty one; name some (mucudnn doctor lists them, native is torch's own "
+            "alone), or leave it out for all"
+        )
+    return names
+
+
+def _error_bound(value: object) -> float | None:
+    bound = None if value is None else real(value, "max_relative_error")
+    if bound is not None and bound <= 0:
+        raise InvalidInputError(f"max_relative_error is {shown(value)}; it must be above 0")
+    return bound
+
+
+def _file(value: Path | str | None) -> Path | None:
+    if value is None:
+        return None
+    try:
+        path = Path(value).expanduser()
+    except (TypeError, RuntimeError) as error:  # no path, and nobody's home
+        raise InvalidInputError(f"database is {shown(value)}: {error}; name a file, or None for the default") from None
+    if path == Path() or "\0" in str(path):
+        raise InvalidInputError(f"database is {shown(value)}; name a file, or None for the default")
+    return path

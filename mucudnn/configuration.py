@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from mucudnn.values import instance, plain, settle, several, text, whole
+
 NATIVE = "native"  # torch's own convolution in the tensor's memory format
 
 
@@ -15,10 +17,20 @@ def source_of(algorithm: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MicroConfig:
-    """One algorithm on one micro-batch size: the unit that is measured."""
+    """One algorithm on one micro-batch size: the unit that is measured.
+
+    Raises ``InvalidInputError`` for what is no name and no number of samples.
+    """
 
     algorithm: str
     micro_batch_size: int
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            algorithm=text(self.algorithm, "algorithm"),
+            micro_batch_size=whole(self.micro_batch_size, "micro_batch_size", 1),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +68,22 @@ class Configuration:
     """Micro-configs that together cover a mini-batch, in the order in which they run.
 
     Equal algorithms stand next to each other, larger micro-batches first. ``time_s`` is predicted: the sum of setups
-    and steps; ``workspace_bytes`` is the sum of prepared bytes plus the largest scratch (DESIGN 5).
+    and steps; ``workspace_bytes`` is the sum of prepared bytes plus the largest scratch.
+
+    Raises ``InvalidInputError`` for what are no micro-configs. Costs are checked where they are solved with.
     """
 
     micro_configs: tuple[MicroConfig, ...]
     time_s: float
     workspace_bytes: int
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            micro_configs=tuple(instance(MicroConfig, one, "micro_config") for one in several(self.micro_configs)),
+            time_s=plain(self.time_s),
+            workspace_bytes=plain(self.workspace_bytes),
+        )
 
     @property
     def batch_size(self) -> int:

@@ -67,7 +67,7 @@ def _on_cpu() -> Environment:
         device=cpu_model(),
         capability=torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
-        torch=torch.__version__,
+        torch=str(torch.__version__),  # which compares as a version, and not as text
         library=library_version(torch.__config__.show()),
         compiled=build_name(),
     )
@@ -88,7 +88,7 @@ def _on_cuda() -> Environment:
         device=torch.cuda.get_device_name(),
         capability=f"sm{major}{minor}",
         threads=1,
-        torch=torch.__version__,
+        torch=str(torch.__version__),  # which compares as a version, and not as text
         library=f"cuDNN {cudnn.version_text}",
         compiled=compiler_name(),
         numerics=str(Numerics.of_torch()),

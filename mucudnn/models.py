@@ -5,12 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 
 import torch
+from torch.utils._pytree import tree_map
 
-from mucudnn.config import Config
+from mucudnn.config import Config, config_or_default
 from mucudnn.configuration import NATIVE, Configuration
+from mucudnn.errors import InvalidInputError
 from mucudnn.kept_filters import KeptFilter
 from mucudnn.kernels.cudnn.numerics import Numerics
 from mucudnn.nn import Conv2d
@@ -19,6 +22,7 @@ from mucudnn.placement import device_of_convolutions, made_current
 from mucudnn.problem import ConvProblem, Operation
 from mucudnn.task import Task
 from mucudnn.tuning import TunedProblem, configurations_of
+from mucudnn.values import instance
 
 Progress = Callable[[str, float], None]
 _Key = tuple[ConvProblem, int, int | None]  # problem, batch size, limit: what is tuned once
@@ -43,15 +47,17 @@ def optimize(
     A model on a GPU is tuned there, whichever is the current one. One that is to be wrapped in
     ``DistributedDataParallel`` or ``DataParallel`` is best optimized before, with the input of one device.
 
-    Raises what ``tune`` raises, ``InvalidInputError`` for convolutions on several devices, and whatever the model
-    raises on ``sample_input``; the model is then unchanged.
+    Raises what ``tune`` raises, ``InvalidInputError`` for convolutions on several devices and for parameters that were
+    made in ``torch.inference_mode()``, and whatever the model raises on ``sample_input``; the model is then unchanged.
     """
     # Here and not above: running a tuned model needs neither profiler nor solver
     from mucudnn.bench.undisturbed import undisturbed
     from mucudnn.keeping import keep_filters
-    from mucudnn.tuner import tune_tasks
+    from mucudnn.tuner import require_callable, tune_tasks
 
-    config = config or Config()
+    config = config_or_default(config)
+    require_callable(progress)
+    _require_own_tensors(instance(torch.nn.Module, model, "model"))
     device = device_of_convolutions(model)
     if device.type == "cuda" and config.deterministic and not Numerics.of_torch().deterministic:
         warnings.warn(
@@ -60,7 +66,7 @@ def optimize(
             stacklevel=2,
         )
     with made_current(device), undisturbed(model):
-        wanted = _wanted(model, sample_input, config)
+        wanted = _wanted(model, tree_map(_recordable, sample_input), config)
         tasks = _tasks(wanted, in_headroom=config.has_headroom_limit)
         tuning = tune_tasks(list(tasks.values()), config, device=device.type, progress=progress)
     _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
@@ -76,21 +82,46 @@ class Report:
 
     layers: tuple[tuple[str, TunedProblem], ...]
     kept: tuple[tuple[str, KeptFilter], ...] = ()
+    convolutions: int = 0  # torch.nn.Conv2d in the model, tuned or not
 
     def __str__(self) -> str:
+        if not self.convolutions:
+            return "no convolutions: the model has no torch.nn.Conv2d, there is nothing to tune"
         if not self.layers:
-            return "no tuned convolutions: call mucudnn.optimize(model, sample_input) first"
+            return (
+                f"no tuned convolutions among {self.convolutions}: call mucudnn.optimize(model, sample_input) first; "
+                "subclasses of torch.nn.Conv2d, and what the sample input does not reach, stay torch's own"
+            )
         every = (*self.layers, *self.kept)
         return "\n".join(f"{name or '(the model itself)'}: {chosen}" for name, chosen in every)
 
 
 def report(model: torch.nn.Module) -> Report:
-    """What ``optimize`` chose for each convolution of ``model`` and why; it is empty if nothing is tuned."""
-    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, Conv2d)]
+    """What ``optimize`` chose for each convolution of ``model`` and why; it is empty if nothing is tuned.
+
+    Raises ``InvalidInputError`` for what is no module.
+    """
+    every = [*instance(torch.nn.Module, model, "model").named_modules()]
+    modules = [(name, module) for name, module in every if isinstance(module, Conv2d)]
     return Report(
         tuple((name, tuned) for name, module in modules for tuned in module.tuned),
         tuple((name, kept) for name, module in modules for kept in module.kept_filters),
+        sum(isinstance(module, torch.nn.Conv2d) for _, module in every),
     )
+
+
+def _require_own_tensors(model: torch.nn.Module) -> None:
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_inference():
+            raise InvalidInputError(
+                f"{name} of the model was made in torch.inference_mode(), where nothing can be recorded for gradients: "
+                "make the model outside of it, or give copy.deepcopy(model), copied outside of it"
+            )
+
+
+def _recordable(value: Any) -> Any:
+    """Tensors made in inference mode cannot be saved for gradients; their copies can, if made outside of it."""
+    return value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
 
 
 def _wanted(model: torch.nn.Module, sample_input: Any, config: Config) -> _Wanted:

@@ -9,9 +9,35 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from mucudnn.errors import InvalidInputError
+from mucudnn.environment import require_cuda
+from mucudnn.errors import InvalidInputError, UnavailableError
+from mucudnn.problem import MOST_SAMPLES, ConvProblem
+from mucudnn.values import shown, text
 
 _NAMES_SHOWN = 3
+
+
+def device_named(device: object) -> torch.device:
+    """``"cuda:1"`` as ``torch.device("cuda", 1)``, which may be given as well.
+
+    Raises ``InvalidInputError`` for what names no device, ``UnavailableError`` for a GPU by a number that there is not.
+    """
+    try:
+        named = device if isinstance(device, torch.device) else torch.device(text(device, "device"))
+    except (RuntimeError, InvalidInputError):
+        raise InvalidInputError(f"device is {shown(device)}; use 'cpu', 'cuda', 'cuda:1' or a torch.device") from None
+    if named.type == "cuda" and named.index is not None:
+        require_cuda()
+        if named.index >= torch.cuda.device_count():
+            raise UnavailableError(
+                f"device is '{named}', but there are {torch.cuda.device_count()} GPUs, numbered from 0: use another"
+            )
+    return named
+
+
+def largest_batch_size(problem: ConvProblem, device_type: str) -> int:
+    """Of a mini-batch. On a GPU x and y may have more than ``MOST_ELEMENTS``: engines get micro-batches that have not."""
+    return MOST_SAMPLES if device_type == "cuda" else min(MOST_SAMPLES, problem.countable_samples())
 
 
 def device_of_convolutions(model: nn.Module) -> torch.device:
@@ -44,7 +70,7 @@ def made_current(device: torch.device) -> AbstractContextManager[object]:
 
     Nothing is done where it is the current one already: to ask costs less than to switch.
     """
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
+    if device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mucudnn.problem import ConvProblem
+from mucudnn.problem import MOST_SAMPLES, ConvProblem
+from mucudnn.values import flag, instance, settle, text, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,8 @@ class Task:
     ``count``: how often it occurs in the network. ``name``: what it is called in progress, errors and accounts.
     ``in_headroom``: the limit is what is free below the peak of a training step: torch's own convolution, which makes
     the peak, is within it whatever it takes, and a workspace is there for one call only.
+
+    Raises ``InvalidInputError`` for other values, and for batches of more than ``MOST_SAMPLES``.
     """
 
     problem: ConvProblem
@@ -22,6 +25,17 @@ class Task:
     count: int = 1
     name: str = ""
     in_headroom: bool = False
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            problem=instance(ConvProblem, self.problem, "problem"),
+            batch_size=whole(self.batch_size, "batch_size", 1, MOST_SAMPLES),
+            limit_bytes=None if self.limit_bytes is None else whole(self.limit_bytes, "limit_bytes"),
+            count=whole(self.count, "count", 1),
+            name=text(self.name, "name"),
+            in_headroom=flag(self.in_headroom, "in_headroom"),
+        )
 
     def __str__(self) -> str:
         return self.name or str(self.problem)

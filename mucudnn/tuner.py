@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
+import torch
+
 from mucudnn.bench.comparison import Comparison
 from mucudnn.bench.profiler import Profile
 from mucudnn.bench.race import Candidate, find_candidates
 from mucudnn.choosing import Choice, Outcome, choose, divide
-from mucudnn.config import BatchSizePolicy, Config
+from mucudnn.config import BatchSizePolicy, Config, config_or_default
 from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement, MicroConfig, source_of
 from mucudnn.database.database import Database, Verification
 from mucudnn.database.schema import FreshWorkspace
@@ -21,11 +23,13 @@ from mucudnn.errors import InvalidInputError
 from mucudnn.feasibility import infeasible, unaffordable
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.cudnn.numerics import deterministic_torch
-from mucudnn.problem import ConvProblem, Operation
+from mucudnn.placement import device_named, largest_batch_size, made_current
+from mucudnn.problem import MOST_ELEMENTS, ConvProblem, Operation
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.task import Task
 from mucudnn.tuning import TunedProblem, Tuning, TuningInterrupted, allowed, tuned_problem
+from mucudnn.values import instance, several, shown, whole
 from mucudnn.verification import Machine
 
 __all__ = ["Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
@@ -34,11 +38,11 @@ Progress = Callable[[str, float], None]
 
 
 def tune(
-    problems: Iterable[ConvProblem],
+    problems: Iterable[ConvProblem] | ConvProblem,
     batch_size: int,
     config: Config | None = None,
     *,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     progress: Progress | None = None,
     names: Mapping[ConvProblem, str] | None = None,
     database: Database | None = None,
@@ -48,21 +52,26 @@ def tune(
 
     With ``config.workspace_budget`` the budget is divided over all problems instead. Problems whose operation is not in
     ``config.operations`` are passed over. What the database has is not measured again; each new measurement is stored
-    as it is made. ``progress`` is called with what is being done and the fraction that is done. ``names``: what
+    as it is made. ``device``: ``"cpu"``, ``"cuda"`` (the current GPU), a GPU by its number, ``"cuda:1"``, or a
+    ``torch.device``. ``progress`` is called with what is being done and the fraction that is done. ``names``: what
     problems are called in progress and errors. ``database``: instead of the file that the config names. ``machine``:
     instead of this one.
 
     Raises ``InfeasibleError`` (naming the smallest limit of every problem that has no configuration, or the smallest
-    budget), ``InvalidInputError`` for an unknown algorithm, ``UnavailableError`` for a device that is not there,
+    budget), ``InvalidInputError`` for an unknown algorithm, for other values than these and for a batch that is too
+    large, ``UnavailableError`` for a device that is not there,
     ``DatabaseError`` for a file that cannot be read (where it cannot be written there is a warning instead),
     ``BrokenDeviceError`` where a candidate leaves the GPU unusable for this process (the next one skips it), and
     ``TuningInterrupted`` on Ctrl-C, with what is ready.
     """
-    config, names = config or Config(), names or {}
-    limit = config.workspace_limit_bytes
-    wanted = dict.fromkeys(p for p in problems if p.operation in config.operations)
-    tasks = [Task(problem, batch_size, limit, name=names.get(problem, "")) for problem in wanted]
-    return tune_tasks(tasks, config, device=device, progress=progress, database=database, machine=machine)
+    config, place = config_or_default(config), device_named(device)
+    names = instance(Mapping, {} if names is None else names, "names")  # type: ignore[type-abstract]
+    samples, limit = whole(batch_size, "batch_size", 1), config.workspace_limit_bytes
+    given = [instance(ConvProblem, problem, "one of problems") for problem in several(problems)]
+    wanted = dict.fromkeys(problem for problem in given if problem.operation in config.operations)
+    tasks = [Task(problem, samples, limit, name=names.get(problem, "")) for problem in wanted]
+    with made_current(place):
+        return tune_tasks(tasks, config, device=place.type, progress=progress, database=database, machine=machine)
 
 
 def tune_tasks(
@@ -75,12 +84,32 @@ def tune_tasks(
     machine: Machine | None = None,
 ) -> Tuning:
     """As ``tune``, for tasks of any batch sizes, limits and counts; what was chosen is in the order of the tasks."""
+    require_callable(progress)
+    if database is not None:
+        instance(Database, database, "database")  # a file is named in the config
     with deterministic_torch(config.deterministic):
         machine = machine or Machine.current(device)
+        _require_countable(tasks, machine.device)
         if database is not None:
             return _Tuner(config, machine, Store(database, machine.environment), progress).tune(tasks)
         with Database(config.database) as opened:
             return _Tuner(config, machine, Store(opened, machine.environment), progress).tune(tasks)
+
+
+def require_callable(progress: object) -> None:
+    """Raises ``InvalidInputError`` before anything is measured."""
+    if not (progress is None or callable(progress)):
+        raise InvalidInputError(f"progress is {shown(progress)}; give a function of a text and a fraction, or None")
+
+
+def _require_countable(tasks: Sequence[Task], device: str) -> None:
+    for task in tasks:
+        most = largest_batch_size(task.problem, device)
+        if task.batch_size > most:
+            raise InvalidInputError(
+                f"{task}: batch_size is {task.batch_size}; it must be at most {most} on device {device!r}, so that x "
+                f"and y have at most {MOST_ELEMENTS} elements"
+            )
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mucudnn.configuration import Configuration, Measurement, MicroConfig
 from mucudnn.errors import InvalidInputError
+from mucudnn.values import whole
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -71,10 +72,10 @@ def pool(measurements: Sequence[Measurement], batch_size: int) -> Costs:
     An algorithm has one setup time (the median of its rows) and one number of prepared bytes (their maximum); a
     micro-config that was measured more than once is pooled in the same way. Larger micro-batches are left out.
 
-    Raises ``InvalidInputError`` if ``batch_size`` is below 1 or a measurement is negative or not finite.
+    Raises ``InvalidInputError`` if ``batch_size`` is no whole number of at least 1, or a measurement is negative or not
+    finite.
     """
-    if batch_size < 1:
-        raise InvalidInputError(f"batch_size is {batch_size}; it must be at least 1")
+    batch_size = whole(batch_size, "batch_size", 1)
     by_algorithm: dict[str, list[Measurement]] = defaultdict(list)
     by_micro_config: dict[MicroConfig, list[Measurement]] = defaultdict(list)
     for measurement in measurements:
@@ -100,8 +101,6 @@ def _picoseconds(times_s: Sequence[float]) -> float:
 
 def _check(measurement: Measurement) -> None:
     what = f"measurement of {measurement.micro_config.algorithm} {measurement.micro_config.micro_batch_size}"
-    if measurement.micro_config.micro_batch_size < 1:
-        raise InvalidInputError(f"{what}: the micro-batch size must be at least 1")
     for name in ("setup_s", "step_s", "prepared_bytes", "scratch_bytes"):
         value = getattr(measurement, name)
         if not 0 <= value * PICOSECONDS < math.inf:

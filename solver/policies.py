@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from mucudnn.config import BatchSizePolicy
-from mucudnn.errors import InvalidInputError
+from mucudnn.values import member, whole
 
 
 def micro_batch_sizes(policy: BatchSizePolicy, batch_size: int) -> tuple[int, ...]:
     """Ascending sizes out of 1..batch_size; every policy has the undivided batch among them.
 
-    Raises ``InvalidInputError`` if ``batch_size`` is below 1.
+    Raises ``InvalidInputError`` for an unknown policy, and if ``batch_size`` is no whole number of at least 1.
     """
-    if batch_size < 1:
-        raise InvalidInputError(f"batch_size is {batch_size}; it must be at least 1")
-    if policy == BatchSizePolicy.ALL:
+    batch_size, policy = whole(batch_size, "batch_size", 1), member(BatchSizePolicy, policy, "policy")
+    if policy is BatchSizePolicy.ALL:
         return tuple(range(1, batch_size + 1))
-    if policy == BatchSizePolicy.UNDIVIDED:
+    if policy is BatchSizePolicy.UNDIVIDED:
         return (batch_size,)
     powers = (2**exponent for exponent in range((batch_size - 1).bit_length()))
     return (*powers, batch_size)

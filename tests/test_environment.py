@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +19,12 @@ from mucudnn.kernels.cudnn import library as cudnn_library
 
 def test_it_is_the_same_twice_and_can_be_a_key() -> None:
     assert {current_environment(): 1}[current_environment()] == 1
+
+
+def test_it_holds_plain_values() -> None:
+    """Torch's version is of a class of its own, which takes 2.13 and 2.13.0 for equal."""
+    values = asdict(current_environment()).values()
+    assert {type(value) for value in values} == {str, int}
 
 
 def test_threads_are_those_of_the_moment() -> None:

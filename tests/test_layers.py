@@ -101,6 +101,7 @@ def test_memory_format_is_torchs_where_tensors_are_both(
 
 def test_what_no_problem_describes_is_left_out() -> None:
     assert convolutions_of(nn.Conv2d(3, 3, 3), torch.randn(0, 3, 9, 9)) == []
+    assert convolutions_of(nn.Conv2d(1, 1, 1, device="meta"), torch.empty(2**20 + 1, 1, 1, 1, device="meta")) == []
     assert convolutions_of(nn.Conv2d(3, 3, 3, dtype=torch.complex64), torch.randn(1, 3, 9, 9).to(torch.complex64)) == []
 
 
@@ -194,12 +195,18 @@ def test_equal_lines_are_merged_and_lines_without_a_name_numbered(tmp_path: Path
         (f"{HEADING}\n3,9,9,4,3,3,0,0,1\n", r"layers\.csv, line 2: the number of values"),
         (f"{HEADING}\n3,9,9,4,3,3,0,0,1,1,7\n", r"layers\.csv, line 2: the number of values"),
         (f"{HEADING}\n3,9,9,4,11,3,0,0,1,1\n", r"line 2: not a convolution: the filter covers 11x3 .* only 9x9"),
-        (f"{HEADING},n\n3,9,9,4,3,3,0,0,1,1,0\n", "line 2: n is 0 .* at least 1"),
+        (f"{HEADING},n\n3,9,9,4,3,3,0,0,1,1,0\n", "line 2: n is 0; it must be at least 1"),
         (f"{HEADING},colour\n3,9,9,4,3,3,0,0,1,1,7\n", "line 1: unknown column 'colour'; allowed are c, h"),
         ("c,h,w,k,r\n3,9,9,4,3\n", "line 1: no column s, pad_h, pad_w"),
         ("", "line 1: no column c"),
         (f"{HEADING}\n", "has no convolution"),
         (f'{HEADING}\n"3,9\n', "cannot be read as a CSV file"),
+        (f"{HEADING},c\n3,9,9,4,3,3,0,0,1,1,5\n", "line 1: column c is there more than once"),
+        (f"{HEADING}\n999999999999,9,9,4,3,3,0,0,1,1\n", "line 2: c is 999999999999; it must be at most 2147483647"),
+        (f"{HEADING}\n3,99999,99999,4,3,3,0,0,1,1\n", "line 2: .* one sample of y has .*; at most 2147483647 are"),
+        (f"{HEADING},n\n3,9,9,4,3,3,0,0,1,1,1000000000\n", "line 2: n is 1000000000; it must be at most"),
+        (f"{HEADING},count\n3,9,9,4,3,3,0,0,1,1,-2\n", "line 2: count is -2; it must be at least 1"),
+        (f"{HEADING}\n{'9' * 5000},9,9,4,3,3,0,0,1,1\n", r"line 2: c is '9+\.\.\. \(5002 characters\); write a whole"),
     ],
 )
 def test_bad_csv_files_are_refused_by_line(text: str, message: str, tmp_path: Path) -> None:
@@ -278,6 +285,14 @@ def test_unknown_module_is_refused() -> None:
         ("alexnt", {}, "'alexnt'; did you mean alexnet.*resnet50.*deepbench-train.*CSV file.*package.module:factory"),
         ("missing.csv", {}, "missing.csv cannot be read as a CSV file of layers: No such file"),
         ("alexnet", {"batch": 0}, "batch is 0; it must be at least 1"),
+        (
+            "alexnet",
+            {"batch": 1_000_000_000},
+            "batch is 1000000000; it must be at most 1048576",
+        ),
+        ("deepbench-train", {"batch": 134_217_727}, "batch is 134217727; it must be at most"),
+        ("deepbench-train", {"batch": 10**30}, f"batch is {10**30}; it must be at most"),
+        ("deepbench-train", {"batch": 1.5}, "batch is 1.5; it must be a whole number"),
         ("alexnet", {"input_shape": (3, 8, 8)}, "alexnet cannot compute an input of 1x3x8x8"),
         ("alexnet", {"dtype": "int8"}, "'int8'; allowed are"),
         ("deepbench-train", {"input_shape": (3, 8, 8)}, "deepbench-train has its own"),

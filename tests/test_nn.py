@@ -14,6 +14,7 @@ import mucudnn
 from mucudnn.config import Config
 from mucudnn.configuration import Configuration, Measurement, MicroConfig
 from mucudnn.environment import Environment
+from mucudnn.errors import InvalidInputError
 from mucudnn.operators import Choices
 from mucudnn.problem import ConvProblem, Operation
 from mucudnn.task import Task
@@ -353,7 +354,52 @@ def test_root_module_that_is_itself_a_convolution() -> None:
 def test_model_without_a_convolution_is_returned_as_it_is() -> None:
     model = nn.Linear(3, 4)
     assert mucudnn.optimize(model, torch.randn(2, 3)) is model
-    assert str(mucudnn.report(model)).startswith("no tuned convolutions")
+    assert str(mucudnn.report(model)) == "no convolutions: the model has no torch.nn.Conv2d, there is nothing to tune"
+
+
+def test_report_tells_what_is_not_tuned_from_what_is_not_there() -> None:
+    assert str(mucudnn.report(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)))).startswith(
+        "no tuned convolutions among 2: call mucudnn.optimize(model, sample_input) first"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((None, None), "model is None; it must be a Module"),
+        (("resnet18", None), "model is 'resnet18'; it must be a Module"),
+        ((nn.Conv2d(3, 4, 3), torch.ones(1), {"deterministic": True}), r"give mucudnn.Config\(\*\*config\)"),
+    ],
+)
+def test_what_cannot_be_optimized_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        mucudnn.optimize(*arguments)
+
+
+def test_only_models_have_a_report() -> None:
+    with pytest.raises(InvalidInputError, match="model is None"):
+        mucudnn.report(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_tensors_of_inference_mode_are_inputs_as_others(inside: bool, tuner: FakeTuner) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3)).eval()
+    with torch.inference_mode():
+        x = torch.randn(2, 3, 7, 7)
+        expected = model(x)
+    with torch.inference_mode(inside):
+        mucudnn.optimize(model, (x,))
+    assert type(model[0]) is mucudnn.Conv2d
+    assert len(tuner.asked) == 5  # three operations of two layers, but dx of the first
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x), expected)
+
+
+def test_models_made_in_inference_mode_are_refused() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    with pytest.raises(InvalidInputError, match=r"0\.weight of the model was made in"):
+        mucudnn.optimize(model, torch.randn(2, 3, 7, 7))
 
 
 def test_where_torch_wins_there_is_no_operator(tuner: FakeTuner) -> None:

@@ -9,8 +9,8 @@ import torch
 from fake_cuda import module_on_cuda
 from torch import nn
 
-from mucudnn.errors import InvalidInputError
-from mucudnn.placement import device_of, device_of_convolutions, made_current
+from mucudnn.errors import InvalidInputError, UnavailableError
+from mucudnn.placement import device_named, device_of, device_of_convolutions, made_current
 
 
 def net() -> nn.Sequential:
@@ -53,3 +53,22 @@ def test_a_gpu_is_made_the_current_one_by_its_index(monkeypatch: pytest.MonkeyPa
     assert isinstance(made, torch.cuda.device)
     assert made.idx == 1
     assert isinstance(made_current(torch.device("cpu")), nullcontext)
+
+
+def test_a_gpu_may_be_named_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mucudnn.placement.require_cuda", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert device_named("cuda:1") == device_named(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    assert device_named("cuda") == torch.device("cuda")
+    with pytest.raises(UnavailableError, match="device is 'cuda:2', but there are 2 GPUs, numbered from 0"):
+        device_named("cuda:2")
+
+
+def test_cuda_without_a_number_is_the_current_gpu() -> None:
+    assert isinstance(made_current(torch.device("cuda")), nullcontext)
+
+
+@pytest.mark.parametrize("device", ["gpu", "", "cuda:-1", "cuda:x", None, 1])
+def test_what_names_no_device_is_refused(device: object) -> None:
+    with pytest.raises(InvalidInputError, match="device is "):
+        device_named(device)

@@ -28,3 +28,9 @@ def test_sizes(policy: BatchSizePolicy, batch_size: int, expected: tuple[int, ..
 def test_a_batch_below_one_is_refused(policy: BatchSizePolicy) -> None:
     with pytest.raises(InvalidInputError, match="batch_size is 0"):
         micro_batch_sizes(policy, 0)
+
+
+def test_policies_may_be_text_and_unknown_ones_are_refused() -> None:
+    assert micro_batch_sizes("undivided", 12) == (12,)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="policy is 'halves'; allowed are undivided, power-of-two, all"):
+        micro_batch_sizes("halves", 12)  # type: ignore[arg-type]

@@ -138,7 +138,7 @@ def test_sizes_and_limits_that_cannot_be_are_refused() -> None:
         solve_wr(ROWS, 0, None)
     with pytest.raises(InvalidInputError, match="limit is -1 bytes"):
         solve_wr(ROWS, 8, -1)
-    with pytest.raises(InvalidInputError, match="micro-batch size must be at least 1"):
+    with pytest.raises(InvalidInputError, match="micro_batch_size is 0; it must be at least 1"):
         solve_wr([measured("a", 0, 1.0)], 8, None)
 
 

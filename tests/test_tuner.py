@@ -6,15 +6,18 @@ import json
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
 
 from mucudnn.choosing import contenders
 from mucudnn.config import Config
 from mucudnn.configuration import Configuration
 from mucudnn.database.database import Database
-from mucudnn.errors import DatabaseError, InfeasibleError, InvalidInputError
+from mucudnn.errors import DatabaseError, InfeasibleError, InvalidInputError, UnavailableError
 from mucudnn.problem import ConvProblem, Operation
 from mucudnn.tuner import Tuning, TuningInterrupted, tune
 from mucudnn.verification import Machine
@@ -357,3 +360,59 @@ def test_where_float32_is_rounded_to_tf32_errors_of_that_size_are_allowed(numeri
     assert any(m.micro_config.algorithm == "quick" for m in tuned.allowed_measurements) is is_allowed
     assert not Config(max_relative_error=1e-6).error_bound("float32", "tf32") > 1e-6
     assert Config().error_bound("float32", "tf32 NVIDIA_TF32_OVERRIDE=0") == Config().error_bound("float32")
+
+
+@pytest.mark.parametrize("batch_size", [1.5, "2", True, 0, -1, None, 10**30, 134_217_728])
+def test_batch_sizes_that_cannot_be_are_refused(bench: Bench, batch_size: Any) -> None:
+    with pytest.raises(InvalidInputError, match="batch_size is "):
+        tune([FORWARD], batch_size, NO_LIMIT, database=bench.database, machine=bench.machine)
+    assert bench.steps == 0
+
+
+def test_batches_of_more_elements_than_libraries_count_are_refused_on_the_cpu(bench: Bench) -> None:
+    large = replace(FORWARD, c=2**10, h=2**10, w=2**10)
+    with pytest.raises(InvalidInputError, match="batch_size is 2; it must be at most 1 on device 'cpu'"):
+        tune([large], 2, NO_LIMIT, database=bench.database, machine=bench.machine)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"problems": None}, "one of problems is None"),
+        ({"problems": ["forward"]}, "one of problems is 'forward'; it must be a ConvProblem"),
+        (
+            {"config": {"workspace_limit": None}},
+            r"config is {'workspace_limit': None}; give mucudnn.Config\(\*\*config\)",
+        ),
+        ({"config": "64MiB"}, "config is '64MiB'; give a mucudnn.Config"),
+        ({"device": "gpu"}, "device is 'gpu'; use 'cpu', 'cuda', 'cuda:1' or a torch.device"),
+        ({"device": 0}, "device is 0; use 'cpu'"),
+        ({"names": ["a"]}, r"names is \['a'\]; it must be a Mapping"),
+        ({"progress": 3}, "progress is 3; give a function of a text and a fraction"),
+        ({"database": "measurements.sqlite"}, "database is 'measurements.sqlite'; it must be a Database"),
+    ],
+)
+def test_other_arguments_that_cannot_be_are_refused(bench: Bench, given: dict[str, Any], message: str) -> None:
+    arguments = {"problems": [FORWARD], "batch_size": BATCH, "config": NO_LIMIT, "database": bench.database} | given
+    with pytest.raises(InvalidInputError, match=message):
+        tune(**arguments, machine=bench.machine)
+    assert bench.steps == 0
+
+
+def test_one_problem_may_be_given_by_itself(bench: Bench) -> None:
+    tuning = tune(FORWARD, BATCH, NO_LIMIT, database=bench.database, machine=bench.machine)
+    assert [tuned.problem for tuned in tuning.problems] == [FORWARD]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])
+def test_devices_may_be_torchs(device: str | torch.device, tmp_path: Path) -> None:
+    config = Config(algorithms="native", policy="undivided", time_limit=1e-9, database=tmp_path / "m.sqlite")
+    (tuned,) = tune([FORWARD], 1, config, device=device).problems
+    assert tuned.configuration.is_baseline
+
+
+@pytest.mark.parametrize("device", ["mps", torch.device("meta"), "cuda", "cuda:0", torch.device("cuda", 0)])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_devices_that_are_not_there_are_named(device: str | torch.device) -> None:
+    with pytest.raises(UnavailableError, match=f"device is '{torch.device(device).type}"):
+        tune([FORWARD], 1, device=device)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mucudnn.errors import InvalidInputError
-from mucudnn.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+from mucudnn.units import exact_bytes, format_bytes, format_seconds, parse_bytes, parse_seconds
 
 FACTORS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 
@@ -42,8 +46,16 @@ def test_fractions_of_units() -> None:
         ("lots", r"'lots' is not understood"),
         ("", r"'' is not understood"),
         ("64 parsecs", r"unknown unit 'parsecs'"),
-        (-1, r"-1 is not a number of bytes of at least 0"),
-        (True, r"True is not a number of bytes"),
+        (-1, "the number of bytes is -1; it must be at least 0"),
+        (True, "the number of bytes is True; it must be a whole number"),
+        (64.0, "the number of bytes is 64.0; it must be a whole number"),
+        (2**63, f"the number of bytes is {2**63}; it must be at most {2**63 - 1}"),
+        (f"{2**63}B", f"is more than {2**63 - 1} bytes; write a smaller one, or none"),
+        ("8388608TiB", "is more than"),
+        (f"{'9' * 400}MiB", r"is more than 9223372036854775807 bytes"),
+        (f"{'9' * 400}MB", r"is more than 9223372036854775807 bytes"),
+        (f"{'9' * 5000}B", r"99\.\.\. \(5003 characters\) is not understood"),
+        ("1e30TiB", "is not understood"),
     ],
 )
 def test_refused_sizes_say_what_to_write(given_text: str | int, message: str) -> None:
@@ -72,6 +84,8 @@ def test_printed_bytes() -> None:
         ("1h", 3600.0),
         ("1.5", 1.5),
         (3, 3.0),
+        (1e-9, 1e-9),
+        ("1e-9s", 1e-9),
         ("none", None),
         (None, None),
     ],
@@ -80,10 +94,33 @@ def test_seconds(text: str | float | None, seconds: float | None) -> None:
     assert parse_seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["soon", "-1s", "3 days", "", "nan"])
+@pytest.mark.parametrize("size", [2**53 + 1, 2**63 - 1])
+def test_exact_bytes_are_read_back_exactly(size: int) -> None:
+    """In float64 both are rounded, one of them to less than what was needed."""
+    assert parse_bytes(exact_bytes(size).split()[0]) == size
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert type(parse_bytes(np.int32(64))) is int
+    assert type(parse_seconds(np.float32(0.5))) is float
+    assert (parse_bytes(np.int32(64)), parse_seconds(np.float32(0.5))) == (64, 0.5)
+
+
+def test_sizes_beyond_all_units_can_be_printed() -> None:
+    assert format_bytes(10**400).endswith("0 GiB")
+    assert format_seconds(inf) == "inf s"
+
+
+@pytest.mark.parametrize("text", ["soon", "-1s", "3 days", "", "nan", "inf", "9" * 400, "1e400s", "9" * 5000])
 def test_refused_times_say_what_to_write(text: str) -> None:
     with pytest.raises(InvalidInputError, match="60s, 2min or 500ms"):
         parse_seconds(text)
+
+
+@pytest.mark.parametrize("seconds", [-1, nan, inf, True, 10**400, 1j, b"60s"])
+def test_what_is_no_number_of_seconds_is_refused(seconds: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"60s, 2min or 500ms|it must be a finite number"):
+        parse_seconds(seconds)
 
 
 def test_printed_seconds() -> None:

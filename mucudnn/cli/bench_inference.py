@@ -58,6 +58,7 @@ def inference(
     from mucudnn.bench.inference import benchmark_inference
     from mucudnn.bench.inference_report import inference_record, inference_table
     from mucudnn.bench.networks import INPUT_SHAPE, build
+    from mucudnn.bench.operands import input_shape
     from mucudnn.config import Config
     from mucudnn.kernels.buffers import TORCH_FORMATS
 
@@ -65,7 +66,7 @@ def inference(
     options.use_threads(threads)
     torch_format = TORCH_FORMATS[memory_format]
     model = build(network).to(memory_format=torch_format)  # type: ignore[call-overload]
-    x = torch.randn(batch, *INPUT_SHAPE).contiguous(memory_format=torch_format)
+    x = torch.randn(input_shape(batch, INPUT_SHAPE)).contiguous(memory_format=torch_format)
     with progress_bar() as progress:
         benchmark = benchmark_inference(model, x, config, name=network, rounds=rounds, progress=progress)
     console = output()

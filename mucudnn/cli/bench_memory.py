@@ -80,6 +80,7 @@ def _model_and_input(
     """
     import torch
 
+    from mucudnn.bench import operands
     from mucudnn.bench.headroom_source import blamed_in_training
     from mucudnn.bench.layers import NETWORKS, load_model
     from mucudnn.bench.memory_step import training_step
@@ -93,7 +94,8 @@ def _model_and_input(
         model, shape = build(source).to(memory_format=torch_format), input_shape or INPUT_SHAPE  # type: ignore[call-overload]
     else:
         model, shape = load_model(source, input_shape=input_shape, memory_format=memory_format)
-    model, x = model.to(device=device), torch.randn(batch, *shape).to(device=device, memory_format=torch_format)
+    x = torch.randn(operands.input_shape(batch, shape)).to(device=device, memory_format=torch_format)
+    model = model.to(device=device)
     with undisturbed(model), blamed_in_training(source, x.shape):
         training_step(model, (x,))
     return model, x
