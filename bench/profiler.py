@@ -18,7 +18,7 @@ from mucudnn.bench.faults import (
 from mucudnn.bench.race import Candidate, Race
 from mucudnn.bench.timer import Clock, Stop, Timer, WallClock, measure_in_turns
 from mucudnn.bench.workbench import Workbench
-from mucudnn.configuration import Failure, Measurement, MicroConfig
+from mucudnn.configuration import NATIVE, Failure, Measurement, MicroConfig
 from mucudnn.errors import BrokenDeviceError
 from mucudnn.problem import ConvProblem
 
@@ -161,7 +161,7 @@ class _Session:
     def _has_answer(self) -> bool:
         """Whether something that fits was measured: until then, time is not up."""
         known = (c for c in self.profile.candidates if c.micro_config in self.race.times)
-        fitting = (c for c in known if self.profile.fits(c))
+        fitting = (c for c in known if c.fits(self.profile.limit_bytes))
         return any(self.profile.batch_size % c.micro_batch_size == 0 for c in fitting)
 
     def _try_first_sample(self, candidate: Candidate) -> _Entry | Exception:
@@ -210,9 +210,10 @@ class _Session:
         if broken := self._why_unusable():
             reason = f"{_who(candidate)} left the device unusable: {broken}"
             yield Failure(candidate.micro_config, reason)
+            passed_over = "" if self._is_baseline(candidate) else ". That is stored, and the next run passes over it"
             raise BrokenDeviceError(
-                f"{self.profile.problem}, micro-batches of {candidate.micro_batch_size}: {reason}. That is stored, and "
-                "the next run passes over it: start the process anew, and tune again"
+                f"{self.profile.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{passed_over}: start "
+                "the process anew, and tune again"
             )
         if is_lasting := not is_out_of_memory(error):
             named = isinstance(error, UnsoundError) and candidate.from_source
@@ -221,6 +222,10 @@ class _Session:
             reason = first_line(error)
             give_back_cache()
         yield Failure(candidate.micro_config, reason, is_lasting)
+
+    def _is_baseline(self, candidate: Candidate) -> bool:
+        """Torch's own, undivided, is tried in every run."""
+        return candidate.micro_config == MicroConfig(NATIVE, self.profile.batch_size)
 
     def _why_unusable(self) -> str | None:
         """What the device reports for ever after some errors (CUDA calls them sticky); None: it can be used."""

@@ -119,7 +119,7 @@ def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
         str(row.count),
         *_against_torch(tuned.baseline_s, tuned.time_s),
         format_bytes(tuned.configuration.workspace_bytes),
-        f"{tuned.relative_error:.1e}",
+        "" if tuned.relative_error is None else f"{tuned.relative_error:.1e}",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mucudnn.configuration import NATIVE, MicroConfig
 from mucudnn.problem import ConvProblem
 
 
@@ -22,6 +23,11 @@ class Task:
     count: int = 1
     name: str = ""
     in_headroom: bool = False
+
+    @property
+    def baseline(self) -> MicroConfig:
+        """Torch's own convolution, undivided."""
+        return MicroConfig(NATIVE, self.batch_size)
 
     def __str__(self) -> str:
         return self.name or str(self.problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
@@ -93,9 +93,31 @@ class _Job:
     unsupported: list[Failure]
     results: dict[MicroConfig, Measurement | Failure]
 
+    def baseline_bytes(self) -> int | None:
+        """What torch's own needs where it was not measured, counted by running it; None: measured, or not to be told.
+
+        It is counted anew: there was no memory, perhaps, when it was first tried.
+        """
+        if isinstance(self.results.get(self.task.baseline), Measurement):
+            return None
+        baseline = next(replace(c) for c in self.candidates if c.micro_config == self.task.baseline)
+        return baseline.workspace_bytes if baseline.is_countable else None
+
+    def forget_failures(self) -> None:
+        """So that they are tried again, but for what a source offers: its first run may have ended a process."""
+        offered = {c.micro_config for c in self.candidates if c.from_source}
+        self.results = {
+            of: result for of, result in self.results.items() if of in offered or isinstance(result, Measurement)
+        }
+
     def measurements(self) -> list[Measurement]:
         known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
         return [result for result in known if isinstance(result, Measurement)]
+
+    def failed_candidates(self) -> list[Failure]:
+        """Without those that their algorithm does not support, and those of sizes that the policy does not have."""
+        known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
+        return [result for result in known if isinstance(result, Failure)]
 
     def failures(self) -> list[Failure]:
         return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
@@ -104,7 +126,9 @@ class _Job:
         return tuned_problem(self.task, choice, self.measurements(), self.failures(), error_bound=self.error_bound)
 
     def smallest_feasible_bytes(self) -> int | None:
-        """Least workspace of any configuration of candidates that did not fail and are not barred by their error."""
+        """Least workspace of any configuration of candidates that did not fail and are not barred by their error. There
+        may be memory for torch's own even where there was none to measure it, which takes more.
+        """
         return _smallest_bytes(self._usable(), self.task.batch_size)
 
     def bytes_in_smallest_pieces(self) -> int | None:
@@ -131,7 +155,7 @@ class _Job:
         known = self.measurements()
         permitted = allowed(known, self.error_bound)
         barred = {m.micro_config.algorithm for m in known} - {m.micro_config.algorithm for m in permitted}
-        failed = {failure.micro_config for failure in self.failures()}
+        failed = {f.micro_config for f in self.failures() if f.is_lasting or f.micro_config != self.task.baseline}
         return [c for c in self.candidates if c.algorithm.name not in barred and c.micro_config not in failed]
 
 
@@ -145,7 +169,11 @@ def _smallest_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | N
 
 
 class _Tuner:
-    """Tunes tasks under one config."""
+    """Tunes tasks under one config.
+
+    A stored failure of torch's own, undivided, is not believed: everything is compared with it. Other stored failures
+    are, unless nothing is left that fits.
+    """
 
     def __init__(self, config: Config, machine: Machine, store: Store, progress: Progress | None) -> None:
         self.config, self.machine, self.store = config, machine, store
@@ -165,12 +193,15 @@ class _Tuner:
 
     def _one_by_one(self, jobs: Sequence[_Job]) -> Tuning:
         """Workspace reuse: each task under its own limit."""
+        for job in jobs:
+            if not job.is_feasible():
+                job.forget_failures()
         self._require_feasible(jobs)  # before minutes are spent on measuring
         without = []
         for number, job in enumerate(jobs):
             self._measure(job, job.task.limit_bytes, number / len(jobs), 1 / len(jobs))
             if job.is_feasible():
-                choice = choose(job.task, self._allowed(job), self._verify)
+                choice = choose(job.task, self._allowed(job), self._verify, job.baseline_bytes())
                 self.ready.append(job.tuned(choice))
             else:
                 without.append(job)
@@ -180,10 +211,16 @@ class _Tuner:
     def _together(self, jobs: Sequence[_Job]) -> Tuning:
         """Workspace division: one budget for all tasks."""
         budget = self.config.workspace_budget_bytes
+        if not self._is_affordable(jobs):
+            for job in jobs:
+                job.forget_failures()
         self._require_affordable(jobs)  # before minutes are spent on measuring
         for number, job in enumerate(jobs):
             self._measure(job, budget, number / len(jobs), 1 / len(jobs))
-        divided = divide({job.task: self._allowed(job) for job in jobs}, budget, self._verify)
+        self._require_affordable(jobs)  # with what failed
+        measured = {job.task: self._allowed(job) for job in jobs}
+        declared = {job.task: job.baseline_bytes() for job in jobs}
+        divided = divide(measured, budget, self._verify, declared)
         for job in jobs:
             self.ready.append(job.tuned(divided.choices[job.task]))
         return Tuning(self.config, self.machine.environment, tuple(self.ready), divided)
@@ -196,7 +233,8 @@ class _Tuner:
         sizes = micro_batch_sizes(BatchSizePolicy(self.config.policy), task.batch_size)
         algorithms = [*self.algorithms, *self._offered(task.problem, sizes)]
         self.versions |= {algorithm.name: algorithm.version for algorithm in algorithms}
-        known = self.store.results(task.problem, self.versions)
+        stored = self.store.results(task.problem, self.versions)
+        known = [r for r in stored if isinstance(r, Measurement) or r.micro_config != task.baseline]
         measured = [result for result in known if isinstance(result, Measurement)]
         candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured)
         bound = self.config.error_bound(task.problem.dtype, self.machine.environment.numerics)
@@ -213,17 +251,26 @@ class _Tuner:
     def _require_feasible(self, jobs: Sequence[_Job]) -> None:
         without = [job for job in jobs if not job.is_feasible()]
         if without:
-            raise infeasible({job.task: job.smallest_feasible_bytes() for job in without})
+            needed = {job.task: job.smallest_feasible_bytes() for job in without}
+            raise infeasible(needed, {job.task: job.failed_candidates() for job in without})
+
+    def _is_affordable(self, jobs: Sequence[_Job]) -> bool:
+        """Whether the smallest configurations are within the budget together. The smallest micro-batches are looked at
+        first.
+        """
+        budget = self.config.workspace_budget_bytes
+        for smallest in (_Job.bytes_in_smallest_pieces, _Job.smallest_feasible_bytes):
+            known = [size for job in jobs if (size := smallest(job)) is not None]
+            if budget is None or (len(known) == len(jobs) and sum(known) <= budget):
+                return True
+        return False
 
     def _require_affordable(self, jobs: Sequence[_Job]) -> None:
         """Raises ``InfeasibleError`` if the budget is less than the smallest configurations need together."""
-        budget = self.config.workspace_budget_bytes
-        for smallest in (_Job.bytes_in_smallest_pieces, _Job.smallest_feasible_bytes):
-            needed = {job.task: smallest(job) for job in jobs}
-            known = [size for size in needed.values() if size is not None]
-            if budget is None or (len(known) == len(needed) and sum(known) <= budget):
-                return
-        raise unaffordable(needed, budget)
+        if not self._is_affordable(jobs):
+            needed = {job.task: job.smallest_feasible_bytes() for job in jobs}
+            failed = {job.task: job.failed_candidates() for job in jobs}
+            raise unaffordable(needed, self.config.workspace_budget_bytes, failed)
 
     def _measure(self, job: _Job, limit_bytes: int | None, start: float, share: float) -> None:
         problem = job.task.problem

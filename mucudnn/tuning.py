@@ -25,10 +25,10 @@ class TunedProblem:
     """What was chosen for one problem, and why. Times are medians of whole runs, measured in turns with torch's.
 
     Where a replay has no whole runs they are predictions, as ``reason`` says, and ``baseline_s`` is None where torch's
-    own was not measured at this batch size. ``configuration.time_s`` is what the solver predicted. ``limit_bytes``: the
-    most workspace that the problem may use, its segment where a budget was divided. ``measurements`` and ``failures``
-    are of all candidates, also of those that were barred by their error, which is above ``error_bound``, or by the
-    workspace limit.
+    own was not measured at this batch size. ``configuration.time_s`` is what the solver predicted. ``relative_error``
+    is None for torch's own where it could not be compared. ``limit_bytes``: the most workspace that the problem may
+    use, its segment where a budget was divided. ``measurements`` and ``failures`` are of all candidates, also of those
+    that were barred by their error, which is above ``error_bound``, or by the workspace limit.
     """
 
     problem: ConvProblem
@@ -36,7 +36,7 @@ class TunedProblem:
     configuration: Configuration
     baseline_s: float | None
     time_s: float
-    relative_error: float
+    relative_error: float | None
     reason: str
     measurements: tuple[Measurement, ...] = ()
     failures: tuple[Failure, ...] = ()
@@ -56,13 +56,14 @@ class TunedProblem:
     def __str__(self) -> str:
         chosen = self.configuration
         speedup = "unknown" if self.speedup is None else f"{self.speedup:.2f}"
+        error = "not measured" if self.relative_error is None else f"{self.relative_error:.1e}"
         return "\n".join(
             (
                 f"{self.problem}, batch {self.batch_size}",
                 f"  torch      {'not measured' if self.baseline_s is None else format_seconds(self.baseline_s)}",
                 f"  chosen     {chosen}: {format_seconds(self.time_s)} (predicted {format_seconds(chosen.time_s)}), "
                 f"speedup {speedup}",
-                f"  workspace  {format_bytes(chosen.workspace_bytes)}, relative error {self.relative_error:.1e}",
+                f"  workspace  {format_bytes(chosen.workspace_bytes)}, relative error {error}",
                 f"  why        {self.reason}",
             )
         )
@@ -187,7 +188,7 @@ def allowed(measurements: Iterable[Measurement], error_bound: float) -> list[Mea
     return [m for m in measurements if m.relative_error <= error_bound or m.micro_config.algorithm == NATIVE]
 
 
-def relative_error_of(configuration: Configuration, measurements: Iterable[Measurement]) -> float:
-    """The largest of its algorithms: each was compared with float64 once."""
+def relative_error_of(configuration: Configuration, measurements: Iterable[Measurement]) -> float | None:
+    """The largest of its algorithms: each was compared with float64 once. None: torch's own, which could not be."""
     used = set(configuration.algorithms)
-    return max(m.relative_error for m in measurements if m.micro_config.algorithm in used)
+    return max((m.relative_error for m in measurements if m.micro_config.algorithm in used), default=None)
