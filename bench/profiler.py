@@ -57,6 +57,18 @@ class Profile:
         done = set(race.times) | {failure.micro_config for failure in self.known_failures}
         return [c for c in self.candidates if c.micro_config not in done and self.is_wanted(c, race)]
 
+    def hurried(self) -> list[Candidate]:
+        """Known candidates that can still win, with fewer samples than there would be without a time limit."""
+        race, rule = self.race(), self.clock.step_rule
+        measured = [(c, race.times[c.micro_config]) for c in self.candidates if c.micro_config in race.times]
+        few = [(c, m) for c, m in measured if m.samples < rule.min_samples]
+        quick = [(c, m) for c, m in few if (m.samples + 1) * m.step_s < rule.time_limit_s]  # and a warm-up
+        return [c for c, m in quick if self.can_win(c, m.relative_error) and not race.is_beaten(m)]
+
+    def can_win(self, candidate: Candidate, relative_error: float) -> bool:
+        """As far as error and workspace go."""
+        return relative_error <= self.max_relative_error and self.fits(candidate)
+
     def is_wanted(self, candidate: Candidate, race: Race) -> bool:
         """Whether it is worth a first sample, as far as the race has come.
 
@@ -153,7 +165,7 @@ class _Session:
                 yield from self._failed(candidate, entry)
                 continue
             self._add(entry)
-            if self._can_win(entry):
+            if self.profile.can_win(candidate, entry.relative_error):
                 self.entries[candidate.micro_config] = entry
             else:
                 yield entry.measurement()
@@ -240,10 +252,6 @@ class _Session:
 
     def _is_beaten(self, entry: _Entry) -> bool:
         return self.race.is_beaten(entry.measurement())
-
-    def _can_win(self, entry: _Entry) -> bool:
-        allowed = entry.relative_error <= self.profile.max_relative_error
-        return allowed and self.profile.fits(entry.candidate)
 
     def _refine(self, entries: Sequence[_Entry]) -> Iterator[Measurement | Failure]:
         of_timer = {id(entry.timer): entry for entry in entries}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
@@ -25,7 +25,7 @@ from mucudnn.problem import ConvProblem, Operation
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.task import Task
-from mucudnn.tuning import TunedProblem, Tuning, TuningInterrupted, allowed, tuned_problem
+from mucudnn.tuning import LeftOut, TunedProblem, Tuning, TuningInterrupted, allowed, tuned_problem
 from mucudnn.verification import Machine
 
 __all__ = ["Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
@@ -85,13 +85,14 @@ def tune_tasks(
 
 @dataclass(slots=True)
 class _Job:
-    """One task: its candidates, and what is known of each."""
+    """One task: its candidates, and what is known of each. left_out: what the time limit did to them."""
 
     task: Task
     error_bound: float
     candidates: list[Candidate]
     unsupported: list[Failure]
     results: dict[MicroConfig, Measurement | Failure]
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     def baseline_bytes(self) -> int | None:
         """What torch's own needs where it was not measured, counted by running it; None: measured, or not to be told.
@@ -123,7 +124,8 @@ class _Job:
         return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
 
     def tuned(self, choice: Choice) -> TunedProblem:
-        return tuned_problem(self.task, choice, self.measurements(), self.failures(), error_bound=self.error_bound)
+        known = self.measurements(), self.failures()
+        return tuned_problem(self.task, choice, *known, error_bound=self.error_bound, left_out=self.left_out)
 
     def smallest_feasible_bytes(self) -> int | None:
         """Least workspace of any configuration of candidates that did not fail and are not barred by their error. There
@@ -297,6 +299,8 @@ class _Tuner:
                 job.results[result.micro_config] = result
                 name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
                 self.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
+        if self.config.time_limit_s is not None:
+            job.left_out = _left_out(replace(profile, known=job.measurements(), known_failures=job.failures()))
 
     def _verify(self, task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
         """Whole runs against torch; those that were not run before are run now."""
@@ -315,6 +319,12 @@ class _Tuner:
             else:
                 known[configuration] = outcome
         return known
+
+
+def _left_out(measured: Profile) -> LeftOut:
+    """What a run without a time limit would still measure; ``measured`` knows all that there is."""
+    unmeasured = (candidate.micro_config for candidate in measured.missing())
+    return LeftOut(tuple(unmeasured), tuple(candidate.micro_config for candidate in measured.hurried()))
 
 
 def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:
