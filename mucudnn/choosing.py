@@ -111,6 +111,16 @@ def divide(
     return Divided(choices, division, {task: options.costed() for task, options in every.items()})
 
 
+def refuted(
+    task: Task, measurements: Sequence[Measurement], runs: Mapping[tuple[MicroConfig, ...], Verification]
+) -> tuple[tuple[MicroConfig, ...], ...]:
+    """What whole runs have shown not to be worth it for smaller batches, where torch's own is within the limit."""
+    slower = (parts for parts, run in runs.items() if not _is_worth_it(run))
+    sizes = {parts: sum(part.micro_batch_size for part in parts) for parts in slower}
+    baselines = {parts: _baseline(measurements, n, None) for parts, n in sizes.items() if n < task.batch_size}
+    return tuple(sorted(parts for parts, baseline in baselines.items() if _fits(task, baseline)))
+
+
 def contenders(measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None) -> list[Configuration]:
     """Configurations that deserve a whole run: the fastest by prediction, and the best of single algorithms that come
     near it, each other than the baseline. Only the baseline if there is no other. They are in the order of prediction.

@@ -11,7 +11,7 @@ from math import inf
 from mucudnn.bench.comparison import Comparison
 from mucudnn.bench.profiler import Profile
 from mucudnn.bench.race import Candidate, find_candidates
-from mucudnn.choosing import Choice, Outcome, choose, divide
+from mucudnn.choosing import Choice, Outcome, choose, divide, refuted
 from mucudnn.config import BatchSizePolicy, Config
 from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement, MicroConfig, source_of
 from mucudnn.database.database import Database, Verification
@@ -123,9 +123,18 @@ class _Job:
     def failures(self) -> list[Failure]:
         return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
 
-    def tuned(self, choice: Choice) -> TunedProblem:
-        known = self.measurements(), self.failures()
-        return tuned_problem(self.task, choice, *known, error_bound=self.error_bound, left_out=self.left_out)
+    def tuned(self, choice: Choice, runs: Mapping[tuple[MicroConfig, ...], Verification]) -> TunedProblem:
+        """runs: whole ones of any batch size."""
+        measured = self.measurements()
+        return tuned_problem(
+            self.task,
+            choice,
+            measured,
+            self.failures(),
+            error_bound=self.error_bound,
+            left_out=self.left_out,
+            refuted=refuted(replace(self.task, limit_bytes=choice.limit_bytes), measured, runs),
+        )
 
     def smallest_feasible_bytes(self) -> int | None:
         """Least workspace of any configuration of candidates that did not fail and are not barred by their error. There
@@ -204,7 +213,7 @@ class _Tuner:
             self._measure(job, job.task.limit_bytes, number / len(jobs), 1 / len(jobs))
             if job.is_feasible():
                 choice = choose(job.task, self._allowed(job), self._verify, job.baseline_bytes())
-                self.ready.append(job.tuned(choice))
+                self.ready.append(job.tuned(choice, self._runs(job.task)))
             else:
                 without.append(job)
         self._require_feasible(without)
@@ -224,7 +233,7 @@ class _Tuner:
         declared = {job.task: job.baseline_bytes() for job in jobs}
         divided = divide(measured, budget, self._verify, declared)
         for job in jobs:
-            self.ready.append(job.tuned(divided.choices[job.task]))
+            self.ready.append(job.tuned(divided.choices[job.task], self._runs(job.task)))
         return Tuning(self.config, self.machine.environment, tuple(self.ready), divided)
 
     def _tuning(self) -> Tuning:
@@ -302,9 +311,12 @@ class _Tuner:
         if self.config.time_limit_s is not None:
             job.left_out = _left_out(replace(profile, known=job.measurements(), known_failures=job.failures()))
 
+    def _runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], Verification]:
+        return self.store.whole_runs(task.problem, self.versions, _how(task))
+
     def _verify(self, task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
         """Whole runs against torch; those that were not run before are run now."""
-        problem, how = task.problem, FreshWorkspace() if task.in_headroom else None
+        problem, how = task.problem, _how(task)
         known: dict[Configuration, Outcome] = {
             c: self.store.verification(problem, c, self.versions, how) for c in configurations
         }
@@ -319,6 +331,11 @@ class _Tuner:
             else:
                 known[configuration] = outcome
         return known
+
+
+def _how(task: Task) -> FreshWorkspace | None:
+    """What is special in the whole runs of a task."""
+    return FreshWorkspace() if task.in_headroom else None
 
 
 def _left_out(measured: Profile) -> LeftOut:

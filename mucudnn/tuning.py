@@ -39,7 +39,8 @@ class TunedProblem:
     is None for torch's own where it could not be compared. ``limit_bytes``: the most workspace that the problem may
     use, its segment where a budget was divided. ``measurements`` and ``failures`` are of all candidates, also of those
     that were barred by their error, which is above ``error_bound``, or by the workspace limit. ``left_out``: what was
-    not measured for lack of time.
+    not measured for lack of time. ``refuted``: what whole runs of smaller batches have shown not to be faster than
+    torch's own, though that would fit.
     """
 
     problem: ConvProblem
@@ -54,6 +55,7 @@ class TunedProblem:
     limit_bytes: int | None = None
     error_bound: float = inf
     left_out: LeftOut = LeftOut()
+    refuted: tuple[tuple[MicroConfig, ...], ...] = ()
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         """Pickles of older versions lack the last fields, which then have their defaults."""
@@ -159,6 +161,7 @@ def tuned_problem(
     *,
     error_bound: float,
     left_out: LeftOut = LeftOut(),
+    refuted: tuple[tuple[MicroConfig, ...], ...] = (),
 ) -> TunedProblem:
     """What was chosen for a task, with everything that was known of it."""
     proviso = "; of what was measured within the time limit" if left_out.unmeasured else ""
@@ -175,6 +178,7 @@ def tuned_problem(
         limit_bytes=choice.limit_bytes,
         error_bound=error_bound,
         left_out=left_out,
+        refuted=refuted,
     )
 
 
@@ -196,7 +200,8 @@ def configurations_of(tuned: TunedProblem) -> Mapping[int, Configuration]:
     """Batch size -> configuration, up to the tuned batch size, all within the problem's own limit.
 
     The tuned batch size has the verified configuration. Smaller ones have the fastest of the same measurements; but
-    where torch's own convolution was chosen they are left out: then nothing has shown that it is faster.
+    where torch's own convolution was chosen they are left out: then nothing has shown that it is faster. So is what
+    whole runs have refuted.
     """
     from mucudnn.solver.front import desirable_sets
 
@@ -205,7 +210,8 @@ def configurations_of(tuned: TunedProblem) -> Mapping[int, Configuration]:
         return chosen
     sets = desirable_sets(tuned.allowed_measurements, tuned.batch_size)
     smaller = ((n, sets.fastest(n, tuned.limit_bytes)) for n in range(1, tuned.batch_size))
-    return {n: configuration for n, configuration in smaller if configuration is not None} | chosen
+    kept = {n: c for n, c in smaller if c is not None and c.micro_configs not in tuned.refuted}
+    return kept | chosen
 
 
 def _row(tuned: TunedProblem) -> dict[str, Any]:

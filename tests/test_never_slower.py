@@ -17,7 +17,8 @@ from torch import Tensor
 from mucudnn.choosing import LEAST_GAIN, Choice, Outcome, choose, divide
 from mucudnn.config import Config
 from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement, MicroConfig
-from mucudnn.database.database import Verification
+from mucudnn.database.database import Database, Verification
+from mucudnn.database.schema import FreshWorkspace, Keeping
 from mucudnn.errors import InfeasibleError
 from mucudnn.problem import ConvProblem
 from mucudnn.replay import replay
@@ -332,3 +333,45 @@ def test_in_the_headroom_what_is_not_known_at_all_is_asked_for() -> None:
         replay([Task(FORWARD, 4, 0, in_headroom=True)], config, StoredRuns())
     (tuned,) = replay([Task(FORWARD, 4, 20, in_headroom=True)], config, StoredRuns()).problems
     assert tuned.configuration.is_baseline
+
+
+# Smaller batches than the tuned one
+
+
+@pytest.mark.parametrize(("limit", "is_left_to_torch"), [(None, True), (300, True), (160, False)], ids=str)
+def test_what_was_slower_in_a_smaller_batch_is_not_run_there(
+    bench: Bench, limit: int | None, is_left_to_torch: bool
+) -> None:
+    """With 4 samples ``quick`` was slower than torch, with 8 it is faster. Torch's own needs 200 bytes for 4 samples."""
+    config = Config(workspace_limit=limit)
+    bench.slowdown = lambda configuration: 10.0
+    tune([FORWARD], 4, config, database=bench.database, machine=bench.machine)
+    bench.slowdown = lambda configuration: 1.0
+    tuned = tune([FORWARD], BATCH, config, database=bench.database, machine=bench.machine)
+    configurations = tuned.configurations(FORWARD)
+    assert configurations[BATCH].algorithms == ("quick",)
+    assert (4 not in configurations) is is_left_to_torch
+    assert {1, 2, 3, 5, 6, 7, 8} <= set(configurations)
+
+
+def test_what_was_faster_in_a_smaller_batch_is_run_there(bench: Bench) -> None:
+    bench.slowdown = lambda configuration: 1.0
+    tune([FORWARD], 4, NO_LIMIT, database=bench.database, machine=bench.machine)
+    tuned = tune([FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=bench.machine)
+    assert set(tuned.configurations(FORWARD)) == set(range(1, BATCH + 1))
+
+
+def test_all_whole_runs_are_read_back_and_no_others() -> None:
+    parts = (MicroConfig("quick", 4), MicroConfig("quick", 4), MicroConfig(NATIVE, 1))
+    runs = [Verification(1.0, float(number), 0.1) for number in range(1, 6)]
+    versions = {"quick": 2, NATIVE: 1}
+    with Database(":memory:") as database:
+        key = ENVIRONMENT, FORWARD
+        database.add_verification(*key, parts, versions, runs[0])
+        database.add_verification(*key, parts, versions, runs[1])  # the newest counts
+        database.add_verification(*key, parts[:2], {"quick": 1}, runs[2])
+        database.add_verification(*key, parts[2:], versions, runs[3], FreshWorkspace())
+        database.add_verification(*key, parts[:1], versions, runs[4], Keeping("quick", parts[2:]))
+        assert database.whole_runs(*key, versions) == {parts: runs[1]}
+        assert database.whole_runs(*key, {NATIVE: 1}, FreshWorkspace()) == {parts[2:]: runs[3]}
+        assert database.whole_runs(*key, {}) == {}
