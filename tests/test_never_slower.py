@@ -342,7 +342,7 @@ def test_in_the_headroom_what_is_not_known_at_all_is_asked_for() -> None:
 def test_what_was_slower_in_a_smaller_batch_is_not_run_there(
     bench: Bench, limit: int | None, is_left_to_torch: bool
 ) -> None:
-    """With 4 samples ``quick`` was slower than torch, with 8 it is faster. Torch's own needs 200 bytes for 4 samples."""
+    """With 4 samples ``quick`` was slower than torch, which needs 200 bytes for them; with 8 it is faster."""
     config = Config(workspace_limit=limit)
     bench.slowdown = lambda configuration: 10.0
     tune([FORWARD], 4, config, database=bench.database, machine=bench.machine)
