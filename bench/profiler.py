@@ -18,7 +18,7 @@ from mucudnn.bench.faults import (
 from mucudnn.bench.race import Candidate, Race
 from mucudnn.bench.timer import Clock, Stop, Timer, WallClock, measure_in_turns
 from mucudnn.bench.workbench import Workbench
-from mucudnn.configuration import Failure, Measurement, MicroConfig
+from mucudnn.configuration import NATIVE, Failure, Measurement, MicroConfig
 from mucudnn.errors import BrokenDeviceError
 from mucudnn.problem import ConvProblem
 
@@ -56,6 +56,18 @@ class Profile:
         race = self.race()
         done = set(race.times) | {failure.micro_config for failure in self.known_failures}
         return [c for c in self.candidates if c.micro_config not in done and self.is_wanted(c, race)]
+
+    def hurried(self) -> list[Candidate]:
+        """Known candidates that can still win, with fewer samples than there would be without a time limit."""
+        race, rule = self.race(), self.clock.step_rule
+        measured = [(c, race.times[c.micro_config]) for c in self.candidates if c.micro_config in race.times]
+        few = [(c, m) for c, m in measured if m.samples < rule.min_samples]
+        quick = [(c, m) for c, m in few if (m.samples + 1) * m.step_s < rule.time_limit_s]  # and a warm-up
+        return [c for c, m in quick if self.can_win(c, m.relative_error) and not race.is_beaten(m)]
+
+    def can_win(self, candidate: Candidate, relative_error: float) -> bool:
+        """As far as error and workspace go."""
+        return relative_error <= self.max_relative_error and self.fits(candidate)
 
     def is_wanted(self, candidate: Candidate, race: Race) -> bool:
         """Whether it is worth a first sample, as far as the race has come.
@@ -153,7 +165,7 @@ class _Session:
                 yield from self._failed(candidate, entry)
                 continue
             self._add(entry)
-            if self._can_win(entry):
+            if self.profile.can_win(candidate, entry.relative_error):
                 self.entries[candidate.micro_config] = entry
             else:
                 yield entry.measurement()
@@ -161,7 +173,7 @@ class _Session:
     def _has_answer(self) -> bool:
         """Whether something that fits was measured: until then, time is not up."""
         known = (c for c in self.profile.candidates if c.micro_config in self.race.times)
-        fitting = (c for c in known if self.profile.fits(c))
+        fitting = (c for c in known if c.fits(self.profile.limit_bytes))
         return any(self.profile.batch_size % c.micro_batch_size == 0 for c in fitting)
 
     def _try_first_sample(self, candidate: Candidate) -> _Entry | Exception:
@@ -210,9 +222,10 @@ class _Session:
         if broken := self._why_unusable():
             reason = f"{_who(candidate)} left the device unusable: {broken}"
             yield Failure(candidate.micro_config, reason)
+            passed_over = "" if self._is_baseline(candidate) else ". That is stored, and the next run passes over it"
             raise BrokenDeviceError(
-                f"{self.profile.problem}, micro-batches of {candidate.micro_batch_size}: {reason}. That is stored, and "
-                "the next run passes over it: start the process anew, and tune again"
+                f"{self.profile.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{passed_over}: start "
+                "the process anew, and tune again"
             )
         if is_lasting := not is_out_of_memory(error):
             named = isinstance(error, UnsoundError) and candidate.from_source
@@ -221,6 +234,10 @@ class _Session:
             reason = first_line(error)
             give_back_cache()
         yield Failure(candidate.micro_config, reason, is_lasting)
+
+    def _is_baseline(self, candidate: Candidate) -> bool:
+        """Torch's own, undivided, is tried in every run."""
+        return candidate.micro_config == MicroConfig(NATIVE, self.profile.batch_size)
 
     def _why_unusable(self) -> str | None:
         """What the device reports for ever after some errors (CUDA calls them sticky); None: it can be used."""
@@ -235,10 +252,6 @@ class _Session:
 
     def _is_beaten(self, entry: _Entry) -> bool:
         return self.race.is_beaten(entry.measurement())
-
-    def _can_win(self, entry: _Entry) -> bool:
-        allowed = entry.relative_error <= self.profile.max_relative_error
-        return allowed and self.profile.fits(entry.candidate)
 
     def _refine(self, entries: Sequence[_Entry]) -> Iterator[Measurement | Failure]:
         of_timer = {id(entry.timer): entry for entry in entries}

@@ -120,6 +120,7 @@ def _tuned(row: TunedLayer) -> Record:
         "relative_error": tuned.relative_error,
         "reason": tuned.reason,
         "failures": [{**asdict(failure.micro_config), "reason": failure.reason} for failure in tuned.failures],
+        **asdict(tuned.left_out),
     }
 
 

@@ -12,6 +12,7 @@ from mucudnn.bench.table_tuning import TableTuning, TunedLayer
 from mucudnn.bench.training import TrainingComparison
 from mucudnn.config import Config
 from mucudnn.problem import Pair
+from mucudnn.tuning import TunedProblem, left_out_in_words
 from mucudnn.units import format_bytes
 
 
@@ -25,16 +26,22 @@ def layers_table(table: LayerTable) -> Table:
 
 
 def tuning_table(tuning: TableTuning) -> Table:
-    """Per layer and operation: torch's time, what was chosen, its time, workspace, error and speedup; then totals."""
-    columns = ("count", "torch ms", "chosen ms", "speedup", "workspace", "rel. error")
+    """Per layer and operation: torch's time, what was chosen, its time, workspace, error and speedup; then totals.
+
+    Below, and in a column of its own, what a time limit left out, if it did.
+    """
+    left_out = left_out_in_words([row.tuned for row in tuning.rows])
+    more = ("not measured",) if left_out else ()
+    columns = ("count", "torch ms", "chosen ms", "speedup", "workspace", "rel. error", *more)
     printed = new_table(
         f"{tuning.source}, {memory_bound(tuning.config)}",
         ("layer", "operation", "configuration"),
         columns,
-        footer=("total", "", "", "", *_totals(tuning), ""),
+        footer=("total", "", "", "", *_totals(tuning), "", *("" for _ in more)),
     )
     for row in tuning.rows:
-        printed.add_row(*_tuned_cells(row))
+        printed.add_row(*_tuned_cells(row), *(_unmeasured(row.tuned) for _ in more))
+    printed.caption = left_out or None
     return printed
 
 
@@ -63,6 +70,9 @@ def network_table(benchmark: NetworkBenchmark) -> Table:
         f"predicted against measured time: median error {benchmark.prediction_error:.1%}, "
         f"and {benchmark.prediction_error_when_tuned:.1%} right after tuning"
     )
+    every = [measured.tuned for result in benchmark.problems for measured in result.formats.values()]
+    if left_out := left_out_in_words(every):
+        printed.caption += f"\n{left_out}"
     return printed
 
 
@@ -119,8 +129,14 @@ def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
         str(row.count),
         *_against_torch(tuned.baseline_s, tuned.time_s),
         format_bytes(tuned.configuration.workspace_bytes),
-        f"{tuned.relative_error:.1e}",
+        "" if tuned.relative_error is None else f"{tuned.relative_error:.1e}",
     )
+
+
+def _unmeasured(tuned: TunedProblem) -> str:
+    """``11 of 15``: candidates that the time limit left out."""
+    left_out = len(tuned.left_out.unmeasured)
+    return f"{left_out} of {left_out + len(tuned.measurements)}" if left_out else ""
 
 
 def _totals(tuning: TableTuning) -> tuple[str, ...]:

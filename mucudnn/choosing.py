@@ -12,6 +12,7 @@ from math import inf
 
 from mucudnn.configuration import NATIVE, Configuration, Measurement, MicroConfig
 from mucudnn.database.database import Verification
+from mucudnn.errors import InfeasibleError
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets
 from mucudnn.task import Task
@@ -52,41 +53,53 @@ class Divided:
     options: Mapping[Task, Sequence[Configuration]]
 
 
-def choose(task: Task, measurements: Sequence[Measurement], verify: Verify) -> Choice:
+def choose(
+    task: Task, measurements: Sequence[Measurement], verify: Verify, baseline_bytes: int | None = None
+) -> Choice:
     """The contender that whole runs find the fastest; torch's own unless that is faster by more than the noise.
 
-    measurements: those that the config allows; there is a configuration within the task's limit. Raises the error of
-    the whole runs if none succeeds, and torch's own is not within the limit either.
+    measurements: those that the config allows; there is a configuration within the task's limit. baseline_bytes: what
+    torch's own needs where it is not among them; None: it is taken to need no more than its micro-batches.
+
+    Raises the error of the whole runs if none succeeds, and torch's own is not within the limit either;
+    ``InfeasibleError`` where torch's own alone may be within the limit, and nobody has run it.
     """
-    baseline = baseline_of(measurements, task.batch_size)
-    within = contenders(measurements, task.batch_size, task.limit_bytes)
-    if not within and baseline is not None and task.in_headroom:
-        within = [baseline]
+    baseline = _baseline(measurements, task.batch_size, baseline_bytes)
+    within = contenders(measurements, task.batch_size, task.limit_bytes) or [baseline]
     outcomes = verify(task, within)
     runs = {c: outcome for c, outcome in outcomes.items() if isinstance(outcome, Verification)}
     if runs:
         best = max(runs, key=lambda configuration: _speedup(runs[configuration]))
-        return _verdict(task, best, runs[best], baseline)
+        return _verdict(task, best, runs[best], _timed(baseline, runs[best]))
     unrun = [configuration for configuration, outcome in outcomes.items() if outcome is None]
-    if not unrun:
-        failed, error = next((c, outcome) for c, outcome in outcomes.items() if isinstance(outcome, Exception))
-        if baseline is None or failed.is_baseline or not _fits(task, baseline):
-            raise error
-        reason = f"torch's own: {failed} failed in a whole run: {error}"
-        return Choice(baseline, baseline.time_s, baseline.time_s, reason, task.limit_bytes)
-    return _predicted_verdict(task, unrun[0], baseline)
+    if unrun:
+        return _predicted_verdict(task, unrun[0], baseline)
+    failed, error = next((c, outcome) for c, outcome in outcomes.items() if isinstance(outcome, Exception))
+    baseline = _timed(baseline, None if _is_timed(baseline) else verify(task, [baseline])[baseline])
+    if failed.is_baseline or not _fits(task, baseline) or not _is_timed(baseline):
+        raise error
+    reason = f"torch's own: {failed} failed in a whole run: {error}"
+    return Choice(baseline, baseline.time_s, baseline.time_s, reason, task.limit_bytes)
 
 
-def divide(measurements: Mapping[Task, Sequence[Measurement]], budget_bytes: int | None, verify: Verify) -> Divided:
+def divide(
+    measurements: Mapping[Task, Sequence[Measurement]],
+    budget_bytes: int | None,
+    verify: Verify,
+    baseline_bytes: Mapping[Task, int | None] | None = None,
+) -> Divided:
     """One configuration for each task, in sum within the budget: workspace division, corrected by whole runs.
 
     What is chosen is run whole, and the budget divided again with what was learnt, until all that is chosen was run.
-    measurements: those that the config allows.
+    measurements, baseline_bytes: of each task as for ``choose``.
 
     Raises ``InfeasibleError`` with the smallest feasible budget.
     """
-    every = {task: _Options(task, known) for task, known in measurements.items()}
+    declared = baseline_bytes or {}
+    every = {task: _Options(task, known, declared.get(task)) for task, known in measurements.items()}
     for _ in range(_MOST_ROUNDS):
+        for options in every.values():
+            options.require_any(verify)
         division = _solve(every, budget_bytes)
         if not _learn(every, division, verify):
             break
@@ -96,6 +109,16 @@ def divide(measurements: Mapping[Task, Sequence[Measurement]], budget_bytes: int
         division = _solve(every, budget_bytes)
     choices = {task: options.choice(division.assignment[task]) for task, options in every.items()}
     return Divided(choices, division, {task: options.costed() for task, options in every.items()})
+
+
+def refuted(
+    task: Task, measurements: Sequence[Measurement], runs: Mapping[tuple[MicroConfig, ...], Verification]
+) -> tuple[tuple[MicroConfig, ...], ...]:
+    """What whole runs have shown not to be worth it for smaller batches, where torch's own is within the limit."""
+    slower = (parts for parts, run in runs.items() if not _is_worth_it(run))
+    sizes = {parts: sum(part.micro_batch_size for part in parts) for parts in slower}
+    baselines = {parts: _baseline(measurements, n, None) for parts, n in sizes.items() if n < task.batch_size}
+    return tuple(sorted(parts for parts, baseline in baselines.items() if _fits(task, baseline)))
 
 
 def contenders(measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None) -> list[Configuration]:
@@ -135,22 +158,58 @@ def baseline_of(measurements: Sequence[Measurement], batch_size: int) -> Configu
     return None
 
 
+def _baseline(measurements: Sequence[Measurement], batch_size: int, declared_bytes: int | None) -> Configuration:
+    """As it was measured. Else nobody knows its time (inf) but whole runs, which it can pass all the same: measuring
+    takes more memory, for one. Undivided it needs no less than in micro-batches.
+    """
+    measured = baseline_of(measurements, batch_size)
+    if measured is not None:
+        return measured
+    if declared_bytes is None:
+        divided = (m for m in measurements if m.micro_config.algorithm == NATIVE)
+        smaller = (m for m in divided if m.micro_config.micro_batch_size <= batch_size)
+        declared_bytes = max((m.prepared_bytes + m.scratch_bytes for m in smaller), default=0)
+    return Configuration((MicroConfig(NATIVE, batch_size),), inf, declared_bytes)
+
+
+def _is_timed(baseline: Configuration) -> bool:
+    return baseline.time_s < inf
+
+
+def _timed(baseline: Configuration, run: Outcome) -> Configuration:
+    """With the time of a whole run where it was not measured."""
+    if _is_timed(baseline) or not isinstance(run, Verification):
+        return baseline
+    return replace(baseline, time_s=run.baseline_s)
+
+
 @dataclass(slots=True)
 class _Options:
     """What one task can be given of a budget, and what whole runs have told of it."""
 
     task: Task
     measurements: Sequence[Measurement]
+    baseline_bytes: int | None
     configurations: list[Configuration] = field(init=False)
-    baseline: Configuration | None = field(init=False)
+    baseline: Configuration = field(init=False)
     runs: dict[Configuration, Verification | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.configurations = [*desirable_sets(self.measurements, self.task.batch_size).of(self.task.batch_size)]
-        self.baseline = next((c for c in self.configurations if c.is_baseline), None)
-        if self.baseline is None:  # whole runs may show that it is not as dominated as it seems
-            self.baseline = baseline_of(self.measurements, self.task.batch_size)
-            self.configurations += [] if self.baseline is None else [self.baseline]
+        unsolved = _baseline(self.measurements, self.task.batch_size, self.baseline_bytes)
+        self.baseline = next((c for c in self.configurations if c.is_baseline), unsolved)
+        self._offer_baseline()
+
+    def _offer_baseline(self) -> None:
+        """Once its time is known: whole runs may show that it is not as dominated as it seems."""
+        if _is_timed(self.baseline) and not any(c.is_baseline for c in self.configurations):
+            self.configurations.append(self.baseline)
+
+    def require_any(self, verify: Verify) -> None:
+        """Torch's own, if nothing else is left and it runs whole."""
+        if not self.configurations:
+            self.baseline = _timed(self.baseline, verify(self.task, [self.baseline])[self.baseline])
+            self._offer_baseline()
 
     def costed(self) -> list[Configuration]:
         """All options, their times as far as they are known."""
@@ -166,8 +225,10 @@ class _Options:
     def learn(self, configuration: Configuration, outcome: Outcome) -> None:
         if isinstance(outcome, Exception):
             self.configurations.remove(configuration)
-        else:
-            self.runs[configuration] = outcome
+            return
+        self.runs[configuration] = outcome
+        self.baseline = _timed(self.baseline, outcome)
+        self._offer_baseline()
 
     def forget_unknown(self) -> None:
         self.configurations = [c for c in self.configurations if not self.is_unknown(c)]
@@ -175,14 +236,14 @@ class _Options:
     def choice(self, costed: Configuration) -> Choice:
         chosen = self.original(costed)
         segment = chosen.workspace_bytes
-        run, baseline_s = self.runs.get(chosen), None if self.baseline is None else self.baseline.time_s
+        run, baseline_s = self.runs.get(chosen), self.baseline.time_s if _is_timed(self.baseline) else None
         if chosen.is_baseline:
             reason = "torch's own: nothing else is worth a segment of the budget"
             return Choice(chosen, chosen.time_s, chosen.time_s, reason, segment)
         if run is None:
             return Choice(chosen, baseline_s, chosen.time_s, "best use of the budget by prediction, not run", segment)
         reason = f"best use of the budget in whole runs, speedup {_with_noise(run)}"
-        if self.baseline is not None and _speedup(run) < 1:
+        if _speedup(run) < 1:
             reason += f"; torch's own needs {format_bytes(self.baseline.workspace_bytes)}"
         return Choice(chosen, run.baseline_s, run.time_s, reason, segment)
 
@@ -193,8 +254,6 @@ class _Options:
         run = self.runs.get(configuration)
         if run is None:
             return configuration.time_s + OPERATOR_S
-        if self.baseline is None:
-            return run.time_s + OPERATOR_S
         time_s = self.baseline.time_s / _speedup(run) + OPERATOR_S
         return time_s if _is_worth_it(run) else max(time_s, self.baseline.time_s + OPERATOR_S)
 
@@ -220,14 +279,14 @@ def _fastest(measurements: Sequence[Measurement], batch_size: int, limit_bytes: 
     return set() if fastest is None else {fastest}
 
 
-def _verdict(task: Task, best: Configuration, run: Verification, baseline: Configuration | None) -> Choice:
+def _verdict(task: Task, best: Configuration, run: Verification, baseline: Configuration) -> Choice:
     if best.is_baseline:
-        reason = "torch's own, undivided: nothing else can compute this"
-        return Choice(best, run.baseline_s, run.baseline_s, reason, task.limit_bytes)
-    if baseline is not None and not _fits(task, baseline):
+        reason = "torch's own, undivided: nothing else that is allowed can compute this"
+        return Choice(baseline, run.baseline_s, run.baseline_s, reason, task.limit_bytes)
+    if not _fits(task, baseline):
         needed = format_bytes(baseline.workspace_bytes)
         reason = f"fastest within the limit, speedup {_with_noise(run)}; torch's own needs {needed}"
-    elif baseline is None or _is_worth_it(run):
+    elif _is_worth_it(run):
         reason = f"fastest in whole runs, speedup {_with_noise(run)}"
     else:
         reason = f"torch's own: {best} is not faster by more than the noise or {LEAST_GAIN:.0%}"
@@ -236,9 +295,15 @@ def _verdict(task: Task, best: Configuration, run: Verification, baseline: Confi
     return Choice(best, run.baseline_s, run.time_s, reason, task.limit_bytes)
 
 
-def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configuration | None) -> Choice:
+def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configuration) -> Choice:
     """Where nobody has run anything whole."""
-    if baseline is None:
+    if not _is_timed(fastest):
+        raise InfeasibleError(
+            f"{task}, batch {task.batch_size}: nothing that was measured is within the limit of "
+            f"{format_bytes(task.limit_bytes)}, and torch's own was neither measured nor run whole at this batch size: "
+            "measure it with mucudnn tune, where there is memory for it"
+        )
+    if not _is_timed(baseline):
         reason = "fastest by prediction, not run; torch's own was not measured at this batch size"
         return Choice(fastest, None, fastest.time_s, reason, task.limit_bytes)
     predicted = Verification(baseline.time_s, fastest.time_s, 0.0)

@@ -20,7 +20,7 @@ from mucudnn.bench.comparison import Comparison, compare_in_turns
 from mucudnn.bench.operands import Operands, random_operands
 from mucudnn.choosing import LEAST_GAIN
 from mucudnn.config import Config
-from mucudnn.configuration import Configuration, Measurement
+from mucudnn.configuration import NATIVE, Configuration, Measurement, MicroConfig
 from mucudnn.database.database import Database, Verification
 from mucudnn.database.schema import Keeping
 from mucudnn.database.store import Store
@@ -70,11 +70,10 @@ def keep_filters(
     with nullcontext(database) if database is not None else Database(config.database) as opened:
         keeper = _Keeper(config, machine, Store(opened, machine.environment))
         division = keeper.divide({item: tuned for item, (_, tuned) in items.items()})
+        kept = {item: keeper.kept_filter(tuned, division.assignment[item]) for item, (_, tuned) in items.items()}
     for name, module in modules.items():
-        chosen = [(item, tuned) for item, (owner, tuned) in items.items() if owner == name]
-        kept = [keeper.kept_filter(tuned, division.assignment[item]) for item, tuned in chosen]
-        if any(kept):
-            filters = (one for one in kept if one is not None)
+        its_own = [kept[item] for item, (owner, _) in items.items() if owner == name]
+        if filters := [one for one in its_own if one is not None]:
             module.kept = KeptFilters(filters, keeps_workspace=not config.has_headroom_limit)
     return division
 
@@ -148,9 +147,12 @@ class _Keeper:
         option = self._option(tuned, cost)
         if option is None:
             return None
-        configurations = _with_smaller_batches(option, tuned)
+        every, problem = _with_smaller_batches(option, tuned), tuned[0].problem
+        configurations = {
+            n: c for n, c in every.items() if n in option.configurations or not self._is_refuted(problem, option, c)
+        }
         reason = self.reasons[tuned, option.algorithm]
-        return KeptFilter(tuned[0].problem, option.algorithm, cost.workspace_bytes, configurations, reason)
+        return KeptFilter(problem, option.algorithm, cost.workspace_bytes, configurations, reason)
 
     def _option(self, tuned: _Tuned, cost: Configuration) -> _Option | None:
         return next((option for option in self.options[tuned] if option.cost == cost), None)
@@ -159,14 +161,19 @@ class _Keeper:
         """Whether calls of every tuned batch size are faster by more than the noise."""
         if (tuned, option.algorithm) in self.reasons:
             return True
-        runs = [self._run(one, option) for one in tuned]
-        gains = [run.baseline_s / run.time_s if run is not None else 0.0 for run in runs]
-        noises = [run.noise if run is not None else 0.0 for run in runs]
-        if any(gain - max(noise, LEAST_GAIN) <= 1 for gain, noise in zip(gains, noises, strict=True)):
+        runs = [run for one in tuned if (run := self._run(one, option)) is not None]
+        if len(runs) < len(tuned) or not all(map(_is_gain, runs)):
             return False
-        reason = f"{gains[0]:.2f} ± {noises[0]:.2f} times as fast as not kept, in whole runs"
+        gain = runs[0].baseline_s / runs[0].time_s
+        reason = f"{gain:.2f} ± {runs[0].noise:.2f} times as fast as not kept, in whole runs"
         self.reasons[tuned, option.algorithm] = reason
         return True
+
+    def _is_refuted(self, problem: ConvProblem, option: _Option, configuration: Configuration) -> bool:
+        """Whether it was once run whole, for a model with that batch size, and was not faster than torch's own."""
+        own = MicroConfig(NATIVE, configuration.batch_size)
+        run = self.store.verification(problem, configuration, self.versions, Keeping(option.algorithm, (own,)))
+        return run is not None and not _is_gain(run)
 
     def _run(self, tuned: TunedProblem, option: _Option) -> Verification | None:
         """In turns with what keeps nothing; ``None`` if it cannot run."""
@@ -184,6 +191,10 @@ class _Keeper:
         found = Verification(outcome.baseline_s, outcome.time_s, outcome.uncertainty)
         self.store.keep_verification(problem, configuration, self.versions, found, keeping)
         return found
+
+
+def _is_gain(run: Verification) -> bool:
+    return run.baseline_s / run.time_s - max(run.noise, LEAST_GAIN) > 1
 
 
 def _items(modules: Mapping[str, Conv2d]) -> Iterator[tuple[str, tuple[str, _Tuned]]]:

@@ -57,6 +57,22 @@ def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
     return Tuning(config, stored.environment, tuple(problems), divided)
 
 
+def shortcomings(tasks: Sequence[Task], stored: Stored) -> tuple[str, ...]:
+    """What the answer cannot know, in words: mini-batches that were measured in smaller pieces only."""
+    pieces: dict[tuple[int, tuple[int, ...]], int] = {}  # mini-batch, sizes -> how many tasks
+    for task in tasks:
+        micro_configs = {m.micro_config for m in stored.measurements(task)}
+        if task.baseline not in micro_configs:
+            key = task.batch_size, tuple(sorted({of.micro_batch_size for of in micro_configs}))
+            pieces[key] = pieces.get(key, 0) + 1
+    return tuple(
+        f"{count} of {len(tasks)} convolutions, batch {n}: measured in micro-batches of {', '.join(map(str, sizes))} "
+        "only, torch's own undivided not among them; the answer is of these alone, and torch's own may be faster: "
+        "measure it with mucudnn tune"
+        for (n, sizes), count in sorted(pieces.items())
+    )
+
+
 def _require_feasible(measured: dict[Task, list[Measurement]]) -> None:
     doubtful = {task: known for task, known in measured.items() if not _surely_fits(task, known)}
     smallest = {task: _smallest_bytes(task, known) for task, known in doubtful.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mucudnn.configuration import NATIVE, MicroConfig
 from mucudnn.problem import MOST_SAMPLES, ConvProblem
 from mucudnn.values import flag, instance, settle, text, whole
 
@@ -36,6 +37,11 @@ class Task:
             name=text(self.name, "name"),
             in_headroom=flag(self.in_headroom, "in_headroom"),
         )
+
+    @property
+    def baseline(self) -> MicroConfig:
+        """Torch's own convolution, undivided."""
+        return MicroConfig(NATIVE, self.batch_size)
 
     def __str__(self) -> str:
         return self.name or str(self.problem)

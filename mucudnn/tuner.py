@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
@@ -13,7 +13,7 @@ import torch
 from mucudnn.bench.comparison import Comparison
 from mucudnn.bench.profiler import Profile
 from mucudnn.bench.race import Candidate, find_candidates
-from mucudnn.choosing import Choice, Outcome, choose, divide
+from mucudnn.choosing import Choice, Outcome, choose, divide, refuted
 from mucudnn.config import BatchSizePolicy, Config, config_or_default
 from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement, MicroConfig, source_of
 from mucudnn.database.database import Database, Verification
@@ -28,7 +28,7 @@ from mucudnn.problem import MOST_ELEMENTS, ConvProblem, Operation
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.task import Task
-from mucudnn.tuning import TunedProblem, Tuning, TuningInterrupted, allowed, tuned_problem
+from mucudnn.tuning import LeftOut, TunedProblem, Tuning, TuningInterrupted, allowed, tuned_problem
 from mucudnn.values import instance, several, shown, whole
 from mucudnn.verification import Machine
 
@@ -114,26 +114,61 @@ def _require_countable(tasks: Sequence[Task], device: str) -> None:
 
 @dataclass(slots=True)
 class _Job:
-    """One task: its candidates, and what is known of each."""
+    """One task: its candidates, and what is known of each. left_out: what the time limit did to them."""
 
     task: Task
     error_bound: float
     candidates: list[Candidate]
     unsupported: list[Failure]
     results: dict[MicroConfig, Measurement | Failure]
+    left_out: LeftOut = field(default_factory=LeftOut)
+
+    def baseline_bytes(self) -> int | None:
+        """What torch's own needs where it was not measured, counted by running it; None: measured, or not to be told.
+
+        It is counted anew: there was no memory, perhaps, when it was first tried.
+        """
+        if isinstance(self.results.get(self.task.baseline), Measurement):
+            return None
+        baseline = next(replace(c) for c in self.candidates if c.micro_config == self.task.baseline)
+        return baseline.workspace_bytes if baseline.is_countable else None
+
+    def forget_failures(self) -> None:
+        """So that they are tried again, but for what a source offers: its first run may have ended a process."""
+        offered = {c.micro_config for c in self.candidates if c.from_source}
+        self.results = {
+            of: result for of, result in self.results.items() if of in offered or isinstance(result, Measurement)
+        }
 
     def measurements(self) -> list[Measurement]:
         known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
         return [result for result in known if isinstance(result, Measurement)]
 
+    def failed_candidates(self) -> list[Failure]:
+        """Without those that their algorithm does not support, and those of sizes that the policy does not have."""
+        known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
+        return [result for result in known if isinstance(result, Failure)]
+
     def failures(self) -> list[Failure]:
         return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
 
-    def tuned(self, choice: Choice) -> TunedProblem:
-        return tuned_problem(self.task, choice, self.measurements(), self.failures(), error_bound=self.error_bound)
+    def tuned(self, choice: Choice, runs: Mapping[tuple[MicroConfig, ...], Verification]) -> TunedProblem:
+        """runs: whole ones of any batch size."""
+        measured = self.measurements()
+        return tuned_problem(
+            self.task,
+            choice,
+            measured,
+            self.failures(),
+            error_bound=self.error_bound,
+            left_out=self.left_out,
+            refuted=refuted(replace(self.task, limit_bytes=choice.limit_bytes), measured, runs),
+        )
 
     def smallest_feasible_bytes(self) -> int | None:
-        """Least workspace of any configuration of candidates that did not fail and are not barred by their error."""
+        """Least workspace of any configuration of candidates that did not fail and are not barred by their error. There
+        may be memory for torch's own even where there was none to measure it, which takes more.
+        """
         return _smallest_bytes(self._usable(), self.task.batch_size)
 
     def bytes_in_smallest_pieces(self) -> int | None:
@@ -160,7 +195,7 @@ class _Job:
         known = self.measurements()
         permitted = allowed(known, self.error_bound)
         barred = {m.micro_config.algorithm for m in known} - {m.micro_config.algorithm for m in permitted}
-        failed = {failure.micro_config for failure in self.failures()}
+        failed = {f.micro_config for f in self.failures() if f.is_lasting or f.micro_config != self.task.baseline}
         return [c for c in self.candidates if c.algorithm.name not in barred and c.micro_config not in failed]
 
 
@@ -174,7 +209,11 @@ def _smallest_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | N
 
 
 class _Tuner:
-    """Tunes tasks under one config."""
+    """Tunes tasks under one config.
+
+    A stored failure of torch's own, undivided, is not believed: everything is compared with it. Other stored failures
+    are, unless nothing is left that fits.
+    """
 
     def __init__(self, config: Config, machine: Machine, store: Store, progress: Progress | None) -> None:
         self.config, self.machine, self.store = config, machine, store
@@ -194,13 +233,16 @@ class _Tuner:
 
     def _one_by_one(self, jobs: Sequence[_Job]) -> Tuning:
         """Workspace reuse: each task under its own limit."""
+        for job in jobs:
+            if not job.is_feasible():
+                job.forget_failures()
         self._require_feasible(jobs)  # before minutes are spent on measuring
         without = []
         for number, job in enumerate(jobs):
             self._measure(job, job.task.limit_bytes, number / len(jobs), 1 / len(jobs))
             if job.is_feasible():
-                choice = choose(job.task, self._allowed(job), self._verify)
-                self.ready.append(job.tuned(choice))
+                choice = choose(job.task, self._allowed(job), self._verify, job.baseline_bytes())
+                self.ready.append(job.tuned(choice, self._runs(job.task)))
             else:
                 without.append(job)
         self._require_feasible(without)
@@ -209,12 +251,18 @@ class _Tuner:
     def _together(self, jobs: Sequence[_Job]) -> Tuning:
         """Workspace division: one budget for all tasks."""
         budget = self.config.workspace_budget_bytes
+        if not self._is_affordable(jobs):
+            for job in jobs:
+                job.forget_failures()
         self._require_affordable(jobs)  # before minutes are spent on measuring
         for number, job in enumerate(jobs):
             self._measure(job, budget, number / len(jobs), 1 / len(jobs))
-        divided = divide({job.task: self._allowed(job) for job in jobs}, budget, self._verify)
+        self._require_affordable(jobs)  # with what failed
+        measured = {job.task: self._allowed(job) for job in jobs}
+        declared = {job.task: job.baseline_bytes() for job in jobs}
+        divided = divide(measured, budget, self._verify, declared)
         for job in jobs:
-            self.ready.append(job.tuned(divided.choices[job.task]))
+            self.ready.append(job.tuned(divided.choices[job.task], self._runs(job.task)))
         return Tuning(self.config, self.machine.environment, tuple(self.ready), divided)
 
     def _tuning(self) -> Tuning:
@@ -225,7 +273,8 @@ class _Tuner:
         sizes = micro_batch_sizes(BatchSizePolicy(self.config.policy), task.batch_size)
         algorithms = [*self.algorithms, *self._offered(task.problem, sizes)]
         self.versions |= {algorithm.name: algorithm.version for algorithm in algorithms}
-        known = self.store.results(task.problem, self.versions)
+        stored = self.store.results(task.problem, self.versions)
+        known = [r for r in stored if isinstance(r, Measurement) or r.micro_config != task.baseline]
         measured = [result for result in known if isinstance(result, Measurement)]
         candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured)
         bound = self.config.error_bound(task.problem.dtype, self.machine.environment.numerics)
@@ -242,17 +291,26 @@ class _Tuner:
     def _require_feasible(self, jobs: Sequence[_Job]) -> None:
         without = [job for job in jobs if not job.is_feasible()]
         if without:
-            raise infeasible({job.task: job.smallest_feasible_bytes() for job in without})
+            needed = {job.task: job.smallest_feasible_bytes() for job in without}
+            raise infeasible(needed, {job.task: job.failed_candidates() for job in without})
+
+    def _is_affordable(self, jobs: Sequence[_Job]) -> bool:
+        """Whether the smallest configurations are within the budget together. The smallest micro-batches are looked at
+        first.
+        """
+        budget = self.config.workspace_budget_bytes
+        for smallest in (_Job.bytes_in_smallest_pieces, _Job.smallest_feasible_bytes):
+            known = [size for job in jobs if (size := smallest(job)) is not None]
+            if budget is None or (len(known) == len(jobs) and sum(known) <= budget):
+                return True
+        return False
 
     def _require_affordable(self, jobs: Sequence[_Job]) -> None:
         """Raises ``InfeasibleError`` if the budget is less than the smallest configurations need together."""
-        budget = self.config.workspace_budget_bytes
-        for smallest in (_Job.bytes_in_smallest_pieces, _Job.smallest_feasible_bytes):
-            needed = {job.task: smallest(job) for job in jobs}
-            known = [size for size in needed.values() if size is not None]
-            if budget is None or (len(known) == len(needed) and sum(known) <= budget):
-                return
-        raise unaffordable(needed, budget)
+        if not self._is_affordable(jobs):
+            needed = {job.task: job.smallest_feasible_bytes() for job in jobs}
+            failed = {job.task: job.failed_candidates() for job in jobs}
+            raise unaffordable(needed, self.config.workspace_budget_bytes, failed)
 
     def _measure(self, job: _Job, limit_bytes: int | None, start: float, share: float) -> None:
         problem = job.task.problem
@@ -279,10 +337,15 @@ class _Tuner:
                 job.results[result.micro_config] = result
                 name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
                 self.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
+        if self.config.time_limit_s is not None:
+            job.left_out = _left_out(replace(profile, known=job.measurements(), known_failures=job.failures()))
+
+    def _runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], Verification]:
+        return self.store.whole_runs(task.problem, self.versions, _how(task))
 
     def _verify(self, task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
         """Whole runs against torch; those that were not run before are run now."""
-        problem, how = task.problem, FreshWorkspace() if task.in_headroom else None
+        problem, how = task.problem, _how(task)
         known: dict[Configuration, Outcome] = {
             c: self.store.verification(problem, c, self.versions, how) for c in configurations
         }
@@ -297,6 +360,17 @@ class _Tuner:
             else:
                 known[configuration] = outcome
         return known
+
+
+def _how(task: Task) -> FreshWorkspace | None:
+    """What is special in the whole runs of a task."""
+    return FreshWorkspace() if task.in_headroom else None
+
+
+def _left_out(measured: Profile) -> LeftOut:
+    """What a run without a time limit would still measure; ``measured`` knows all that there is."""
+    unmeasured = (candidate.micro_config for candidate in measured.missing())
+    return LeftOut(tuple(unmeasured), tuple(candidate.micro_config for candidate in measured.hurried()))
 
 
 def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from mucudnn.choosing import Choice, Divided
 from mucudnn.config import Config
-from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement
+from mucudnn.configuration import NATIVE, Configuration, Failure, Measurement, MicroConfig, source_of
 from mucudnn.environment import Environment
 from mucudnn.errors import InvalidInputError
 from mucudnn.problem import ConvProblem
@@ -21,14 +21,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What a time limit left undone: candidates that were worth measuring and were not, and those that have fewer
+    samples than without it. Not what the race has shown to be hopeless.
+    """
+
+    unmeasured: tuple[MicroConfig, ...] = ()
+    hurried: tuple[MicroConfig, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TunedProblem:
     """What was chosen for one problem, and why. Times are medians of whole runs, measured in turns with torch's.
 
     Where a replay has no whole runs they are predictions, as ``reason`` says, and ``baseline_s`` is None where torch's
-    own was not measured at this batch size. ``configuration.time_s`` is what the solver predicted. ``limit_bytes``: the
-    most workspace that the problem may use, its segment where a budget was divided. ``measurements`` and ``failures``
-    are of all candidates, also of those that were barred by their error, which is above ``error_bound``, or by the
-    workspace limit.
+    own was not measured at this batch size. ``configuration.time_s`` is what the solver predicted. ``relative_error``
+    is None for torch's own where it could not be compared. ``limit_bytes``: the most workspace that the problem may
+    use, its segment where a budget was divided. ``measurements`` and ``failures`` are of all candidates, also of those
+    that were barred by their error, which is above ``error_bound``, or by the workspace limit. ``left_out``: what was
+    not measured for lack of time. ``refuted``: what whole runs of smaller batches have shown not to be faster than
+    torch's own, though that would fit.
     """
 
     problem: ConvProblem
@@ -36,12 +48,21 @@ class TunedProblem:
     configuration: Configuration
     baseline_s: float | None
     time_s: float
-    relative_error: float
+    relative_error: float | None
     reason: str
     measurements: tuple[Measurement, ...] = ()
     failures: tuple[Failure, ...] = ()
     limit_bytes: int | None = None
     error_bound: float = inf
+    left_out: LeftOut = LeftOut()
+    refuted: tuple[tuple[MicroConfig, ...], ...] = ()
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        """Pickles of older versions lack the last fields, which then have their defaults."""
+        every = fields(self)
+        values = (*state, *(each.default for each in every[len(state) :]))
+        for each, value in zip(every, values, strict=True):
+            object.__setattr__(self, each.name, value)
 
     @property
     def allowed_measurements(self) -> list[Measurement]:
@@ -56,14 +77,17 @@ class TunedProblem:
     def __str__(self) -> str:
         chosen = self.configuration
         speedup = "unknown" if self.speedup is None else f"{self.speedup:.2f}"
+        error = "not measured" if self.relative_error is None else f"{self.relative_error:.1e}"
+        left_out = left_out_in_words([self])
         return "\n".join(
             (
                 f"{self.problem}, batch {self.batch_size}",
                 f"  torch      {'not measured' if self.baseline_s is None else format_seconds(self.baseline_s)}",
                 f"  chosen     {chosen}: {format_seconds(self.time_s)} (predicted {format_seconds(chosen.time_s)}), "
                 f"speedup {speedup}",
-                f"  workspace  {format_bytes(chosen.workspace_bytes)}, relative error {self.relative_error:.1e}",
+                f"  workspace  {format_bytes(chosen.workspace_bytes)}, relative error {error}",
                 f"  why        {self.reason}",
+                *([f"  left out   {left_out}"] if left_out else []),
             )
         )
 
@@ -136,8 +160,11 @@ def tuned_problem(
     failures: Sequence[Failure] = (),
     *,
     error_bound: float,
+    left_out: LeftOut = LeftOut(),
+    refuted: tuple[tuple[MicroConfig, ...], ...] = (),
 ) -> TunedProblem:
     """What was chosen for a task, with everything that was known of it."""
+    proviso = "; of what was measured within the time limit" if left_out.unmeasured else ""
     return TunedProblem(
         problem=task.problem,
         batch_size=task.batch_size,
@@ -145,19 +172,36 @@ def tuned_problem(
         baseline_s=choice.baseline_s,
         time_s=choice.time_s,
         relative_error=relative_error_of(choice.configuration, measurements),
-        reason=choice.reason,
+        reason=choice.reason + proviso,
         measurements=tuple(measurements),
         failures=tuple(failures),
         limit_bytes=choice.limit_bytes,
         error_bound=error_bound,
+        left_out=left_out,
+        refuted=refuted,
     )
+
+
+def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
+    """How much of what a time limit left undone, and by which algorithms; empty: nothing."""
+    unmeasured = [of for one in tuned for of in one.left_out.unmeasured]
+    hurried = sum(len(one.left_out.hurried) for one in tuned)
+    worth_measuring = sum(len(one.measurements) for one in tuned) + len(unmeasured)
+    names = ", ".join(sorted({source_of(of.algorithm) for of in unmeasured}))
+    parts = []
+    if unmeasured:
+        parts.append(f"{len(unmeasured)} of {worth_measuring} candidates were not measured ({names}): give it more")
+    if hurried:
+        parts.append(f"{hurried} measured with fewer samples than usual")
+    return f"time limit: {'; '.join(parts)}" if parts else ""
 
 
 def configurations_of(tuned: TunedProblem) -> Mapping[int, Configuration]:
     """Batch size -> configuration, up to the tuned batch size, all within the problem's own limit.
 
     The tuned batch size has the verified configuration. Smaller ones have the fastest of the same measurements; but
-    where torch's own convolution was chosen they are left out: then nothing has shown that it is faster.
+    where torch's own convolution was chosen they are left out: then nothing has shown that it is faster. So is what
+    whole runs have refuted.
     """
     from mucudnn.solver.front import desirable_sets
 
@@ -166,7 +210,8 @@ def configurations_of(tuned: TunedProblem) -> Mapping[int, Configuration]:
         return chosen
     sets = desirable_sets(tuned.allowed_measurements, tuned.batch_size)
     smaller = ((n, sets.fastest(n, tuned.limit_bytes)) for n in range(1, tuned.batch_size))
-    return {n: configuration for n, configuration in smaller if configuration is not None} | chosen
+    kept = {n: c for n, c in smaller if c is not None and c.micro_configs not in tuned.refuted}
+    return kept | chosen
 
 
 def _row(tuned: TunedProblem) -> dict[str, Any]:
@@ -179,6 +224,8 @@ def _row(tuned: TunedProblem) -> dict[str, Any]:
         "speedup": tuned.speedup,
         "workspace_bytes": tuned.configuration.workspace_bytes,
         "relative_error": tuned.relative_error,
+        "unmeasured": len(tuned.left_out.unmeasured),
+        "hurried": len(tuned.left_out.hurried),
     }
 
 
@@ -187,7 +234,7 @@ def allowed(measurements: Iterable[Measurement], error_bound: float) -> list[Mea
     return [m for m in measurements if m.relative_error <= error_bound or m.micro_config.algorithm == NATIVE]
 
 
-def relative_error_of(configuration: Configuration, measurements: Iterable[Measurement]) -> float:
-    """The largest of its algorithms: each was compared with float64 once."""
+def relative_error_of(configuration: Configuration, measurements: Iterable[Measurement]) -> float | None:
+    """The largest of its algorithms: each was compared with float64 once. None: torch's own, which could not be."""
     used = set(configuration.algorithms)
-    return max(m.relative_error for m in measurements if m.micro_config.algorithm in used)
+    return max((m.relative_error for m in measurements if m.micro_config.algorithm in used), default=None)

@@ -47,6 +47,20 @@ def test_the_answer_is_that_of_the_tuning(folder: Path, tmp_path: Path, name: st
     assert result.stderr == ""
 
 
+@pytest.mark.parametrize(("batch", "sizes"), [("64", "1, 2"), ("3", "1, 2")])
+def test_a_batch_that_was_never_measured_undivided_has_a_note(
+    folder: Path, tmp_path: Path, batch: str, sizes: str
+) -> None:
+    given = (folder / "full.sqlite", "--network", folder / "layers.csv", "--batch", batch)
+    result = invoke("solve", *given, "--json", tmp_path / "out.json")
+    assert result.exit_code == 0, result.output
+    expected = f"measured in micro-batches of {sizes} only, torch's own undivided not among them"
+    assert f"Note: 6 of 6 convolutions, batch {batch}: {expected}" in result.stderr
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert expected in record["notes"][0]
+    assert {row["torch_s"] for row in record["problems"]} == {None}
+
+
 def test_nothing_is_measured_nor_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mucudnn.environment.current_environment", None)
     monkeypatch.setattr("mucudnn.bench.timer.WallClock.now", None)

@@ -213,6 +213,20 @@ def test_what_fails_to_run_is_not_kept(world: World, monkeypatch: pytest.MonkeyP
     assert keep(model_of(tuned_for([NATIVE, A])), world, None) == [""]
 
 
+@pytest.mark.parametrize(("slowdown", "sizes"), [(1.0, [1, 2]), (3.0, [2])])
+def test_what_was_once_slower_than_torch_in_a_smaller_batch_is_not_run_there(
+    world: World, slowdown: float, sizes: list[int]
+) -> None:
+    rows = [NATIVE, A, measured("native", 2, 0.0, 2.0, 0), measured("a", 2, 0.6, 1.0, 100)]
+    small, large = model_of(tuned_for(rows[:2])), model_of(tuned_for(rows, 2))
+    with Database(":memory:") as database:
+        for model, factor in ((small, slowdown), (large, 1.0)):
+            world.slowdown = {"a": factor}.__getitem__
+            keep_filters(model, Config(cache_budget=None), machine=world.machine, database=database)
+    (kept,) = large[0].kept_filters  # type: ignore[union-attr]
+    assert sorted(kept.configurations) == sizes
+
+
 def test_nothing_is_run_twice_and_replay_gives_the_same(world: World) -> None:
     layers = [tuned_for([NATIVE, A, B]), tuned_for([replace(NATIVE, step_s=3.0), A, B])]
     world.slowdown = {"a": 3.0, "b": 1.0}.__getitem__

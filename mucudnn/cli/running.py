@@ -62,7 +62,9 @@ def require_complete(tuning: TableTuning) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What was solved from stored measurements, and where these were made. ``notes``: what was set aside, in words."""
+    """What was solved from stored measurements, and where these were made. ``notes``: what was set aside, and what is
+    not known, in words.
+    """
 
     tuning: TableTuning
     environment: Environment
@@ -77,13 +79,14 @@ def solve_stored(
     from mucudnn.config import BatchSizePolicy
     from mucudnn.database.profile_file import open_stored
     from mucudnn.database.stored import stored_measurements
-    from mucudnn.replay import replay
+    from mucudnn.replay import replay, shortcomings
 
     with open_stored(path) as database:
         tasks = table_tasks(table, config, limits)
         found = stored_measurements(
             database, tasks, BatchSizePolicy(config.policy), algorithms=config.algorithms, environment=environment
         )
-        for note in found.notes:
+        notes = (*found.notes, *shortcomings(tasks, found))
+        for note in notes:
             click.echo(f"Note: {note}", err=True)
-        return Replayed(of_table(table, replay(tasks, config, found)), found.environment, found.notes)
+        return Replayed(of_table(table, replay(tasks, config, found)), found.environment, notes)

@@ -191,6 +191,18 @@ class Database:
             return None
         return Verification(*(schema.number(rows[-1][name]) for name in ("baseline_s", "time_s", "noise")))
 
+    def whole_runs(
+        self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int], how: How = None
+    ) -> dict[tuple[MicroConfig, ...], Verification]:
+        """The newest whole run of every configuration, of any batch size. versions, how: as for ``verification``."""
+        found: dict[tuple[MicroConfig, ...], Verification] = {}
+        for row in self._rows("verifications", environment, problem):
+            micro_configs = schema.micro_configs_from(row["configuration"], versions, how)
+            if micro_configs is not None:
+                values = (schema.number(row[name]) for name in ("baseline_s", "time_s", "noise"))
+                found[micro_configs] = Verification(*values)
+        return found
+
     def environments(self) -> tuple[Environment, ...]:
         """All that have rows, sorted."""
         rows = self._file.read(f"SELECT {schema.ENVIRONMENT} FROM environments WHERE {schema.HAS_ROWS}")

@@ -172,6 +172,16 @@ def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[st
     return json.dumps(parts)
 
 
+def micro_configs_from(key: str, versions: Mapping[str, int], how: How = None) -> tuple[MicroConfig, ...] | None:
+    """The inverse of ``configuration_key``; None for a key of other versions, of other runs, or that is none."""
+    try:
+        parts = [(MicroConfig(part[0], part[2]), part[3]) for part in json.loads(key)]
+        micro_configs = tuple(micro_config for micro_config, count in parts for _ in range(count))
+        return micro_configs if configuration_key(micro_configs, versions, how) == key else None
+    except (ValueError, TypeError, LookupError):
+        return None
+
+
 def _parts(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int]) -> list[list[str | int]]:
     runs = [(micro_config, len(list(equal))) for micro_config, equal in groupby(micro_configs)]
     return [[m.algorithm, versions[m.algorithm], m.micro_batch_size, count] for m, count in runs]

@@ -65,6 +65,12 @@ class Store:
         """The whole run of this configuration, if there was one."""
         return self._database.verification(self._environment, problem, configuration.micro_configs, versions, how)
 
+    def whole_runs(
+        self, problem: ConvProblem, versions: Mapping[str, int], how: How = None
+    ) -> Mapping[tuple[MicroConfig, ...], Verification]:
+        """All that there were, of any batch size."""
+        return self._database.whole_runs(self._environment, problem, versions, how)
+
     def keep_verification(
         self,
         problem: ConvProblem,
