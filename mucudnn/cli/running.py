@@ -82,7 +82,12 @@ def solve_stored(
     with open_stored(path) as database:
         tasks = table_tasks(table, config, limits)
         found = stored_measurements(
-            database, tasks, BatchSizePolicy(config.policy), algorithms=config.algorithms, environment=environment
+            database,
+            tasks,
+            BatchSizePolicy(config.policy),
+            algorithms=config.algorithms,
+            strict=config.strict,
+            environment=environment,
         )
         for note in found.notes:
             click.echo(f"Note: {note}", err=True)
