@@ -65,6 +65,15 @@ class Algorithm(Protocol):
     def supports(self, problem: ConvProblem) -> str | None:
         """``None`` if the problem can be computed, else the reason why not, in words."""
 
+    def is_local(self, problem: ConvProblem) -> bool:
+        """Whether an element of x or dy that is NaN or infinite spoils no other results than with torch's own.
+
+        Each result is then a sum of the products that the definition names, and of nothing else. Not so for transforms,
+        which mix the elements of a tile or of an image, nor where zeros that only fill up memory meet other elements,
+        since 0 * NaN is NaN. (The zeros of the padding may, as they do in some of torch's own backends: for dy and w.)
+        False too where it is not known. No algorithm may hide such an element from a result that depends on it.
+        """
+
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         """Like ``supports``, for slices of one size of a supported problem."""
 

@@ -110,8 +110,8 @@ class _Step(NamedTuple):
 class CudnnEngine:
     """One engine configuration, on the CUDA device that is current when it is first asked about a problem.
 
-    deterministic: false also where it is not known, as for a name out of a database. adds_in_place: cuDNN adds dw to
-    the sum itself, where that is in float32 or float64.
+    deterministic, local: false also where it is not known, as for a name out of a database. adds_in_place: cuDNN adds
+    dw to the sum itself, where that is in float32 or float64.
 
     Where cuDNN refuses, the methods raise ``EngineError``.
     """
@@ -119,6 +119,7 @@ class CudnnEngine:
     config: EngineConfig
     backend: Backend
     deterministic: bool = field(default=False, compare=False)
+    local: bool = field(default=False, compare=False)
     adds_in_place: bool = False
     _steps: dict[tuple[ConvProblem, int], _Step] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -138,6 +139,9 @@ class CudnnEngine:
 
     def supports(self, problem: ConvProblem) -> str | None:
         return None  # it depends on the micro-batch size
+
+    def is_local(self, problem: ConvProblem) -> bool:
+        return self.local
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         """The reason is the size of x or y, of more than 2^31 - 1 elements, or that cuDNN does not offer or plan it."""
@@ -227,19 +231,24 @@ class CudnnEngines:
 
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> list[CudnnEngine]:
         """Those that are offered for any of the sizes, in the order of the largest for which they are; deterministic
-        if they are so for all.
+        and local if they are so for all.
         """
         numerics = Numerics.of_torch()
-        deterministic: dict[EngineConfig, bool] = {}
+        found: dict[EngineConfig, list[Engine]] = {}
         for n in sorted(micro_batch_sizes, reverse=True):
             for engine in () if n > problem.countable_samples() else self._listed(problem, n):
                 if numerics.why_barred(engine, problem.dtype) is None:
-                    before = deterministic.get(engine.config, True)
-                    deterministic[engine.config] = before and engine.deterministic
+                    found.setdefault(engine.config, []).append(engine)
         in_place = problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes >= 4
         return [
-            CudnnEngine(config, self.backend, always, adds_in_place)
-            for config, always in deterministic.items()
+            CudnnEngine(
+                config,
+                self.backend,
+                deterministic=all(engine.deterministic for engine in engines),
+                local=all(engine.local for engine in engines),
+                adds_in_place=adds_in_place,
+            )
+            for config, engines in found.items()
             for adds_in_place in ((False, True) if in_place else (False,))
         ]
 

@@ -85,6 +85,10 @@ class Direct:
     def supports(self, problem: ConvProblem) -> str | None:
         return None
 
+    def is_local(self, problem: ConvProblem) -> bool:
+        """In BACKWARD_FILTER the rows of Y that hold no output, which are zero, meet pixels of X."""
+        return problem.operation is not Operation.BACKWARD_FILTER
+
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         return None
 

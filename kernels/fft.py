@@ -53,6 +53,9 @@ class Fft:
             return "one tile covers the whole image: that is the algorithm fft"
         return None
 
+    def is_local(self, problem: ConvProblem) -> bool:
+        return False
+
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         return None
 

@@ -49,6 +49,9 @@ class Gemm:
     def supports(self, problem: ConvProblem) -> str | None:
         return None
 
+    def is_local(self, problem: ConvProblem) -> bool:
+        return True
+
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         return None
 

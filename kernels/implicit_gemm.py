@@ -30,6 +30,9 @@ class ImplicitGemm:
     def supports(self, problem: ConvProblem) -> str | None:
         return why_not(problem)
 
+    def is_local(self, problem: ConvProblem) -> bool:
+        return True
+
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         return None
 

@@ -45,6 +45,12 @@ class Native:
         """On CUDA only where torch is told to be so."""
         return self.device_type == "cpu" or Numerics.of_torch().deterministic
 
+    def is_local(self, problem: ConvProblem) -> bool:
+        """On CUDA cuDNN may choose a transform. Half precision is multiplied by oneDNN in pairs of channels: of an odd
+        number one meets zeros for its partner, which one depends on the memory format, and 0 * NaN is NaN.
+        """
+        return self.device_type == "cpu" and (problem.item_bytes >= 4 or not self.other_format)
+
     def supports(self, problem: ConvProblem) -> str | None:
         return None
 

@@ -54,6 +54,9 @@ class NativeBenchmark:
             return None
         return "torch.backends.cudnn.enabled is False, so that torch does not use cuDNN and there is nothing to search"
 
+    def is_local(self, problem: ConvProblem) -> bool:
+        return NATIVE_ON_CUDA.is_local(problem)
+
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         return "torch's own search is a baseline, run undivided; slices run on the engines that it would find"
 

@@ -90,6 +90,9 @@ class Winograd:
             return f"the dilation is {problem.dilation[0]}x{problem.dilation[1]}; Winograd needs 1x1"
         return None
 
+    def is_local(self, problem: ConvProblem) -> bool:
+        return False
+
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         return None
 

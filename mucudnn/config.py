@@ -47,6 +47,8 @@ class Config:
     deterministic: only algorithms that give the same bits on every run. On a GPU torch's own convolution is measured as
     torch has it with ``torch.backends.cudnn.deterministic = True``, but where it runs (other shapes, and where nothing
     is faster) it obeys torch's setting alone, which ``optimize`` leaves to you: it warns where that is off.
+    strict: only algorithms with which a NaN or an infinity in x or dy spoils the same results as with torch's own, and
+    no others; no Winograd or Fourier transforms (docs/numerics.md). Of cuDNN's engines those that say they are none.
     time_limit: most seconds of measuring per problem, number or text such as ``"60s"``; None: until the noise is small.
     database: SQLite file of the measurements, ``~`` being your home; None: in the user's cache folder.
 
@@ -64,6 +66,7 @@ class Config:
     algorithms: tuple[str, ...] | None = None
     max_relative_error: float | None = None
     deterministic: bool = False
+    strict: bool = False
     time_limit: float | str | None = None
     database: Path | str | None = None
 

@@ -119,9 +119,12 @@ def _alternatives(recipe: Recipe, failed: Plan, limit_bytes: int, device: torch.
 
 
 def _is_as_exact(engine: Engine, before: Engine, problem: ConvProblem) -> bool:
-    """Whether it may stand in for what was chosen under bounds that are not known here: for errors and determinism."""
+    """Whether it may stand in for what was chosen under bounds that are not known here: it rounds no more, and is
+    deterministic and local where that was.
+    """
     rounds_more = problem.dtype == "float32" and engine.uses_tensor_cores and not before.uses_tensor_cores
-    return not rounds_more and (engine.deterministic or not before.deterministic)
+    repeats, stays_local = engine.deterministic >= before.deterministic, engine.local >= before.local
+    return not rounds_more and repeats and stays_local
 
 
 def _with_another(configuration: Configuration, failed: MicroConfig, name: str) -> Configuration:

@@ -271,7 +271,8 @@ class _Tuner:
     def _job(self, task: Task) -> _Job:
         self.progress(f"{task}: finding algorithms", 0.0)
         sizes = micro_batch_sizes(BatchSizePolicy(self.config.policy), task.batch_size)
-        algorithms = [*self.algorithms, *self._offered(task.problem, sizes)]
+        every = (*self.algorithms, *self._offered(task.problem, sizes))
+        algorithms = [algorithm for algorithm in every if _is_strict_enough(algorithm, task.problem, self.config)]
         self.versions |= {algorithm.name: algorithm.version for algorithm in algorithms}
         stored = self.store.results(task.problem, self.versions)
         known = [r for r in stored if isinstance(r, Measurement) or r.micro_config != task.baseline]
@@ -388,3 +389,8 @@ def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
     name = algorithm.name
     named = config.algorithms is None or bool({name, source_of(name)} & {NATIVE, *config.algorithms})
     return named and (algorithm.deterministic or name == NATIVE or not config.deterministic)
+
+
+def _is_strict_enough(algorithm: Algorithm, problem: ConvProblem, config: Config) -> bool:
+    """Torch's own always is."""
+    return not config.strict or algorithm.name == NATIVE or algorithm.is_local(problem)

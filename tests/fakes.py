@@ -48,12 +48,16 @@ class FakeAlgorithm:
     failing_sizes: Sequence[int] = ()
     version: int = 1
     deterministic: bool = True
+    local: bool = True
     sizes_run: list[int] = field(default_factory=list)
     offsets_run: list[int] = field(default_factory=list)  # elements of x before the slice
     internals_asked: list[int] = field(default_factory=list)  # micro-batch sizes
 
     def supports(self, problem: ConvProblem) -> str | None:
         return self.unsupported
+
+    def is_local(self, problem: ConvProblem) -> bool:
+        return self.local
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         return "not this size" if micro_batch_size in self.unsupported_sizes else None

@@ -63,6 +63,7 @@ def test_tune_hands_on_every_option(layers: Path, tmp_path: Path, monkeypatch: p
     invoke(
         *("tune", layers, "--batch", "6", "--workspace-limit", "1.5MiB", "--policy", "all", "--operations", "forward"),
         *("--memory-format", "channels-last", "--dtype", "bfloat16", "--algorithms", "gemm,fft", "--deterministic"),
+        "--strict",
         *(
             "--max-relative-error",
             "0.5",
@@ -82,7 +83,9 @@ def test_tune_hands_on_every_option(layers: Path, tmp_path: Path, monkeypatch: p
     )
     assert config.workspace_limit_bytes == 3 << 19  # type: ignore[attr-defined]
     assert (config.policy, config.operations) == ("all", (Operation.FORWARD,))  # type: ignore[attr-defined]
-    assert (config.algorithms, config.deterministic) == (("gemm", "fft"), True)  # type: ignore[attr-defined]
+    assert config.algorithms == ("gemm", "fft")  # type: ignore[attr-defined]
+    assert config.deterministic  # type: ignore[attr-defined]
+    assert config.strict  # type: ignore[attr-defined]
     assert (config.max_relative_error, config.time_limit_s) == (0.5, 120)  # type: ignore[attr-defined]
     assert config.database == tmp_path / "my.sqlite"  # type: ignore[attr-defined]
 

@@ -21,6 +21,7 @@ from mucudnn.errors import InvalidInputError, UnavailableError
 from mucudnn.execution import run
 from mucudnn.kernels import cudnn_backend, registry
 from mucudnn.kernels.algorithm import Algorithm, Workspace
+from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine
 from mucudnn.kernels.cudnn.library import CudnnError, library
 from mucudnn.kernels.cudnn.numerics import Numerics
@@ -216,6 +217,29 @@ def test_what_any_size_has_is_offered_once_as_far_as_torchs_settings_allow() -> 
 def test_determinism_is_that_of_the_notes() -> None:
     found = {engine.config: engine.deterministic for engine in CudnnEngines(BACKEND).offered(FORWARD, SIZES)}
     assert found == {STEADY: True, PICKY: True, RANDOM: False}
+
+
+@pytest.mark.parametrize("note", [n for n in NumericalNote if n.name.startswith(("WINOGRAD", "FFT"))])
+def test_what_cudnn_says_is_a_transform_for_any_size_is_not_local(
+    monkeypatch: pytest.MonkeyPatch, note: NumericalNote
+) -> None:
+    def offered(problem: ConvProblem, size: int) -> list[Engine]:
+        notes = frozenset({note} if size == 2 else ())
+        return [
+            Engine(STEADY, notes, frozenset(), 0),
+            Engine(PICKY, frozenset({NumericalNote.TENSOR_CORE}), frozenset(), 0),
+        ]
+
+    backend = FakeBackend()
+    monkeypatch.setattr(backend, "offered", offered)
+    found = {engine.config: engine.is_local(FORWARD) for engine in CudnnEngines(backend).offered(FORWARD, SIZES)}
+    assert found == {STEADY: False, PICKY: True}
+
+
+def test_of_an_engine_out_of_a_database_nothing_is_promised() -> None:
+    engine = CudnnEngine.named(STEADY.name, BACKEND)
+    assert not engine.deterministic
+    assert not engine.is_local(FORWARD)
 
 
 def test_names_are_resolved(cudnn: FakeBackend) -> None:

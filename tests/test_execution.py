@@ -51,6 +51,9 @@ class Recorder:
     def supports(self, problem: ConvProblem) -> str | None:
         return "it is square" if problem.h == problem.w else None
 
+    def is_local(self, problem: ConvProblem) -> bool:
+        return True
+
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         return None
 

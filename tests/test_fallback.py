@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mucudnn import execution, fallback, operators
 from mucudnn.configuration import Configuration, MicroConfig
+from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.cudnn_engine import CapturingError, EngineError, Plan
@@ -166,6 +167,21 @@ def test_what_torchs_settings_forbid_does_not_stand_in(cudnn: FakeBackend, monke
     cudnn.started = failing(STEADY)
     with pytest.warns(RuntimeWarning, match="from now on torch's own convolution runs there"):
         Layer((STEADY, 4))()
+
+
+@pytest.mark.parametrize("note", [NumericalNote.WINOGRAD_TILE_4x4, NumericalNote.FFT])
+def test_a_transform_does_not_stand_in_for_what_is_local(
+    cudnn: FakeBackend, monkeypatch: pytest.MonkeyPatch, note: NumericalNote
+) -> None:
+    """The choice may have been a strict one."""
+    local, transform = (Engine(c, frozenset(n), frozenset(), 0) for c, n in ((STEADY, ()), (PICKY, (note,))))
+    monkeypatch.setattr(cudnn, "offered", lambda *_: [local, transform])
+    cudnn.started = failing(STEADY)
+    with pytest.warns(RuntimeWarning, match="from now on torch's own convolution runs there"):
+        Layer((STEADY, 4))()
+    cudnn.started = failing(PICKY)
+    with pytest.warns(RuntimeWarning, match=f"from now on {STEADY.name} 3 runs there"):
+        Layer((PICKY, 3))()
 
 
 def test_a_broken_context_is_not_survived(monkeypatch: pytest.MonkeyPatch) -> None:

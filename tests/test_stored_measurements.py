@@ -27,6 +27,7 @@ from mucudnn.task import Task
 POWERS, ALL, UNDIVIDED = BatchSizePolicy.POWER_OF_TWO, BatchSizePolicy.ALL, BatchSizePolicy.UNDIVIDED
 FORWARD = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3, padding=(1, 1))
 DATA = FORWARD.with_operation(Operation.BACKWARD_DATA)
+FILTER = FORWARD.with_operation(Operation.BACKWARD_FILTER)
 ELSEWHERE = replace(HERE, device="Xeon", threads=1)
 
 
@@ -209,6 +210,31 @@ def test_engines_are_named_one_by_one_or_by_their_source(
     assert set(stored.versions) == {"native", *chosen}
     assert {m.micro_config.algorithm for m in stored.measurements(Task(FORWARD, 4))} == {"native", *chosen}
     assert "measured are cudnn, gemm, native" in refusal(opened, Task(FORWARD, 4), algorithms=("cudnn:8",))
+
+
+@pytest.mark.parametrize(
+    ("environment", "problem", "used", "aside"),
+    [
+        (HERE, FORWARD, {"direct", "gemm", "native", "native-other-format"}, "cudnn, magic, winograd-4x4"),
+        (HERE, FILTER, {"gemm", "native", "native-other-format"}, "cudnn, direct, magic, winograd-4x4"),
+        (
+            replace(HERE, numerics="tf32"),
+            FORWARD,
+            {"direct", "gemm", "native"},
+            "cudnn, magic, native-other-format, wi",
+        ),
+    ],
+)
+def test_strict_leaves_what_is_known_to_be_local_for_the_problem_and_says_what_it_sets_aside(
+    opened: Database, environment: Environment, problem: ConvProblem, used: set[str], aside: str
+) -> None:
+    names = ("native", "native-other-format", "gemm", "direct", "winograd-4x4", "cudnn:6 k2=5", "cudnn:7", "magic")
+    fill(opened, [problem], algorithms=names, environment=environment)
+    stored = stored_measurements(opened, [Task(problem, 4)], UNDIVIDED, strict=True)
+    assert {m.micro_config.algorithm for m in stored.measurements(Task(problem, 4))} == used
+    (note,) = stored.notes
+    assert f"not known to be strict for each problem, and not used there: {aside}" in note
+    assert stored_measurements(opened, [Task(problem, 4)], UNDIVIDED).notes == ()
 
 
 # Enough

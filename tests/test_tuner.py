@@ -146,6 +146,17 @@ def test_only_algorithms_that_give_the_same_bits_are_run_where_that_is_asked_for
     assert bench.tune()[FORWARD].configuration.algorithms == ("quick",)
 
 
+def test_only_algorithms_that_spoil_no_more_than_torch_are_run_where_that_is_asked_for(bench: Bench) -> None:
+    bench.quick.local = bench.native.local = False
+    strict = replace(NO_LIMIT, strict=True)
+    tuned = bench.tune(config=strict)[FORWARD]
+    assert tuned.configuration.is_baseline
+    assert {m.micro_config.algorithm for m in tuned.measurements} == {"native"}  # torch's own is, whatever it declares
+    assert not bench.quick.sizes_run
+    assert bench.tune()[FORWARD].configuration.algorithms == ("quick",)
+    assert bench.tune(config=strict)[FORWARD].configuration.is_baseline
+
+
 def test_operations_that_are_not_asked_for_are_passed_over(bench: Bench) -> None:
     config = replace(NO_LIMIT, operations=(Operation.FORWARD,))
     tuning = bench.tune(FORWARD, FORWARD.with_operation(Operation.BACKWARD_DATA), FORWARD, config=config)

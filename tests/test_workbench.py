@@ -42,6 +42,9 @@ class Rogue:
     def supports(self, problem: ConvProblem) -> None:
         return None
 
+    def is_local(self, problem: ConvProblem) -> bool:
+        return True
+
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> None:
         return None
 

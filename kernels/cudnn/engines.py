@@ -24,6 +24,7 @@ from mucudnn.kernels.cudnn.library import CudnnError, Library
 PREFIX = "cudnn:"
 _MOST_KNOBS = 64  # of one engine; cuDNN 9.19 knows 44 types
 _MOST_NOTES = 32  # of one engine; cuDNN 9.19 knows 10
+_TRANSFORMS = frozenset(note for note in NumericalNote if note.name.startswith(("FFT", "WINOGRAD")))
 _NAME = re.compile(r"cudnn:(\d+)((?: k\d+=-?\d+)*)")
 
 
@@ -64,6 +65,11 @@ class Engine:
     @property
     def deterministic(self) -> bool:
         return NumericalNote.NONDETERMINISTIC not in self.numerical_notes
+
+    @property
+    def local(self) -> bool:
+        """As cuDNN says it is no transform: see ``Algorithm.is_local``."""
+        return self.numerical_notes.isdisjoint(_TRANSFORMS)
 
     @property
     def uses_tensor_cores(self) -> bool:

@@ -12,13 +12,14 @@ from mucudnn.cli import options
 from mucudnn.cli.bench_inference import inference
 from mucudnn.cli.bench_limits import limits
 from mucudnn.cli.bench_memory import memory
+from mucudnn.cli.bench_numerics import numerics
 from mucudnn.cli.bench_training import training
 from mucudnn.problem import MemoryFormat
 
 
 @click.group()
 def bench() -> None:
-    """Measure torch against mucudnn, in turns in one run; or how long the solvers take."""
+    """Measure torch against mucudnn, in turns in one run; how long the solvers take; what differs in the numbers."""
 
 
 @bench.command()
@@ -94,4 +95,5 @@ def solver(json_file: Path | None) -> None:
 bench.add_command(inference)
 bench.add_command(limits)
 bench.add_command(memory)
+bench.add_command(numerics)
 bench.add_command(training)

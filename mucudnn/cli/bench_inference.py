@@ -35,6 +35,7 @@ def _parse_size(text: str) -> str:
 @options.algorithms
 @options.max_relative_error
 @options.deterministic
+@options.strict
 @options.time_limit
 @options.database
 @options.threads

@@ -181,6 +181,9 @@ environment = click.option(
 deterministic = click.option(
     "--deterministic", is_flag=True, help="Only algorithms that give the same bits on every run."
 )
+strict = click.option(
+    "--strict", is_flag=True, help="Only algorithms with which NaN and infinities spread no further than with torch."
+)
 time_limit = click.option(
     "--time-limit", type=Text("TIME", _checked_by(parse_seconds)), help="Most measuring per problem, as 60s or 2min."
 )
@@ -261,7 +264,7 @@ def choices(workspace_limit: str, headroom: bool = False) -> Decorator:
     return together(memory_bounds(workspace_limit, headroom), measuring)
 
 
-measuring = together(policy, operations, algorithms, max_relative_error, deterministic, time_limit, database)
+measuring = together(policy, operations, algorithms, max_relative_error, deterministic, strict, time_limit, database)
 """The choices of a ``mucudnn.Config`` that do not bound its workspace."""
 
 source = together(click.argument("source"), batch, input_shape)

@@ -84,7 +84,12 @@ def solve_stored(
     with open_stored(path) as database:
         tasks = table_tasks(table, config, limits)
         found = stored_measurements(
-            database, tasks, BatchSizePolicy(config.policy), algorithms=config.algorithms, environment=environment
+            database,
+            tasks,
+            BatchSizePolicy(config.policy),
+            algorithms=config.algorithms,
+            strict=config.strict,
+            environment=environment,
         )
         notes = (*found.notes, *shortcomings(tasks, found))
         for note in notes:

@@ -24,6 +24,7 @@ from mucudnn.cli.running import load_limited, solve_stored
 @options.operations
 @options.algorithms
 @options.max_relative_error
+@options.strict
 @options.environment
 @click.option(
     "--device", default="cpu", show_default=True, help="Where the training step is whose headroom is asked for."

@@ -57,11 +57,13 @@ def stored_measurements(
     policy: BatchSizePolicy,
     *,
     algorithms: Collection[str] | None = None,
+    strict: bool = False,
     environment: str | None = None,
 ) -> StoredMeasurements:
     """Everything that is needed to solve the tasks again without measuring; no device is asked for anything.
 
     algorithms: names to choose from, or of their source (``cudnn``), beside torch's own; None: all that were measured.
+    strict: of those only what is known to be local, and torch's own; of an engine of cuDNN's its name says nothing.
     environment: part of the description of the one to use, or its number in the error that lists them; None: the only
     one that has measurements of the tasks' problems. Environments are never mixed. Of each algorithm the newest version
     that the environment has is used, and the others are set aside.
@@ -74,11 +76,13 @@ def stored_measurements(
     chosen = _environment(database, problems, environment)
     every_version = _named(database.versions(chosen), algorithms)
     versions = {algorithm: found[-1] for algorithm, found in every_version.items()}
-    stored = database.measurements_of_all(chosen, problems, versions)
+    every = database.measurements_of_all(chosen, problems, versions)
+    stored = _local(every, chosen.device_type) if strict else every
     found = {task: _of_policy(stored[task.problem], policy, task.batch_size) for task in tasks}
     _require_enough(database, chosen, policy, stored, found)
     _require_sound(chosen, found)
-    return StoredMeasurements(chosen, versions, _notes(every_version), found, database)
+    set_aside = _set_aside(every, stored) if strict else ()
+    return StoredMeasurements(chosen, versions, (*_notes(every_version), *set_aside), found, database)
 
 
 def _named(versions: Mapping[str, Sequence[int]], algorithms: Collection[str] | None) -> Mapping[str, Sequence[int]]:
@@ -103,6 +107,31 @@ def _notes(versions: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
         for algorithm, found in sorted(versions.items())
         if len(found) > 1
     )
+
+
+def _local(
+    stored: Mapping[ConvProblem, Sequence[Measurement]], device_type: str
+) -> dict[ConvProblem, list[Measurement]]:
+    """What is known to be local, and torch's own."""
+    from mucudnn.kernels.registry import algorithms  # here, since it loads torch
+
+    known = {algorithm.name: algorithm for algorithm in algorithms(device_type)}
+
+    def is_local(name: str, problem: ConvProblem) -> bool:
+        return name == NATIVE or (name in known and known[name].is_local(problem))
+
+    return {
+        problem: [m for m in measured if is_local(m.micro_config.algorithm, problem)]
+        for problem, measured in stored.items()
+    }
+
+
+def _set_aside(
+    every: Mapping[ConvProblem, Sequence[Measurement]], used: Mapping[ConvProblem, Sequence[Measurement]]
+) -> tuple[str, ...]:
+    missing = {m.micro_config.algorithm for problem in every for m in {*every[problem]}.difference(used[problem])}
+    names = sorted({source_of(name) for name in missing})
+    return (f"not known to be strict for each problem, and not used there: {_listed(names)}",) if names else ()
 
 
 # One environment

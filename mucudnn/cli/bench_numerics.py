@@ -1,0 +1,45 @@
+"""``mucudnn bench numerics``: what differs from torch in the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mucudnn.bench.whole_files import write_json, write_whole
+from mucudnn.cli import options
+from mucudnn.problem import Operation
+
+
+@click.command()
+@options.dtype
+@options.operations
+@options.threads
+@options.csv_file
+@options.json_file
+def numerics(
+    dtype: str,
+    operations: tuple[Operation, ...],
+    threads: int | None,
+    csv_file: Path | None,
+    json_file: Path | None,
+) -> None:
+    """How far NaN and infinities spread, the range, and the errors of each algorithm of the CPU, beside torch's own.
+
+    Computed on small images, in seconds. docs/numerics.md says why, and what to do about it.
+    """
+    from mucudnn.bench.console import output, progress_bar
+    from mucudnn.bench.numerics import benchmark_numerics
+    from mucudnn.bench.numerics_report import in_words, numerics_csv, numerics_record, numerics_table
+
+    options.use_threads(threads)
+    with progress_bar() as progress:
+        benchmark = benchmark_numerics(operations, dtype, progress)
+    console = output()
+    console.print(numerics_table(benchmark))
+    console.print(in_words(benchmark), soft_wrap=True)
+    console.print(str(benchmark.environment))
+    if csv_file is not None:
+        write_whole(csv_file, numerics_csv(benchmark))
+    if json_file is not None:
+        write_json(json_file, numerics_record(benchmark))
