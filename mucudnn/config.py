@@ -81,6 +81,7 @@ class Config:
             algorithms=_algorithms(self.algorithms),
             max_relative_error=_error_bound(self.max_relative_error),
             deterministic=flag(self.deterministic, "deterministic"),
+            strict=flag(self.strict, "strict"),
             time_limit=_amount(parse_seconds, self.time_limit, "time_limit"),
             database=_file(self.database),
         )

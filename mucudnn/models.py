@@ -85,15 +85,15 @@ class Report:
     convolutions: int = 0  # torch.nn.Conv2d in the model, tuned or not
 
     def __str__(self) -> str:
+        if self.layers:
+            every = (*self.layers, *self.kept)
+            return "\n".join(f"{name or '(the model itself)'}: {chosen}" for name, chosen in every)
         if not self.convolutions:
             return "no convolutions: the model has no torch.nn.Conv2d, there is nothing to tune"
-        if not self.layers:
-            return (
-                f"no tuned convolutions among {self.convolutions}: call mucudnn.optimize(model, sample_input) first; "
-                "subclasses of torch.nn.Conv2d, and what the sample input does not reach, stay torch's own"
-            )
-        every = (*self.layers, *self.kept)
-        return "\n".join(f"{name or '(the model itself)'}: {chosen}" for name, chosen in every)
+        return (
+            f"no tuned convolutions among {self.convolutions}: call mucudnn.optimize(model, sample_input) first; "
+            "subclasses of torch.nn.Conv2d, and what the sample input does not reach, stay torch's own"
+        )
 
 
 def report(model: torch.nn.Module) -> Report:

@@ -327,6 +327,7 @@ def test_configs_have_one_type_for_each_value(given: dict[str, Any], expected: o
         ({"algorithms": b"gemm"}, "one of algorithms is 103"),
         ({"policy": 1}, "policy is 1"),
         ({"deterministic": "False"}, "deterministic is 'False'; it must be True or False"),
+        ({"strict": 1}, "strict is 1; it must be True or False"),
         ({"deterministic": 1}, "deterministic is 1"),
         ({"time_limit": True}, "time_limit: the time in seconds is True"),
         ({"time_limit": -1}, "time_limit: time -1 is negative"),
