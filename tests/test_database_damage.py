@@ -268,6 +268,7 @@ def rebuilt(table: str, sql: str) -> Callable[[Path], None]:
             "no mucudnn made, unique key of reason",
         ),
         (lambda path: path.write_bytes(path.read_bytes()[:4096]), "is damaged"),
+        (lambda path: path.write_bytes(path.read_bytes().replace(b"REFERENCES", b"\xff" * 10)), "is damaged"),
         (lambda path: (path.unlink(), path.mkdir()), "cannot be opened"),
     ],
 )

@@ -325,18 +325,14 @@ class Database:
         self._add(kind, environment, problem, version=version, **key, **values)
 
     def _add(self, kind: str, environment: Environment, problem: ConvProblem, **values: object) -> None:
-        row = {
-            "kind": kind,
-            "measured_at": schema.now(),
-            **schema.named(environment),
-            **schema.named(problem),
-            **values,
-        }
+        now = schema.now()
+        owner = schema.named(environment) | schema.named(problem)
+        row = {"kind": kind, "measured_at": now, **owner, **values}
         if faults := row_faults(row):
             raise InvalidInputError(f"this {kind} of {problem} cannot be stored: {'; '.join(faults)}")
         with self._writing() as connection:
             profiles.add_exported(connection, [row], otherwise="REPLACE")
-        self._first_added = min(self._first_added, row["measured_at"])
+        self._first_added = min(self._first_added, now)
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:

@@ -239,6 +239,8 @@ class DatabaseFile:
         except sqlite3.Error as error:
             explanation = _EXPLANATIONS.get(_primary_code(error), f"cannot be used ({error}); {_MOVE_AWAY}")
             raise DatabaseError(f"database {self.path} {explanation}") from error
+        except UnicodeDecodeError as error:  # in SQLite's own message, which quotes a damaged schema
+            raise DatabaseError(f"database {self.path} {_EXPLANATIONS[sqlite3.SQLITE_CORRUPT]}") from error
 
 
 def _primary_code(error: sqlite3.Error) -> int:
