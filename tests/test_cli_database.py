@@ -128,7 +128,7 @@ def layers(tmp_path: Path) -> Path:
 
 def test_solving_passes_over_bad_rows(layers: Path, database: Path, default_warnings: None) -> None:
     sizes = ("--batch", "2", "--operations", "forward")
-    succeed("tune", layers, *TUNE, *sizes)
+    succeed("tune", layers, *TUNE, *sizes, "--time-limit", "10s")
     change(database, "UPDATE measurements SET step_s = 'fast' WHERE algorithm = 'gemm'")
     some_left = succeed("solve", database, "--network", layers, *sizes)
     assert some_left.stderr.count("bad row") == 1
@@ -140,7 +140,7 @@ def test_solving_passes_over_bad_rows(layers: Path, database: Path, default_warn
 
 
 def test_tuning_measures_bad_rows_again(layers: Path, database: Path, default_warnings: None) -> None:
-    tune = ("tune", layers, *TUNE, "--batch", "1", "--operations", "forward")
+    tune = ("tune", layers, *TUNE, "--batch", "1", "--operations", "forward", "--time-limit", "10s")
     succeed(*tune)
     change(database, "UPDATE measurements SET samples = 0 WHERE algorithm = 'gemm'")
     change(database, "UPDATE verifications SET noise = 'loud'")

@@ -283,6 +283,15 @@ def test_files_that_cannot_be_used_say_so(
     assert (path.read_bytes() if path.is_file() else b"") == before
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "loop"])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_names_that_no_file_can_have(tmp_path: Path, name: str, read_only: bool) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(DatabaseError, match=r"cannot be opened: .*; name another file with --database"):
+        Database(tmp_path / name, read_only=read_only)
+    assert [path.name for path in tmp_path.iterdir()] == ["loop"]
+
+
 def test_indexes_of_the_user_do_no_harm(path: Path) -> None:
     change(path, "CREATE INDEX mine ON measurements (step_s)")
     assert rows_of(path, HERE, PROBLEM) == FULL

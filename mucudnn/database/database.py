@@ -362,6 +362,7 @@ class Database:
             copy._file.path, copy._file.read_only = place, True
             self._use(copy._file)  # what was read stays readable
             raise
+        copy.close()
         warnings.warn(
             f"database {place} was {what} while it was in use: what was measured since then goes into the file that is "
             "there now",

@@ -60,19 +60,13 @@ class DatabaseFile:
         self.path = path
         self._user = _this_thread()
         self._timeout_s, self._has_waited = timeout_s, False
-        may_make = create and not read_only
-        if may_make and path != MEMORY:
-            with suppress(OSError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-        self.read_only = read_only or (path != MEMORY and not _can_be_written(path))
-        if path != MEMORY and not path.exists() and (self.read_only or not create):
-            fault = "does not exist, and cannot be made in that folder" if may_make else "does not exist"
-            raise DatabaseError(f"database {path} {fault}; {_NAME_ANOTHER}")
-        if path.is_dir():
-            raise DatabaseError(f"database {path} cannot be opened, it is a folder; {_NAME_ANOTHER}")
+        self._may_make = create and not read_only
+        self.read_only = read_only
+        if path != MEMORY:
+            self._prepare_place()
         self._connection = self._connect(self._uri(), timeout_s)
         try:
-            self._open(schema, application_id, {*migrations, version}, may_make)
+            self._open(schema, application_id, {*migrations, version})
             self._migrate(schema, migrations, version)
             self._use_foreign_keys()
         except BaseException:
@@ -87,7 +81,10 @@ class DatabaseFile:
 
     def has_moved(self) -> bool:
         """Whether the file was deleted or replaced: what is written goes to where nobody will find it."""
-        return self._identity is not None and _identity(self.place) != self._identity
+        try:
+            return self._identity is not None and _identity(self.place) != self._identity
+        except OSError:  # nobody can tell now
+            return False
 
     def leave(self) -> None:
         """Close a file that was moved, and empty its write-ahead log, which another at that path must not take over."""
@@ -117,6 +114,23 @@ class DatabaseFile:
         with self._explained():
             self._connection.backup(other._connection)
 
+    def _prepare_place(self) -> None:
+        """Make the folder where a file may be made; raises ``DatabaseError`` where none can be opened."""
+        try:
+            found = _identity(self.path)
+            if found is None and self._may_make:
+                with suppress(OSError):
+                    self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.read_only = self.read_only or not _can_be_written(self.path)
+            is_folder = self.path.is_dir()
+        except (OSError, ValueError) as error:  # a name too long, a circle of links, a zero byte
+            raise DatabaseError(f"database {self.path} cannot be opened: {error}; {_NAME_ANOTHER}") from error
+        if is_folder:
+            raise DatabaseError(f"database {self.path} cannot be opened, it is a folder; {_NAME_ANOTHER}")
+        if found is None and (self.read_only or not self._may_make):
+            fault = "does not exist, and cannot be made in that folder" if self._may_make else "does not exist"
+            raise DatabaseError(f"database {self.path} {fault}; {_NAME_ANOTHER}")
+
     def _connect(self, uri: str, timeout_s: float = 0.0) -> sqlite3.Connection:
         with self._explained():
             connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None)
@@ -132,7 +146,7 @@ class DatabaseFile:
         alone = not _allowed(self.path.parent) and not Path(f"{self.path}-wal").exists()
         return f"{uri}&immutable=1" if alone else uri
 
-    def _open(self, schema: Sequence[str], application_id: int, versions: set[int], may_make: bool) -> None:
+    def _open(self, schema: Sequence[str], application_id: int, versions: set[int]) -> None:
         if self.read("SELECT 1 FROM sqlite_master LIMIT 1"):
             found, known = self._pragma("user_version"), max(versions)
             self._check(self._pragma("application_id") == application_id, "belongs to another program")
@@ -140,7 +154,7 @@ class DatabaseFile:
             self._check(found <= known, newer)
             self._check(found in versions, f"is damaged: it has schema {found}, which there never was")
         else:
-            self._check(may_make, "is empty")
+            self._check(self._may_make, "is empty")
             self._create(schema)
 
     def _migrate(self, schema: Sequence[str], migrations: Mapping[int, Sequence[str]], version: int) -> None:
