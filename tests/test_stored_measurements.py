@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import product
 
 import pytest
@@ -19,7 +19,7 @@ from mucudnn.database.database import Database, Verification
 from mucudnn.database.schema import FreshWorkspace
 from mucudnn.database.stored import stored_measurements
 from mucudnn.environment import Environment
-from mucudnn.errors import DatabaseError, InvalidInputError
+from mucudnn.errors import InvalidInputError
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.task import Task
@@ -51,6 +51,12 @@ def fill(
 ) -> None:
     for problem, algorithm, size in product(problems, algorithms, sizes):
         database.add(environment, problem, version, measured(algorithm, size))
+
+
+def damage(database: Database, table: str, changes: Mapping[str, object], where: str = "TRUE") -> None:
+    with database._file.writing() as connection:
+        for name, value in changes.items():
+            connection.execute(f"UPDATE {table} SET {name} = ? WHERE {where}", [value])
 
 
 def refusal(database: Database, *tasks: Task, policy: BatchSizePolicy = POWERS, **choice: object) -> str:
@@ -280,15 +286,27 @@ def test_everything_that_is_missing_is_named_with_what_there_is(opened: Database
         ({"noise": -0.1, "samples": 0}, "noise is -0.1; it must be a number, finite and at least 0; samples is 0; it"),
     ],
 )
-def test_measurements_that_cannot_be_are_named(opened: Database, changes: dict[str, float], expected: str) -> None:
+def test_measurements_that_cannot_be_are_passed_over(
+    opened: Database, changes: dict[str, float], expected: str
+) -> None:
     fill(opened)
-    bad = replace(measured("gemm", 2), **changes)  # type: ignore[arg-type]
-    opened.add(HERE, FORWARD, 1, bad)
-    task = Task(FORWARD, 4, name="conv1")
-    with pytest.raises(DatabaseError) as caught:
-        stored_measurements(opened, [task], POWERS)
-    assert f"cannot be used; measure them again, on {HERE}:\n  conv1, gemm 2: {expected}" in str(caught.value)
-    assert len(stored_measurements(opened, [task], UNDIVIDED).measurements(task)) == 2  # it is not used there
+    damage(opened, "measurements", changes, "algorithm = 'gemm' AND micro_batch_size = 2")
+    task = Task(FORWARD, 4)
+    with pytest.warns(UserWarning, match="1 bad row, passed over as if nothing had been measured: table meas") as told:
+        found = stored_measurements(opened, [task], POWERS).measurements(task)
+    assert expected.replace("nan", "missing") in str(told[0].message)  # SQLite keeps NaN as NULL
+    assert len(told) == 1
+    assert {m.micro_config for m in found} == {MicroConfig(*key) for key in product(("gemm", "native"), (1, 2, 4))} - {
+        MicroConfig("gemm", 2)
+    }
+    assert stored_measurements(opened, [task], POWERS).measurements(task) == found  # and it is said once
+
+
+def test_tasks_of_which_only_bad_measurements_are_left_are_missing(opened: Database) -> None:
+    fill(opened, [FORWARD, DATA])
+    damage(opened, "measurements", {"step_s": -1.0}, "problem_id = 1")
+    with pytest.warns(UserWarning, match="6 bad rows"):
+        assert "lack 1 of the 2 convolutions asked for" in refusal(opened, Task(FORWARD, 4), Task(DATA, 4))
 
 
 # Whole runs
@@ -325,12 +343,13 @@ def test_whole_runs_with_a_fresh_workspace_are_apart(opened: Database) -> None:
 
 
 @pytest.mark.parametrize("bad", [Verification(math.nan, 1, 0), Verification(1, 0, 0), Verification(1, 1, math.inf)])
-def test_verifications_that_cannot_be_are_named(opened: Database, bad: Verification) -> None:
+def test_verifications_that_cannot_be_are_passed_over(opened: Database, bad: Verification) -> None:
     fill(opened)
-    opened.add_verification(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, bad)
+    opened.add_verification(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, Verification(1.0, 1.0, 0.1))
+    damage(opened, "verifications", asdict(bad))
     stored = stored_measurements(opened, [Task(FORWARD, 4)], POWERS)
-    with pytest.raises(DatabaseError, match=r"forward 4x8x8.*, whole run of gemm 2×2: \w+ is .*; it must be"):
-        stored.verification(Task(FORWARD, 4), HALVES)
+    with pytest.warns(UserWarning, match=r"1 bad row.*gemm.*: \w+ is .*; it must be"):
+        assert stored.verification(Task(FORWARD, 4), HALVES) is None
 
 
 def test_problems_that_this_version_does_not_know_are_passed_over(opened: Database) -> None:

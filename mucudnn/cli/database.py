@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -66,23 +67,45 @@ def export(target: Path, export_format: ExportFormat | None, database: Path | No
             f"the ending of {target} says no format; known are {', '.join(SUFFIXES)}: use one, or add --format csv or "
             "--format json-lines"
         )
-    with Database(database, read_only=True) as opened, target.open("w", encoding="utf-8", newline="") as stream:
+    with Database(database, read_only=True) as opened, whole_text(target) as stream:
         (opened.export_csv if chosen is ExportFormat.CSV else opened.export_json_lines)(stream)
+
+
+@contextmanager
+def whole_text(target: Path) -> Iterator[TextIO]:
+    """A stream whose content replaces the file when the block ends; what is no file is written to as it is."""
+    if target.exists() and not target.is_file():
+        with target.open("w", encoding="utf-8", newline="") as stream:
+            yield stream
+        return
+    with TemporaryDirectory(prefix=".mucudnn-", dir=target.parent) as folder:
+        new = Path(folder) / "new"
+        with new.open("x", encoding="utf-8", newline="") as stream:
+            yield stream
+        new.replace(target)
 
 
 @database.command()
 @click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @options.database
 def merge(others: tuple[Path, ...], database: Path | None) -> None:
-    """Add the rows of OTHER databases, which stay as they are."""
-    from mucudnn.database.database import Database
+    """Add the rows of OTHER databases, or of what export wrote (CSV or JSON lines), which stay as they are.
 
-    with Database(database) as opened:
-        for other in others:
-            counts = opened.merge(other)
+    All others are looked at before the first row is added; of each, all rows are added or none. A database that is not
+    there is made. Bad rows, with values that there cannot be, are left out of databases; an export that has any is
+    refused.
+    """
+    from mucudnn.database.database import Database
+    from mucudnn.database.profile_file import open_stored
+
+    with ExitStack() as stack:
+        sources = [stack.enter_context(open_stored(other)) for other in others]
+        opened = stack.enter_context(Database(database))
+        for other, source in zip(others, sources, strict=True):
+            counts = opened.merge(source)
             click.echo(
                 f"{other}: {counts.added} rows added, {counts.known} were there, "
-                f"{counts.incompatible} of problems that this version does not know"
+                f"{counts.incompatible} of problems that this version does not know, {counts.bad} bad"
             )
 
 
@@ -91,18 +114,28 @@ def merge(others: tuple[Path, ...], database: Path | None) -> None:
     "--other-environments", is_flag=True, help="Also remove what other machines, versions, threads and settings gave."
 )
 @click.option("--other-versions", is_flag=True, help="Also remove what other versions of the algorithms gave.")
+@click.option(
+    "--failures", is_flag=True, help="Also remove what is stored as impossible, so that it is tried and measured again."
+)
 @click.option("--dry-run", is_flag=True, help="Remove nothing, only say how many rows would go.")
 @options.database
-def prune(other_environments: bool, other_versions: bool, dry_run: bool, database: Path | None) -> None:
-    """Remove the rows that newer ones supersede."""
+def prune(other_environments: bool, other_versions: bool, failures: bool, dry_run: bool, database: Path | None) -> None:
+    """Remove the rows that newer ones supersede, and bad ones.
+
+    Bad rows have values that there cannot be, such as a time that is negative: of a file that was damaged, or changed
+    by other programs. They are never used; what they were of is measured again.
+    """
     from mucudnn.database.database import Database
     from mucudnn.kernels.registry import algorithm_versions
 
     environments = [*environments_here()] if other_environments else None
     versions = algorithm_versions() if other_versions else None
-    with Database(database) as opened:
-        removed = opened.prune(environments=environments, versions=versions, dry_run=dry_run)
+    with Database(database, create=False) as opened:
+        bad = opened.bad_rows()
+        removed = opened.prune(environments=environments, versions=versions, failures=failures, dry_run=dry_run)
     click.echo(f"{removed} rows " + ("would be removed" if dry_run else "removed"))
+    if bad:
+        click.echo(f"{len(bad)} of them bad, such as: {bad[0]}")
 
 
 def environments_here() -> Iterator[Environment]:

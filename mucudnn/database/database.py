@@ -11,8 +11,12 @@ import csv
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -20,9 +24,14 @@ from typing import Any, Self, TextIO
 from mucudnn.configuration import Failure, Measurement, MicroConfig
 from mucudnn.database import profiles, schema, upkeep
 from mucudnn.database.file import MEMORY, DatabaseFile
+from mucudnn.database.rules import row_faults
 from mucudnn.database.schema import How
+from mucudnn.database.sound import SoundRows, StoredRow, every_row
 from mucudnn.environment import Environment
+from mucudnn.errors import DatabaseError, InvalidInputError
 from mucudnn.problem import ConvProblem
+
+_NEVER = datetime.max.isoformat()  # later than every time stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +68,14 @@ class DatabaseInfo:
 
 @dataclass(frozen=True, slots=True)
 class MergeCounts:
-    """Rows taken over, rows that were there before, and rows of problems that this version does not know."""
+    """Rows taken over, and rows that were there before; left behind are those of problems that this version does not
+    know, and bad ones.
+    """
 
     added: int
     known: int
-    incompatible: int
+    incompatible: int = 0
+    bad: int = 0
 
 
 def default_path() -> Path:
@@ -79,22 +91,39 @@ class Database:
 
     path: the file, made with its folder where missing; None: ``default_path()``; ``":memory:"``: kept in no file.
     read_only: never write. Files that cannot be written are opened so in any case: ask ``read_only``, and go on with
-    ``copy_in_memory()`` where measurements are to be added all the same.
+    ``copy_in_memory()`` where measurements are to be added all the same. create: whether a missing file is made.
 
-    Use it as a context manager, and from one thread. Every method raises ``DatabaseError`` where the file cannot be
-    used: not SQLite, damaged, newer, or locked by another process for longer than ``timeout_s``.
+    Use it as a context manager, and only in the thread that opened it, not in a process that was forked off meanwhile.
+    Every method raises ``DatabaseError`` there, and where the file cannot be used: not SQLite, damaged, newer, or
+    locked by another process for longer than ``timeout_s``. Bad rows, with values that there cannot be, are passed over
+    as if nothing had been measured, with one warning for all. Where the file is deleted or replaced meanwhile, what
+    this object added goes into the one that is there then, or a new one, with a warning.
     """
 
-    def __init__(self, path: Path | str | None = None, *, read_only: bool = False, timeout_s: float = 60.0) -> None:
-        self._file = DatabaseFile(
-            default_path() if path is None else Path(path),
+    def __init__(
+        self,
+        path: Path | str | None = None,
+        *,
+        read_only: bool = False,
+        create: bool = True,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self._open = partial(
+            DatabaseFile,
             schema=schema.TABLES,
             application_id=schema.APPLICATION_ID,
             version=schema.VERSION,
             migrations=schema.MIGRATIONS,
             read_only=read_only,
+            create=create,
             timeout_s=timeout_s,
         )
+        self._use(self._open(default_path() if path is None else Path(path)))
+        self._first_added = _NEVER  # measured_at of the oldest row that this object added
+        self._to_be_moved: list[dict[str, Any]] = []  # of a file that is no longer there
+
+    def _use(self, file: DatabaseFile) -> None:
+        self._file, self._sound = file, SoundRows(file)
 
     @property
     def path(self) -> Path:
@@ -113,6 +142,12 @@ class Database:
         self.close()
 
     def close(self) -> None:
+        if self._first_added != _NEVER and self._file.has_moved():
+            try:
+                with self._writing():
+                    pass  # only what is to be moved
+            except DatabaseError as error:
+                warnings.warn(f"what was measured last is not stored: {error}", stacklevel=2)
         self._file.close()
 
     def copy_in_memory(self) -> Database:
@@ -124,23 +159,23 @@ class Database:
     def add(
         self, environment: Environment, problem: ConvProblem, algorithm_version: int, measurement: Measurement
     ) -> None:
-        """Commit one measurement."""
-        costs = [getattr(measurement, name) for name in schema.COSTS]
-        self._add_measured(environment, problem, algorithm_version, measurement.micro_config, (*costs, None))
+        """Commit one measurement. Raises ``InvalidInputError`` for values that there cannot be, as do all that add."""
+        costs = {name: getattr(measurement, name) for name in schema.COSTS}
+        key = (environment, problem, algorithm_version, measurement.micro_config)
+        self._add_measured("measurement", *key, **costs)
 
     def add_failure(
         self, environment: Environment, problem: ConvProblem, algorithm_version: int, failure: Failure
     ) -> None:
         """Commit that a micro-config cannot be measured, with the reason."""
-        no_costs = [None] * len(schema.COSTS)
-        values = (*no_costs, failure.reason)
-        self._add_measured(environment, problem, algorithm_version, failure.micro_config, values)
+        key = (environment, problem, algorithm_version, failure.micro_config)
+        self._add_measured("failure", *key, reason=failure.reason)
 
     def withdraw_failure(
         self, environment: Environment, problem: ConvProblem, algorithm_version: int, failure: Failure
     ) -> None:
         """Commit that there was no such failure: rows of this micro-config with another reason, or none, stay."""
-        with self._file.writing() as connection:
+        with self._writing() as connection:
             owner = (schema.identify(connection, environment), schema.identify(connection, problem))
             key = (failure.micro_config.algorithm, algorithm_version, failure.micro_config.micro_batch_size)
             connection.execute(schema.WITHDRAW_FAILURE, (*owner, *key, failure.reason))
@@ -156,15 +191,14 @@ class Database:
     ) -> None:
         """Commit a whole run. versions: of at least the algorithms that ran. how: what was special in it."""
         key = schema.configuration_key(micro_configs, versions, how)
-        values = (verification.baseline_s, verification.time_s, verification.noise)
-        self._add("verifications", environment, problem, (key, schema.now(), *values))
+        self._add("verification", environment, problem, configuration=key, **asdict(verification))
 
     def measurements(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Measurement, ...]:
         """The newest of each micro-config, sorted. versions: of the algorithms asked for; others are left out."""
         return tuple(
-            Measurement(micro_config, **{name: schema.number(row[name]) for name in schema.COSTS})
+            Measurement(micro_config, **{name: row[name] for name in schema.COSTS})
             for micro_config, row in self._newest(environment, problem, versions)
             if row["reason"] is None
         )
@@ -189,7 +223,7 @@ class Database:
         rows = [row for row in self._rows("verifications", environment, problem) if row["configuration"] == key]
         if not rows:
             return None
-        return Verification(*(schema.number(rows[-1][name]) for name in ("baseline_s", "time_s", "noise")))
+        return Verification(*(rows[-1][name] for name in schema.TIMES))
 
     def whole_runs(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int], how: How = None
@@ -199,75 +233,90 @@ class Database:
         for row in self._rows("verifications", environment, problem):
             micro_configs = schema.micro_configs_from(row["configuration"], versions, how)
             if micro_configs is not None:
-                values = (schema.number(row[name]) for name in ("baseline_s", "time_s", "noise"))
-                found[micro_configs] = Verification(*values)
+                found[micro_configs] = Verification(*(row[name] for name in schema.TIMES))
         return found
 
     def environments(self) -> tuple[Environment, ...]:
         """All that have rows, sorted."""
-        rows = self._file.read(f"SELECT {schema.ENVIRONMENT} FROM environments WHERE {schema.HAS_ROWS}")
+        rows = self._sound.read(f"SELECT {schema.ENVIRONMENT} FROM environments WHERE {schema.HAS_ROWS}")
         return tuple(sorted(Environment(*row) for row in rows))
 
     def problems(self, environment: Environment) -> frozenset[ConvProblem]:
         """All that have measurements, without those that this version does not know."""
-        return profiles.problems(self._file, environment)
+        return profiles.problems(self._sound, environment)
 
     def versions(self, environment: Environment) -> dict[str, tuple[int, ...]]:
         """Algorithm -> its versions that have measurements or failures, ascending: the last is the newest."""
-        return profiles.versions(self._file, environment)
+        return profiles.versions(self._sound, environment)
 
     def measurements_of_all(
         self, environment: Environment, problems: Iterable[ConvProblem], versions: Mapping[str, int]
     ) -> dict[ConvProblem, tuple[Measurement, ...]]:
         """As ``measurements``, of many problems in one query."""
-        return profiles.measurements(self._file, environment, problems, versions)
+        return profiles.measurements(self._sound, environment, problems, versions)
 
     def info(self) -> DatabaseInfo:
-        """What is in the file, and how much. size_bytes: of the file alone, 0 in memory."""
+        """What is in the file, and how much, bad rows included. size_bytes: of the file alone, 0 in memory."""
+        self._sound.tell()
         size_bytes = self.path.stat().st_size if self.path.exists() else 0
         rows = tuple(EnvironmentRows(e, *upkeep.count(self._file, e)) for e in self.environments())
         return DatabaseInfo(self.path, size_bytes, schema.VERSION, rows)
 
+    def bad_rows(self) -> list[StoredRow]:
+        """Those that are never used, and that ``prune`` removes."""
+        return self._sound.bad_rows()
+
     def export_csv(self, stream: TextIO) -> None:
-        """All rows, oldest first, with a heading; ``kind`` is measurement, failure or verification."""
+        """All rows but bad ones, oldest first, with a heading; ``kind`` is measurement, failure or verification."""
         writer = csv.writer(stream)  # lines end in CR LF, as RFC 4180 has it: then values with either are quoted
         writer.writerow(schema.EXPORT_COLUMNS)
-        writer.writerows(self._file.read(schema.EXPORT))
+        writer.writerows(row.values() for row in self._exported())
 
     def export_json_lines(self, stream: TextIO) -> None:
         """The same rows as ``export_csv``, one JSON object a line, without the columns that a kind does not have."""
-        for row in self._file.read(schema.EXPORT):
-            named = zip(schema.EXPORT_COLUMNS, row, strict=True)
-            stream.write(json.dumps({name: value for name, value in named if value is not None}) + "\n")
+        for row in self._exported():
+            stream.write(json.dumps({name: value for name, value in row.items() if value is not None}) + "\n")
+
+    def _exported(self) -> Iterator[dict[str, Any]]:
+        for row in every_row(self._file):
+            if row.is_bad:
+                self._sound.tell()
+            else:
+                yield row.values
 
     def add_exported(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows as they were exported, with their time stamps: all of them or, on error, none.
 
-        rows: by ``schema.EXPORT_COLUMNS``, without faults (see ``database.rules``), and no two of them, nor one that is
-        here, with the same key and time stamp.
+        rows: by ``schema.EXPORT_COLUMNS``, without faults (see ``database.rules``).
         """
-        with self._file.writing() as connection:
+        with self._writing() as connection:
             profiles.add_exported(connection, rows)
 
-    def merge(self, other: Path | str) -> MergeCounts:
+    def merge(self, other: Database | Path | str) -> MergeCounts:
         """Add the rows of another database, which is only read, that are not here: all of them or, on error, none."""
-        with Database(other, read_only=True) as source, self._file.writing() as connection:
-            return MergeCounts(**upkeep.merge(connection, source._file))
+        with nullcontext(other) if isinstance(other, Database) else Database(other, read_only=True) as source:
+            with self._writing() as connection:
+                counts = upkeep.merge(connection, every_row(source._file))
+            if counts["bad"]:
+                source._sound.tell()
+        return MergeCounts(**counts)
 
     def prune(
         self,
         *,
         environments: Sequence[Environment] | None = None,
         versions: Mapping[str, int] | None = None,
+        failures: bool = False,
         dry_run: bool = False,
     ) -> int:
-        """Remove the rows that newer ones supersede, and return how many rows (would) go.
+        """Remove bad rows and those that newer ones supersede, and return how many rows (would) go.
 
         environments: one or more, if given: the rows of all others go as well. versions: if given, those of all other
-        algorithms and versions go as well, but for engines. dry_run: remove nothing.
+        algorithms and versions go as well, but for engines. failures: they go as well, so that they are measured again.
+        dry_run: remove nothing.
         """
-        with self._file.writing() as connection:
-            removed = upkeep.prune(connection, environments, versions)
+        with self._writing() as connection:
+            removed = upkeep.prune(self._file, connection, environments, versions, failures)
             if dry_run:
                 connection.rollback()
         if removed and not dry_run:
@@ -276,19 +325,60 @@ class Database:
 
     def _add_measured(
         self,
+        kind: str,
         environment: Environment,
         problem: ConvProblem,
         version: int,
         micro_config: MicroConfig,
-        values: Sequence[Any],
+        **values: object,
     ) -> None:
-        key = (micro_config.algorithm, version, micro_config.micro_batch_size)
-        self._add("measurements", environment, problem, (*key, schema.now(), *values))
+        key = {"algorithm": micro_config.algorithm, "micro_batch_size": micro_config.micro_batch_size}
+        self._add(kind, environment, problem, version=version, **key, **values)
 
-    def _add(self, table: str, environment: Environment, problem: ConvProblem, values: Sequence[Any]) -> None:
+    def _add(self, kind: str, environment: Environment, problem: ConvProblem, **values: object) -> None:
+        now = schema.now()
+        owner = schema.named(environment) | schema.named(problem)
+        row = {"kind": kind, "measured_at": now, **owner, **values}
+        if faults := row_faults(row):
+            raise InvalidInputError(f"this {kind} of {problem} cannot be stored: {'; '.join(faults)}")
+        with self._writing() as connection:
+            profiles.add_exported(connection, [row], otherwise="REPLACE")
+        self._first_added = min(self._first_added, now)
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction in the file that is at the path now, whatever became of the one that was opened."""
+        if self._file.has_moved():
+            self._follow()
+        if self._to_be_moved:
+            with self._file.writing() as connection:
+                profiles.add_exported(connection, self._to_be_moved)
+            self._to_be_moved = []
         with self._file.writing() as connection:
-            owner = (schema.identify(connection, environment), schema.identify(connection, problem))
-            schema.insert(connection, table, (*owner, *values), otherwise="REPLACE")
+            yield connection
+
+    def _follow(self) -> None:
+        """Use the file that is at the path now, or a new one; what this object added must be moved there."""
+        place, copy = self._file.place, self.copy_in_memory()
+        what = "replaced" if place.exists() else "deleted"
+        self._to_be_moved += [
+            row.values
+            for row in every_row(copy._file)
+            if not row.faults and row.values["measured_at"] >= self._first_added
+        ]
+        self._file.leave()
+        try:
+            self._use(self._open(place))
+        except DatabaseError:
+            copy._file.path, copy._file.read_only = place, True
+            self._use(copy._file)  # what was read stays readable
+            raise
+        copy.close()
+        warnings.warn(
+            f"database {place} was {what} while it was in use: what was measured since then goes into the file that is "
+            "there now",
+            stacklevel=5,
+        )
 
     def _newest(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
@@ -301,7 +391,7 @@ class Database:
         """All rows of a key, oldest first."""
         environment_id, environment_values = schema.find(environment)
         problem_id, problem_values = schema.find(problem)
-        return self._file.read(
+        return self._sound.read(
             f"SELECT * FROM {table} WHERE environment_id = ({environment_id}) AND problem_id = ({problem_id}) "
             "ORDER BY measured_at",
             environment_values + problem_values,

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from mucudnn.errors import DatabaseError
 
 MEMORY = Path(":memory:")
+UNDECODABLE = "surrogateescape"  # how bytes that are not UTF-8 are read, and can be written again
 _MEMORY_URI = "file::memory:"
+_PATIENCE_S = 1.0  # of waiting for another process without a word
 
 _NAME_ANOTHER = "name another file with --database or MUCUDNN_DATABASE"
 _MOVE_AWAY = f"it is left as it is: move it away to start anew, or {_NAME_ANOTHER}"
@@ -32,67 +37,105 @@ class DatabaseFile:
     schema: statements that do no harm to a file that has the tables already. application_id: tells our files from
     other programs'. version: of the schema; files of a newer one are refused. migrations: for each older version the
     statements that make it into the next. An older file is migrated when it is opened; if it can only be read it stays
-    as it is, and what is read is a migrated copy in memory.
+    as it is, and what is read is a migrated copy in memory. Without ``create`` there must be a file with tables.
 
     ``read_only`` is true where it was asked for and where the file or its folder cannot be written. Every method raises
-    ``DatabaseError`` where the file cannot be used, after at most ``timeout_s`` of waiting for other processes.
+    ``DatabaseError`` where the file cannot be used, after at most ``timeout_s`` of waiting for other processes (it says
+    so), and in any thread or process but the one that opened it; there, closing does nothing. ``place`` is the path
+    whatever the current folder is.
     """
 
     def __init__(
         self,
         path: Path,
         *,
-        schema: str,
+        schema: Sequence[str],
         application_id: int,
         version: int,
         migrations: Mapping[int, Sequence[str]],
         read_only: bool,
+        create: bool,
         timeout_s: float,
     ) -> None:
         self.path = path
-        self.read_only = read_only or (path != MEMORY and not _can_be_written(path))
-        if self.read_only and not path.exists():
-            fault = "does not exist" if read_only else "does not exist, and cannot be made in that folder"
-            raise DatabaseError(f"database {path} {fault}; {_NAME_ANOTHER}")
+        self._user = _this_thread()
+        self._timeout_s, self._has_waited = timeout_s, False
+        self._may_make = create and not read_only
+        self.read_only = read_only
+        if path != MEMORY:
+            self._prepare_place()
         self._connection = self._connect(self._uri(), timeout_s)
         try:
-            self._open(schema, application_id, version)
-            self._migrate(migrations, version)
+            self._open(schema, application_id, {*migrations, version})
+            self._migrate(schema, migrations, version)
             self._use_foreign_keys()
         except BaseException:
             self.close()
             raise
+        self.place = path.absolute()
+        self._identity = None if path == MEMORY else _identity(self.place)
 
     def close(self) -> None:
-        self._connection.close()
+        if self._user == _this_thread():
+            self._connection.close()
+
+    def has_moved(self) -> bool:
+        """Whether the file was deleted or replaced: what is written goes to where nobody will find it."""
+        try:
+            return self._identity is not None and _identity(self.place) != self._identity
+        except OSError:  # nobody can tell now
+            return False
+
+    def leave(self) -> None:
+        """Close a file that was moved, and empty its write-ahead log, which another at that path must not take over."""
+        with self._explained():
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self.close()
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
         with self._explained():
-            return self._connection.execute(sql, parameters).fetchall()
+            return self._when_free(sql, parameters).fetchall()
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction: committed at the end, undone by an exception."""
         if self.read_only:
             raise DatabaseError(f"database {self.path} {_EXPLANATIONS[sqlite3.SQLITE_READONLY]}")
-        with self._explained(), self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")  # the lock first: two that read before they write deadlock
-            yield self._connection
+        with self._transaction() as connection:
+            yield connection
 
     def compact(self) -> None:
         """Give the room of removed rows back to the file system."""
         with self._explained():
-            self._connection.execute("VACUUM")
+            self._when_free("VACUUM")
 
     def copy_to(self, other: DatabaseFile) -> None:
         """Replace everything in ``other``."""
         with self._explained():
             self._connection.backup(other._connection)
 
+    def _prepare_place(self) -> None:
+        """Make the folder where a file may be made; raises ``DatabaseError`` where none can be opened."""
+        try:
+            found = _identity(self.path)
+            if found is None and self._may_make:
+                with suppress(OSError):
+                    self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.read_only = self.read_only or not _can_be_written(self.path)
+            is_folder = self.path.is_dir()
+        except (OSError, ValueError) as error:  # a name too long, a circle of links, a zero byte
+            raise DatabaseError(f"database {self.path} cannot be opened: {error}; {_NAME_ANOTHER}") from error
+        if is_folder:
+            raise DatabaseError(f"database {self.path} cannot be opened, it is a folder; {_NAME_ANOTHER}")
+        if found is None and (self.read_only or not self._may_make):
+            fault = "does not exist, and cannot be made in that folder" if self._may_make else "does not exist"
+            raise DatabaseError(f"database {self.path} {fault}; {_NAME_ANOTHER}")
+
     def _connect(self, uri: str, timeout_s: float = 0.0) -> sqlite3.Connection:
         with self._explained():
             connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None)
         connection.row_factory = sqlite3.Row
+        connection.text_factory = partial(str, encoding="utf-8", errors=UNDECODABLE)
         return connection
 
     def _uri(self) -> str:
@@ -103,26 +146,39 @@ class DatabaseFile:
         alone = not _allowed(self.path.parent) and not Path(f"{self.path}-wal").exists()
         return f"{uri}&immutable=1" if alone else uri
 
-    def _open(self, schema: str, application_id: int, version: int) -> None:
+    def _open(self, schema: Sequence[str], application_id: int, versions: set[int]) -> None:
         if self.read("SELECT 1 FROM sqlite_master LIMIT 1"):
-            found = self._pragma("user_version")
+            found, known = self._pragma("user_version"), max(versions)
             self._check(self._pragma("application_id") == application_id, "belongs to another program")
-            self._check(found <= version, f"has schema {found}, of a newer mucudnn (this one knows {version}): upgrade")
+            newer = f"has schema {found}, of a newer mucudnn (this one knows {known}): upgrade"
+            self._check(found <= known, newer)
+            self._check(found in versions, f"is damaged: it has schema {found}, which there never was")
         else:
-            self._check(not self.read_only, "is empty")
+            self._check(self._may_make, "is empty")
             self._create(schema)
 
-    def _migrate(self, migrations: Mapping[int, Sequence[str]], version: int) -> None:
+    def _migrate(self, schema: Sequence[str], migrations: Mapping[int, Sequence[str]], version: int) -> None:
         if self._pragma("user_version") == version:
+            self._check_tables(schema)
             return
         if self.read_only:
             self._read_from_memory()
-        with self._explained(), self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
+        with self._transaction():
             for old in range(self._pragma("user_version"), version):  # another process may have done it meanwhile
                 for statement in migrations[old]:
                     self._connection.execute(statement)
             self._connection.execute(f"PRAGMA user_version = {version}")
+            self._check_tables(schema)
+
+    def _check_tables(self, schema: Sequence[str]) -> None:
+        for table, parts in _tables(tuple(schema)).items():
+            with self._explained():
+                found = _parts(self._connection, table)
+            self._check(bool(found), f"is damaged: it has no table {table}")
+            lacks, more = _listed(parts, without=found), _listed(found, without=parts)
+            self._check(not lacks, f"is damaged: table {table} lacks {lacks}")
+            self._check(not more, f"is damaged: table {table} has what no mucudnn made, {more}")
+            self._check(found == parts, f"is damaged: table {table} has its columns in another order")
 
     def _read_from_memory(self) -> None:
         file, self._connection = self._connection, self._connect(_MEMORY_URI)
@@ -137,12 +193,44 @@ class DatabaseFile:
             if self._pragma("journal_mode") == "wal":  # safe against SIGKILL without waiting for the disk each time
                 self._connection.execute("PRAGMA synchronous = NORMAL")
 
-    def _create(self, schema: str) -> None:
+    def _create(self, schema: Sequence[str]) -> None:
         # Some file systems cannot have a write-ahead log: SQLite's rollback journal serves as well, only slower.
         with suppress(sqlite3.OperationalError):
             self._connection.execute("PRAGMA journal_mode = WAL")
-        with self._explained():
-            self._connection.executescript(f"BEGIN IMMEDIATE; {schema} COMMIT;")
+        with self._transaction():
+            for statement in schema:
+                self._connection.execute(statement)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._explained(), self._connection:
+            self._when_free("BEGIN IMMEDIATE")  # the lock first: two that read before they write deadlock
+            yield self._connection
+
+    def _when_free(self, sql: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
+        """Execute what other processes may hold up; the first time that they do for long, it is said."""
+        if self._has_waited or self._timeout_s <= _PATIENCE_S:
+            return self._connection.execute(sql, parameters)
+        try:
+            with self._waiting(_PATIENCE_S):
+                return self._connection.execute(sql, parameters)
+        except sqlite3.OperationalError as error:
+            if _primary_code(error) != sqlite3.SQLITE_BUSY:
+                raise
+        self._has_waited = True
+        still = f"waiting for up to {self._timeout_s:.0f} s until it is done"
+        warnings.warn(f"database {self.path} is locked by another process: {still}", stacklevel=2)
+        with self._waiting(self._timeout_s - _PATIENCE_S):
+            return self._connection.execute(sql, parameters)
+
+    @contextmanager
+    def _waiting(self, seconds: float) -> Iterator[None]:
+        """Other processes are waited for so long, and not as long as else."""
+        self._connection.execute(f"PRAGMA busy_timeout = {seconds * 1000:.0f}")
+        try:
+            yield
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {self._timeout_s * 1000:.0f}")
 
     def _check(self, condition: bool, fault: str) -> None:
         if not condition:
@@ -153,20 +241,74 @@ class DatabaseFile:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
+        if self._user != _this_thread():
+            raise DatabaseError(
+                f"database {self.path} was opened by another thread, or before this process was forked off; open it "
+                "anew here"
+            )
         try:
             yield
+        except sqlite3.ProgrammingError:
+            raise  # not from the file: a mistake in mucudnn
         except sqlite3.Error as error:
-            if not hasattr(error, "sqlite_errorcode"):
-                raise  # not from the file: a mistake in mucudnn
-            primary = error.sqlite_errorcode & 0xFF
-            explanation = _EXPLANATIONS.get(primary, f"cannot be used ({error}); {_NAME_ANOTHER}")
+            explanation = _EXPLANATIONS.get(_primary_code(error), f"cannot be used ({error}); {_MOVE_AWAY}")
             raise DatabaseError(f"database {self.path} {explanation}") from error
+        except UnicodeDecodeError as error:  # in SQLite's own message, which quotes a damaged schema
+            raise DatabaseError(f"database {self.path} {_EXPLANATIONS[sqlite3.SQLITE_CORRUPT]}") from error
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+
+
+def _this_thread() -> tuple[int, int]:
+    return os.getpid(), get_ident()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from others that get its name later; None where there is none."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+@cache
+def _tables(schema: tuple[str, ...]) -> dict[str, list[str]]:
+    """Tables that the schema makes, with their parts."""
+    with closing(sqlite3.connect(_MEMORY_URI, uri=True, isolation_level=None)) as connection:
+        for statement in schema:
+            connection.execute(statement)
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        return {name: _parts(connection, name) for (name,) in names}
+
+
+def _parts(connection: sqlite3.Connection, table: str) -> list[str]:
+    """Columns, unique keys and references of a table, in words; none where there is no such table."""
+    columns = [
+        f"column {name}" + " that is not null" * not_null
+        for _, name, _, not_null, *_ in connection.execute(f"PRAGMA table_info({table})")
+    ]
+    indexes = connection.execute(f"PRAGMA index_list({table})").fetchall()
+    keys = (
+        ", ".join(str(column[2]) for column in connection.execute(f"PRAGMA index_info({name})"))
+        for _, name, is_unique, *_ in indexes
+        if is_unique
+    )
+    references = (
+        f"reference of {column} to {other}"
+        for _, _, other, column, *_ in connection.execute(f"PRAGMA foreign_key_list({table})")
+    )
+    return [*columns, *sorted(f"unique key of {key}" for key in keys), *sorted(references)]
+
+
+def _listed(parts: Sequence[str], *, without: Sequence[str]) -> str:
+    return "; ".join(part for part in parts if part not in without)
 
 
 def _can_be_written(path: Path) -> bool:
-    """Whether SQLite can write ``path`` and its journals beside it; makes the folder where it is missing."""
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    """Whether SQLite can write ``path`` and its journals beside it."""
     return _allowed(path.parent) and (not path.exists() or _allowed(path))
 
 

@@ -1,43 +1,45 @@
-"""What stored measurements are solved from again: whole profiles read out of a database, and put back into one."""
+"""Whole profiles: read out of a database to solve from them again, and put into one."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from mucudnn.configuration import Measurement, MicroConfig
 from mucudnn.database import schema
-from mucudnn.database.file import DatabaseFile
+from mucudnn.database.rules import ENVIRONMENT_COLUMNS, PROBLEM_COLUMNS, known_problem
+from mucudnn.database.sound import SoundRows
 from mucudnn.environment import Environment
 from mucudnn.problem import ConvProblem
 
-_ENVIRONMENT_COLUMNS = tuple(schema.ENVIRONMENT.split(", "))
-_PROBLEM_COLUMNS = tuple(schema.PROBLEM.split(", "))
 _TABLE_COLUMNS = {
     "measurements": (*schema.KEYS["measurements"].split(", "), "measured_at", *schema.COSTS, "reason"),
-    "verifications": (*schema.KEYS["verifications"].split(", "), "measured_at", "baseline_s", "time_s", "noise"),
+    "verifications": (*schema.KEYS["verifications"].split(", "), "measured_at", *schema.TIMES),
 }
 
 
-def problems(file: DatabaseFile, environment: Environment) -> frozenset[ConvProblem]:
+def problems(stored: SoundRows, environment: Environment) -> frozenset[ConvProblem]:
     """Those with measurements, as far as this version knows them."""
     find, values = schema.find(environment)
-    rows = file.read(
+    rows = stored.read_unchecked(
         f"SELECT {schema.PROBLEM} FROM problems WHERE id IN "
         f"(SELECT DISTINCT problem_id FROM measurements WHERE environment_id = ({find}) AND reason IS NULL)",
         values,
     )
-    return frozenset(problem for row in rows if (problem := schema.known_problem(row)) is not None)
+    found = frozenset(map(known_problem, rows))
+    if None in found:
+        stored.tell()
+    return frozenset(problem for problem in found if problem is not None)
 
 
-def versions(file: DatabaseFile, environment: Environment) -> dict[str, tuple[int, ...]]:
+def versions(stored: SoundRows, environment: Environment) -> dict[str, tuple[int, ...]]:
     """Algorithm -> its versions that were measured, ascending."""
     find, values = schema.find(environment)
-    rows = file.read(
+    rows = stored.read(
         f"SELECT DISTINCT algorithm, version FROM measurements WHERE environment_id = ({find}) ORDER BY 1, 2", values
     )
     found: dict[str, tuple[int, ...]] = defaultdict(tuple)
@@ -47,14 +49,14 @@ def versions(file: DatabaseFile, environment: Environment) -> dict[str, tuple[in
 
 
 def measurements(
-    file: DatabaseFile, environment: Environment, wanted: Iterable[ConvProblem], versions: Mapping[str, int]
+    stored: SoundRows, environment: Environment, wanted: Iterable[ConvProblem], versions: Mapping[str, int]
 ) -> dict[ConvProblem, tuple[Measurement, ...]]:
     """As ``Database.measurements``, of many problems in one query."""
     by_values = {tuple(schema.flat(problem)): problem for problem in wanted}
-    ids = file.read(f"SELECT id, {schema.PROBLEM} FROM problems")
+    ids = stored.read_unchecked(f"SELECT id, {schema.PROBLEM} FROM problems")
     by_id = {row[0]: by_values[row[1:]] for row in map(tuple, ids) if row[1:] in by_values}
     find, values = schema.find(environment)
-    rows = file.read(
+    rows = stored.read(
         f"SELECT problem_id, algorithm, micro_batch_size, version, reason, {', '.join(schema.COSTS)} FROM measurements "
         f"WHERE environment_id = ({find}) AND problem_id IN (SELECT value FROM json_each(?)) "
         f"ORDER BY problem_id, {schema.KEYS['measurements']}, measured_at",  # as it lies in the file
@@ -66,21 +68,29 @@ def measurements(
         if versions.get(algorithm) == version:
             newest[by_id[problem_id]][micro_config(algorithm, micro_batch_size)] = costs if reason is None else None
     return {
-        problem: tuple(Measurement(m, *map(schema.number, costs)) for m, costs in of_problem.items() if costs)
+        problem: tuple(Measurement(m, *costs) for m, costs in of_problem.items() if costs)
         for problem, of_problem in newest.items()
     }
 
 
-def add_exported(connection: sqlite3.Connection, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add rows with their time stamps. They are without faults, and no two have the same key and time stamp."""
+def add_exported(
+    connection: sqlite3.Connection, rows: Iterable[Mapping[str, Any]], *, otherwise: str = "IGNORE"
+) -> Counter[str]:
+    """Add rows, which are without faults, with their time stamps; counts those ``added`` and ``known`` before.
+
+    otherwise: what becomes of a row with the key and time stamp of one that is there, IGNORE or REPLACE.
+    """
 
     @cache
     def owner(environment: Environment, problem_values: Sequence[Any]) -> tuple[int, int]:
         problem = schema.problem_from(problem_values)
         return schema.identify(connection, environment), schema.identify(connection, problem)
 
+    counts = Counter(added=0, known=0)
     for row in rows:
-        table = "verifications" if row["kind"] == "verification" else "measurements"
-        environment = Environment(*(row[column] for column in _ENVIRONMENT_COLUMNS))
-        ids = owner(environment, tuple(row[column] for column in _PROBLEM_COLUMNS))
-        schema.insert(connection, table, (*ids, *map(row.get, _TABLE_COLUMNS[table])), otherwise="ABORT")
+        table = schema.table_of(row["kind"])
+        environment = Environment(*(row[column] for column in ENVIRONMENT_COLUMNS))
+        ids = owner(environment, tuple(row[column] for column in PROBLEM_COLUMNS))
+        values = (*ids, *map(row.get, _TABLE_COLUMNS[table]))
+        counts["added" if schema.insert(connection, table, values, otherwise=otherwise) else "known"] += 1
+    return counts

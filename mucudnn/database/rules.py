@@ -1,13 +1,13 @@
 """What the values of a row must be, column by column, and in words what is wrong where they are not.
 
-Rows are given as they are exported: the columns of ``schema.EXPORT_COLUMNS`` with numbers and texts, None or nothing at
-all where there is no value.
+These are the only rules: for what was measured just now, what is stored, merged or imported. Rows are given as they are
+exported: the columns of ``schema.EXPORT_COLUMNS`` with numbers and texts, None or nothing at all where there is none.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from typing import Any
 
 from mucudnn.database import schema
 from mucudnn.errors import InvalidInputError
-from mucudnn.problem import ITEM_BYTES, MemoryFormat, Operation
+from mucudnn.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 
 ENVIRONMENT_COLUMNS = tuple(schema.ENVIRONMENT.split(", "))
 PROBLEM_COLUMNS = tuple(schema.PROBLEM.split(", "))
@@ -26,10 +26,17 @@ _MICRO_CONFIG = tuple(schema.KEYS["measurements"].split(", "))
 COLUMNS_OF = {
     "measurement": (*_OWNER, *_MICRO_CONFIG, *schema.COSTS),
     "failure": (*_OWNER, *_MICRO_CONFIG, "reason"),
-    "verification": (*_OWNER, schema.KEYS["verifications"], "baseline_s", "time_s", "noise"),
+    "verification": (*_OWNER, schema.KEYS["verifications"], *schema.TIMES),
 }
 
+_OWN_COLUMNS = {
+    kind: ("measured_at", *(column for column in columns if column not in _OWNER))
+    for kind, columns in COLUMNS_OF.items()
+}
+_KNOWN_NAME = {"operation": Operation.FORWARD, "dtype": "float32", "memory_format": MemoryFormat.CONTIGUOUS}
+
 _LARGEST = 2**63 - 1  # integer that SQLite can hold
+_LONGEST = 80  # characters of a value that a message shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +52,52 @@ def fault(column: str, value: object) -> str | None:
     rule = RULES[column]
     if rule.allows(value):
         return None
-    return f"{column} is {'missing' if value is None else repr(value)}; it must be {rule.allowed}"
+    return f"{column} is {'missing' if value is None else shown(value)}; it must be {rule.allowed}"
+
+
+def shown(value: object) -> str:
+    """As in Python, but never long: damaged values may be."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def row_faults(row: Mapping[str, Any]) -> list[str]:
     """Everything that is wrong with a row; empty: nothing."""
     if wrong_kind := fault("kind", row.get("kind")):
         return [wrong_kind]
-    columns = COLUMNS_OF[row["kind"]]
-    wrong = [column for column in columns if not RULES[column].allows(row.get(column))]
-    foreign = [column for column, value in row.items() if value is not None and column not in columns]
-    if wrong or foreign:
-        has_none = f"a {row['kind']} has no such value"
-        faults = (fault(column, row.get(column)) for column in wrong)
-        return [*filter(None, faults), *(f"{column} is {row[column]!r}; {has_none}" for column in foreign)]
+    return [*owner_faults(row), *own_faults(row)]
+
+
+def owner_faults(row: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the environment and the problem of a row."""
+    if wrong := _faults_in(row, (*ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS)):
+        return wrong
     not_a_problem = _problem_fault(tuple(row[column] for column in PROBLEM_COLUMNS))
     return [] if not_a_problem is None else [not_a_problem]
+
+
+def own_faults(row: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a row of a known kind beside its environment and its problem."""
+    kind = row["kind"]
+    has_none = f"a {kind} has no such value"
+    foreign = (column for column, value in row.items() if value is not None and column not in COLUMNS_OF[kind])
+    return [*_faults_in(row, _OWN_COLUMNS[kind]), *(f"{c} is {shown(row[c])}; {has_none}" for c in foreign)]
+
+
+def _faults_in(row: Mapping[str, Any], columns: Iterable[str]) -> list[str]:
+    return [wrong for column in columns if (wrong := fault(column, row.get(column)))]
+
+
+def is_of_another_version(row: Mapping[str, Any]) -> bool:
+    """Whether all that is wrong with a row are names that a later mucudnn may know."""
+    unknown = [column for column in _KNOWN_NAME if _is_name(row[column]) and not RULES[column].allows(row[column])]
+    return bool(unknown) and not row_faults({**row, **{column: _KNOWN_NAME[column] for column in unknown}})
+
+
+def known_problem(values: Sequence[Any]) -> ConvProblem | None:
+    """That of ``PROBLEM_COLUMNS``; None for one that there cannot be, or that this version does not know."""
+    row = dict(zip(PROBLEM_COLUMNS, values, strict=True))
+    return None if _faults_in(row, row) or _problem_fault(tuple(values)) else schema.problem_from(values)
 
 
 @lru_cache(maxsize=1024)  # rows of one problem are many

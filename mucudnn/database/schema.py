@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -18,6 +17,7 @@ from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 VERSION = 2  # 1: the first one; 2: environments have numerics
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
+TIMES = ("baseline_s", "time_s", "noise")  # of a whole run
 COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes", "relative_error", "noise", "samples")
 ENVIRONMENT = "device, capability, threads, torch, library, compiled, numerics"
 PROBLEM = (
@@ -28,7 +28,8 @@ KEYS = {"measurements": "algorithm, version, micro_batch_size", "verifications":
 _OWNER = "environment_id NOT NULL REFERENCES environments, problem_id NOT NULL REFERENCES problems"
 
 # A failure is a row with a reason and without costs: so the newest row of a candidate says which of the two it is.
-TABLES = f"""
+TABLES = tuple(
+    f"""
 CREATE TABLE IF NOT EXISTS environments (id INTEGER PRIMARY KEY, {ENVIRONMENT}, UNIQUE ({ENVIRONMENT}));
 CREATE TABLE IF NOT EXISTS problems (id INTEGER PRIMARY KEY, {PROBLEM}, UNIQUE ({PROBLEM}));
 CREATE TABLE IF NOT EXISTS measurements ({_OWNER}, {KEYS["measurements"]}, measured_at, {", ".join(COSTS)}, reason,
@@ -36,34 +37,41 @@ CREATE TABLE IF NOT EXISTS measurements ({_OWNER}, {KEYS["measurements"]}, measu
 CREATE TABLE IF NOT EXISTS verifications ({_OWNER}, {KEYS["verifications"]}, measured_at, baseline_s, time_s, noise,
     PRIMARY KEY (environment_id, problem_id, {KEYS["verifications"]}, measured_at)) WITHOUT ROWID;
 PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {VERSION};
-"""
+PRAGMA user_version = {VERSION}
+""".split(";")
+)
 
 # What makes a file of that version into one of the next, with columns as they were then. Keys need a new table.
 _ENVIRONMENT_1 = "device, capability, threads, torch, library, compiled"
 MIGRATIONS = {
     1: (
         f"CREATE TABLE wider (id INTEGER PRIMARY KEY, {_ENVIRONMENT_1}, numerics, UNIQUE ({_ENVIRONMENT_1}, numerics))",
-        f"INSERT INTO wider SELECT id, {_ENVIRONMENT_1}, '' FROM environments",
+        "ALTER TABLE environments ADD COLUMN numerics DEFAULT ''",  # fails where there is one: no version 1
+        f"INSERT INTO wider SELECT id, {_ENVIRONMENT_1}, numerics FROM environments",
         "DROP TABLE environments",
         "ALTER TABLE wider RENAME TO environments",
     ),
 }
 SINCE_VERSION_1 = {"numerics": ""}  # columns that were added, with what they are in profiles that lack them
 
-_JOINED = "JOIN environments ON environments.id = environment_id JOIN problems ON problems.id = problem_id"
+# Left joins: rows whose environment or problem is not there are no less bad than others
+_JOINED = "LEFT JOIN environments ON environments.id = environment_id LEFT JOIN problems ON problems.id = problem_id"
+OWNER_IDS = ("environment_id", "problem_id")
 _EXPORTED = ("kind, measured_at", ENVIRONMENT, PROBLEM, KEYS["measurements"], *COSTS, "reason")
 EXPORT_COLUMNS = (*", ".join(_EXPORTED).split(", "), "configuration", "baseline_s", "time_s")
-EXPORT = f"""
-SELECT iif(reason IS NULL, 'measurement', 'failure'), measured_at, {ENVIRONMENT}, {PROBLEM},
+_FIRST = len(OWNER_IDS) + 1
+_MEASURED_AT = _FIRST + EXPORT_COLUMNS.index("measured_at")
+_ORDER = (_MEASURED_AT, *range(_FIRST, _FIRST + len(EXPORT_COLUMNS)))  # the same rows always come in the same order
+EVERY_ROW = f"""
+SELECT environment_id, problem_id, iif(reason IS NULL, 'measurement', 'failure'), measured_at, {ENVIRONMENT}, {PROBLEM},
     {KEYS["measurements"]}, {", ".join(COSTS)}, reason, NULL, NULL, NULL
 FROM measurements {_JOINED}
 UNION ALL
-SELECT 'verification', measured_at, {ENVIRONMENT}, {PROBLEM},
+SELECT environment_id, problem_id, 'verification', measured_at, {ENVIRONMENT}, {PROBLEM},
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, noise, NULL, NULL, configuration, baseline_s, time_s
 FROM verifications {_JOINED}
-ORDER BY 2, {", ".join(str(number) for number in range(1, len(EXPORT_COLUMNS) + 1) if number != 2)}
-"""  # by all columns, measured_at first: the same rows are always exported in the same order
+ORDER BY {", ".join(map(str, _ORDER))}
+"""  # ``OWNER_IDS`` and ``EXPORT_COLUMNS``
 
 WITHDRAW_FAILURE = f"""DELETE FROM measurements
     WHERE (environment_id, problem_id, {KEYS["measurements"]}, reason) = (?, ?, ?, ?, ?, ?)"""
@@ -86,7 +94,9 @@ def identify(connection: sqlite3.Connection, key: Environment | ConvProblem) -> 
     """The id of the key's row, which is added if there is none."""
     select, values = find(key)
     insert(connection, key_table(key), (None, *values), otherwise="IGNORE")
-    return int(connection.execute(select, values).fetchone()[0])
+    if (row := connection.execute(select, values).fetchone()) is None:
+        raise sqlite3.DatabaseError(f"the index of {key_table(key)} disagrees with the table")
+    return int(row[0])
 
 
 def find(key: Environment | ConvProblem) -> tuple[str, list[str | int]]:
@@ -94,6 +104,10 @@ def find(key: Environment | ConvProblem) -> tuple[str, list[str | int]]:
     columns = ENVIRONMENT if isinstance(key, Environment) else PROBLEM
     values = flat(key)
     return f"SELECT id FROM {key_table(key)} WHERE ({columns}) = ({_marks(values)})", values
+
+
+def table_of(kind: str) -> str:
+    return "verifications" if kind == "verification" else "measurements"
 
 
 def key_table(key: Environment | ConvProblem) -> str:
@@ -119,6 +133,12 @@ def flat(key: Environment | ConvProblem) -> list[str | int]:
     return values
 
 
+def named(key: Environment | ConvProblem) -> dict[str, str | int]:
+    """Column -> value."""
+    columns = ENVIRONMENT if isinstance(key, Environment) else PROBLEM
+    return dict(zip(columns.split(", "), flat(key), strict=True))
+
+
 def problem_from(values: Sequence[Any]) -> ConvProblem:
     """The inverse of ``flat``. Raises ``ValueError`` or ``TypeError`` where that is not a problem."""
     operation, c, h, w, k, r, s, *pairs, groups, dtype, memory_format = values
@@ -128,14 +148,6 @@ def problem_from(values: Sequence[Any]) -> ConvProblem:
         *(stride, padding, dilation),
         *(groups, dtype, MemoryFormat(memory_format)),
     )
-
-
-def known_problem(values: Sequence[Any]) -> ConvProblem | None:
-    """As ``problem_from``, None for a problem that this version does not know."""
-    try:
-        return problem_from(values)
-    except (TypeError, ValueError):
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +202,3 @@ def _parts(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int]) ->
 def now() -> str:
     """Sorts like the time."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
-
-
-def number(value: Any) -> Any:
-    """A stored number: SQLite keeps NaN as NULL."""
-    return math.nan if value is None else value

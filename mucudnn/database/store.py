@@ -11,7 +11,7 @@ from mucudnn.configuration import Configuration, Failure, Measurement, MicroConf
 from mucudnn.database.database import Database, Verification
 from mucudnn.database.schema import How
 from mucudnn.environment import Environment
-from mucudnn.errors import DatabaseError
+from mucudnn.errors import DatabaseError, InvalidInputError
 from mucudnn.problem import ConvProblem
 
 P = ParamSpec("P")
@@ -88,6 +88,8 @@ class Store:
             return
         try:
             add(*args, **kwargs)
+        except InvalidInputError as error:
+            warnings.warn(f"tuning goes on, but will measure this again: {error}", stacklevel=2)
         except DatabaseError as error:
             self._writable = False
             warnings.warn(f"tuning goes on, but what it measures is not stored: {error}", stacklevel=2)

@@ -7,18 +7,15 @@ from dataclasses import dataclass, fields
 
 from mucudnn.config import BatchSizePolicy
 from mucudnn.configuration import NATIVE, Configuration, Measurement, source_of
-from mucudnn.database import schema
 from mucudnn.database.database import Database, Verification
-from mucudnn.database.rules import RULES, fault
 from mucudnn.database.schema import FreshWorkspace
 from mucudnn.environment import Environment
-from mucudnn.errors import DatabaseError, InvalidInputError
+from mucudnn.errors import InvalidInputError
 from mucudnn.problem import ConvProblem
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.task import Task
 
 _MOST_LIKE_IT = 3  # other problems that an error names for each one that is missing
-_VERIFIED = ("baseline_s", "time_s", "noise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +36,11 @@ class StoredMeasurements:
         return self._measurements[task]
 
     def verification(self, task: Task, configuration: Configuration) -> Verification | None:
-        """The newest whole run of the configuration, with a workspace as the task has it; None if there was none.
-
-        Raises ``DatabaseError`` if its values are not allowed.
-        """
+        """The newest whole run of the configuration, with a workspace as the task has it; None if there was none."""
         how = FreshWorkspace() if task.in_headroom else None
-        key = (self.environment, task.problem, configuration.micro_configs, self.versions, how)
-        found = self._database.verification(*key)
-        if found is not None and (wrong := _faults(found, _VERIFIED)):
-            raise _bad_rows(self.environment, [f"{task.problem}, whole run of {configuration}: {wrong}"])
-        return found
+        return self._database.verification(
+            self.environment, task.problem, configuration.micro_configs, self.versions, how
+        )
 
 
 def stored_measurements(
@@ -69,8 +61,8 @@ def stored_measurements(
     that the environment has is used, and the others are set aside.
 
     Raises ``InvalidInputError`` for unknown algorithms, where it is not one environment that is meant, and where the
-    measurements of a task are missing or cannot cover its batch (naming each, with what there is instead);
-    ``DatabaseError`` for measurements with values that are not allowed, such as times that are not finite.
+    measurements of a task are missing or cannot cover its batch (naming each, with what there is instead). Bad rows,
+    with values such as times that are not finite, count as missing: of them the database warns.
     """
     problems = frozenset(task.problem for task in tasks)
     chosen = _environment(database, problems, environment)
@@ -80,7 +72,6 @@ def stored_measurements(
     stored = _local(every, chosen.device_type) if strict else every
     found = {task: _of_policy(stored[task.problem], policy, task.batch_size) for task in tasks}
     _require_enough(database, chosen, policy, stored, found)
-    _require_sound(chosen, found)
     set_aside = _set_aside(every, stored) if strict else ()
     return StoredMeasurements(chosen, versions, (*_notes(every_version), *set_aside), found, database)
 
@@ -235,31 +226,3 @@ def _sizes(measurements: Iterable[Measurement]) -> list[int]:
 
 def _listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
-
-
-# Sound
-
-
-def _require_sound(environment: Environment, found: Mapping[Task, Sequence[Measurement]]) -> None:
-    every = [(task, m) for task, measured in found.items() for m in measured]
-    # Column by column, which is fast: rows are looked at one by one only where there is something to be said
-    wrong = [c for c in schema.COSTS if not all(map(RULES[c].allows, (getattr(m, c) for _, m in every)))]
-    if wrong:
-        raise _bad_rows(
-            environment,
-            [
-                f"{task}, {m.micro_config.algorithm} {m.micro_config.micro_batch_size}: {faults}"
-                for task, m in every
-                if (faults := _faults(m, wrong))
-            ],
-        )
-
-
-def _faults(row: Measurement | Verification, columns: Iterable[str]) -> str:
-    """What is wrong with a row; empty: nothing."""
-    return "; ".join(wrong for column in columns if (wrong := fault(column, getattr(row, column))))
-
-
-def _bad_rows(environment: Environment, rows: Iterable[str]) -> DatabaseError:
-    listed = "".join(f"\n  {row}" for row in rows)
-    return DatabaseError(f"these measurements cannot be used; measure them again, on {environment}:{listed}")

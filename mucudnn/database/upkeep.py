@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 from mucudnn.database import schema
-from mucudnn.database.file import DatabaseFile
+from mucudnn.database.file import UNDECODABLE, DatabaseFile
+from mucudnn.database.profiles import add_exported
+from mucudnn.database.sound import StoredRow, every_row
 from mucudnn.environment import Environment
+
+Statement = tuple[str, Sequence[Any]]  # SQL and its parameters
 
 
 def count(file: DatabaseFile, environment: Environment) -> tuple[int, int, int]:
@@ -23,48 +28,54 @@ def count(file: DatabaseFile, environment: Environment) -> tuple[int, int, int]:
     return measured, failed, verified
 
 
-def merge(connection: sqlite3.Connection, source: DatabaseFile) -> dict[str, int]:
-    """Copy the rows of ``source`` and count them: ``added``, ``known`` (there before) and ``incompatible``."""
-    environments, problems = _environment_ids(connection, source), _problem_ids(connection, source)
-    counts = Counter(added=0, known=0, incompatible=0)
-    for table in schema.KEYS:
-        for environment_id, problem_id, *values in source.read(f"SELECT * FROM {table}"):
-            if problem_id in problems:
-                row = (environments[environment_id], problems[problem_id], *values)
-                counts["added" if schema.insert(connection, table, row, otherwise="IGNORE") else "known"] += 1
+def merge(connection: sqlite3.Connection, rows: Iterable[StoredRow]) -> Counter[str]:
+    """Copy rows and count them: ``added``, ``known`` (there before), ``incompatible`` and ``bad`` (left behind)."""
+    counts = Counter(incompatible=0, bad=0)
+
+    def sound() -> Iterator[Mapping[str, Any]]:
+        for row in rows:
+            if row.faults:
+                counts["bad" if row.is_bad else "incompatible"] += 1
             else:
-                counts["incompatible"] += 1
-    return dict(counts)
+                yield row.values
+
+    counts.update(add_exported(connection, sound()))
+    return counts
 
 
 def prune(
-    connection: sqlite3.Connection, environments: Sequence[Environment] | None, versions: Mapping[str, int] | None
+    file: DatabaseFile,
+    connection: sqlite3.Connection,
+    environments: Sequence[Environment] | None,
+    versions: Mapping[str, int] | None,
+    failures: bool,
 ) -> int:
-    """Delete superseded rows, and where given those of other environments and versions. Returns how many."""
-    removed = sum(connection.execute(sql, values).rowcount for sql, values in _prunings(environments, versions))
+    """Delete bad rows, superseded ones, and where given those of others, or failures. Returns how many."""
+    statements = chain(_without_bad(file), _prunings(environments, versions, failures))
+    removed = sum(connection.execute(sql, values).rowcount for sql, values in statements)
     for key in ("environment", "problem"):
         used = " UNION ".join(f"SELECT {key}_id FROM {table}" for table in schema.KEYS)
         connection.execute(f"DELETE FROM {key}s WHERE id NOT IN ({used})")
     return removed
 
 
-def _environment_ids(connection: sqlite3.Connection, source: DatabaseFile) -> dict[int, int]:
-    """Id there -> id here."""
-    rows = source.read(f"SELECT id, {schema.ENVIRONMENT} FROM environments")
-    return {row[0]: schema.identify(connection, Environment(*row[1:])) for row in rows}
+def _without_bad(file: DatabaseFile) -> Iterator[Statement]:
+    """First of all, so that no bad row supersedes a sound one, and no key is left that SQLite cannot read."""
+    for row in every_row(file):
+        if row.is_bad:
+            marks, values = zip(*map(_exactly, row.key.values()), strict=True)
+            yield f"DELETE FROM {row.table} WHERE ({', '.join(row.key)}) IS ({', '.join(marks)})", values
 
 
-def _problem_ids(connection: sqlite3.Connection, source: DatabaseFile) -> dict[int, int]:
-    """Id there -> id here, of the problems that this version knows."""
-    rows = source.read(f"SELECT id, {schema.PROBLEM} FROM problems")
-    known = ((row[0], schema.known_problem(row[1:])) for row in rows)
-    return {there: schema.identify(connection, problem) for there, problem in known if problem is not None}
+def _exactly(value: Any) -> tuple[str, Any]:
+    """SQL for a value that was read, also for text that is not in UTF-8."""
+    return ("+CAST(? AS TEXT)", value.encode(errors=UNDECODABLE)) if isinstance(value, str) else ("?", value)
 
 
 def _prunings(
-    environments: Sequence[Environment] | None, versions: Mapping[str, int] | None
-) -> Iterator[tuple[str, Sequence[str | int]]]:
-    """Statements with their parameters, to be executed in this order."""
+    environments: Sequence[Environment] | None, versions: Mapping[str, int] | None, failures: bool
+) -> Iterator[Statement]:
+    """To be executed in this order: failures last, so that no older measurement takes their place."""
     for table, key in schema.KEYS.items():
         if environments is not None:
             finds, values = zip(*map(schema.find, environments), strict=True)
@@ -74,3 +85,5 @@ def _prunings(
         same = f"environment_id, problem_id, {key}"
         newest = f"SELECT {same}, max(measured_at) FROM {table} GROUP BY {same}"
         yield f"DELETE FROM {table} WHERE ({same}, measured_at) NOT IN ({newest})", []
+    if failures:
+        yield "DELETE FROM measurements WHERE reason IS NOT NULL", []

@@ -1,0 +1,117 @@
+"""Sound rows told from bad ones, which are as good as not there: what they were of is measured again."""
+
+from __future__ import annotations
+
+import sqlite3
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mucudnn.database import schema
+from mucudnn.database.file import DatabaseFile
+from mucudnn.database.rules import RULES, is_of_another_version, own_faults, owner_faults, shown
+
+_MOST_SHOWN = 3  # of the faults of one row
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """A row of a table with its environment and problem, and everything that is wrong with it.
+
+    owner: ids of both. values: by ``schema.EXPORT_COLUMNS``.
+    """
+
+    owner: tuple[Any, Any]
+    values: dict[str, Any]
+    faults: Sequence[str]
+
+    @property
+    def table(self) -> str:
+        return schema.table_of(self.values["kind"])
+
+    @property
+    def is_bad(self) -> bool:
+        """Not so where it only has names that a later mucudnn may know: that cannot be used here, but there."""
+        return bool(self.faults) and not is_of_another_version(self.values)
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """Column -> value: what no other row of the table has."""
+        names = (*schema.KEYS[self.table].split(", "), "measured_at")
+        return dict(zip(schema.OWNER_IDS, self.owner, strict=True)) | {name: self.values[name] for name in names}
+
+    def __str__(self) -> str:
+        key = ", ".join(f"{name} {shown(value)}" for name, value in self.key.items())
+        more = len(self.faults) - _MOST_SHOWN
+        return f"table {self.table}, {key}: {'; '.join(self.faults[:_MOST_SHOWN])}{f' and {more} more' * (more > 0)}"
+
+
+def every_row(file: DatabaseFile) -> Iterator[StoredRow]:
+    """All rows of a file, sound or not, oldest first."""
+    of_owner: dict[tuple[Any, Any], list[str]] = {}  # owners are few, and rows many
+    for environment_id, problem_id, *columns in file.read(schema.EVERY_ROW):
+        owner, values = (environment_id, problem_id), dict(zip(schema.EXPORT_COLUMNS, columns, strict=True))
+        if owner not in of_owner:
+            of_owner[owner] = owner_faults(values)
+        yield StoredRow(owner, values, [*of_owner[owner], *own_faults(values)])
+
+
+class SoundRows:
+    """Reads a file, and passes over bad rows, as if they were not there. One warning tells of all that the file has."""
+
+    def __init__(self, file: DatabaseFile) -> None:
+        self._file = file
+        self._has_told = False
+
+    def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        """Rows of any columns of a table, under their names, or of measurements with ``reason`` among them."""
+        rows = self._file.read(sql, parameters)
+        sound = _without_bad(rows)
+        if len(sound) < len(rows):
+            self.tell()
+        return sound
+
+    def read_unchecked(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        return self._file.read(sql, parameters)
+
+    def bad_rows(self) -> list[StoredRow]:
+        return [row for row in every_row(self._file) if row.is_bad]
+
+    def tell(self) -> None:
+        """Warn once of what cannot be used, and say what to do."""
+        if self._has_told:
+            return
+        self._has_told = True
+        if bad := self.bad_rows():
+            rows, they = ("1 bad row", "it") if len(bad) == 1 else (f"{len(bad)} bad rows", "them")
+            warnings.warn(
+                f"database {self._file.path} has {rows}, passed over as if nothing had been measured: {bad[0]}; "
+                f"mucudnn database prune removes {they}",
+                stacklevel=4,
+            )
+
+
+def _without_bad(rows: list[sqlite3.Row]) -> list[sqlite3.Row]:
+    """Rows are looked at one by one only where there is something wrong: column by column is faster."""
+    names = rows[0].keys() if rows else []
+    measured = [row for row in rows if "reason" not in names or row["reason"] is None]
+    failed = [row for row in rows if "reason" in names and row["reason"] is not None]
+    if all(_are_sound(names, part) for part in (measured, failed)):
+        return rows
+    return [row for row in rows if _are_sound(names, [row])]
+
+
+def _are_sound(names: Sequence[str], rows: Sequence[sqlite3.Row]) -> bool:
+    """Of rows of the same kind."""
+    is_failure = bool(rows) and "reason" in names and rows[0]["reason"] is not None
+    columns = zip(names, zip(*rows, strict=True), strict=False)
+    return all(all(map(_rule(name, is_failure), values)) for name, values in columns)
+
+
+def _rule(name: str, is_failure: bool) -> Callable[[Any], bool]:
+    if name not in RULES:
+        return lambda _: True
+    if name in (schema.COSTS if is_failure else ("reason",)):
+        return lambda value: value is None
+    return RULES[name].allows
