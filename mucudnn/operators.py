@@ -20,6 +20,7 @@ from mucudnn.configuration import Configuration
 from mucudnn.errors import UnavailableError
 from mucudnn.execution import MisalignedError, Recipe
 from mucudnn.fallback import note_failure, note_lack_of_memory, say_once, working_recipe
+from mucudnn.flops import count_flops
 from mucudnn.kernels.buffers import TORCH_FORMATS
 from mucudnn.kernels.cudnn_engine import EngineError
 from mucudnn.kernels.out_of_memory import is_out_of_memory
@@ -248,7 +249,9 @@ def _define(operation: Operation, name: str, gradients: Callable[..., Any]) -> O
     torch.library.register_fake(qualified, _torchs(operation), lib=_library)
     save = _save_for_conv2d if forward else _save_all
     torch.library.register_autograd(qualified, gradients, setup_context=save, lib=_library)
-    overload: OpOverload[..., Tensor] = getattr(torch.ops.mucudnn, name).default
+    operator = getattr(torch.ops.mucudnn, name)
+    count_flops(operation, operator)
+    overload: OpOverload[..., Tensor] = operator.default
     return overload
 
 
