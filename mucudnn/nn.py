@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from mucudnn import operators
+from mucudnn.errors import InvalidInputError
 from mucudnn.kept_filters import KeptFilter, KeptFilters, is_inference
 from mucudnn.operators import Choices
 from mucudnn.problem import ITEM_BYTES
@@ -45,13 +45,12 @@ class Conv2d(torch.nn.Conv2d):
             self.kept.release()
         return super().train(mode)
 
-    def __prepare_scriptable__(self) -> torch.nn.Conv2d:
-        """What ``torch.jit.script`` compiles: torch's own module with these parameters. TorchScript has no choices."""
-        plain = copy.copy(self)
-        plain.__class__ = torch.nn.Conv2d  # type: ignore[assignment]
-        for name in ("tuned", "choices", "kept"):
-            plain.__dict__.pop(name, None)
-        return plain
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Asked for by ``torch.jit.script``, which cannot compile this module, and would put an answer in its place."""
+        raise InvalidInputError(
+            "torch.jit.script cannot compile mucudnn.Conv2d: use torch.compile, torch.export or torch.jit.trace, or "
+            "make each such module torch's own again, module.__class__ = torch.nn.Conv2d, and script the model then"
+        )
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         tuned = self.choices is not None or self.kept is not None
