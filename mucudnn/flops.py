@@ -18,13 +18,13 @@ def count_flops(operation: Operation, operator: OpOverloadPacket[..., Tensor]) -
     def flops(x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any, out_val: Tensor) -> int:
         stride, padding, dilation, groups, _ = geometry_and_tuning
         geometry = stride, padding, dilation, False, (0, 0), groups
+        counted: int
         if operation is Operation.FORWARD:
-            formula, arguments, out = torch.ops.aten.convolution, (x, w, third, *geometry), out_val
+            counted = flop_registry[torch.ops.aten.convolution](x, w, third, *geometry, out_val=out_val)
         else:
             of_data = operation is Operation.BACKWARD_DATA
-            formula, out = torch.ops.aten.convolution_backward, (out_val, out_val, None)
             arguments = third, x, w, None, *geometry, (of_data, not of_data, False)
-        counted: int = flop_registry[formula](*arguments, out_val=out)
+            counted = flop_registry[torch.ops.aten.convolution_backward](*arguments, out_val=(out_val, out_val, None))
         return counted
 
     register_flop_formula(operator, get_raw=True)(flops)
