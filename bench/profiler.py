@@ -7,19 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import inf
 
-from mucudnn.bench.faults import (
-    CANDIDATE_ERRORS,
-    UnsoundError,
-    first_line,
-    give_back_cache,
-    is_out_of_memory,
-    without_frames,
-)
+from mucudnn.bench.faults import CANDIDATE_ERRORS, UnsoundError, first_line, give_back_cache, without_frames
 from mucudnn.bench.race import Candidate, Race
 from mucudnn.bench.timer import Clock, Stop, Timer, WallClock, measure_in_turns
 from mucudnn.bench.workbench import Workbench
 from mucudnn.configuration import NATIVE, Failure, Measurement, MicroConfig
 from mucudnn.errors import BrokenDeviceError
+from mucudnn.kernels.out_of_memory import is_out_of_memory
 from mucudnn.problem import ConvProblem
 
 # Entered before the first run of a candidate that may end the process, and left when it did not: so what began and

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from mucudnn.bench.faults import CANDIDATE_ERRORS, give_back_cache, is_out_of_memory, without_frames
+from mucudnn.bench.faults import CANDIDATE_ERRORS, give_back_cache, without_frames
 from mucudnn.configuration import NATIVE, Failure, Measurement, MicroConfig, source_of
 from mucudnn.kernels.algorithm import Algorithm, Workspace
+from mucudnn.kernels.out_of_memory import is_out_of_memory
 from mucudnn.problem import ConvProblem
 
 # A larger micro-batch is at most so much faster per sample than the best smaller one of the same algorithm. Against

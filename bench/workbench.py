@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from mucudnn.bench.exact_results import ExactResults, written_elements
-from mucudnn.bench.faults import CANDIDATE_ERRORS, UnsoundError, give_back_cache, is_out_of_memory
+from mucudnn.bench.faults import CANDIDATE_ERRORS, UnsoundError, give_back_cache
 from mucudnn.bench.guard_zones import GuardedBuffer
 from mucudnn.bench.operands import Operands, operand_bytes, random_operands
 from mucudnn.bench.race import Candidate
 from mucudnn.errors import UnavailableError
+from mucudnn.kernels.out_of_memory import is_out_of_memory
 from mucudnn.problem import ConvProblem, Operation
 from mucudnn.units import format_bytes
 

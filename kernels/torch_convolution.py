@@ -26,8 +26,8 @@ def torch_convolution(
     x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q) is dy of the backward operations. Of the tensor that
     is written only shape and memory format matter. bias: (K,), only in FORWARD.
     """
-    if operation is Operation.FORWARD:
-        return torch.convolution(x, w, bias, stride, padding, dilation, False, (0, 0), groups)
+    if operation is Operation.FORWARD:  # conv2d says what is wrong with bad operands, as it says it to users
+        return torch.conv2d(x, w, bias, stride, padding, dilation, groups)
     of_data = operation is Operation.BACKWARD_DATA
     gradients = torch.ops.aten.convolution_backward.default(
         y, x, w, None, stride, padding, dilation, False, (0, 0), groups, (of_data, not of_data, False)

@@ -1,7 +1,7 @@
 """What runs where a tuned configuration cannot: the next engine that cuDNN offers, or torch's own convolution.
 
 Only for the operators, which must never stop a training. While measuring, configurations go by ``execution.run``, where
-an engine's failure surfaces. What is replaced is said once.
+an engine's failure surfaces, and so does a lack of memory. What is replaced is said once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from mucudnn.configuration import Configuration, MicroConfig
 from mucudnn.errors import UnavailableError
-from mucudnn.execution import Recipe
+from mucudnn.execution import Recipe, release_workspaces
 from mucudnn.kernels.cudnn.engines import Engine
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.cudnn.numerics import Numerics
@@ -57,6 +57,15 @@ def note_failure(error: EngineError, device: torch.device) -> None:
     if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize(device)
     _failed.setdefault((device, error.plan), str(error))
+
+
+def note_lack_of_memory(text: str, device: torch.device) -> None:
+    """Say it once. On the CPU what is kept for speed alone is given back: torch's own convolution, which runs next, has
+    then as much memory as without this package.
+    """
+    if device.type == "cpu":
+        release_workspaces()
+    say_once(text)
 
 
 def say_once(text: str) -> None:

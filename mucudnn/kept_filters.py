@@ -20,8 +20,10 @@ from torch import Tensor
 
 from mucudnn.configuration import Configuration
 from mucudnn.execution import Recipe, releasable
+from mucudnn.fallback import note_lack_of_memory
 from mucudnn.kernels.buffers import TORCH_FORMATS
 from mucudnn.kernels.compiled.library import library, loaded_build
+from mucudnn.kernels.out_of_memory import is_out_of_memory
 from mucudnn.operators import run_forward
 from mucudnn.problem import ConvProblem, Operation
 from mucudnn.recipes import recipe_of
@@ -129,7 +131,7 @@ class KeptFilters:
         dilation: Sequence[int],
         groups: int,
     ) -> Tensor | None:
-        """y: (N, K, P, Q), newly allocated; ``None`` where nothing is kept that could compute it.
+        """y: (N, K, P, Q), newly allocated; ``None`` where nothing is kept that could compute it, or memory is lacking.
 
         x: (N, C, H, W), w: (K, C // groups, R, S), bias: (K,). Only where ``is_inference()``.
         """
@@ -140,7 +142,13 @@ class KeptFilters:
         recipe = recipe_of(self, Operation.FORWARD, x, w, bias, stride, padding, dilation, groups)
         if recipe is None:
             return None
-        return run_forward(recipe, x, w, bias, self._prepared_from(w, recipe))
+        try:
+            return run_forward(recipe, x, w, bias, self._prepared_from(w, recipe))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            note_lack_of_memory(f"no memory to keep the filter of {recipe.problem}; it is not kept", x.device)
+            return None
 
     def _prepared_from(self, w: Tensor, recipe: Recipe) -> Tensor:
         source = _Source.of(w)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -10,11 +10,15 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from mucudnn import operators
+from mucudnn.errors import InvalidInputError
 from mucudnn.kept_filters import KeptFilter, KeptFilters, is_inference
 from mucudnn.operators import Choices
+from mucudnn.problem import ITEM_BYTES
 
 if TYPE_CHECKING:
     from mucudnn.tuning import TunedProblem
+
+_DTYPES = frozenset(getattr(torch, name) for name in ITEM_BYTES)
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -41,19 +45,31 @@ class Conv2d(torch.nn.Conv2d):
             self.kept.release()
         return super().train(mode)
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Asked for by ``torch.jit.script``, which cannot compile this module, and would put an answer in its place."""
+        raise InvalidInputError(
+            "torch.jit.script cannot compile mucudnn.Conv2d: use torch.compile, torch.export or torch.jit.trace, or "
+            "make each such module torch's own again, module.__class__ = torch.nn.Conv2d, and script the model then"
+        )
+
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         tuned = self.choices is not None or self.kept is not None
         y = self._tuned_forward(input, weight, bias) if tuned else None
         return super()._conv_forward(input, weight, bias) if y is None else y
 
     def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """``None`` where nothing is tuned: torch's convolution, without the overhead of the operator."""
+        """``None`` where nothing is tuned: torch's convolution, without the overhead of the operator.
+
+        So it is for all that is no plain convolution: torch computes it, or says what is wrong.
+        """
         if not isinstance(x, Tensor) or not _operator_takes(x):  # a torch.fx.Proxy, for one, is no tensor
             return None
         if x.dim() == 3:
             y = self._tuned_forward(x.unsqueeze(0), weight, bias)
             return None if y is None else y.squeeze(0)
         x, padding = self._padded(x, weight)
+        if not _are_pairs(self.stride, padding, self.dilation):
+            return None
         geometry = self.stride, padding, self.dilation, self.groups
         compiling, choices, kept = torch.compiler.is_compiling(), self.choices, self.kept
         if not compiling and kept is not None and not self.training and is_inference():
@@ -79,9 +95,19 @@ class Conv2d(torch.nn.Conv2d):
 
 
 def _operator_takes(x: Tensor) -> bool:
-    """The operators have no forward-mode derivative, no rules for ``torch.func`` and no complex arithmetic."""
-    if x.dim() not in (3, 4) or x.is_complex() or x.layout is not torch.strided:
+    """Whether it is dense images of real numbers. What weight and bias are, the operator tells torch's own convolution.
+
+    The operators have no forward-mode derivative, no rules for ``torch.func`` and no complex arithmetic.
+    """
+    if x.dtype not in _DTYPES or x.is_nested or x.layout is not torch.strided or x.dim() not in (3, 4) or x.is_meta:
         return False
     if torch.compiler.is_compiling():
         return True
     return forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
+
+
+def _are_pairs(stride: Any, padding: Any, dilation: Any) -> bool:
+    """As ``torch.nn.Conv2d`` makes them; who sets them by hand may set whatever torch's convolution takes."""
+    if type(stride) is type(padding) is type(dilation) is tuple:
+        return len(stride) == len(padding) == len(dilation) == 2
+    return False

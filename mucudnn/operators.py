@@ -19,9 +19,11 @@ from torch._ops import OpOverload
 from mucudnn.configuration import Configuration
 from mucudnn.errors import UnavailableError
 from mucudnn.execution import MisalignedError, Recipe
-from mucudnn.fallback import note_failure, say_once, working_recipe
+from mucudnn.fallback import note_failure, note_lack_of_memory, say_once, working_recipe
+from mucudnn.flops import count_flops
 from mucudnn.kernels.buffers import TORCH_FORMATS
 from mucudnn.kernels.cudnn_engine import EngineError
+from mucudnn.kernels.out_of_memory import is_out_of_memory
 from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.pages import on_huge_pages
 from mucudnn.placement import made_current
@@ -137,10 +139,11 @@ def _tuned(
                 return None
             note_failure(error, x.device)
             forget(_registered[geometry_and_tuning[-1]], recipe)
-        except torch.OutOfMemoryError:
-            say_once(
-                f"no memory for what was tuned for {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}; {_INSTEAD}"
-            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            tuned_for = f"{operation}, x {tuple(x.shape)}, w {tuple(w.shape)}"
+            note_lack_of_memory(f"no memory for what was tuned for {tuned_for}; {_INSTEAD}", x.device)
             return None
         except UnavailableError as error:
             say_once(f"{error}; {_INSTEAD}")
@@ -246,7 +249,9 @@ def _define(operation: Operation, name: str, gradients: Callable[..., Any]) -> O
     torch.library.register_fake(qualified, _torchs(operation), lib=_library)
     save = _save_for_conv2d if forward else _save_all
     torch.library.register_autograd(qualified, gradients, setup_context=save, lib=_library)
-    overload: OpOverload[..., Tensor] = getattr(torch.ops.mucudnn, name).default
+    operator = getattr(torch.ops.mucudnn, name)
+    count_flops(operation, operator)
+    overload: OpOverload[..., Tensor] = operator.default
     return overload
 
 

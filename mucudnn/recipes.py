@@ -81,8 +81,10 @@ def _resolve(
 ) -> Recipe | None:
     """``None`` too for what is no convolution (torch says what is wrong) and for algorithms this machine lacks."""
     tensors = [tensor for tensor in (x, w, third) if tensor is not None]
-    alike = len({(tensor.dtype, tensor.device) for tensor in tensors}) == 1 and x.dim() == w.dim() == 4
-    if not alike or x.dtype not in _DTYPE_NAMES or x.device.type != choices.device_type or len(x) == 0:
+    alike = {(tensor.dtype, tensor.device, tensor.layout) for tensor in tensors} == {(x.dtype, x.device, torch.strided)}
+    if not alike or x.dtype not in _DTYPE_NAMES or x.device.type != choices.device_type:
+        return None
+    if x.dim() != 4 or w.dim() != 4 or len(x) == 0 or geometry[-1] < 1:
         return None
     try:
         problem = _problem(operation, x, w, geometry)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from mucudnn.bench.comparison import Comparison, compare_in_turns
-from mucudnn.bench.faults import CANDIDATE_ERRORS, give_back_cache, is_out_of_memory
+from mucudnn.bench.faults import CANDIDATE_ERRORS, give_back_cache
 from mucudnn.bench.operands import Operands, random_operands
 from mucudnn.bench.timer import Clock, WallClock
 from mucudnn.configuration import Configuration
 from mucudnn.environment import Environment, current_environment
 from mucudnn.execution import run
 from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource
+from mucudnn.kernels.out_of_memory import is_out_of_memory
 from mucudnn.kernels.registry import algorithms, sources
 from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.pages import on_huge_pages

@@ -8,8 +8,9 @@ import weakref
 import pytest
 import torch
 
-from mucudnn.bench.faults import UnsoundError, first_line, is_out_of_memory, without_frames
+from mucudnn.bench.faults import UnsoundError, first_line, without_frames
 from mucudnn.kernels.cudnn.library import CudnnError
+from mucudnn.kernels.out_of_memory import is_out_of_memory
 
 
 @pytest.mark.parametrize(
