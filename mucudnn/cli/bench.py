@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mucudnn.bench.command_files import FileCommand, SourceFile
 from mucudnn.bench.whole_files import write_json
 from mucudnn.cli import options
 from mucudnn.cli.bench_inference import inference
@@ -21,8 +22,8 @@ def bench() -> None:
     """Measure torch against mucudnn, in turns in one run; or how long the solvers take."""
 
 
-@bench.command()
-@click.argument("source", metavar="NAME")
+@bench.command(cls=FileCommand)
+@click.argument("source", type=SourceFile("NAME"))
 @options.batch
 @options.input_shape
 @options.dtype
@@ -33,7 +34,7 @@ def bench() -> None:
     default=tuple(MemoryFormat),
     help="Which memory formats; default: both.",
 )
-@click.option("--rounds", type=click.IntRange(min=1), help="Samples of each variant; default: 15.")
+@click.option("--rounds", type=options.count(), help="Samples of each variant; default: 15.")
 @options.choices(workspace_limit="none")
 @options.threads
 @options.device
@@ -77,7 +78,7 @@ def network(
         write_json(json_file, network_record(benchmark))
 
 
-@bench.command()
+@bench.command(cls=FileCommand)
 @options.json_file
 def solver(json_file: Path | None) -> None:
     """How long the solvers take on made-up measurements, beside the times that they must not exceed."""

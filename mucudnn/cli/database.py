@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mucudnn.bench.command_files import FileCommand, InputFile, OutputFile
+from mucudnn.bench.whole_files import whole_text
 from mucudnn.cli import options
 from mucudnn.errors import InvalidInputError
 from mucudnn.units import format_bytes
@@ -36,7 +38,7 @@ def database() -> None:
     """The measurements: one SQLite file, in your cache folder unless --database or MUCUDNN_DATABASE names another."""
 
 
-@database.command()
+@database.command(cls=FileCommand)
 @options.database
 def info(database: Path | None) -> None:
     """Say where the database is and how much it has of each environment."""
@@ -50,8 +52,8 @@ def info(database: Path | None) -> None:
     console.print(info_table(found))
 
 
-@database.command()
-@click.argument("target", metavar="FILE", type=options.output_file)
+@database.command(cls=FileCommand)
+@click.argument("target", type=OutputFile())
 @click.option(
     "--format", "export_format", type=options.choice(ExportFormat), help="Default: by the ending, .csv or .jsonl."
 )
@@ -66,12 +68,12 @@ def export(target: Path, export_format: ExportFormat | None, database: Path | No
             f"the ending of {target} says no format; known are {', '.join(SUFFIXES)}: use one, or add --format csv or "
             "--format json-lines"
         )
-    with Database(database, read_only=True) as opened, target.open("w", encoding="utf-8", newline="") as stream:
+    with Database(database, read_only=True) as opened, whole_text(target) as stream:
         (opened.export_csv if chosen is ExportFormat.CSV else opened.export_json_lines)(stream)
 
 
-@database.command()
-@click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@database.command(cls=FileCommand)
+@click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=InputFile())
 @options.database
 def merge(others: tuple[Path, ...], database: Path | None) -> None:
     """Add the rows of OTHER databases, which stay as they are."""
@@ -86,7 +88,7 @@ def merge(others: tuple[Path, ...], database: Path | None) -> None:
             )
 
 
-@database.command()
+@database.command(cls=FileCommand)
 @click.option(
     "--other-environments", is_flag=True, help="Also remove what other machines, versions, threads and settings gave."
 )
