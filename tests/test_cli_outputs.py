@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 import pytest
-from command_line import HEADING, TUNE, fail, invoke, rows
+from command_line import HEADING, TUNE, commands, fail, invoke, rows
 
 import mucudnn.bench
 from mucudnn.bench import table_tuning
@@ -49,14 +49,6 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
 def tuned(layers: Path, database: Path) -> Path:
     assert invoke("tune", layers, *TUNE, "--operations", "forward").exit_code == 0
     return database
-
-
-def commands(group: click.Command = main, name: str = "mucudnn") -> Iterator[tuple[str, click.Command]]:
-    if isinstance(group, click.Group):
-        for each, command in group.commands.items():
-            yield from commands(command, f"{name} {each}")
-    else:
-        yield name, group
 
 
 def module_commands() -> Iterator[tuple[str, click.Command]]:

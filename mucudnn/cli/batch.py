@@ -19,7 +19,7 @@ MOST_SWEPT = 65536  # batch sizes, each of which is solved
 @options.source_argument
 @click.option(
     "--up-to",
-    type=options.count(2, most=MOST_SWEPT),
+    type=options.Count(2, most=MOST_SWEPT),
     default=64,
     show_default=True,
     help="The largest batch size of the sweep.",

@@ -34,7 +34,7 @@ def bench() -> None:
     default=tuple(MemoryFormat),
     help="Which memory formats; default: both.",
 )
-@click.option("--rounds", type=options.count(), help="Samples of each variant; default: 15.")
+@click.option("--rounds", type=options.Count(), help="Samples of each variant; default: 15.")
 @options.choices(workspace_limit="none")
 @options.threads
 @options.device

@@ -21,9 +21,9 @@ def _parse_size(text: str) -> str:
 
 @click.command(cls=FileCommand)
 @click.argument("network", metavar="NAME")
-@click.option("--batch", type=options.count(), default=1, show_default=True, help="Samples in a mini-batch.")
+@click.option("--batch", type=options.Count(), default=1, show_default=True, help="Samples in a mini-batch.")
 @options.memory_format
-@click.option("--rounds", type=options.count(), default=25, show_default=True, help="Samples of each variant.")
+@click.option("--rounds", type=options.Count(), default=25, show_default=True, help="Samples of each variant.")
 @click.option(
     "--cache-budget",
     type=options.Text("SIZE", _parse_size),

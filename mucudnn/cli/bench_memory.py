@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 @options.input_shape
 @options.memory_format
 @click.option(
-    "--rounds", type=options.count(least=2), default=9, show_default=True, help="Steps of each that are timed."
+    "--rounds", type=options.Count(least=2), default=9, show_default=True, help="Steps of each that are timed."
 )
 @click.option(
     "--runs",
-    type=options.count(least=0),
+    type=options.Count(least=0),
     default=3,
     show_default=True,
     help="Processes of each for the peak of resident memory; 0: do not measure it. On cuda there are none.",

@@ -19,7 +19,7 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 
 @click.command(cls=FileCommand)
 @click.argument("network", metavar="NAME")
-@click.option("--batch", type=options.count(), help="Samples in a mini-batch; default: 64 on cuda, 8 on cpu.")
+@click.option("--batch", type=options.Count(), help="Samples in a mini-batch; default: 64 on cuda, 8 on cpu.")
 @click.option(
     "--precisions", type=options.several(Precision), help="Which precisions; default: all that the device has."
 )
@@ -32,7 +32,7 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 )
 @click.option(
     "--rounds",
-    type=options.count(),
+    type=options.Count(),
     default=9,
     show_default=True,
     help="Samples of each variant, of a step or several.",

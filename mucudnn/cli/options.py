@@ -55,9 +55,16 @@ class Finite(click.FloatRange):
         return number if isfinite(number) else self.fail(f"{value!r} is not a finite number", param, ctx)
 
 
-def count(least: int = 1, most: int = LARGEST) -> click.IntRange:
+class Count(click.IntRange):
     """A whole number from least to most."""
-    return click.IntRange(least, most)
+
+    def __init__(self, least: int = 1, most: int = LARGEST) -> None:
+        super().__init__(min=least)
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if number <= self.most else self.fail(f"{number}: it must be at most {self.most}", param, ctx)
 
 
 def choice(kind: type[StrEnum]) -> Text:
@@ -99,7 +106,9 @@ def parse_names(text: str) -> tuple[str, ...]:
     """``a,b`` -> ``("a", "b")``. Raises ``InvalidInputError`` where there is no name."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise InvalidInputError(f"{text!r} names no algorithm; mucudnn doctor lists them: give some, or leave it out")
+        raise InvalidInputError(
+            f"algorithms has no name in {text!r}; mucudnn doctor lists them: give some, or leave it out"
+        )
     return names
 
 
@@ -131,7 +140,7 @@ def together(*options: Decorator) -> Decorator:
     return decorate
 
 
-batch = click.option("--batch", type=count(), help="Samples in a mini-batch.")
+batch = click.option("--batch", type=Count(), help="Samples in a mini-batch.")
 input_shape = click.option(
     "--input", "input_shape", type=Text("CxHxW", parse_shape), help="One sample of your own model, as 3x224x224."
 )
@@ -161,7 +170,7 @@ csv_and_curve_file = click.option(
 plot_file = click.option(
     "--plot", "plot_file", type=OutputFile("FILE.png", suffix=".png"), help="Draw them into this PNG file, too."
 )
-threads = click.option("--threads", type=count(most=MOST_THREADS), help="CPU threads; default: what torch uses.")
+threads = click.option("--threads", type=Count(most=MOST_THREADS), help="CPU threads; default: what torch uses.")
 known_device = Text("TEXT", _checked_by(require_known))
 device = click.option(
     "--device", type=known_device, default="cpu", show_default=True, help="Where to run: cpu or cuda."
