@@ -97,7 +97,7 @@ def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None)
     wanted = table.problems(config.operations)
     if not wanted:  # the first layer of a network has no backward_data: nobody asks for the gradient of its input
         raise InvalidInputError(
-            f"{table.source} has no {' or '.join(config.operations)} to tune; choose other operations, or another source"
+            f"{table.source} has no {' or '.join(config.operations)} to tune; choose other operations or another source"
         )
     return [
         Task(

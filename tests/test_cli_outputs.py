@@ -20,6 +20,7 @@ from command_line import HEADING, TUNE, commands, fail, invoke, rows
 import mucudnn.bench
 from mucudnn.bench import table_tuning
 from mucudnn.bench.command_files import FileCommand, FileType, InputFile, OutputFile
+from mucudnn.bench.console import progress_bar
 from mucudnn.cli.main import main
 from mucudnn.cli.streams import _IN_ASCII
 from mucudnn.errors import OutputError
@@ -317,6 +318,12 @@ def test_terminals_without_our_signs(environment: dict[str, str]) -> None:
     assert "11x11" in result.stdout
     assert result.stdout.isascii()
     assert "?" not in result.stdout
+
+
+def test_progress_without_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with progress_bar() as move:
+        move("on", 0.5)
 
 
 def test_every_sign_that_is_printed_has_one_in_ascii() -> None:

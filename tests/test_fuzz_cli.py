@@ -75,6 +75,7 @@ VALUES: dict[str, tuple[str, ...]] = {
 }
 # Short runs by default; what is drawn comes later, and counts.
 DEFAULTS = {"time_limit": "1ms", "algorithms": "gemm", "rounds": "2", "runs": "0", "up_to": "3", "threads": "1"}
+DEFAULTS |= {"precisions": "float32", "memory_formats": "contiguous", "seconds": "0.001"}
 
 USERS = """
 from torch import nn
