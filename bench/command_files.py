@@ -102,7 +102,8 @@ class OutputFile(FileType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = super().convert(value, param, ctx)
         if not str(path).lower().endswith(self.suffix):
-            self.fail(f"{str(path)!r} is not a file of this kind; name one that ends in {self.suffix}", param, ctx)
+            kind = self.suffix.lstrip(".").upper()
+            self.fail(f"{str(path)!r} is not a {kind} file; name one that ends in {self.suffix}", param, ctx)
         return path
 
     def files(self, value: Any) -> Iterator[Path]:
