@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 from rich.table import Table
 
@@ -78,13 +76,9 @@ def sweep_record(sweep: BatchSweep, environment: Environment) -> Record:
     }
 
 
-def write_csv(sweep: BatchSweep, path: Path) -> None:
-    """One line for each point of each curve, the network first."""
-    rows = [row for curves in sweep.all_curves for row in _csv_rows(curves)]
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+def sweep_rows(sweep: BatchSweep) -> list[Record]:
+    """Lines of the CSV file: one for each point of each curve, the network first."""
+    return [row for curves in sweep.all_curves for row in _csv_rows(curves)]
 
 
 def _size_cells(curves: Curves, n: int) -> Iterator[str]:

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from mucudnn.bench.command_files import FileCommand
 from mucudnn.errors import MucudnnError
 
 PIPED_WIDTH = 320  # columns that a table may have which goes to a file or another program: on CUDA there are many
@@ -20,7 +21,7 @@ def output() -> Console:
     return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
 
 
-class ModuleCommand(click.Command):
+class ModuleCommand(FileCommand):
     """A command that ``python -m`` runs: mucudnn's own errors, and files, are told without a traceback, status 1."""
 
     def invoke(self, ctx: click.Context) -> object:

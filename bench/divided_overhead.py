@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 import torch
 
+from mucudnn.bench.command_files import OutputFile
 from mucudnn.bench.console import ModuleCommand, output
 from mucudnn.bench.operands import Operands, random_operands
 from mucudnn.bench.records import Record, origin
@@ -146,7 +147,7 @@ def overhead_record(overheads: list[Overhead], device: str) -> Record:
 @click.command(cls=ModuleCommand)
 @click.option("--device", type=click.Choice(list(MICRO_BATCH_SIZES)), default="cpu", show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=ROUNDS, show_default=True, help="Samples of each.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write them here, too.")
+@click.option("--json", "json_file", type=OutputFile(), help="Write them here, too.")
 def main(device: str, rounds: int, json_file: Path | None) -> None:
     """What a divided call costs for each of its eight micro-batches, beyond their steps."""
     console, done = output(), list[Overhead]()

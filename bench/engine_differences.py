@@ -15,6 +15,7 @@ from typing import Protocol
 import click
 
 import mucudnn
+from mucudnn.bench.command_files import NamedOrFile, OutputFile
 from mucudnn.bench.console import ModuleCommand
 from mucudnn.bench.device_record import properties_of
 from mucudnn.bench.record_engines import MICRO_BATCH_SIZES, recorded_problems
@@ -73,8 +74,14 @@ def _difference(problem: ConvProblem, n: int, live: dict[str, Engine], described
 
 
 @click.command(cls=ModuleCommand)
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--device-properties", default="h200", show_default=True, help="As for mucudnn engines.")
+@click.argument("file", type=OutputFile())
+@click.option(
+    "--device-properties",
+    type=NamedOrFile("FILE|h200"),
+    default="h200",
+    show_default=True,
+    help="As for mucudnn engines.",
+)
 def main(file: Path, device_properties: str) -> None:
     """Compare what cuDNN offers on this GPU and for a described one, for some problems; write it to FILE (JSON)."""
     live, described = current_device(), described_device(device_properties)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from rich.table import Table
 
@@ -117,19 +115,15 @@ def engines_record(engines: EngineList) -> Record:
     }
 
 
-def write_csv(engines: EngineList, path: Path) -> None:
-    """One line for each engine configuration and micro-batch size at which it is offered."""
+def engines_rows(engines: EngineList) -> list[Record]:
+    """Lines of the CSV file: one for each engine configuration and micro-batch size at which it is offered."""
     problem = {"layer": engines.layer, "operation": engines.problem.operation.value}
-    lines = [
+    return [
         {**problem, "micro_batch_size": n, **_described(listed, " "), "workspace_bytes": listed.workspace_bytes[n]}
         for n in engines.micro_batch_sizes
         for listed in engines.engines
         if n in listed.workspace_bytes
     ]
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, lines[0])
-        writer.writeheader()
-        writer.writerows(lines)
 
 
 def _offered(device: Device, problem: ConvProblem, n: int, every: bool) -> list[Engine]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from rich.table import Table
@@ -12,6 +12,7 @@ from rich.table import Table
 from mucudnn.bench.explanation import ExplainedLayer, Explanation
 from mucudnn.bench.records import Record, record_header
 from mucudnn.bench.report import milliseconds, new_table, short_name
+from mucudnn.bench.whole_files import CURVE, beside, write_csv, write_each
 from mucudnn.configuration import Configuration
 from mucudnn.environment import Environment
 from mucudnn.units import format_bytes, format_seconds
@@ -56,21 +57,16 @@ def explanation_record(explanation: Explanation, environment: Environment) -> Re
 
 
 def curve_path(path: Path) -> Path:
-    """Where ``write_csv`` puts the curve: ``memory.csv`` -> ``memory-curve.csv``."""
-    return path.with_name(f"{path.stem}-curve{path.suffix}")
+    """Where ``write_tables`` puts the curve: ``memory.csv`` -> ``memory-curve.csv``."""
+    return beside(path, CURVE)
 
 
-def write_csv(explanation: Explanation, path: Path) -> None:
+def write_tables(explanation: Explanation, path: Path) -> None:
     """One line for each problem; beside it, in ``curve_path(path)``, one for each point of the curve."""
-    _write(path, [_layer_record(row) for row in explanation.rows])
-    _write(curve_path(path), [asdict(point) for point in explanation.curve.points])
-
-
-def _write(path: Path, rows: list[Record]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    write_each(
+        (path, partial(write_csv, rows=[_layer_record(row) for row in explanation.rows])),
+        (curve_path(path), partial(write_csv, rows=[asdict(point) for point in explanation.curve.points])),
+    )
 
 
 def _cells(row: ExplainedLayer) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ import click
 
 from mucudnn.bench.console import ModuleCommand
 from mucudnn.bench.suite_parts import Part, parts
-from mucudnn.bench.whole_files import write_json
+from mucudnn.bench.whole_files import whole_file, write_json
 
 _RESERVE_S = 5.0  # for what is written after the last part
 _GRACE_S = 8.0  # between asking a process to end, as Ctrl-C does, and killing it
@@ -97,10 +97,8 @@ class Suite:
         summary = {**self.device, "parts": [asdict(outcome) for outcome in self.outcomes.values()]}
         write_json(self.out / "summary.json", summary)
         if self.archive is not None:
-            packed = self.archive.with_name(f"{self.archive.name}.new")
-            with tarfile.open(packed, "w:gz") as archive:
+            with whole_file(self.archive) as packed, tarfile.open(fileobj=packed, mode="w:gz") as archive:
                 archive.add(self.out, arcname=self.out.name)
-            packed.replace(self.archive)
 
 
 def _command(part: Part, out: Path, limit_s: float) -> list[str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from rich.table import Table
 
@@ -93,13 +91,9 @@ def headroom_record(
     }
 
 
-def write_csv(rows: Sequence[HeadroomRow], path: Path) -> None:
-    """One line for each call."""
-    records = [_record(row) for row in rows]
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, records[0])
-        writer.writeheader()
-        writer.writerows(records)
+def headroom_csv_rows(rows: Sequence[HeadroomRow]) -> list[Record]:
+    """Lines of the CSV file: one for each call."""
+    return [_record(row) for row in rows]
 
 
 def _key(name: str, problem: ConvProblem, batch_size: int) -> tuple[str, Operation, tuple[int, ...]]:

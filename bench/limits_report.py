@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from statistics import median
@@ -61,15 +59,9 @@ def limits_record(comparison: LimitsComparison) -> Record:
     }
 
 
-def limits_csv(comparison: LimitsComparison) -> str:
-    """One line for each problem and limit; the limit is empty where there is none. Seconds and bytes."""
-    rows = [row for problem in comparison.problems for row in _csv_rows(problem, comparison.reference)]
-    text = io.StringIO(newline="")
-    if rows:
-        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return text.getvalue()
+def limits_rows(comparison: LimitsComparison) -> list[Record]:
+    """Lines of the CSV file: one for each problem and limit, empty where there is none. Seconds and bytes."""
+    return [row for problem in comparison.problems for row in _csv_rows(problem, comparison.reference)]
 
 
 def _limit_record(comparison: LimitsComparison, limit_bytes: int | None) -> Record:

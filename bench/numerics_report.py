@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
@@ -50,14 +48,9 @@ def numerics_record(benchmark: NumericsBenchmark) -> Record:
     }
 
 
-def numerics_csv(benchmark: NumericsBenchmark) -> str:
-    """One line for each row, the problem's fields in columns of their own."""
-    lines = [_flat(row) for row in benchmark.rows]
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, lines[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+def numerics_rows(benchmark: NumericsBenchmark) -> list[Record]:
+    """One for each row, for a CSV file, the problem's fields in columns of their own."""
+    return [_flat(row) for row in benchmark.rows]
 
 
 def _by_line(benchmark: NumericsBenchmark) -> dict[tuple[str, str], list[Row]]:

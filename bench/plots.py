@@ -14,6 +14,7 @@ from mucudnn.bench.batch_report import name_of
 from mucudnn.bench.batch_sizes import BatchSweep, Curves
 from mucudnn.bench.cliffs import Cliff, CliffKind, Curve, Point
 from mucudnn.bench.report import memory_bound
+from mucudnn.bench.whole_files import whole_file
 from mucudnn.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def new_figure(width_inches: float, height_inches: float, title: str) -> Figure:
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    figure.savefig(path, format="png", dpi=130)
+    """See ``whole_file``."""
+    with whole_file(path) as stream:
+        figure.savefig(stream, format="png", dpi=130)
 
 
 def label(axes: Axes, title: str, x: str, y: str) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import click
 
+from mucudnn.bench.command_files import NamedOrFile, OutputFile
 from mucudnn.bench.console import ModuleCommand
 from mucudnn.bench.records import Record
+from mucudnn.bench.whole_files import whole_file
 from mucudnn.kernels.cudnn.device import Device, described_device
 from mucudnn.kernels.cudnn.engines import Engine
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
@@ -58,12 +60,19 @@ def _recorded(engine: Engine) -> list[object]:
 
 
 @click.command(cls=ModuleCommand)
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--device-properties", default="h200", show_default=True, help="As for mucudnn engines.")
+@click.argument("file", type=OutputFile())
+@click.option(
+    "--device-properties",
+    type=NamedOrFile("FILE|h200"),
+    default="h200",
+    show_default=True,
+    help="As for mucudnn engines.",
+)
 def main(file: Path, device_properties: str) -> None:
     """Write what cuDNN offers for some problems on a device that need not be here to FILE (JSON, gzipped)."""
     text = json.dumps(recording(described_device(device_properties)), separators=(",", ":"))
-    file.write_bytes(gzip.compress(text.encode(), mtime=0))
+    with whole_file(file) as stream:
+        stream.write(gzip.compress(text.encode(), mtime=0))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mucudnn.bench.layers import Layer, LayerTable
 from mucudnn.choosing import Divided
 from mucudnn.config import Config
+from mucudnn.errors import InvalidInputError
 from mucudnn.problem import Operation
 from mucudnn.task import Task
 from mucudnn.tuner import Progress, tune_tasks
@@ -91,8 +92,13 @@ def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None)
     limits: the headroom of the modules of the table's model, below which torch's own fits in any case, instead of one
     limit for all. Modules that share a layer of the table get the least of theirs.
 
-    Raises ``InvalidInputError`` if the config asks for the headroom and there are no limits.
+    Raises ``InvalidInputError`` if there is nothing to tune, or the config asks for the headroom without limits.
     """
+    wanted = table.problems(config.operations)
+    if not wanted:  # the first layer of a network has no backward_data: nobody asks for the gradient of its input
+        raise InvalidInputError(
+            f"{table.source} has no {' or '.join(config.operations)} to tune; choose other operations or another source"
+        )
     return [
         Task(
             problem,
@@ -102,7 +108,7 @@ def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None)
             name=f"{layer.name}, {problem}",
             in_headroom=limits is not None,
         )
-        for layer, problem in table.problems(config.operations)
+        for layer, problem in wanted
     ]
 
 

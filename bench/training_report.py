@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from io import StringIO
-from pathlib import Path
 
 from rich.table import Table
 
 from mucudnn.bench.records import Record, record_header
 from mucudnn.bench.report import memory_bound, milliseconds, new_table, ratio
 from mucudnn.bench.training_benchmark import TrainingCell, Variant
-from mucudnn.bench.whole_files import write_whole
 from mucudnn.config import Config
 from mucudnn.environment import Environment
 from mucudnn.units import format_bytes
@@ -37,18 +33,13 @@ def training_record(cells: Sequence[TrainingCell], config: Config, environment: 
     return {
         **record_header(config, environment, datetime.now(UTC)),
         "rounds": rounds,
-        "cells": [_row(cell) for cell in cells],
+        "cells": training_rows(cells),
     }
 
 
-def write_csv(cells: Sequence[TrainingCell], path: Path) -> None:
-    """One line for each cell; numbers are empty where there is a failure."""
-    rows = [_row(cell) for cell in cells]
-    stream = StringIO(newline="")
-    writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_whole(path, stream.getvalue())
+def training_rows(cells: Sequence[TrainingCell]) -> list[Record]:
+    """Lines of the CSV file: one for each cell; numbers are empty where there is a failure."""
+    return [_row(cell) for cell in cells]
 
 
 def _row(cell: TrainingCell) -> Record:

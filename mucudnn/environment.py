@@ -52,15 +52,17 @@ def current_environment(device: str = "cpu") -> Environment:
 
     Raises ``UnavailableError`` for any other device, and saying what is missing where CUDA is not to be had.
     """
-    match device:
-        case "cpu":
-            return _on_cpu()
-        case "cuda":
-            return _on_cuda()
-    raise UnavailableError(
-        f"device is {device!r}; mucudnn measures on 'cpu' and 'cuda': use device='cpu', or 'cuda' for the current GPU "
-        "(CUDA_VISIBLE_DEVICES=1 picks another)"
-    )
+    require_known(device)
+    return _on_cpu() if device == "cpu" else _on_cuda()
+
+
+def require_known(device: str) -> None:
+    """Raises ``UnavailableError`` for a device other than ``"cpu"`` and ``"cuda"``, be it there or not."""
+    if device not in ("cpu", "cuda"):
+        raise UnavailableError(
+            f"device is {device!r}; mucudnn measures on 'cpu' and 'cuda': use device='cpu', or 'cuda' for the current "
+            "GPU (CUDA_VISIBLE_DEVICES=1 picks another)"
+        )
 
 
 def _on_cpu() -> Environment:

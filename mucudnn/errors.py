@@ -26,6 +26,10 @@ class DatabaseError(MucudnnError):
     """The measurements cannot be read or written; the file is never deleted."""
 
 
+class OutputError(MucudnnError):
+    """A file of results cannot be written, or must not be: what is there would be lost."""
+
+
 class UnavailableError(MucudnnError):
     """A device, data type or algorithm that this machine does not have."""
 

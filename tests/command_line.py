@@ -6,9 +6,11 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import click
 from click.testing import CliRunner, Result
 
 from mucudnn.cli.main import main
@@ -19,6 +21,15 @@ TUNE = ("--batch", "2", "--algorithms", "gemm", "--time-limit", "50ms", "--threa
 
 def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def commands(group: click.Command = main, name: str = "mucudnn") -> Iterator[tuple[str, click.Command]]:
+    """All commands with their names, as ``mucudnn bench network``."""
+    if isinstance(group, click.Group):
+        for each, command in group.commands.items():
+            yield from commands(command, f"{name} {each}")
+    else:
+        yield name, group
 
 
 def fail(*arguments: object) -> str:

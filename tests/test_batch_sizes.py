@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_sweeps import MIB, curves, layer, measured, powers, sweep, tuning
 
-from mucudnn.bench.batch_report import sweep_record, write_csv
+from mucudnn.bench.batch_report import sweep_record, sweep_rows
 from mucudnn.bench.batch_sizes import require_sweepable, sweep_batch_sizes
 from mucudnn.bench.cliffs import Cliff, CliffKind, Curve
+from mucudnn.bench.whole_files import write_csv
 from mucudnn.config import Config
 from mucudnn.configuration import Measurement
 from mucudnn.environment import Environment
@@ -250,7 +251,7 @@ def test_an_interrupted_tuning_is_refused() -> None:
 
 def test_csv_and_json_have_every_point_and_every_cliff(tmp_path: Path) -> None:
     result = sweep(layer(steep(64, 1.4), UP_TO, name="first"), up_to=UP_TO)
-    write_csv(result, tmp_path / "out.csv")
+    write_csv(tmp_path / "out.csv", sweep_rows(result))
     with (tmp_path / "out.csv").open(encoding="utf-8") as stream:
         lines = [line for line in csv.DictReader(stream) if line["layer"] == "first"]
     assert [line["origin"] for line in lines] == ["measured"] * 14 + ["solved"] * 64

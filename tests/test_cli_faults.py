@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import subprocess
@@ -78,6 +79,48 @@ def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         (["tune", "alexnet", "--threads", "0"], "0 is not in the range x>=1"),
         (["tune", "alexnet", "--json", "no/such/folder/out.json"], "the folder no/such/folder does not exist; make it"),
         (["tune", "alexnet", "--json", "/"], "/ is a folder; name a file"),
+        (["layers", "alexnet", "--batch", "-1"], "-1 is not in the range x>=1"),
+        (["layers", "alexnet", "--batch", f"{10**30}"], f"{10**30}: it must be at most 2147483647"),
+        (["tune", "alexnet", "--threads", "10000"], "10000: it must be at most 1024"),
+        (["tune", "alexnet", "--threads", "2147483648"], "2147483648: it must be at most 1024"),
+        (["batch", "alexnet", "--up-to", "65537"], "65537: it must be at most 65536"),
+        (["layers", "alexnet", "--input", "99999999x99999999x99999999"], "cannot compute an input of 1x99999999x"),
+        (["layers", "alexnet", "--input", "9999999999x1x1"], "write for example 3x224x224"),
+        (["engines", "alexnet", "--micro-batches", "9" * 5000], "write for example 1,8,32"),
+        (["bench", "limits", "--filters", "9" * 5000 + "x3"], "write for example 3x3,5x5"),
+        (
+            ["solve", "no.sqlite", "--network", "alexnet", "--device", "mps"],
+            "'mps'; mucudnn measures on 'cpu' and 'cuda'",
+        ),
+        (["tune", "alexnet", "--device", "cuda:0"], "'cuda:0'; mucudnn measures on 'cpu' and 'cuda'"),
+        (["explain", "alexnet", "--device", "CPU"], "'CPU'; mucudnn measures on 'cpu' and 'cuda'"),
+        (["bench", "training", "alexnet", "--device", ""], "''; mucudnn measures on 'cpu' and 'cuda'"),
+        (["tune", "alexnet", "--algorithms", ""], "algorithms has no name in ''; mucudnn doctor lists them"),
+        (["tune", "alexnet", "--algorithms", " ,"], "algorithms has no name in ' ,'"),
+        (["tune", "alexnet", "--max-relative-error", "nan"], "'nan' is not a finite number"),
+        (["bench", "limits", "--seconds", "inf"], "'inf' is not a finite number"),
+        (["explain", "alexnet", "--from", "x", "--environment", ""], "'' is part of every environment's description"),
+        (["layers", ""], "'' is no source; name a network"),
+        (["solve", "no.sqlite", "--network", ""], "'' is no source; name a network"),
+        (["tune", "alexnet", "--database", ""], "'' is empty; name a file"),
+        (["layers", "x" * 300], "cannot be looked for: File name too long"),
+        (["layers", "a\0b.csv"], "has a zero byte"),
+        (["layers", "\ud800.csv"], "has half a character"),
+        (["layers", "."], "source is '.'"),
+        (["layers", "/dev/zero"], "/dev/zero is no file that can be read again"),
+        (["layers", "pipe.csv"], "pipe.csv is no file that can be read again"),
+        (["solve", "pipe.csv", "--network", "alexnet"], "pipe.csv is no file that can be read again"),
+        (
+            ["engines", "alexnet", "--layer", "features.0", "--device-properties", "pipe.csv"],
+            "no file that can be read",
+        ),
+        (
+            ["engines", "alexnet", "--layer", "features.0", "--device-properties", "deep.json"],
+            "deep.json cannot be read as",
+        ),
+        (["tune", "alexnet", "--database", "/dev/null"], "/dev/null is no file that can be read again"),
+        (["layers", "long.csv"], "long.csv cannot be read as a CSV file of layers: field larger than field limit"),
+        (["layers", "binary.csv"], "binary.csv cannot be read as a CSV file of layers"),
         (["database", "export", "rows.txt"], "add --format csv or --format json-lines"),
         (["database", "merge", "no.sqlite"], "no.sqlite"),
         (["frobnicate"], "No such command 'frobnicate'"),
@@ -86,6 +129,10 @@ def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 def test_bad_values(arguments: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.version.cuda", None)
     monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.csv")
+    Path("deep.json").write_text("[" * 100_000)
+    Path("long.csv").write_text("c" * 1_000_000)
+    Path("binary.csv").write_bytes(b"\x00\xff\xfe")
     assert expected in fail(*arguments)
 
 
@@ -122,6 +169,14 @@ def test_bad_models(body: str, expected: str, factory: Callable[[str], str]) -> 
 
 def test_a_model_needs_its_input_shape(factory: Callable[[str], str]) -> None:
     assert "give --input, for example --input 3x224x224" in fail("tune", factory("return nn.Conv2d(3, 4, 1)"), *TUNE)
+
+
+@pytest.mark.parametrize("command", [("tune",), ("bench", "network"), ("batch",)])
+def test_a_network_without_the_wanted_operation(command: tuple[str, ...], factory: Callable[[str], str]) -> None:
+    """The gradient of its input, which nobody asks for."""
+    source = (factory("return nn.Conv2d(3, 4, 3)"), "--input", "3x8x8", "--algorithms", "gemm")
+    message = fail(*command, *source, "--operations", "backward-data")
+    assert "users_model:make has no backward_data to tune; choose other operations" in message
 
 
 def test_too_small_a_limit_names_the_smallest_of_each_problem(layers: Path) -> None:

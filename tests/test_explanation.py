@@ -15,7 +15,7 @@ from rich.console import Console
 
 from mucudnn.bench.explanation import Explanation, explain
 from mucudnn.bench.explanation_plot import draw_explanation
-from mucudnn.bench.explanation_report import curve_path, explanation_record, explanation_table, in_words, write_csv
+from mucudnn.bench.explanation_report import curve_path, explanation_record, explanation_table, in_words, write_tables
 from mucudnn.bench.layers import Layer, LayerTable
 from mucudnn.bench.plots import save_png
 from mucudnn.bench.table_tuning import of_table, table_tasks
@@ -94,7 +94,7 @@ def test_the_table_the_files_and_the_record_agree(tmp_path: Path) -> None:
     assert "90 MiB" in stream.getvalue()
     assert "110 MiB" in stream.getvalue()
     record = json.loads(json.dumps(explanation_record(explanation, ENVIRONMENT)))
-    write_csv(explanation, tmp_path / "memory.csv")
+    write_tables(explanation, tmp_path / "memory.csv")
     rows = lines_of(tmp_path / "memory.csv")
     assert [row["chosen"] for row in rows] == [row["chosen"] for row in record["problems"]] == ["large 8", "small 8"]
     assert [int(row["extra_bytes"]) for row in rows] == [0, 90 * MIB]

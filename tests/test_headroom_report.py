@@ -18,17 +18,18 @@ from rich.console import Console
 from mucudnn.bench.headroom_plot import draw_headroom
 from mucudnn.bench.headroom_report import (
     HeadroomRow,
+    headroom_csv_rows,
     headroom_record,
     headroom_rows,
     headroom_table,
     in_words,
-    write_csv,
 )
 from mucudnn.bench.headroom_source import module_by_module
 from mucudnn.bench.layers import Layer, LayerTable
 from mucudnn.bench.memory_timeline import ConvolutionCall, Event, MemoryTimeline
 from mucudnn.bench.plots import save_png
 from mucudnn.bench.table_tuning import TableTuning, of_table, table_tasks
+from mucudnn.bench.whole_files import write_csv
 from mucudnn.config import Config
 from mucudnn.configuration import Configuration, Measurement, MicroConfig
 from mucudnn.database.database import Verification
@@ -164,7 +165,7 @@ def test_the_table_the_words_and_the_files_agree(
     assert "360 ms instead of 500 ms, 1.39× as fast, within torch's own peak, 100 MiB" in words
     assert "of at most 50 MiB, convolutions have no more than 97 MiB in use" in words
     assert "input are 10 MiB; the step was traced without running it" in words
-    write_csv(rows, tmp_path / "calls.csv")
+    write_csv(tmp_path / "calls.csv", headroom_csv_rows(rows))
     record = json.loads(json.dumps(headroom_record(known, tuning, rows, ENVIRONMENT)))
     lines = list(csv.DictReader(io.StringIO((tmp_path / "calls.csv").read_text())))
     assert [int(line["workspace_bytes"]) for line in lines] == [row["workspace_bytes"] for row in record["calls"]]

@@ -225,12 +225,13 @@ def test_tools_tell_what_is_missing_in_one_line(
     assert (result.exit_code, result.output) == (1, "Error: there is no GPU\n")
 
 
-def test_tools_tell_what_cannot_be_written_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_engines, "described_device", lambda properties: None)
-    monkeypatch.setattr(record_engines, "recording", lambda device: {})
+def test_tools_tell_what_cannot_be_written_before_they_ask_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_engines, "described_device", lambda properties: pytest.fail("a device was asked"))
     result = CliRunner().invoke(record_engines.main, [str(tmp_path / "nowhere" / "out.json.gz")])
-    assert result.exit_code == 1
-    assert result.output.startswith("Error: Could not open file")
+    assert result.exit_code == 2
+    assert "nowhere does not exist; make it, or name another file" in " ".join(result.output.split())
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")

@@ -123,7 +123,7 @@ def _described(name: str) -> str:
     try:
         text = path.read_text(encoding="utf-8")
         json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         names = ", ".join(_BUILT_IN)
         raise InvalidInputError(

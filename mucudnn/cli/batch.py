@@ -7,15 +7,22 @@ from typing import Any
 
 import click
 
-from mucudnn.bench.whole_files import write_json
+from mucudnn.bench.command_files import FileCommand
+from mucudnn.bench.whole_files import write_csv, write_each, write_json
 from mucudnn.cli import options
 from mucudnn.cli.running import require_complete, tune_with_progress, tuning_environment
 
+MOST_SWEPT = 65536  # batch sizes, each of which is solved
 
-@click.command()
-@click.argument("source")
+
+@click.command(cls=FileCommand)
+@options.source_argument
 @click.option(
-    "--up-to", type=click.IntRange(min=2), default=64, show_default=True, help="The largest batch size of the sweep."
+    "--up-to",
+    type=options.Count(2, most=MOST_SWEPT),
+    default=64,
+    show_default=True,
+    help="The largest batch size of the sweep.",
 )
 @options.input_shape
 @options.dtype
@@ -47,7 +54,7 @@ def batch(
     that removes each. The micro-batch sizes of the policy up to --up-to are measured, all other batch sizes are solved
     from them. SOURCE is as for mucudnn tune; batch sizes of its own are not used.
     """
-    from mucudnn.bench.batch_report import cliffs_table, curves_table, explanation, sweep_record, write_csv
+    from mucudnn.bench.batch_report import cliffs_table, curves_table, explanation, sweep_record, sweep_rows
     from mucudnn.bench.batch_sizes import require_sweepable, sweep_batch_sizes
     from mucudnn.bench.console import output
     from mucudnn.bench.layers import load_source
@@ -70,9 +77,8 @@ def batch(
     console.print(cliffs_table(sweep, every_cliff=everything))
     console.print(explanation(sweep))
     console.print(str(environment))
-    if csv_file is not None:
-        write_csv(sweep, csv_file)
-    if json_file is not None:
-        write_json(json_file, sweep_record(sweep, environment))
-    if plot_file is not None:
-        save_png(draw_sweep(sweep), plot_file)
+    write_each(
+        (csv_file, lambda path: write_csv(path, sweep_rows(sweep))),
+        (json_file, lambda path: write_json(path, sweep_record(sweep, environment))),
+        (plot_file, lambda path: save_png(draw_sweep(sweep), path)),
+    )

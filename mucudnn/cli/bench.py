@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mucudnn.bench.command_files import FileCommand, SourceFile
 from mucudnn.bench.whole_files import write_json
 from mucudnn.cli import options
 from mucudnn.cli.bench_inference import inference
@@ -22,8 +23,8 @@ def bench() -> None:
     """Measure torch against mucudnn, in turns in one run; how long the solvers take; what differs in the numbers."""
 
 
-@bench.command()
-@click.argument("source", metavar="NAME")
+@bench.command(cls=FileCommand)
+@click.argument("source", type=SourceFile("NAME"))
 @options.batch
 @options.input_shape
 @options.dtype
@@ -34,7 +35,7 @@ def bench() -> None:
     default=tuple(MemoryFormat),
     help="Which memory formats; default: both.",
 )
-@click.option("--rounds", type=click.IntRange(min=1), help="Samples of each variant; default: 15.")
+@click.option("--rounds", type=options.Count(), help="Samples of each variant; default: 15.")
 @options.choices(workspace_limit="none")
 @options.threads
 @options.device
@@ -78,7 +79,7 @@ def network(
         write_json(json_file, network_record(benchmark))
 
 
-@bench.command()
+@bench.command(cls=FileCommand)
 @options.json_file
 def solver(json_file: Path | None) -> None:
     """How long the solvers take on made-up measurements, beside the times that they must not exceed."""

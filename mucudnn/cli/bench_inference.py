@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mucudnn.bench.command_files import FileCommand
 from mucudnn.bench.whole_files import write_json
 from mucudnn.cli import options
 from mucudnn.problem import MemoryFormat
@@ -18,11 +19,11 @@ def _parse_size(text: str) -> str:
     return text
 
 
-@click.command()
+@click.command(cls=FileCommand)
 @click.argument("network", metavar="NAME")
-@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples in a mini-batch.")
+@click.option("--batch", type=options.Count(), default=1, show_default=True, help="Samples in a mini-batch.")
 @options.memory_format
-@click.option("--rounds", type=click.IntRange(min=1), default=25, show_default=True, help="Samples of each variant.")
+@click.option("--rounds", type=options.Count(), default=25, show_default=True, help="Samples of each variant.")
 @click.option(
     "--cache-budget",
     type=options.Text("SIZE", _parse_size),

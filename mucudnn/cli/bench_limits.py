@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mucudnn.bench.whole_files import write_json, write_whole
+from mucudnn.bench.command_files import FileCommand, SourceFile
+from mucudnn.bench.whole_files import write_csv, write_each, write_json
 from mucudnn.cli import options
 from mucudnn.errors import InvalidInputError
 from mucudnn.problem import Pair
@@ -31,15 +33,15 @@ def parse_filters(text: str) -> tuple[Pair, ...]:
     if text == _ALL:
         return ()
     parts = [part.strip() for part in text.split(",")]
-    if wrong := [part for part in parts if re.fullmatch(r"[1-9]\d*x[1-9]\d*", part) is None]:
+    if wrong := [part for part in parts if re.fullmatch(f"{options.SIZE}x{options.SIZE}", part) is None]:
         raise InvalidInputError(f"{wrong[0]!r} is not height x width of a filter; write for example 3x3,5x5, or {_ALL}")
     sizes = [tuple(map(int, part.split("x"))) for part in parts]
     return tuple((r, s) for r, s in sizes)
 
 
-@click.command()
-@click.argument("source", default="deepbench-train")
-@click.option("--batch", type=click.IntRange(min=1), default=256, show_default=True, help="Samples in a mini-batch.")
+@click.command(cls=FileCommand)
+@click.argument("source", type=SourceFile("SOURCE"), default="deepbench-train")
+@click.option("--batch", type=options.Count(), default=256, show_default=True, help="Samples in a mini-batch.")
 @options.input_shape
 @options.dtype
 @options.memory_format
@@ -57,10 +59,10 @@ def parse_filters(text: str) -> tuple[Pair, ...]:
     show_default=True,
     help="Most memory that any one operation may take beside its tensors; no limit at all is compared, too.",
 )
-@click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="Samples of each whole run.")
+@click.option("--rounds", type=options.Count(), default=7, show_default=True, help="Samples of each whole run.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=options.Finite(min=0, min_open=True),
     help="Begin no problem that would not be done by then, as far as the earlier ones tell; default: all.",
 )
 @options.measuring
@@ -89,7 +91,7 @@ def limits(
     from mucudnn.bench.console import output, progress_bar
     from mucudnn.bench.layers import load_source
     from mucudnn.bench.limits_benchmark import compare_under_limits, with_filters
-    from mucudnn.bench.limits_report import in_words, limits_csv, limits_record, limits_table
+    from mucudnn.bench.limits_report import in_words, limits_record, limits_rows, limits_table
     from mucudnn.config import Config
 
     table = load_source(source, **options.pop_sizes(rest))
@@ -102,10 +104,10 @@ def limits(
             for comparison in compare_under_limits(
                 table, Config(**rest), limits, device=device, rounds=rounds, seconds=seconds, progress=progress
             ):
-                if csv_file is not None:
-                    write_whole(csv_file, limits_csv(comparison))
-                if json_file is not None:
-                    write_json(json_file, limits_record(comparison))
+                write_each(
+                    (csv_file, partial(write_csv, rows=limits_rows(comparison))),
+                    (json_file, partial(write_json, record=limits_record(comparison))),
+                )
     finally:  # however it ends, what is ready is told
         if comparison is not None:
             console = output()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mucudnn.bench.command_files import FileCommand, SourceFile
 from mucudnn.bench.whole_files import write_json
 from mucudnn.cli import options
 from mucudnn.problem import MemoryFormat
@@ -15,17 +16,17 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-@click.command()
-@click.argument("source", metavar="NAME")
+@click.command(cls=FileCommand)
+@click.argument("source", type=SourceFile("NAME"))
 @options.batch
 @options.input_shape
 @options.memory_format
 @click.option(
-    "--rounds", type=click.IntRange(min=2), default=9, show_default=True, help="Steps of each that are timed."
+    "--rounds", type=options.Count(least=2), default=9, show_default=True, help="Steps of each that are timed."
 )
 @click.option(
     "--runs",
-    type=click.IntRange(min=0),
+    type=options.Count(least=0),
     default=3,
     show_default=True,
     help="Processes of each for the peak of resident memory; 0: do not measure it. On cuda there are none.",

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from mucudnn.bench.whole_files import write_json, write_whole
+from mucudnn.bench.command_files import FileCommand
+from mucudnn.bench.whole_files import write_csv, write_each, write_json
 from mucudnn.cli import options
 from mucudnn.problem import Operation
 
 
-@click.command()
+@click.command(cls=FileCommand)
 @options.dtype
 @options.operations
 @options.threads
@@ -30,7 +31,7 @@ def numerics(
     """
     from mucudnn.bench.console import output, progress_bar
     from mucudnn.bench.numerics import benchmark_numerics
-    from mucudnn.bench.numerics_report import in_words, numerics_csv, numerics_record, numerics_table
+    from mucudnn.bench.numerics_report import in_words, numerics_record, numerics_rows, numerics_table
 
     options.use_threads(threads)
     with progress_bar() as progress:
@@ -39,7 +40,7 @@ def numerics(
     console.print(numerics_table(benchmark))
     console.print(in_words(benchmark), soft_wrap=True)
     console.print(str(benchmark.environment))
-    if csv_file is not None:
-        write_whole(csv_file, numerics_csv(benchmark))
-    if json_file is not None:
-        write_json(json_file, numerics_record(benchmark))
+    write_each(
+        (csv_file, lambda path: write_csv(path, numerics_rows(benchmark))),
+        (json_file, lambda path: write_json(path, numerics_record(benchmark))),
+    )

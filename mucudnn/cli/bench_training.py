@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mucudnn.bench.command_files import FileCommand
 from mucudnn.bench.precision import Precision
-from mucudnn.bench.whole_files import write_json
+from mucudnn.bench.whole_files import write_csv, write_each, write_json
 from mucudnn.cli import options
 from mucudnn.problem import MemoryFormat
 
 _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 
 
-@click.command()
+@click.command(cls=FileCommand)
 @click.argument("network", metavar="NAME")
-@click.option("--batch", type=click.IntRange(min=1), help="Samples in a mini-batch; default: 64 on cuda, 8 on cpu.")
+@click.option("--batch", type=options.Count(), help="Samples in a mini-batch; default: 64 on cuda, 8 on cpu.")
 @click.option(
     "--precisions", type=options.several(Precision), help="Which precisions; default: all that the device has."
 )
@@ -30,13 +32,13 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 )
 @click.option(
     "--rounds",
-    type=click.IntRange(min=1),
+    type=options.Count(),
     default=9,
     show_default=True,
     help="Samples of each variant, of a step or several.",
 )
 @click.option(
-    "--seconds", type=click.FloatRange(min=0), help="When these are over, begin no further precision or memory format."
+    "--seconds", type=options.Finite(min=0), help="When these are over, begin no further precision or memory format."
 )
 @options.choices(workspace_limit="64MiB", headroom=True)
 @options.threads
@@ -66,7 +68,7 @@ def training(
     from mucudnn.bench.console import output, progress_bar
     from mucudnn.bench.networks import INPUT_SHAPE, build
     from mucudnn.bench.training_benchmark import Course, TrainingCell, measure_training
-    from mucudnn.bench.training_report import training_record, training_steps_table, write_csv
+    from mucudnn.bench.training_report import training_record, training_rows, training_steps_table
     from mucudnn.config import Config
     from mucudnn.environment import current_environment
 
@@ -89,11 +91,10 @@ def training(
             )
             for group in groups:
                 cells += group
-                if csv_file is not None:
-                    write_csv(cells, csv_file)
-                if json_file is not None:
-                    record = training_record(cells, config, environment, rounds)
-                    write_json(json_file, record)
+                write_each(
+                    (csv_file, partial(write_csv, rows=training_rows(cells))),
+                    (json_file, partial(write_json, record=training_record(cells, config, environment, rounds))),
+                )
     finally:  # however it ends, what is ready is told
         if cells:
             console = output()

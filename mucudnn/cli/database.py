@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from enum import StrEnum
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import click
 
+from mucudnn.bench.command_files import FileCommand, InputFile, OutputFile
+from mucudnn.bench.whole_files import whole_text
 from mucudnn.cli import options
 from mucudnn.errors import InvalidInputError
 from mucudnn.units import format_bytes
@@ -37,7 +38,7 @@ def database() -> None:
     """The measurements: one SQLite file, in your cache folder unless --database or MUCUDNN_DATABASE names another."""
 
 
-@database.command()
+@database.command(cls=FileCommand)
 @options.database
 def info(database: Path | None) -> None:
     """Say where the database is and how much it has of each environment."""
@@ -51,8 +52,8 @@ def info(database: Path | None) -> None:
     console.print(info_table(found))
 
 
-@database.command()
-@click.argument("target", metavar="FILE", type=options.output_file)
+@database.command(cls=FileCommand)
+@click.argument("target", type=OutputFile())
 @click.option(
     "--format", "export_format", type=options.choice(ExportFormat), help="Default: by the ending, .csv or .jsonl."
 )
@@ -71,22 +72,8 @@ def export(target: Path, export_format: ExportFormat | None, database: Path | No
         (opened.export_csv if chosen is ExportFormat.CSV else opened.export_json_lines)(stream)
 
 
-@contextmanager
-def whole_text(target: Path) -> Iterator[TextIO]:
-    """A stream whose content replaces the file when the block ends; what is no file is written to as it is."""
-    if target.exists() and not target.is_file():
-        with target.open("w", encoding="utf-8", newline="") as stream:
-            yield stream
-        return
-    with TemporaryDirectory(prefix=".mucudnn-", dir=target.parent) as folder:
-        new = Path(folder) / "new"
-        with new.open("x", encoding="utf-8", newline="") as stream:
-            yield stream
-        new.replace(target)
-
-
-@database.command()
-@click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@database.command(cls=FileCommand)
+@click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=InputFile())
 @options.database
 def merge(others: tuple[Path, ...], database: Path | None) -> None:
     """Add the rows of OTHER databases, or of what export wrote (CSV or JSON lines), which stay as they are.
@@ -109,7 +96,7 @@ def merge(others: tuple[Path, ...], database: Path | None) -> None:
             )
 
 
-@database.command()
+@database.command(cls=FileCommand)
 @click.option(
     "--other-environments", is_flag=True, help="Also remove what other machines, versions, threads and settings gave."
 )

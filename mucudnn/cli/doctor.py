@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mucudnn.bench.command_files import FileCommand
 from mucudnn.problem import ConvProblem, Operation
 from mucudnn.units import format_bytes
 
@@ -55,7 +56,7 @@ KINDS = {
 }
 
 
-@click.command()
+@click.command(cls=FileCommand)
 def doctor() -> None:
     """Say what this machine has, and which algorithms are available, on the CPU and on each kind of GPU."""
     from mucudnn.bench.console import output

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mucudnn.bench.whole_files import write_json
+from mucudnn.bench.command_files import FileCommand, NamedOrFile
+from mucudnn.bench.whole_files import write_csv, write_each, write_json
 from mucudnn.cli import options
 from mucudnn.config import BatchSizePolicy
 from mucudnn.errors import InvalidInputError
@@ -22,12 +24,12 @@ if TYPE_CHECKING:
 def _parse_sizes(text: str) -> tuple[int, ...]:
     """``1,8,32`` -> (1, 8, 32), ascending. Raises ``InvalidInputError``."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+    if not all(re.fullmatch(options.SIZE, part) for part in parts):
         raise InvalidInputError(f"{text!r} is no list of micro-batch sizes; write for example 1,8,32")
     return tuple(sorted({int(part) for part in parts}))
 
 
-@click.command()
+@click.command(cls=FileCommand)
 @options.source
 @click.option("--layer", "layer_name", metavar="NAME", help="Of SOURCE's layers; mucudnn layers SOURCE lists them.")
 @click.option(
@@ -46,7 +48,7 @@ def _parse_sizes(text: str) -> tuple[int, ...]:
 @options.memory_format
 @click.option(
     "--device-properties",
-    metavar="FILE|h200",
+    type=NamedOrFile("FILE|h200"),
     help="List for a device that need not be here: h200, or a JSON file of its properties; default: the GPU.",
 )
 @click.option(
@@ -73,7 +75,7 @@ def engines(
     tune.
     """
     from mucudnn.bench.console import output
-    from mucudnn.bench.engines_report import engines_record, engines_table, list_engines, write_csv
+    from mucudnn.bench.engines_report import engines_record, engines_rows, engines_table, list_engines
     from mucudnn.bench.layers import load_source
     from mucudnn.solver.policies import micro_batch_sizes
 
@@ -84,10 +86,10 @@ def engines(
     device = _device(device_properties)
     found = list_engines(device, layer.name, layer.problem.with_operation(operation), asked, every=every)
     output().print(engines_table(found))
-    if csv_file is not None:
-        write_csv(found, csv_file)
-    if json_file is not None:
-        write_json(json_file, engines_record(found))
+    write_each(
+        (csv_file, lambda path: write_csv(path, engines_rows(found))),
+        (json_file, lambda path: write_json(path, engines_record(found))),
+    )
 
 
 def _named(table: LayerTable, name: str | None) -> Layer:

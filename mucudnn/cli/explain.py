@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mucudnn.bench.whole_files import write_json
+from mucudnn.bench.command_files import FileCommand, InputFile
+from mucudnn.bench.whole_files import write_csv, write_each, write_json
 from mucudnn.cli import options
 from mucudnn.cli.running import require_complete, solve_stored, tune_with_progress, tuning_environment
 from mucudnn.errors import InvalidInputError
@@ -26,7 +27,7 @@ def _parse_budget(text: str) -> str:
     return text
 
 
-@click.command()
+@click.command(cls=FileCommand)
 @options.source
 @options.dtype
 @options.memory_format
@@ -37,14 +38,14 @@ def _parse_budget(text: str) -> str:
 @click.option(
     "--from",
     "stored",
-    type=click.Path(path_type=Path),
+    type=InputFile(),
     help="Measure nothing: solve from this database, or from a profile that mucudnn database export wrote.",
 )
 @options.environment
 @options.measuring
 @options.threads
 @options.device
-@options.csv_file
+@options.csv_and_curve_file
 @options.json_file
 @options.plot_file
 def explain(
@@ -111,12 +112,11 @@ def _budget(source: str, sizes: dict[str, Any], config: Config, device: str, sto
     console.print(report.explanation_table(explanation))
     console.print(report.in_words(explanation))
     console.print(str(environment))
-    if csv_file is not None:
-        report.write_csv(explanation, csv_file)
-    if json_file is not None:
-        write_json(json_file, report.explanation_record(explanation, environment))
-    if plot_file is not None:
-        save_png(draw_explanation(explanation), plot_file)
+    write_each(
+        (csv_file, lambda path: report.write_tables(explanation, path)),
+        (json_file, lambda path: write_json(path, report.explanation_record(explanation, environment))),
+        (plot_file, lambda path: save_png(draw_explanation(explanation), path)),
+    )
 
 
 def _headroom(source: str, sizes: dict[str, Any], config: Config, device: str, stored: _Stored, files: _Files) -> None:
@@ -133,13 +133,11 @@ def _headroom(source: str, sizes: dict[str, Any], config: Config, device: str, s
     console.print(report.headroom_table(headroom, tuning, rows))
     console.print(report.in_words(headroom, rows), soft_wrap=True)
     console.print(str(environment))
-    if csv_file is not None:
-        report.write_csv(rows, csv_file)
-    if json_file is not None:
-        record = report.headroom_record(headroom, tuning, rows, environment)
-        write_json(json_file, record)
-    if plot_file is not None:
-        save_png(draw_headroom(headroom, tuning.source, rows), plot_file)
+    write_each(
+        (csv_file, lambda path: write_csv(path, report.headroom_csv_rows(rows))),
+        (json_file, lambda path: write_json(path, report.headroom_record(headroom, tuning, rows, environment))),
+        (plot_file, lambda path: save_png(draw_headroom(headroom, tuning.source, rows), path)),
+    )
 
 
 def _tuned(

@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
+from mucudnn.bench.command_files import FileCommand
 from mucudnn.cli import options
 
 
-@click.command()
+@click.command(cls=FileCommand)
 @options.source
 def layers(source: str, **sizes: Any) -> None:
     """List the convolutions of SOURCE: a network, a built-in table, a CSV file or package.module:factory."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
@@ -15,6 +18,7 @@ from mucudnn.cli.engines import engines
 from mucudnn.cli.explain import explain
 from mucudnn.cli.layers import layers
 from mucudnn.cli.solve import solve
+from mucudnn.cli.streams import Guarded, guarded, occupy_closed, refusal_of_stdout
 from mucudnn.cli.tune import tune
 from mucudnn.errors import MucudnnError
 
@@ -30,6 +34,23 @@ class CommandError(click.ClickException):
 class CommandGroup(click.Group):
     """Turns mucudnn's own errors into exit status 2, and Ctrl-C into 130 and a word on what is kept."""
 
+    def main(self, *args: Any, **rest: Any) -> Any:
+        """Standard output that fails is told at the end, status 2: files are written first. Who reads a pipe may stop
+        before that, status 0.
+        """
+        occupy_closed()
+        with guarded("stderr"), guarded("stdout") as output:
+            if fault := refusal_of_stdout():
+                _end(f"standard output cannot be written: {fault}; lead it elsewhere, as with > FILE")
+            if not _has_folder():
+                _end("the current folder does not exist any more; change to another")
+            try:
+                return super().main(*args, **rest)
+            except SystemExit as end:
+                if not end.code and output is not None:
+                    _require_printed(output)
+                raise
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             with warnings.catch_warnings():
@@ -44,6 +65,24 @@ class CommandGroup(click.Group):
                 err=True,
             )
             raise SystemExit(INTERRUPTED) from None
+
+
+def _end(message: str) -> NoReturn:
+    click.echo(f"Error: {message}", err=True)
+    raise SystemExit(CommandError.exit_code)
+
+
+def _has_folder() -> bool:
+    try:
+        return Path.cwd().is_dir()
+    except FileNotFoundError:
+        return False
+
+
+def _require_printed(output: Guarded) -> None:
+    sys.stdout.flush()
+    if output.fault is not None and not isinstance(output.fault, BrokenPipeError):
+        _end(f"standard output could not be written: {output.fault.strerror}; all files and measurements are kept")
 
 
 def _show_warning(message: Warning | str, *where: object, **_: object) -> None:

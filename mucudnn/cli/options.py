@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from enum import StrEnum
 from functools import wraps
-from pathlib import Path
+from math import isfinite
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from mucudnn.bench.command_files import DatabaseFile, OutputFile, SourceFile
+from mucudnn.bench.whole_files import CURVE
 from mucudnn.config import HEADROOM, BatchSizePolicy
-from mucudnn.errors import InvalidInputError
+from mucudnn.environment import require_known
+from mucudnn.errors import InvalidInputError, MucudnnError
 from mucudnn.problem import ITEM_BYTES, MemoryFormat, Operation
 from mucudnn.units import parse_bytes, parse_seconds
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _Choice = TypeVar("_Choice", bound=StrEnum)
+LARGEST = 2**31 - 1  # number that libraries in C take
+SIZE = "[1-9][0-9]{0,8}"  # a regular expression: from 1, and within LARGEST
+MOST_THREADS = 1024  # with very many more, OpenMP ends the process for want of memory
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
     """What a function makes of the text; ``shown`` stands for it in --help.
 
-    Its ``InvalidInputError`` becomes a usage error, which names the option. Defaults are taken as they are.
+    Its ``MucudnnError`` becomes a usage error, which names the option. Defaults are taken as they are.
     """
 
     def __init__(self, shown: str, parse: Callable[[str], object]) -> None:
@@ -35,11 +40,31 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic in new version
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return self.parse(value) if isinstance(value, str) and not isinstance(value, StrEnum) else value
-        except InvalidInputError as error:
+        except MucudnnError as error:
             return self.fail(str(error), param, ctx)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return self.name
+
+
+class Finite(click.FloatRange):
+    """A number in a range, and neither infinite nor NaN, which compares as if it were in every range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if isfinite(number) else self.fail(f"{value!r} is not a finite number", param, ctx)
+
+
+class Count(click.IntRange):
+    """A whole number from least to most."""
+
+    def __init__(self, least: int = 1, most: int = LARGEST) -> None:
+        super().__init__(min=least)
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if number <= self.most else self.fail(f"{number}: it must be at most {self.most}", param, ctx)
 
 
 def choice(kind: type[StrEnum]) -> Text:
@@ -71,37 +96,27 @@ def _member(kind: type[_Choice], text: str) -> _Choice:
 
 def parse_shape(text: str) -> tuple[int, int, int]:
     """``3x224x224`` -> (C, H, W). Raises ``InvalidInputError``."""
-    if re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2}", text) is None:
+    if re.fullmatch(rf"{SIZE}(x{SIZE}){{2}}", text) is None:
         raise InvalidInputError(f"{text!r} is not channels x height x width of one sample; write for example 3x224x224")
     c, h, w = map(int, text.split("x"))
     return c, h, w
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """``a,b`` -> ``("a", "b")``."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    """``a,b`` -> ``("a", "b")``. Raises ``InvalidInputError`` where there is no name."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise InvalidInputError(
+            f"algorithms has no name in {text!r}; mucudnn doctor lists them: give some, or leave it out"
+        )
+    return names
 
 
-def parse_output_file(text: str) -> Path:
-    """A file that can be written: asked before anything is measured, so that no result is lost at the end.
-
-    Raises ``InvalidInputError``.
-    """
-    path = Path(text)
-    if path.is_dir():
-        raise InvalidInputError(f"{path} is a folder; name a file")
-    if not path.parent.is_dir():
-        raise InvalidInputError(f"the folder {path.parent} does not exist; make it, or name another file")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise InvalidInputError(f"{path} cannot be written; mend its permissions, or name another file")
-    return path
-
-
-def parse_png_file(text: str) -> Path:
-    """Like ``parse_output_file``, for plots."""
-    if not text.lower().endswith(".png"):
-        raise InvalidInputError(f"{text!r} is not a PNG file; name one that ends in .png")
-    return parse_output_file(text)
+def parse_environment(text: str) -> str:
+    """Part of a description, or a number. Raises ``InvalidInputError`` for what is part of all of them."""
+    if not text.strip():
+        raise InvalidInputError(f"{text!r} is part of every environment's description; leave it out to see them all")
+    return text
 
 
 def _checked_by(parse: Callable[[str], object]) -> Callable[[str], str]:
@@ -125,9 +140,7 @@ def together(*options: Decorator) -> Decorator:
     return decorate
 
 
-output_file = Text("FILE", parse_output_file)
-
-batch = click.option("--batch", type=click.IntRange(min=1), help="Samples in a mini-batch.")
+batch = click.option("--batch", type=Count(), help="Samples in a mini-batch.")
 input_shape = click.option(
     "--input", "input_shape", type=Text("CxHxW", parse_shape), help="One sample of your own model, as 3x224x224."
 )
@@ -146,16 +159,22 @@ operations = click.option(
 )
 database = click.option(
     "--database",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=DatabaseFile(),
     help="SQLite file of the measurements; default: in your cache folder.",
 )
-json_file = click.option("--json", "json_file", type=output_file, help="Write the results to this JSON file, too.")
-csv_file = click.option("--csv", "csv_file", type=output_file, help="Write the numbers to this CSV file, too.")
-plot_file = click.option(
-    "--plot", "plot_file", type=Text("FILE.png", parse_png_file), help="Draw them into this PNG file, too."
+json_file = click.option("--json", "json_file", type=OutputFile(), help="Write the results to this JSON file, too.")
+csv_file = click.option("--csv", "csv_file", type=OutputFile(), help="Write the numbers to this CSV file, too.")
+csv_and_curve_file = click.option(
+    "--csv", "csv_file", type=OutputFile(second=CURVE), help="Write the numbers to this CSV file, too."
 )
-threads = click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: what torch uses.")
-device = click.option("--device", default="cpu", show_default=True, help="Where to run: cpu or cuda.")
+plot_file = click.option(
+    "--plot", "plot_file", type=OutputFile("FILE.png", suffix=".png"), help="Draw them into this PNG file, too."
+)
+threads = click.option("--threads", type=Count(most=MOST_THREADS), help="CPU threads; default: what torch uses.")
+known_device = Text("TEXT", _checked_by(require_known))
+device = click.option(
+    "--device", type=known_device, default="cpu", show_default=True, help="Where to run: cpu or cuda."
+)
 policy = click.option(
     "--policy",
     type=choice(BatchSizePolicy),
@@ -170,12 +189,12 @@ algorithms = click.option(
 )
 max_relative_error = click.option(
     "--max-relative-error",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     help="Bar algorithms whose relative L2 error against float64 is above this; default: by dtype, 1e-5 in float32.",
 )
 environment = click.option(
     "--environment",
-    metavar="TEXT|NUMBER",
+    type=Text("TEXT|NUMBER", parse_environment),
     help="Where it was measured, if there are several: part of the description, or its number in the list.",
 )
 deterministic = click.option(
@@ -267,7 +286,8 @@ def choices(workspace_limit: str, headroom: bool = False) -> Decorator:
 measuring = together(policy, operations, algorithms, max_relative_error, deterministic, strict, time_limit, database)
 """The choices of a ``mucudnn.Config`` that do not bound its workspace."""
 
-source = together(click.argument("source"), batch, input_shape)
+source_argument = click.argument("source", type=SourceFile("SOURCE"))
+source = together(source_argument, batch, input_shape)
 """Where the convolutions come from."""
 
 

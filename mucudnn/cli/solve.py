@@ -7,14 +7,17 @@ from typing import Any
 
 import click
 
+from mucudnn.bench.command_files import FileCommand, InputFile, SourceFile
 from mucudnn.bench.whole_files import write_json
 from mucudnn.cli import options
 from mucudnn.cli.running import load_limited, solve_stored
 
 
-@click.command()
-@click.argument("stored", metavar="DATABASE|PROFILE", type=click.Path(path_type=Path))
-@click.option("--network", required=True, metavar="NAME", help="Whose convolutions; any SOURCE of mucudnn tune.")
+@click.command(cls=FileCommand)
+@click.argument("stored", type=InputFile("DATABASE|PROFILE"))
+@click.option(
+    "--network", required=True, type=SourceFile("NAME"), help="Whose convolutions; any SOURCE of mucudnn tune."
+)
 @options.batch
 @options.input_shape
 @options.dtype
@@ -27,7 +30,11 @@ from mucudnn.cli.running import load_limited, solve_stored
 @options.strict
 @options.environment
 @click.option(
-    "--device", default="cpu", show_default=True, help="Where the training step is whose headroom is asked for."
+    "--device",
+    type=options.known_device,
+    default="cpu",
+    show_default=True,
+    help="Where the training step is whose headroom is asked for.",
 )
 @options.json_file
 def solve(

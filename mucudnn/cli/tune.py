@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
+from mucudnn.bench.command_files import FileCommand
 from mucudnn.bench.whole_files import write_json
 from mucudnn.cli import options
 from mucudnn.cli.running import load_limited, require_complete, tune_with_progress, tuning_environment
 
 
-@click.command()
+@click.command(cls=FileCommand)
 @options.source
 @options.dtype
 @options.memory_format

@@ -275,7 +275,9 @@ class Database:
     def export_json_lines(self, stream: TextIO) -> None:
         """The same rows as ``export_csv``, one JSON object a line, without the columns that a kind does not have."""
         for row in self._exported():
-            stream.write(json.dumps({name: value for name, value in row.items() if value is not None}) + "\n")
+            stream.write(
+                json.dumps({name: value for name, value in row.items() if value is not None}, allow_nan=False) + "\n"
+            )
 
     def _exported(self) -> Iterator[dict[str, Any]]:
         for row in every_row(self._file):
