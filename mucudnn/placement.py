@@ -36,7 +36,7 @@ def device_named(device: object) -> torch.device:
 
 
 def largest_batch_size(problem: ConvProblem, device_type: str) -> int:
-    """Of a mini-batch. On a GPU x and y may have more than ``MOST_ELEMENTS``: engines get smaller micro-batches."""
+    """Of a mini-batch. On a GPU x and y may have more than ``MOST_ELEMENTS``: its engines get smaller micro-batches."""
     return MOST_SAMPLES if device_type == "cuda" else min(MOST_SAMPLES, problem.countable_samples())
 
 

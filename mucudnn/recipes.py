@@ -12,7 +12,7 @@ from mucudnn.errors import InvalidInputError, UnavailableError
 from mucudnn.execution import Recipe
 from mucudnn.kernels.buffers import TORCH_FORMATS
 from mucudnn.kernels.cudnn_engine import CapturingError
-from mucudnn.placement import largest_batch_size, made_current
+from mucudnn.placement import made_current
 from mucudnn.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
 
 _Geometry = tuple[Pair, Pair, Pair, int]  # stride, padding, dilation, groups
@@ -90,8 +90,6 @@ def _resolve(
         problem = _problem(operation, x, w, geometry)
         expected = (problem.k,) if operation is Operation.FORWARD else problem.y_shape(len(x))
         if x.shape != problem.x_shape(len(x)) or w.shape != problem.w_shape():
-            return None
-        if len(x) > largest_batch_size(problem, x.device.type):
             return None
         if third is not None and third.shape != expected:
             return None
