@@ -171,7 +171,7 @@ def _multiply(layout: Phases, x: Tensor, w: Tensor, y: Tensor) -> None:
             Operation.BACKWARD_DATA: (y, w_tap, x_tap),
             Operation.BACKWARD_FILTER: (y.transpose(1, 2), x_tap, w_tap),
         }[layout.problem.operation]
-        torch.baddbmm(out, left, right, out=out)
+        out.baddbmm_(left, right)
 
 
 def _by_tap(problem: ConvProblem, w: Tensor) -> Tensor:
