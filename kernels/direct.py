@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 
-import torch
 from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
