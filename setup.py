@@ -16,7 +16,13 @@ SOURCES = Path("kernels/compiled")
 FLAGS = ["-std=c++17", "-O3", "-fopenmp", "-g0", "-fvisibility=hidden"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if os.environ.get("MUCUDNN_SANITIZE") else []
 if SANITIZERS:
-    FLAGS += [*SANITIZERS, "-O1", "-g", "-fno-omit-frame-pointer"]
+    FLAGS += [
+        *SANITIZERS,
+        "-O0",
+        "-g1",
+        "-fno-wrapv",
+        "-fno-omit-frame-pointer",
+    ]  # Python's own flags let signed sums wrap
 X86_BUILDS = {
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
     "avx2": ["-mavx2", "-mfma"],

@@ -24,7 +24,7 @@ constexpr int VL = 4;
 constexpr int REGISTERS = 16;
 #endif
 
-#if defined(__SANITIZE_ADDRESS__)  // where every access is checked, inlining everything takes the compiler an hour
+#if defined(__SANITIZE_ADDRESS__)  // where every access is checked, all of it inlined takes the compiler an hour
 #define INLINE static inline
 #define INLINE_MEMBER inline
 #else
