@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
 from mucudnn.kernels.allocation import counted_internal_bytes
-from mucudnn.kernels.buffers import Part, carve, carved_bytes, torch_dtype
+from mucudnn.kernels.buffers import Part, carve, carved_bytes, multiply_into, torch_dtype
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
 
@@ -32,9 +32,9 @@ def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulat
         Operation.BACKWARD_FILTER: (y.transpose(1, 2), x, w),
     }[operation]
     if accumulate:
-        torch.baddbmm(out, left, right, out=out)
+        out.baddbmm_(left, right)
     else:
-        torch.bmm(left, right, out=out)
+        multiply_into(out, left, right)
 
 
 @dataclass(frozen=True, slots=True)

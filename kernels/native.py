@@ -31,6 +31,15 @@ _ONEDNN = "Mkldnn"
 _CUDNN = "Cudnn"
 
 
+def sees_only_padding(problem: ConvProblem) -> bool:
+    """Whether whole windows lie in the padding: channels-last, with stride and dilation, oneDNN 3.12 can crash there.
+
+    On a map one pixel wide: 16x13x1 -> 13, 3x3, stride 2x2, padding 3x9, dilation 1x2, with a bias.
+    """
+    taps = zip(problem.padding, problem.dilation, (problem.r, problem.s), strict=True)
+    return any(padding > dilation * (size - 1) for padding, dilation, size in taps)
+
+
 @dataclass(frozen=True, slots=True)
 class Native:
     """Torch's convolution; ``other_format`` converts operands to the other memory format and the result back."""
@@ -52,6 +61,8 @@ class Native:
         return self.device_type == "cpu" and (problem.item_bytes >= 4 or not self.other_format)
 
     def supports(self, problem: ConvProblem) -> str | None:
+        if self.other_format and self.device_type == "cpu" and sees_only_padding(problem):
+            return f"the padding is {problem.padding}, no less than the filter's extent: there oneDNN ends the process"
         return None
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
