@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
-from mucudnn.kernels.compiled.library import geometry, library, operand, span, why_not
+from mucudnn.kernels.compiled.library import geometry, library, operand, span, why_not, why_too_large
 from mucudnn.problem import ConvProblem, Operation
 
 
@@ -26,7 +26,7 @@ class ImplicitGemm:
     deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:
-        return why_not(problem)
+        return why_not(problem) or why_too_large(problem)
 
     def is_local(self, problem: ConvProblem) -> bool:
         return True

@@ -66,10 +66,9 @@ class Native:
         return None
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        usual = self._backend(problem, _LARGE_BATCH)
-        if problem.operation is Operation.FORWARD and usual == _ONEDNN:
+        if self._asks_for_onednn(problem):
             return None
-        picked = self._backend(problem, micro_batch_size)
+        usual, picked = (self._backend(problem, n) for n in (_LARGE_BATCH, micro_batch_size))
         if picked == usual:
             return None
         return (
@@ -122,7 +121,7 @@ class Native:
             w.add_(accumulator)
 
     def _forward(self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None) -> None:
-        if self.device_type == "cpu" and self._backend(problem, _LARGE_BATCH) == _ONEDNN:
+        if self._asks_for_onednn(problem):
             geometry = (problem.padding, problem.stride, problem.dilation, problem.groups)
             y.copy_(torch.ops.aten.mkldnn_convolution(x, w, bias, *geometry))
         elif self.device_type == "cuda" and not self.other_format and _is_cudnns(problem, x, w):
@@ -130,6 +129,11 @@ class Native:
         else:
             geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
             y.copy_(torch_convolution(problem.operation, x, w, None, bias, *geometry))
+
+    def _asks_for_onednn(self, problem: ConvProblem) -> bool:
+        """Whether oneDNN is called by its name, for any number of samples: not where that could crash."""
+        forward_on_cpu = problem.operation is Operation.FORWARD and self.device_type == "cpu"
+        return forward_on_cpu and not sees_only_padding(problem) and self._backend(problem, _LARGE_BATCH) == _ONEDNN
 
     def _backend(self, problem: ConvProblem, n: int) -> str:
         """Name of the backend that torch's dispatcher picks for ``n`` samples."""

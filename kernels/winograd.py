@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
 from mucudnn.kernels.allocation import counted_internal_bytes
+from mucudnn.kernels.compiled.library import why_too_large
 from mucudnn.kernels.cook_toom import CookToom, cook_toom
 from mucudnn.kernels.winograd_compiled import CompiledWinograd
 from mucudnn.kernels.winograd_cuda import CudaWinograd
@@ -88,7 +89,7 @@ class Winograd:
             return f"the stride is {problem.stride[0]}x{problem.stride[1]}; Winograd needs 1x1"
         if problem.dilation != (1, 1):
             return f"the dilation is {problem.dilation[0]}x{problem.dilation[1]}; Winograd needs 1x1"
-        return None
+        return why_too_large(problem) if self.device_type == "cpu" else None
 
     def is_local(self, problem: ConvProblem) -> bool:
         return False

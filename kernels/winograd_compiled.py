@@ -14,7 +14,7 @@ from torch import Tensor
 from mucudnn.kernels.algorithm import Workspace
 from mucudnn.kernels.compiled.library import library, operand, span, why_not
 from mucudnn.kernels.cook_toom import CookToom
-from mucudnn.kernels.tiling import tiling
+from mucudnn.kernels.tiling import source_padding, tiling
 from mucudnn.problem import ConvProblem, Operation
 
 
@@ -55,13 +55,11 @@ class CompiledWinograd:
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        tiles = tiling(matrices, problem, len(source))
         library().mucudnn_winograd_forward(
             matrices.m,
             matrices.r,
             problem.groups,
-            tiles.top,
-            tiles.left,
+            *source_padding(matrices, problem),
             byref(operand(problem, source)),
             *span(prepared),
             *span(bias),

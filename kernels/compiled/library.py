@@ -147,18 +147,19 @@ def library() -> ctypes.CDLL:
     return build.library
 
 
-@lru_cache(maxsize=1024)
-def _largest_size(problem: ConvProblem) -> int:
+def why_too_large(problem: ConvProblem) -> str | None:
+    """``None`` if the compiled algorithms can count every size of this problem, else the reason."""
     (pad_h, pad_w), (down, right) = problem.padding, problem.stride
-    return max(problem.c, problem.k, problem.h + 2 * pad_h, problem.w + 2 * pad_w, down, right)
+    largest = max(problem.c, problem.k, problem.h + 2 * pad_h, problem.w + 2 * pad_w, down, right)
+    if largest > _LARGEST_SIZE:
+        return f"a size is {largest}; the compiled algorithms take up to {_LARGEST_SIZE}"
+    return None
 
 
 def why_not(problem: ConvProblem) -> str | None:
     """``None`` if the compiled algorithms can compute with this problem's dtype here, else the reason."""
     if problem.dtype != "float32":
         return f"the dtype is {problem.dtype}; the compiled algorithms compute in float32"
-    if (largest := _largest_size(problem)) > _LARGEST_SIZE:
-        return f"a size is {largest}; the compiled algorithms take up to {_LARGEST_SIZE}"
     return loaded_build().why_not_compiled or None
 
 
