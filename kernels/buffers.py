@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mucudnn.errors import InvalidInputError
 from mucudnn.kernels.algorithm import ALIGNMENT_BYTES
 from mucudnn.problem import ConvProblem, MemoryFormat
 
@@ -44,16 +43,6 @@ def carve(buffer: Tensor, parts: Sequence[Part]) -> list[Tensor]:
         views.append(buffer[start : start + part.size_bytes].view(part.dtype).view(part.shape))
         start += _aligned(part.size_bytes)
     return views
-
-
-def multiply_into(out: Tensor, left: Tensor, right: Tensor) -> None:
-    """Batches of matrix products into ``out``, which torch would resize, and write behind, if it were smaller."""
-    if out.shape != (*left.shape[:2], right.shape[2]):
-        raise InvalidInputError(
-            f"a product of {tuple(left.shape)} and {tuple(right.shape)} does not fit {tuple(out.shape)}: "
-            "the operands are of different problems or numbers of samples"
-        )
-    torch.bmm(left, right, out=out)
 
 
 def torch_dtype(problem: ConvProblem) -> torch.dtype:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
 from mucudnn.kernels.allocation import counted_internal_bytes
-from mucudnn.kernels.buffers import Part, carve, carved_bytes, multiply_into, torch_dtype
+from mucudnn.kernels.buffers import Part, carve, carved_bytes, torch_dtype
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
 
@@ -31,10 +31,8 @@ def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulat
         Operation.BACKWARD_DATA: (y, w, x),
         Operation.BACKWARD_FILTER: (y.transpose(1, 2), x, w),
     }[operation]
-    if accumulate:
-        out.baddbmm_(left, right)
-    else:
-        multiply_into(out, left, right)
+    # In place: an out= that is too small would be resized, and what lies behind it written to
+    out.baddbmm_(left, right, beta=int(accumulate))
 
 
 @dataclass(frozen=True, slots=True)

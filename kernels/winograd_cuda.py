@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mucudnn.errors import InvalidInputError
 from mucudnn.kernels.algorithm import Workspace
-from mucudnn.kernels.buffers import Part, carve, carved_bytes, compute_dtype, multiply_into
+from mucudnn.kernels.buffers import Part, carve, carved_bytes, compute_dtype
 from mucudnn.kernels.cook_toom import CookToom
 from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher
 from mucudnn.kernels.cuda.launcher import Launcher, LaunchError
@@ -69,9 +69,9 @@ class CudaWinograd:
         pointers = (source.data_ptr(), v.data_ptr())
         self._of_images(matrices, problem, tiles, "transform_source", source, pointers, (tiles.top, tiles.left))
         if problem.memory_format is MemoryFormat.CHANNELS_LAST:
-            multiply_into(product, v, u)
+            product.baddbmm_(v, u, beta=0)
         else:
-            multiply_into(product, u.transpose(1, 2), v)
+            product.baddbmm_(u.transpose(1, 2), v, beta=0)
         results = (product.data_ptr(), 0 if bias is None else bias.data_ptr(), target.data_ptr())
         self._of_images(matrices, problem, tiles, "inverse_transform", target, results)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
-from mucudnn.kernels.buffers import Part, carve, carved_bytes, compute_dtype, multiply_into, torch_dtype
+from mucudnn.kernels.buffers import Part, carve, carved_bytes, compute_dtype, torch_dtype
 from mucudnn.kernels.cook_toom import CookToom, Matrix, kronecker
 from mucudnn.kernels.tiling import Tiling, tiling
 from mucudnn.problem import ConvProblem, Operation
@@ -41,7 +41,7 @@ class TorchWinograd:
         g = _filter_matrix(matrices, transformed.dtype, transformed.device)
         if problem.operation is Operation.BACKWARD_DATA:
             g = _filter_matrix(matrices, transformed.dtype, transformed.device, turned=True)
-        multiply_into(transformed.transpose(0, 1), g.expand(len(w), -1, -1), taps.transpose(1, 2))
+        transformed.transpose(0, 1).baddbmm_(g.expand(len(w), -1, -1), taps.transpose(1, 2), beta=0)
 
     def correlate(
         self,
@@ -63,7 +63,7 @@ class TorchWinograd:
         padding = (tiles.top, tiles.left)
         v = _transform_tiles(matrices.b_t, tiles, source, padding, tiles.source_channels, (left, right))
         product = _head(right, (tiles.a**2 * tiles.groups, tiles.count, tiles.target_channels))
-        multiply_into(product, v, u)
+        product.baddbmm_(v, u, beta=0)
         _inverse_transform(matrices.a_t, tiles, product, target, bias, (right, left))
 
     def accumulate(
