@@ -135,8 +135,12 @@ class Winograd:
             self._backend(problem).fold(self.matrices, problem, w, prepared)
 
     def _backend(self, problem: ConvProblem) -> WinogradBackend:
+        """The first that supports the problem; looked for in every call, so by a plain loop."""
         backends = BACKENDS if self.device_type == "cpu" else BACKENDS_ON_CUDA
-        return next(backend for backend in backends if backend.supports(problem) is None)
+        for backend in backends:
+            if backend.supports(problem) is None:
+                return backend
+        return backends[-1]
 
 
 ALGORITHMS: tuple[Winograd, ...] = (Winograd(2, 3), Winograd(4, 3), Winograd(6, 3), Winograd(2, 5), Winograd(4, 5))
