@@ -7,6 +7,7 @@
 // is 1.
 #include <omp.h>
 
+#include <utility>
 #include <vector>
 
 #include "abi.h"
@@ -137,7 +138,7 @@ void for_products(const Geometry& g, bool backward_data, int rows, const Images&
       view.w = y.w - b;
       view = every(view, g.stride_h, g.stride_w);
       offset += ptrdiff_t(product.taps.size()) * padded(rows) * blocks_of(y.c) * VL;
-      if (view.h > 0 && view.w > 0) body(product, view);
+      if (view.h > 0 && view.w > 0) body(std::move(product), view);
     }
 }
 
@@ -303,8 +304,9 @@ struct Plan {
 
 std::vector<Plan> plans_of(const Geometry& g, bool backward_data, int rows, const Images& y, int threads) {
   std::vector<Plan> plans;
-  for_products(g, backward_data, rows, y, [&](const Product& product, const Images& view) {
-    plans.push_back({product, view, product_scratch(product, rows, view, threads)});
+  for_products(g, backward_data, rows, y, [&](Product product, const Images& view) {
+    const ProductScratch scratch = product_scratch(product, rows, view, threads);
+    plans.push_back({std::move(product), view, scratch});
   });
   return plans;
 }
