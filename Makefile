@@ -13,12 +13,13 @@ define require_version
 	|| { echo "$(PYTHON) is too old: mucudnn needs Python 3.11 or later; try make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 endef
 
-.PHONY: demo test fuzz lint gpu help
+.PHONY: demo test fuzz sanitize lint gpu help
 
 help:
 	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (a few minutes)"
 	@echo "make test   run the whole test suite"
 	@echo "make fuzz   random problems, values and kills against every algorithm, command and file (half an hour)"
+	@echo "make sanitize  the compiled code and its tests under AddressSanitizer and UndefinedBehaviorSanitizer (g++)"
 	@echo "make lint   ruff (check and format) and mypy"
 	@echo "make gpu    run the tests of an NVIDIA GPU and all benchmarks on it; installs nothing (under 10 minutes)"
 
@@ -30,6 +31,22 @@ test: $(VENV)/.installed
 
 fuzz: $(VENV)/.installed
 	MUCUDNN_FUZZ=full $(BIN)/python -m pytest -m fuzz
+
+# A build of its own, beside the installed one; bin/pytest, unlike python -m pytest, does not put this folder first.
+# Python itself leaks, by design, and is not linked with the sanitizers. Every build that this processor runs.
+SANITIZED := $(CURDIR)/build/sanitized
+SANITIZERS = $(shell $(CXX) -print-file-name=libasan.so):$(shell $(CXX) -print-file-name=libubsan.so)
+RUNNABLE_BUILDS := from mucudnn.kernels.compiled.library import BUILDS, build_name; \
+	print(*BUILDS[BUILDS.index(build_name()):])
+sanitize: $(VENV)/.installed
+	MUCUDNN_SANITIZE=1 $(BIN)/python setup.py -q build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
+	for build in $$($(BIN)/python -c "$(RUNNABLE_BUILDS)"); do \
+		LD_PRELOAD=$(SANITIZERS) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+		MUCUDNN_BUILD=$$build MUCUDNN_SANITIZE=1 PYTHONPATH=$(SANITIZED)/lib $(BIN)/pytest -p no:cacheprovider \
+		tests/test_sanitizers.py tests/test_compiled_checks.py tests/test_fuzz_problems.py tests/test_fingerprint.py \
+		tests/test_winograd.py tests/test_compiled_builds.py tests/test_algorithm_contract.py \
+		|| exit 1; \
+	done
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

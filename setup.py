@@ -3,8 +3,10 @@
 Each build is optional: where it fails, mucudnn runs on torch's operators, and `mucudnn doctor` says so.
 The builds are plain shared libraries with a C interface (kernels/compiled/library.py); they use the OpenMP runtime that
 torch has loaded, so they are not linked with one of their own: two thread pools would fight for the cores.
+With MUCUDNN_SANITIZE in the environment they are built for ``make sanitize``: slow, and every access checked.
 """
 
+import os
 import platform
 from pathlib import Path
 
@@ -12,6 +14,15 @@ from setuptools import Extension, setup
 
 SOURCES = Path("kernels/compiled")
 FLAGS = ["-std=c++17", "-O3", "-fopenmp", "-g0", "-fvisibility=hidden"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if os.environ.get("MUCUDNN_SANITIZE") else []
+if SANITIZERS:
+    FLAGS += [
+        *SANITIZERS,
+        "-O0",
+        "-g1",
+        "-fno-wrapv",
+        "-fno-omit-frame-pointer",
+    ]  # Python's own flags let signed sums wrap
 X86_BUILDS = {
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
     "avx2": ["-mavx2", "-mfma"],
@@ -25,6 +36,7 @@ setup(
             sources=[str(source) for source in sorted(SOURCES.glob("*.cpp"))],
             depends=[str(header) for header in sorted(SOURCES.glob("*.h"))],
             extra_compile_args=[*FLAGS, *instruction_set],
+            extra_link_args=SANITIZERS,
             optional=True,
         )
         for name, instruction_set in BUILDS.items()

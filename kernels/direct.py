@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 
-import torch
 from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
@@ -175,7 +174,7 @@ def _multiply(layout: Phases, x: Tensor, w: Tensor, y: Tensor) -> None:
             Operation.BACKWARD_DATA: (y, w_tap, x_tap),
             Operation.BACKWARD_FILTER: (y.transpose(1, 2), x_tap, w_tap),
         }[layout.problem.operation]
-        torch.baddbmm(out, left, right, out=out)
+        out.baddbmm_(left, right)
 
 
 def _by_tap(problem: ConvProblem, w: Tensor) -> Tensor:

@@ -31,10 +31,8 @@ def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulat
         Operation.BACKWARD_DATA: (y, w, x),
         Operation.BACKWARD_FILTER: (y.transpose(1, 2), x, w),
     }[operation]
-    if accumulate:
-        torch.baddbmm(out, left, right, out=out)
-    else:
-        torch.bmm(left, right, out=out)
+    # In place: an out= that is too small would be resized, and what lies behind it written to
+    out.baddbmm_(left, right, beta=int(accumulate))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
-from mucudnn.kernels.compiled.library import filter_of, geometry, images, library, why_not
+from mucudnn.kernels.compiled.library import geometry, library, operand, span, why_not, why_too_large
 from mucudnn.problem import ConvProblem, Operation
-
-_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class ImplicitGemm:
     deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:
-        return why_not(problem)
+        return why_not(problem) or why_too_large(problem)
 
     def is_local(self, problem: ConvProblem) -> bool:
         return True
@@ -40,18 +38,18 @@ class ImplicitGemm:
         shape = byref(geometry(problem))
         c, k = problem.c // problem.groups, problem.k // problem.groups
         rows, lanes = (k, c) if problem.operation is Operation.BACKWARD_DATA else (c, k)
-        prepared = library().mucudnn_implicit_gemm_filter_floats(shape, rows, lanes) * problem.groups
+        prepared = library().mucudnn_implicit_gemm_prepared_bytes(shape, rows, lanes)
         if problem.operation is Operation.BACKWARD_FILTER:
-            scratch = library().mucudnn_implicit_gemm_gradient_scratch_floats(
+            scratch = library().mucudnn_implicit_gemm_gradient_scratch_bytes(
                 shape, micro_batch_size, c, k, problem.p, problem.q
             )
         else:
             backward = problem.operation is Operation.BACKWARD_DATA
             target = (problem.h, problem.w) if backward else (problem.p, problem.q)
-            scratch = library().mucudnn_implicit_gemm_scratch_floats(
+            scratch = library().mucudnn_implicit_gemm_scratch_bytes(
                 shape, backward, micro_batch_size, rows, lanes, *target, torch.get_num_threads()
             )
-        return Workspace(prepared * _FLOAT_BYTES, scratch * _FLOAT_BYTES)
+        return Workspace(prepared, scratch)
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return 0
@@ -63,8 +61,8 @@ class ImplicitGemm:
         library().mucudnn_implicit_gemm_pack_filter(
             byref(geometry(problem)),
             problem.operation is Operation.BACKWARD_DATA,
-            byref(filter_of(problem, w)),
-            prepared.data_ptr(),
+            byref(operand(problem, w)),
+            *span(prepared),
             torch.get_num_threads(),
         )
 
@@ -78,10 +76,15 @@ class ImplicitGemm:
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        shape, of_x, of_y = byref(geometry(problem)), byref(images(problem, x)), byref(images(problem, y))
+        shape, of_x, of_y = byref(geometry(problem)), byref(operand(problem, x)), byref(operand(problem, y))
         if problem.operation is Operation.BACKWARD_FILTER:
             library().mucudnn_implicit_gemm_accumulate(
-                shape, of_x, of_y, prepared.data_ptr(), scratch.data_ptr(), torch.get_num_threads()
+                shape,
+                of_x,
+                of_y,
+                *span(prepared),
+                *span(scratch),
+                torch.get_num_threads(),
             )
             return
         backward = problem.operation is Operation.BACKWARD_DATA
@@ -89,17 +92,20 @@ class ImplicitGemm:
             shape,
             backward,
             of_y if backward else of_x,
-            prepared.data_ptr(),
-            bias.data_ptr() if bias is not None else None,
+            *span(prepared),
+            *span(bias),
             of_x if backward else of_y,
-            scratch.data_ptr(),
+            *span(scratch),
             torch.get_num_threads(),
         )
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         if problem.operation is Operation.BACKWARD_FILTER:
             library().mucudnn_implicit_gemm_add_filter_gradient(
-                byref(geometry(problem)), prepared.data_ptr(), byref(filter_of(problem, w)), torch.get_num_threads()
+                byref(geometry(problem)),
+                *span(prepared),
+                byref(operand(problem, w)),
+                torch.get_num_threads(),
             )
 
 

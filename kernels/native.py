@@ -31,6 +31,15 @@ _ONEDNN = "Mkldnn"
 _CUDNN = "Cudnn"
 
 
+def sees_only_padding(problem: ConvProblem) -> bool:
+    """Whether whole windows lie in the padding: channels-last, with stride and dilation, oneDNN 3.12 can crash there.
+
+    On a map one pixel wide: 16x13x1 -> 13, 3x3, stride 2x2, padding 3x9, dilation 1x2, with a bias.
+    """
+    taps = zip(problem.padding, problem.dilation, (problem.r, problem.s), strict=True)
+    return any(padding > dilation * (size - 1) for padding, dilation, size in taps)
+
+
 @dataclass(frozen=True, slots=True)
 class Native:
     """Torch's convolution; ``other_format`` converts operands to the other memory format and the result back."""
@@ -52,13 +61,14 @@ class Native:
         return self.device_type == "cpu" and (problem.item_bytes >= 4 or not self.other_format)
 
     def supports(self, problem: ConvProblem) -> str | None:
+        if self.other_format and self.device_type == "cpu" and sees_only_padding(problem):
+            return f"the padding is {problem.padding}, no less than the filter's extent: there oneDNN ends the process"
         return None
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        usual = self._backend(problem, _LARGE_BATCH)
-        if problem.operation is Operation.FORWARD and usual == _ONEDNN:
+        if self._asks_for_onednn(problem):
             return None
-        picked = self._backend(problem, micro_batch_size)
+        usual, picked = (self._backend(problem, n) for n in (_LARGE_BATCH, micro_batch_size))
         if picked == usual:
             return None
         return (
@@ -111,7 +121,7 @@ class Native:
             w.add_(accumulator)
 
     def _forward(self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None) -> None:
-        if self.device_type == "cpu" and self._backend(problem, _LARGE_BATCH) == _ONEDNN:
+        if self._asks_for_onednn(problem):
             geometry = (problem.padding, problem.stride, problem.dilation, problem.groups)
             y.copy_(torch.ops.aten.mkldnn_convolution(x, w, bias, *geometry))
         elif self.device_type == "cuda" and not self.other_format and _is_cudnns(problem, x, w):
@@ -119,6 +129,11 @@ class Native:
         else:
             geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
             y.copy_(torch_convolution(problem.operation, x, w, None, bias, *geometry))
+
+    def _asks_for_onednn(self, problem: ConvProblem) -> bool:
+        """Whether oneDNN is called by its name, for any number of samples: not where that could crash."""
+        forward_on_cpu = problem.operation is Operation.FORWARD and self.device_type == "cpu"
+        return forward_on_cpu and not sees_only_padding(problem) and self._backend(problem, _LARGE_BATCH) == _ONEDNN
 
     def _backend(self, problem: ConvProblem, n: int) -> str:
         """Name of the backend that torch's dispatcher picks for ``n`` samples."""

@@ -35,16 +35,24 @@ class Tiling:
 
 
 def tiling(matrices: CookToom, problem: ConvProblem, n: int) -> Tiling:
-    """The tiles for ``n`` samples: of y, seen from x; for BACKWARD_DATA of dx, seen from dy.
+    """The tiles for ``n`` samples: of y, seen from x; for BACKWARD_DATA of dx, seen from dy."""
+    c, k = problem.c // problem.groups, problem.k // problem.groups
+    padding = source_padding(matrices, problem)
+    if problem.operation is Operation.BACKWARD_DATA:
+        return _tiling(matrices, problem, n, (k, c), (problem.h, problem.w), padding)
+    return _tiling(matrices, problem, n, (c, k), (problem.p, problem.q), padding)
+
+
+def source_padding(matrices: CookToom, problem: ConvProblem) -> Pair:
+    """(top, left) padding of the source.
 
     dx is the correlation of dy with the filter turned by 180 degrees, for which dy is padded by r - 1 - padding;
     where that is negative, dy is cropped.
     """
-    c, k = problem.c // problem.groups, problem.k // problem.groups
+    top, left = problem.padding
     if problem.operation is Operation.BACKWARD_DATA:
-        padding = (matrices.r - 1 - problem.padding[0], matrices.r - 1 - problem.padding[1])
-        return _tiling(matrices, problem, n, (k, c), (problem.h, problem.w), padding)
-    return _tiling(matrices, problem, n, (c, k), (problem.p, problem.q), problem.padding)
+        return matrices.r - 1 - top, matrices.r - 1 - left
+    return top, left
 
 
 def _tiling(

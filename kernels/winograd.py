@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
 from mucudnn.kernels.allocation import counted_internal_bytes
+from mucudnn.kernels.compiled.library import why_too_large
 from mucudnn.kernels.cook_toom import CookToom, cook_toom
 from mucudnn.kernels.winograd_compiled import CompiledWinograd
 from mucudnn.kernels.winograd_cuda import CudaWinograd
@@ -88,7 +89,7 @@ class Winograd:
             return f"the stride is {problem.stride[0]}x{problem.stride[1]}; Winograd needs 1x1"
         if problem.dilation != (1, 1):
             return f"the dilation is {problem.dilation[0]}x{problem.dilation[1]}; Winograd needs 1x1"
-        return None
+        return why_too_large(problem) if self.device_type == "cpu" else None
 
     def is_local(self, problem: ConvProblem) -> bool:
         return False
@@ -134,8 +135,12 @@ class Winograd:
             self._backend(problem).fold(self.matrices, problem, w, prepared)
 
     def _backend(self, problem: ConvProblem) -> WinogradBackend:
+        """The first that supports the problem; looked for in every call, so by a plain loop."""
         backends = BACKENDS if self.device_type == "cpu" else BACKENDS_ON_CUDA
-        return next(backend for backend in backends if backend.supports(problem) is None)
+        for backend in backends:
+            if backend.supports(problem) is None:
+                return backend
+        return backends[-1]
 
 
 ALGORITHMS: tuple[Winograd, ...] = (Winograd(2, 3), Winograd(4, 3), Winograd(6, 3), Winograd(2, 5), Winograd(4, 5))

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.algorithm import Workspace
-from mucudnn.kernels.compiled.library import filter_of, images, library, why_not
+from mucudnn.kernels.compiled.library import library, operand, span, why_not
 from mucudnn.kernels.cook_toom import CookToom
-from mucudnn.kernels.tiling import tiling
+from mucudnn.kernels.tiling import source_padding, tiling
 from mucudnn.problem import ConvProblem, Operation
-
-_FLOAT_BYTES = 4
 
 
 class CompiledWinograd:
@@ -31,11 +29,10 @@ class CompiledWinograd:
         size, channels = (matrices.m, matrices.r), (tiles.source_channels, tiles.target_channels)
         of_filter = problem.operation is Operation.BACKWARD_FILTER
         pixels = (tiles.rows * matrices.m, tiles.columns * matrices.m)
-        prepared = library().mucudnn_winograd_filter_floats(*size, *channels) * problem.groups
-        scratch = library().mucudnn_winograd_scratch_floats(
-            *size, of_filter, n, *channels, *pixels, torch.get_num_threads()
+        return Workspace(
+            library().mucudnn_winograd_prepared_bytes(*size, problem.groups, *channels),
+            library().mucudnn_winograd_scratch_bytes(*size, of_filter, n, *channels, *pixels, torch.get_num_threads()),
         )
-        return Workspace(prepared * _FLOAT_BYTES, scratch * _FLOAT_BYTES)
 
     def transform_filter(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         library().mucudnn_winograd_transform_filter(
@@ -43,8 +40,8 @@ class CompiledWinograd:
             matrices.r,
             problem.groups,
             problem.operation is Operation.BACKWARD_DATA,
-            byref(filter_of(problem, w)),
-            prepared.data_ptr(),
+            byref(operand(problem, w)),
+            *span(prepared),
             torch.get_num_threads(),
         )
 
@@ -58,18 +55,16 @@ class CompiledWinograd:
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        tiles = tiling(matrices, problem, len(source))
         library().mucudnn_winograd_forward(
             matrices.m,
             matrices.r,
             problem.groups,
-            tiles.top,
-            tiles.left,
-            byref(images(problem, source)),
-            prepared.data_ptr(),
-            bias.data_ptr() if bias is not None else None,
-            byref(images(problem, target)),
-            scratch.data_ptr(),
+            *source_padding(matrices, problem),
+            byref(operand(problem, source)),
+            *span(prepared),
+            *span(bias),
+            byref(operand(problem, target)),
+            *span(scratch),
             torch.get_num_threads(),
         )
 
@@ -81,10 +76,10 @@ class CompiledWinograd:
             matrices.r,
             problem.groups,
             *problem.padding,
-            byref(images(problem, x)),
-            byref(images(problem, y)),
-            prepared.data_ptr(),
-            scratch.data_ptr(),
+            byref(operand(problem, x)),
+            byref(operand(problem, y)),
+            *span(prepared),
+            *span(scratch),
             torch.get_num_threads(),
         )
 
@@ -93,7 +88,7 @@ class CompiledWinograd:
             matrices.m,
             matrices.r,
             problem.groups,
-            prepared.data_ptr(),
-            byref(filter_of(problem, w)),
+            *span(prepared),
+            byref(operand(problem, w)),
             torch.get_num_threads(),
         )

@@ -69,9 +69,9 @@ class CudaWinograd:
         pointers = (source.data_ptr(), v.data_ptr())
         self._of_images(matrices, problem, tiles, "transform_source", source, pointers, (tiles.top, tiles.left))
         if problem.memory_format is MemoryFormat.CHANNELS_LAST:
-            torch.bmm(v, u, out=product)
+            product.baddbmm_(v, u, beta=0)
         else:
-            torch.bmm(u.transpose(1, 2), v, out=product)
+            product.baddbmm_(u.transpose(1, 2), v, beta=0)
         results = (product.data_ptr(), 0 if bias is None else bias.data_ptr(), target.data_ptr())
         self._of_images(matrices, problem, tiles, "inverse_transform", target, results)
 
@@ -86,9 +86,9 @@ class CudaWinograd:
         self._of_images(matrices, problem, tiles, "transform_source", x, pointers, (tiles.top, tiles.left))
         self._of_images(matrices, problem, tiles, "transform_gradient", y, (y.data_ptr(), d.data_ptr()))
         if problem.memory_format is MemoryFormat.CHANNELS_LAST:
-            torch.baddbmm(du, d.transpose(1, 2), v, out=du)
+            du.baddbmm_(d.transpose(1, 2), v)
         else:
-            torch.baddbmm(du, d, v.transpose(1, 2), out=du)
+            du.baddbmm_(d, v.transpose(1, 2))
 
     def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         """w += G^T dU G."""

@@ -41,7 +41,7 @@ class TorchWinograd:
         g = _filter_matrix(matrices, transformed.dtype, transformed.device)
         if problem.operation is Operation.BACKWARD_DATA:
             g = _filter_matrix(matrices, transformed.dtype, transformed.device, turned=True)
-        torch.bmm(g.expand(len(w), -1, -1), taps.transpose(1, 2), out=transformed.transpose(0, 1))
+        transformed.transpose(0, 1).baddbmm_(g.expand(len(w), -1, -1), taps.transpose(1, 2), beta=0)
 
     def correlate(
         self,
@@ -63,7 +63,7 @@ class TorchWinograd:
         padding = (tiles.top, tiles.left)
         v = _transform_tiles(matrices.b_t, tiles, source, padding, tiles.source_channels, (left, right))
         product = _head(right, (tiles.a**2 * tiles.groups, tiles.count, tiles.target_channels))
-        torch.bmm(v, u, out=product)
+        product.baddbmm_(v, u, beta=0)
         _inverse_transform(matrices.a_t, tiles, product, target, bias, (right, left))
 
     def accumulate(
@@ -78,7 +78,7 @@ class TorchWinograd:
         d = _transform_tiles(a, tiles, y, (0, 0), tiles.target_channels, (y_tiles, half))
         transformed = carve(prepared, _prepared_parts(matrices, problem))[0]
         du = transformed.view(tiles.a**2 * tiles.groups, tiles.target_channels, tiles.source_channels)
-        torch.baddbmm(du, d.transpose(1, 2), v, out=du)
+        du.baddbmm_(d.transpose(1, 2), v)
 
     def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         """w += G^T dU G."""
@@ -86,7 +86,7 @@ class TorchWinograd:
         wide = _wide(w, staging)
         g = _filter_matrix(matrices, transformed.dtype, transformed.device)
         taps = _taps(wide)
-        torch.baddbmm(taps, transformed.permute(1, 2, 0), g.expand(len(w), -1, -1), out=taps)
+        taps.baddbmm_(transformed.permute(1, 2, 0), g.expand(len(w), -1, -1))
         if wide is not w:
             w.copy_(wide)
 

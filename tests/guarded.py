@@ -1,10 +1,14 @@
-"""Runs an algorithm on buffers of exactly the declared size, between guard zones, and counts what torch allocates."""
+"""Runs an algorithm on buffers of exactly the declared size, between guard zones, and counts what torch allocates.
+
+Under AddressSanitizer (``make sanitize``) the zones are poisoned: reading them is reported, too, where it is done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -19,6 +23,13 @@ _PATTERN = 0xA5
 _GARBAGE = 0xFF  # NaN in every floating-point type: whatever is read before it was written shows
 
 
+@cache
+def sanitizer() -> ctypes.CDLL | None:
+    """AddressSanitizer's runtime, where the process runs under it."""
+    process = ctypes.CDLL(None)
+    return process if hasattr(process, "__asan_poison_memory_region") else None
+
+
 @dataclass
 class GuardedMemory:
     """Aligned buffers full of NaN that know whether anything was written around them."""
@@ -31,6 +42,7 @@ class GuardedMemory:
         raw = torch.full((size,), _PATTERN, dtype=torch.uint8, device=self.device)
         start = _GUARD_BYTES + -raw.data_ptr() % ALIGNMENT_BYTES
         self.raws.append((raw, start, start + size_bytes))
+        self._tell_sanitizer("poison")
         return raw[start : start + size_bytes].fill_(_GARBAGE)
 
     def tensor(self, problem: ConvProblem, shape: tuple[int, int, int, int]) -> Tensor:
@@ -43,9 +55,26 @@ class GuardedMemory:
         assert tensor.is_contiguous(memory_format=TORCH_FORMATS[problem.memory_format])
         return tensor
 
+    def vector(self, problem: ConvProblem, count: int) -> Tensor:
+        """In the problem's dtype."""
+        return self.buffer(count * problem.item_bytes).view(getattr(torch, problem.dtype))
+
     def is_intact(self) -> bool:
-        outside = (zone for raw, start, end in self.raws for zone in (raw[:start], raw[end:]))
-        return all(bool((zone == _PATTERN).all()) for zone in outside)
+        self._tell_sanitizer("unpoison")
+        intact = all(bool((zone == _PATTERN).all()) for zone in self._zones())
+        self._tell_sanitizer("poison")
+        return intact
+
+    def _zones(self) -> Iterator[Tensor]:
+        return (zone for raw, start, end in self.raws for zone in (raw[:start], raw[end:]))
+
+    def _tell_sanitizer(self, action: str) -> None:
+        runtime = sanitizer() if self.device == "cpu" else None
+        if runtime is not None:
+            for zone in self._zones():
+                runtime[f"__asan_{action}_memory_region"](
+                    ctypes.c_void_p(zone.data_ptr()), ctypes.c_size_t(zone.nbytes)
+                )
 
 
 @dataclass

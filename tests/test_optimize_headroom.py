@@ -194,7 +194,9 @@ def test_torchs_own_fits_where_nothing_else_does(limit_bytes: int) -> None:
 
 
 def test_torchs_own_is_tuned_where_nothing_else_fits(tmp_path: Path) -> None:
-    config = Config(workspace_limit="headroom", algorithms=(), time_limit="20ms", database=tmp_path / "own.sqlite")
+    config = Config(
+        workspace_limit="headroom", algorithms="native", time_limit="20ms", database=tmp_path / "own.sqlite"
+    )
     (tuned,) = tune_tasks([Task(PROBLEM, 1, 0, in_headroom=True)], config).problems
     assert tuned.configuration.is_baseline
     assert tuned.configuration.workspace_bytes > 0  # what makes it infeasible otherwise

@@ -8,6 +8,7 @@
 
 constexpr int blocks_of(int channels) { return (channels + VL - 1) / VL; }
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 // The filter, or its gradient, seen as lanes x rows x R x S: lanes lie in the vectors. Forward: lanes K, rows C;
 // backward data: lanes C, rows K, and turned by 180 degrees where it is a correlation. Strides in floats.
@@ -43,7 +44,7 @@ INLINE void for_runs(const FilterBlock& block, float* buffer, Body body) {
   const FilterView& v = block.view;
   const int taps = v.taps();
   if (v.row == 1) {
-    for (int t = 0; t < taps; ++t) body(block.at(0, 0, t), buffer + t * VL, block.rows(), ptrdiff_t(taps) * VL);
+    for (int t = 0; t < taps; ++t) body(block.at(0, 0, t), buffer + ptrdiff_t(t) * VL, block.rows(), ptrdiff_t(taps) * VL);
     return;
   }
   for (int row = 0; row < block.rows(); ++row)

@@ -8,10 +8,16 @@
 // A batch of images; strides in floats. sc == 1 (NHWC) and sw == 1 (NCHW) are the fast cases.
 struct Images {
   float* data;
-  int n, c, h, w;
+  int64_t n;
+  int c, h, w;
   ptrdiff_t sn, sc, sh, sw;
 
-  float* at(int image, int channel, int row, int column) const {
+  Images group(int64_t index) const {  // of as many channels, `index` times as many channels further
+    Images moved = *this;
+    moved.data += index * c * sc;
+    return moved;
+  }
+  float* at(int64_t image, int channel, int row, int column) const {
     return data + image * sn + channel * sc + row * sh + column * sw;
   }
 };
@@ -23,7 +29,8 @@ struct Window {
 };
 
 struct Region {
-  int image, channel, top, left, rows, columns;
+  int64_t image;
+  int channel, top, left, rows, columns;
 };
 
 INLINE bool lies_inside(const Images& x, const Region& r) {
@@ -32,8 +39,8 @@ INLINE bool lies_inside(const Images& x, const Region& r) {
 
 // One row of a region, [columns][VL] from `to`, from planar channels: VL x VL transposes.
 INLINE void gather_planar_row(const float* from, ptrdiff_t channel_stride, int channels, int columns, float* to) {
-  for (int j = 0; j < columns; j += VL) {
-    const int count = std::min(VL, columns - j);
+  for (ptrdiff_t j = 0; j < columns; j += VL) {
+    const int count = int(std::min<ptrdiff_t>(VL, columns - j));
     Vec block[VL];
 #pragma GCC unroll 16
     for (int i = 0; i < VL; ++i) block[i] = i < channels ? load_first(from + i * channel_stride + j, count) : Vec{};
@@ -48,8 +55,8 @@ INLINE void gather_planar_row(const float* from, ptrdiff_t channel_stride, int c
 }
 
 INLINE void scatter_planar_row(const float* from, int columns, float* to, ptrdiff_t channel_stride, int channels) {
-  for (int j = 0; j < columns; j += VL) {
-    const int count = std::min(VL, columns - j);
+  for (ptrdiff_t j = 0; j < columns; j += VL) {
+    const int count = int(std::min<ptrdiff_t>(VL, columns - j));
     Vec block[VL];
 #pragma GCC unroll 16
     for (int i = 0; i < VL; ++i) block[i] = i < count ? load(from + (j + i) * VL) : Vec{};
@@ -70,20 +77,20 @@ static inline void fill(const Images& x, const Region& r, float* buffer) {
   for (int i = 0; i < r.rows; ++i) {
     float* to = buffer + ptrdiff_t(i) * r.columns * VL;
     if (r.top + i < 0 || r.top + i >= x.h) {
-      std::memset(to, 0, r.columns * VL * sizeof(float));
+      std::memset(to, 0, r.columns * (VL * sizeof(float)));
       continue;
     }
-    std::memset(to, 0, first * VL * sizeof(float));
-    std::memset(to + last * VL, 0, (r.columns - last) * VL * sizeof(float));
+    std::memset(to, 0, first * (VL * sizeof(float)));
+    std::memset(to + ptrdiff_t(last) * VL, 0, (r.columns - last) * (VL * sizeof(float)));
     if (first == last) continue;
     const float* from = x.at(r.image, r.channel, r.top + i, r.left + first);
     if (x.sc == 1)
-      for (int j = first; j < last; ++j) store(to + j * VL, load_first(from + (j - first) * x.sw, channels));
+      for (ptrdiff_t j = first; j < last; ++j) store(to + j * VL, load_first(from + (j - first) * x.sw, channels));
     else if (x.sw != 1)
-      for (int j = first; j < last; ++j)
+      for (ptrdiff_t j = first; j < last; ++j)
         for (int c = 0; c < VL; ++c) to[j * VL + c] = c < channels ? from[(j - first) * x.sw + c * x.sc] : 0;
     else
-      gather_planar_row(from, x.sc, channels, last - first, to + first * VL);
+      gather_planar_row(from, x.sc, channels, last - first, to + ptrdiff_t(first) * VL);
   }
 }
 
@@ -109,11 +116,11 @@ static inline void scatter(const Images& y, const Region& r, const Window& windo
     const float* from = buffer + i * window.row;
     float* to = y.at(r.image, r.channel, r.top + i, r.left);
     if (y.sc == 1)
-      for (int j = 0; j < columns; ++j) store_first(to + j * y.sw, load(from + j * VL), channels);
+      for (ptrdiff_t j = 0; j < columns; ++j) store_first(to + j * y.sw, load(from + j * VL), channels);
     else if (y.sw == 1)
       scatter_planar_row(from, columns, to, y.sc, channels);
     else
-      for (int j = 0; j < columns; ++j)
+      for (ptrdiff_t j = 0; j < columns; ++j)
         for (int c = 0; c < channels; ++c) to[j * y.sw + c * y.sc] = from[j * VL + c];
   }
 }

@@ -7,6 +7,7 @@
 // is 1.
 #include <omp.h>
 
+#include <utility>
 #include <vector>
 
 #include "abi.h"
@@ -16,7 +17,36 @@ namespace {
 
 struct Geometry {
   int64_t r, s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups;
+
+  void require() const {
+    for (const int64_t size : {r, s, stride_h, stride_w, dilation_h, dilation_w})
+      require_size("a filter size, stride or dilation", size);
+    for (const int64_t pad : {pad_h, pad_w}) require_between("the padding", pad, 0, LARGEST_SIZE);
+    require_size("the number of elements of a filter", r * s);
+    for (const int64_t extent : {dilation_h * (r - 1) + 1, dilation_w * (s - 1) + 1})
+      require_size("the extent of the filter", extent);
+    require_size("the number of groups", groups);
+  }
 };
+
+// The size of y along one dimension.
+int64_t output_size(int64_t size, int64_t pad, int64_t taps, int64_t dilation, int64_t stride) {
+  const int64_t padded = size + 2 * pad, extent = dilation * (taps - 1) + 1;
+  require_size("a size of the padded input", padded);
+  require_between("the extent of the filter", extent, 1, padded);
+  return (padded - extent) / stride + 1;
+}
+
+// x and y as in forward.
+void require_images(const Geometry& g, const TensorArgument& x, const TensorArgument& y) {
+  g.require();
+  x.require("x");
+  y.require("y");
+  require_groups(g.groups, x.c, y.c);
+  require_equal("the number of samples of y", y.n, x.n);
+  require_equal("the height of y", y.h, output_size(x.h, g.pad_h, g.r, g.dilation_h, g.stride_h));
+  require_equal("the width of y", y.w, output_size(x.w, g.pad_w, g.s, g.dilation_w, g.stride_w));
+}
 
 // Filter element (r, s), and which input pixel it meets: (output row * stride + row, output column * stride + column).
 struct Tap {
@@ -57,6 +87,21 @@ Taps forward_taps(const Geometry& g) {
   return taps;
 }
 
+// The residues modulo the stride of those rows (or columns) of dx that any of the taps reaches.
+std::vector<int> reached(int64_t taps, int64_t stride, int64_t pad, int64_t dilation) {
+  std::vector<int> residues;
+  for (int64_t tap = 0; tap < taps; ++tap) {
+    const int64_t remainder = (tap * dilation - pad) % stride;
+    residues.push_back(int(remainder < 0 ? remainder + stride : remainder));
+  }
+  std::sort(residues.begin(), residues.end());
+  residues.erase(std::unique(residues.begin(), residues.end()), residues.end());
+  return residues;
+}
+
+std::vector<int> reached_rows(const Geometry& g) { return reached(g.r, g.stride_h, g.pad_h, g.dilation_h); }
+std::vector<int> reached_columns(const Geometry& g) { return reached(g.s, g.stride_w, g.pad_w, g.dilation_w); }
+
 // The taps that reach dx pixels (a + stride_h * i, b + stride_w * j); they read dy at (i + row, j + column).
 Taps backward_data_taps(const Geometry& g, int a, int b) {
   Taps taps;
@@ -80,19 +125,20 @@ Images every(Images x, int64_t stride_h, int64_t stride_w) {
 // Calls body(product, view of y) for the one product of forward, or for each residue of backward data that any tap
 // reaches.
 template <class Body>
-void for_products(const Geometry& g, bool backward_data, int rows, int lanes, const Images& y, Body body) {
+void for_products(const Geometry& g, bool backward_data, int rows, const Images& y, Body body) {
   if (!backward_data) return body(Product{forward_taps(g), int(g.stride_h), int(g.stride_w), 0}, y);
   ptrdiff_t offset = 0;
-  for (int a = 0; a < g.stride_h; ++a)
-    for (int b = 0; b < g.stride_w; ++b) {
+  const std::vector<int> columns = reached_columns(g);
+  for (const int a : reached_rows(g))
+    for (const int b : columns) {
       Product product{backward_data_taps(g, a, b), 1, 1, offset};
       Images view = y;
       view.data = y.data + a * y.sh + b * y.sw;
       view.h = y.h - a;
       view.w = y.w - b;
       view = every(view, g.stride_h, g.stride_w);
-      offset += ptrdiff_t(product.taps.size()) * padded(rows) * blocks_of(lanes) * VL;
-      if (view.h > 0 && view.w > 0 && !product.taps.empty()) body(product, view);
+      offset += ptrdiff_t(product.taps.size()) * padded(rows) * blocks_of(y.c) * VL;
+      if (view.h > 0 && view.w > 0) body(std::move(product), view);
     }
 }
 
@@ -110,10 +156,7 @@ Call make_call(Geometry g, bool backward_data, const Images& x, const Images& y)
 
 // Are there pixels of dx that no tap reaches?
 bool leaves_gaps(const Geometry& g) {
-  for (int a = 0; a < g.stride_h; ++a)
-    for (int b = 0; b < g.stride_w; ++b)
-      if (backward_data_taps(g, a, b).empty()) return true;
-  return false;
+  return int64_t(reached_rows(g).size()) < g.stride_h || int64_t(reached_columns(g).size()) < g.stride_w;
 }
 
 void set_to_zero(float* data, int64_t count, int threads) {
@@ -131,7 +174,8 @@ struct WindowShape {
   int channels, height, width, residues;
   ptrdiff_t row() const { return ptrdiff_t(width) * (planar ? residues : VL); }
   ptrdiff_t plane() const { return row() * height; }
-  ptrdiff_t floats() const { return plane() * (planar ? channels : blocks_of(channels)); }
+  int planes() const { return planar ? channels : blocks_of(channels); }
+  ptrdiff_t floats() const { return plane() * planes(); }
   ptrdiff_t at(int down, int right) const {
     return down * row() + (planar ? ptrdiff_t(right % residues) * width + right / residues : ptrdiff_t(right) * VL);
   }
@@ -139,9 +183,12 @@ struct WindowShape {
 
 WindowShape window_shape(bool planar, int channels, const Taps& taps, int stride_h, int stride_w, int residues,
                          int rows, int columns) {
-  const int height = (rows - 1) * stride_h + span_of(taps, &Tap::row).size();
-  const int width = (columns - 1) * stride_w + span_of(taps, &Tap::column).size();
-  return {planar, channels, height, ceil_div(width, residues), residues};
+  const int64_t height = int64_t(rows - 1) * stride_h + span_of(taps, &Tap::row).size();
+  const int64_t width = int64_t(columns - 1) * stride_w + span_of(taps, &Tap::column).size();
+  for (const int64_t size : {height, width}) require_size("a size of the padded input", size);
+  const WindowShape shape{planar, channels, int(height), ceil_div(int(width), residues), residues};
+  times(times(shape.row(), height), shape.planes());  // floats() is no more than 64 bits hold
+  return shape;
 }
 
 void fill_planar(const Images& x, const Region& r, const WindowShape& shape, float* to) {
@@ -186,17 +233,18 @@ Band choose_band(const Product& product, int channels, const Images& y, int thre
                         is_planar(channels) ? product.stride_w : 1, band.rows, band.columns)
         .floats();
   };
-  const auto bands = [&] { return int64_t(y.n) * ceil_div(y.h, band.rows) * ceil_div(y.w, band.columns); };
-  while (band.rows > 1 && (floats() > WINDOW_FLOATS || bands() < 4 * threads)) band.rows = ceil_div(band.rows, 2);
+  const auto bands = [&] { return times(y.n, int64_t(ceil_div(y.h, band.rows)) * ceil_div(y.w, band.columns)); };
+  while (band.rows > 1 && (floats() > WINDOW_FLOATS || bands() < int64_t{4} * threads)) band.rows = ceil_div(band.rows, 2);
   while (band.columns > MR && (floats() > WINDOW_FLOATS || bands() < threads)) band.columns = ceil_div(band.columns, 2);
   return band;
 }
 
+// What one thread computes a product's bands in.
 struct ProductScratch {
   WindowShape window;
   Band band;
   int result_rows;
-  ptrdiff_t floats() const { return window.floats() + ptrdiff_t(NV) * result_rows * band.columns * VL; }
+  int64_t floats() const { return plus(window.floats(), times(int64_t(NV) * VL * result_rows, band.columns)); }
 };
 
 ProductScratch product_scratch(const Product& product, int channels, const Images& y, int threads) {
@@ -208,29 +256,29 @@ ProductScratch product_scratch(const Product& product, int channels, const Image
 }
 
 // Distance of each block of the product's inner dimension from a window's start: (channel or channel block, tap).
-std::vector<int32_t> inner_offsets(const Taps& taps, const WindowShape& shape) {
-  std::vector<int32_t> offsets;
+std::vector<ptrdiff_t> inner_offsets(const Taps& taps, const WindowShape& shape) {
+  std::vector<ptrdiff_t> offsets;
   const Span rows = span_of(taps, &Tap::row), columns = span_of(taps, &Tap::column);
-  for (int c = 0; c < (shape.planar ? shape.channels : blocks_of(shape.channels)); ++c)
+  for (int c = 0; c < shape.planes(); ++c)
     for (const Tap& tap : taps)
-      offsets.push_back(int32_t(c * shape.plane() + shape.at(tap.row - rows.first, tap.column - columns.first)));
+      offsets.push_back(c * shape.plane() + shape.at(tap.row - rows.first, tap.column - columns.first));
   return offsets;
 }
 
 // One row of outputs, NV vectors of output channels: to[vector][column][VL].
 template <int VECTORS, int ROW, int STEP>
-void multiply_row(Layout<ROW, STEP> layout, const float* window, const std::vector<int32_t>& offsets, int steps,
+void multiply_row(Layout<ROW, STEP> layout, const float* window, const std::vector<ptrdiff_t>& offsets, int steps,
                   int columns, const float* filter, ptrdiff_t filter_stream, float* to) {
   for_row_tiles(columns, [&](int first, int count) {
     const float* from = window + first * layout.row();
     const auto block_of = [&](int block) { return from + offsets[block]; };
     register_tile_of<MR, VECTORS, false>(count, layout, block_of, int(offsets.size()), steps, filter, filter_stream,
-                                         to + first * VL, ptrdiff_t(columns) * VL);
+                                         to + ptrdiff_t(first) * VL, ptrdiff_t(columns) * VL);
   });
 }
 
 template <int VECTORS>
-void multiply_row(const WindowShape& shape, int stride_w, const float* window, const std::vector<int32_t>& offsets,
+void multiply_row(const WindowShape& shape, int stride_w, const float* window, const std::vector<ptrdiff_t>& offsets,
                   int columns, const float* filter, ptrdiff_t filter_stream, float* to) {
   if (shape.planar)
     multiply_row<VECTORS>(Layout<1, 1>{}, window, offsets, 1, columns, filter, filter_stream, to);
@@ -247,18 +295,41 @@ void add_to_all(float* vectors, int count, Vec offset) {
   for (int i = 0; i < count; ++i) store(vectors + i * VL, load(vectors + i * VL) + offset);
 }
 
-void run_product(const Product& product, const Images& x, const float* filter, const float* bias, const Images& y,
-                 float* scratch, int threads) {
-  const ProductScratch layout = product_scratch(product, x.c, y, threads);
+// A product of a call, and all of it that is the same for every group; y: the view of the first group's.
+struct Plan {
+  Product product;
+  Images y;
+  ProductScratch scratch;
+};
+
+std::vector<Plan> plans_of(const Geometry& g, bool backward_data, int rows, const Images& y, int threads) {
+  std::vector<Plan> plans;
+  for_products(g, backward_data, rows, y, [&](Product product, const Images& view) {
+    const ProductScratch scratch = product_scratch(product, rows, view, threads);
+    plans.push_back({std::move(product), view, scratch});
+  });
+  return plans;
+}
+
+int64_t scratch_bytes_of(const std::vector<Plan>& plans, int threads) {
+  int64_t most = 0;
+  for (const Plan& plan : plans) most = std::max(most, plan.scratch.floats());
+  return bytes_of(times(most, threads));
+}
+
+void run(const Plan& plan, const Images& x, const float* filter, const float* bias, const Images& y, float* scratch,
+         int threads) {
+  const Product& product = plan.product;
+  const ProductScratch& layout = plan.scratch;
   const Band band = layout.band;
-  const std::vector<int32_t> offsets = inner_offsets(product.taps, layout.window);
+  const std::vector<ptrdiff_t> offsets = inner_offsets(product.taps, layout.window);
   const Span rows = span_of(product.taps, &Tap::row), columns = span_of(product.taps, &Tap::column);
   const ptrdiff_t stream = ptrdiff_t(product.taps.size()) * padded(x.c) * VL;
-  const int down = ceil_div(y.h, band.rows), across = ceil_div(y.w, band.columns);
+  const int64_t down = ceil_div(y.h, band.rows), across = ceil_div(y.w, band.columns), tasks = y.n * down * across;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-  for (int task = 0; task < y.n * down * across; ++task) {
-    const int image = task / (down * across), top = task / across % down * band.rows,
-              left = task % across * band.columns;
+  for (int64_t task = 0; task < tasks; ++task) {
+    const int64_t image = task / (down * across);
+    const int top = int(task / across % down) * band.rows, left = int(task % across) * band.columns;
     const int height = std::min(band.rows, y.h - top), width = std::min(band.columns, y.w - left);
     float* window = scratch + omp_get_thread_num() * layout.floats();
     float* result = window + layout.window.floats();
@@ -283,21 +354,33 @@ void run_product(const Product& product, const Images& x, const float* filter, c
   }
 }
 
+// Of each thread, for one block of the filter: allocated where a failure can be caught, before the threads begin.
+class TapBuffers {
+ public:
+  TapBuffers(int taps, int threads) : floats_(size_t(VL) * taps * VL), memory_(times(floats_, threads)) {}
+  float* mine() { return memory_.data() + omp_get_thread_num() * floats_; }
+
+ private:
+  size_t floats_;
+  std::vector<float> memory_;
+};
+
 // [lane block][row or row block][tap][row in block][VL]: in the order in which a register tile reads it.
 void pack_filter(const FilterView& w, const Taps& taps, float* to, int threads) {
   const int rows = padded(w.rows), in_block = is_planar(w.rows) ? 1 : VL, count = int(taps.size());
+  TapBuffers buffers(w.taps(), threads);
 #pragma omp parallel num_threads(threads)
   {
-    std::vector<float> buffer(size_t(VL) * w.taps() * VL);
+    float* buffer = buffers.mine();
 #pragma omp for collapse(2)
     for (int block = 0; block < blocks_of(w.lanes); ++block)
       for (int first = 0; first < rows; first += VL) {
-        load_filter_block({w, block * VL, first}, buffer.data());
+        load_filter_block({w, block * VL, first}, buffer);
         for (int row = first; row < std::min(first + VL, rows); ++row)
           for (int t = 0; t < count; ++t) {
             const ptrdiff_t outer = ptrdiff_t(block) * (rows / in_block) + row / in_block;
             const float* vector =
-                buffer.data() + (ptrdiff_t(row - first) * w.taps() + taps[t].r * w.s + taps[t].s) * VL;
+                buffer + (ptrdiff_t(row - first) * w.taps() + taps[t].r * w.s + taps[t].s) * VL;
             store(to + ((outer * count + t) * in_block + row % in_block) * VL, load(vector));
           }
       }
@@ -317,12 +400,12 @@ struct FilterGradient {
   int rows, units_per_image, units_at_once, k;
   int stride_h, stride_w, q;
 
-  ptrdiff_t dy_floats() const { return ptrdiff_t(blocks_of(k)) * rows * q * VL; }
-  ptrdiff_t unit_floats() const { return window.floats() + dy_floats(); }
-  ptrdiff_t scratch_floats() const { return units_at_once * unit_floats(); }
+  int64_t dy_floats() const { return times(int64_t(blocks_of(k)) * VL, int64_t(rows) * q); }
+  int64_t unit_floats() const { return plus(window.floats(), dy_floats()); }
+  int64_t scratch_bytes() const { return bytes_of(times(units_at_once, unit_floats())); }
 };
 
-FilterGradient filter_gradient(const Geometry& g, int n, int c, int k, int p, int q) {
+FilterGradient filter_gradient(const Geometry& g, int64_t n, int c, int k, int p, int q) {
   FilterGradient f;
   f.taps = forward_taps(g);
   f.k = k;
@@ -333,7 +416,7 @@ FilterGradient filter_gradient(const Geometry& g, int n, int c, int k, int p, in
   f.units_per_image = ceil_div(p, f.rows);
   f.window = window_shape(is_planar(c), c, f.taps, f.stride_h, f.stride_w, 1, f.rows, q);
   f.units_at_once = int(std::clamp<int64_t>(BATCH_FLOATS / f.unit_floats(), 2, 64));
-  f.units_at_once = std::min(f.units_at_once, n * f.units_per_image);
+  f.units_at_once = int(std::min<int64_t>(f.units_at_once, times(n, f.units_per_image)));
   return f;
 }
 
@@ -372,36 +455,37 @@ void accumulate_planar(const FilterGradient& f, const Unit& unit, ptrdiff_t offs
   });
 }
 
-void accumulate_task(const Geometry& g, const FilterGradient& f, const Unit& unit, int task, float* du) {
+void accumulate_task(const Geometry& g, const FilterGradient& f, const Unit& unit, int64_t task, float* du) {
   const Span rows = span_of(f.taps, &Tap::row), columns = span_of(f.taps, &Tap::column);
   if (f.window.planar) {
-    const int c = task / int(g.r), r = task % int(g.r);
+    const int64_t c = task / g.r, r = task % g.r;
     const ptrdiff_t offset = c * f.window.plane() + r * g.dilation_h * f.window.row();
     return accumulate_planar(f, unit, offset, int(g.s), int(g.dilation_w),
-                             du + ptrdiff_t(task) * blocks_of(f.k) * g.s * VL);
+                             du + task * blocks_of(f.k) * g.s * VL);
   }
-  const int block = task / int(f.taps.size());
+  const int64_t block = task / int64_t(f.taps.size());
   const Tap& tap = f.taps[task % f.taps.size()];
   const ptrdiff_t offset = block * f.window.plane() + f.window.at(tap.row - rows.first, tap.column - columns.first);
-  float* sum = du + ptrdiff_t(task) * blocks_of(f.k) * VL * VL;
+  float* sum = du + task * blocks_of(f.k) * VL * VL;
   if (f.stride_w == 1)
     accumulate_blocked(Layout<1, VL>{}, f, unit, offset, sum);
   else
     accumulate_blocked(Layout<1, AT_RUN_TIME>{1, f.stride_w * VL}, f, unit, offset, sum);
 }
 
-void accumulate(const Geometry& g, const Images& x, const Images& dy, float* du, float* scratch, int threads) {
-  const FilterGradient f = filter_gradient(g, dy.n, x.c, dy.c, dy.h, dy.w);
+void accumulate(const Geometry& g, const FilterGradient& f, const Images& x, const Images& dy, float* du,
+                float* scratch, int threads) {
   const int top = span_of(f.taps, &Tap::row).first, left = span_of(f.taps, &Tap::column).first;
-  const int units = dy.n * f.units_per_image;
-  const int tasks = f.window.planar ? x.c * int(g.r) : blocks_of(x.c) * int(f.taps.size());
+  const int64_t units = dy.n * f.units_per_image;
+  const int64_t tasks = f.window.planar ? x.c * g.r : blocks_of(x.c) * int64_t(f.taps.size());
   std::vector<Unit> packed(f.units_at_once);
 #pragma omp parallel num_threads(threads)
-  for (int begin = 0; begin < units; begin += f.units_at_once) {
-    const int count = std::min(f.units_at_once, units - begin);
+  for (int64_t begin = 0; begin < units; begin += f.units_at_once) {
+    const int count = int(std::min<int64_t>(f.units_at_once, units - begin));
 #pragma omp for schedule(dynamic)
     for (int i = 0; i < count; ++i) {
-      const int image = (begin + i) / f.units_per_image, row = (begin + i) % f.units_per_image * f.rows;
+      const int64_t image = (begin + i) / f.units_per_image;
+      const int row = int((begin + i) % f.units_per_image) * f.rows;
       const int rows = std::min(f.rows, dy.h - row);
       float* window = scratch + i * f.unit_floats();
       float* gradient = window + f.window.floats();
@@ -411,7 +495,7 @@ void accumulate(const Geometry& g, const Images& x, const Images& dy, float* du,
       packed[i] = {window, gradient, rows};
     }
 #pragma omp for schedule(dynamic)
-    for (int task = 0; task < tasks; ++task)
+    for (int64_t task = 0; task < tasks; ++task)
       for (int i = 0; i < count; ++i) accumulate_task(g, f, packed[i], task, du);
   }
 }
@@ -419,9 +503,10 @@ void accumulate(const Geometry& g, const Images& x, const Images& dy, float* du,
 void add_filter_gradient(const Geometry& g, const float* du, const FilterView& dw, int threads) {
   const bool planar = is_planar(dw.rows);
   const int taps = dw.taps(), blocks = blocks_of(dw.lanes);
+  TapBuffers buffers(taps, threads);
 #pragma omp parallel num_threads(threads)
   {
-    std::vector<float> buffer(size_t(VL) * taps * VL);
+    float* buffer = buffers.mine();
 #pragma omp for collapse(2)
     for (int k = 0; k < blocks; ++k)
       for (int first = 0; first < dw.rows; first += VL) {
@@ -430,87 +515,137 @@ void add_filter_gradient(const Geometry& g, const float* du, const FilterView& d
             const int r = t / dw.s, s = t % dw.s;
             const ptrdiff_t vector = planar ? ((ptrdiff_t(c) * g.r + r) * blocks + k) * g.s + s
                                             : ((ptrdiff_t(c / VL) * taps + t) * blocks + k) * VL + c % VL;
-            store(buffer.data() + (ptrdiff_t(c - first) * taps + t) * VL, load(du + vector * VL));
+            store(buffer + (ptrdiff_t(c - first) * taps + t) * VL, load(du + vector * VL));
           }
-        add_filter_block({dw, k * VL, first}, buffer.data());
+        add_filter_block({dw, k * VL, first}, buffer);
       }
   }
 }
 
+int64_t filter_floats(const Geometry& g, int rows, int lanes) {
+  return times(g.r * g.s, times(padded(rows), blocks_of(lanes) * int64_t(VL)));
+}
+
+int64_t prepared_bytes(const Geometry& g, int rows, int lanes) {
+  return bytes_of(times(g.groups, filter_floats(g, rows, lanes)));
+}
+
+void require_filter(const Geometry& g, bool lanes_are_c, const TensorArgument& w, int64_t prepared, int threads) {
+  g.require();
+  w.require_filter(g.groups, g.r, g.s);
+  const FilterView view = w.filter(0, g.groups, lanes_are_c);
+  require_bytes("prepared", prepared, prepared_bytes(g, view.rows, view.lanes));
+  require_threads(threads);
+}
+
+void require_sizes(const Geometry& g, int64_t n, std::initializer_list<int64_t> channels_and_pixels, int threads) {
+  g.require();
+  require_between("the number of samples", n, 1, INT64_MAX);
+  for (const int64_t size : channels_and_pixels) require_size("a number of channels or pixels", size);
+  require_threads(threads);
+}
+
 }  // namespace
 
-// What library.py calls. c, k: channels of one group.
+// What library.py calls. All return 0 (or a size), or why they refused (checks.h). c, k: channels of one group.
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Floats of the packed filter, or of its gradient's accumulator, of one group. rows: channels that are summed over.
-int64_t mucudnn_implicit_gemm_filter_floats(const Geometry* g, int rows, int lanes) {
-  return g->r * g->s * padded(rows) * blocks_of(lanes) * VL;
-}
-
-// Floats of scratch for n samples; rows: channels of the tensor that is read, lanes, h, w: of the one that is written.
-int64_t mucudnn_implicit_gemm_scratch_floats(const Geometry* g, int backward_data, int n, int rows, int lanes, int h,
-                                             int w, int threads) {
-  const Call call = make_call(*g, backward_data, Images{}, Images{nullptr, n, lanes, h, w, 0, 1, 0, 0});
-  ptrdiff_t most = 0;
-  for_products(call.geometry, backward_data, rows, lanes, call.y, [&](const Product& product, const Images& view) {
-    most = std::max(most, product_scratch(product, rows, view, threads).floats());
+// Of the packed filter, or of its gradient's accumulator. rows: channels that are summed over.
+int64_t mucudnn_implicit_gemm_prepared_bytes(const Geometry* g, int64_t rows, int64_t lanes) {
+  return refusable([&] {
+    require_sizes(*g, 1, {rows, lanes}, 1);
+    return prepared_bytes(*g, int(rows), int(lanes));
   });
-  return most * threads;
 }
 
-int64_t mucudnn_implicit_gemm_gradient_scratch_floats(const Geometry* g, int n, int c, int k, int p, int q) {
-  return filter_gradient(make_call(*g, false, Images{}, Images{}).geometry, n, c, k, p, q).scratch_floats();
+// For n samples; rows: channels of the tensor that is read, lanes, h, w: of the one that is written.
+int64_t mucudnn_implicit_gemm_scratch_bytes(const Geometry* g, int backward_data, int64_t n, int64_t rows,
+                                            int64_t lanes, int64_t h, int64_t w, int threads) {
+  return refusable([&] {
+    require_sizes(*g, n, {rows, lanes, h, w}, threads);
+    const Images y{nullptr, n, int(lanes), int(h), int(w), 0, 1, 0, 0};
+    const Call call = make_call(*g, backward_data, Images{}, y);
+    return scratch_bytes_of(plans_of(call.geometry, backward_data, int(rows), call.y, threads), threads);
+  });
 }
 
-int64_t mucudnn_implicit_gemm_pack_filter(const Geometry* g, int backward_data, const FilterArgument* w, float* packed,
-                                          int threads) {
-  for (int i = 0; i < g->groups; ++i) {
-    const FilterView view = w->group(i, g->groups, backward_data);
-    float* to = packed + i * mucudnn_implicit_gemm_filter_floats(g, view.rows, view.lanes);
-    const Images whole{nullptr, 1, view.lanes, int(g->stride_h), int(g->stride_w), 0, 1, 0, 0};
-    const Call call = make_call(*g, backward_data, Images{}, whole);
-    for_products(call.geometry, backward_data, view.rows, view.lanes, call.y,
-                 [&](const Product& product, const Images&) {
-                   pack_filter(view, product.taps, to + product.filter_offset, threads);
-                 });
-  }
-  return 0;
+int64_t mucudnn_implicit_gemm_gradient_scratch_bytes(const Geometry* g, int64_t n, int64_t c, int64_t k, int64_t p,
+                                                     int64_t q) {
+  return refusable([&] {
+    require_sizes(*g, n, {c, k, p, q}, 1);
+    const Geometry seen = make_call(*g, false, Images{}, Images{}).geometry;
+    return filter_gradient(seen, n, int(c), int(k), int(p), int(q)).scratch_bytes();
+  });
+}
+
+int64_t mucudnn_implicit_gemm_pack_filter(const Geometry* g, int backward_data, const TensorArgument* w, float* packed,
+                                          int64_t packed_bytes, int threads) {
+  return refusable([&]() -> int64_t {
+    require_filter(*g, backward_data, *w, packed_bytes, threads);
+    for (int64_t i = 0; i < g->groups; ++i) {
+      const FilterView view = w->filter(i, g->groups, backward_data);
+      float* to = packed + i * filter_floats(*g, view.rows, view.lanes);
+      const Images whole{nullptr, 1, view.lanes, int(g->stride_h), int(g->stride_w), 0, 1, 0, 0};
+      const Call call = make_call(*g, backward_data, Images{}, whole);
+      for_products(call.geometry, backward_data, view.rows, call.y, [&](const Product& product, const Images&) {
+        pack_filter(view, product.taps, to + product.filter_offset, threads);
+      });
+    }
+    return 0;
+  });
 }
 
 // Forward: x -> y. Backward data: x = dy, y = dx.
-int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, const ImagesArgument* x,
-                                      const float* packed, const float* bias, const ImagesArgument* y, float* scratch,
-                                      int threads) {
-  if (backward_data && leaves_gaps(*g)) set_to_zero(y->data, y->n * y->c * y->h * y->w, threads);
-  for (int i = 0; i < g->groups; ++i) {
-    const Call call = make_call(*g, backward_data, x->group(i, g->groups), y->group(i, g->groups));
+int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, const TensorArgument* x,
+                                      const float* packed, int64_t packed_bytes, const float* bias, int64_t bias_bytes,
+                                      const TensorArgument* y, float* scratch, int64_t scratch_bytes, int threads) {
+  return refusable([&]() -> int64_t {
+    require_images(*g, backward_data ? *y : *x, backward_data ? *x : *y);
+    require_threads(threads);
+    const Call call = make_call(*g, backward_data, x->images(g->groups), y->images(g->groups));
     const int rows = call.x.c, lanes = call.y.c;
-    const float* filter = packed + i * mucudnn_implicit_gemm_filter_floats(g, rows, lanes);
-    for_products(call.geometry, backward_data, rows, lanes, call.y, [&](const Product& product, const Images& view) {
-      run_product(product, call.x, filter, bias ? bias + i * lanes : nullptr, view, scratch, threads);
-    });
-  }
-  return 0;
+    const std::vector<Plan> plans = plans_of(call.geometry, backward_data, rows, call.y, threads);
+    require_bytes("prepared", packed_bytes, prepared_bytes(*g, rows, lanes));
+    require_bytes("scratch", scratch_bytes, scratch_bytes_of(plans, threads));
+    if (bias) require_bytes("the bias", bias_bytes, bytes_of(y->c));
+    if (backward_data && leaves_gaps(*g)) set_to_zero(y->data, y->n * y->c * y->h * y->w, threads);
+    for (int64_t i = 0; i < g->groups; ++i)
+      for (const Plan& plan : plans)
+        run(plan, call.x.group(i), packed + i * filter_floats(*g, rows, lanes), bias ? bias + i * lanes : nullptr,
+            plan.y.group(i), scratch, threads);
+    return 0;
+  });
 }
 
-int64_t mucudnn_implicit_gemm_accumulate(const Geometry* g, const ImagesArgument* x, const ImagesArgument* dy,
-                                         float* du, float* scratch, int threads) {
-  for (int i = 0; i < g->groups; ++i) {
-    const Call call = make_call(*g, false, x->group(i, g->groups), dy->group(i, g->groups));
-    float* sum = du + i * mucudnn_implicit_gemm_filter_floats(g, call.x.c, call.y.c);
-    accumulate(call.geometry, call.x, call.y, sum, scratch, threads);
-  }
-  return 0;
+int64_t mucudnn_implicit_gemm_accumulate(const Geometry* g, const TensorArgument* x, const TensorArgument* dy,
+                                         float* du, int64_t du_bytes, float* scratch, int64_t scratch_bytes,
+                                         int threads) {
+  return refusable([&]() -> int64_t {
+    require_images(*g, *x, *dy);
+    require_threads(threads);
+    const Call call = make_call(*g, false, x->images(g->groups), dy->images(g->groups));
+    const Images& y = call.y;
+    const FilterGradient f = filter_gradient(call.geometry, y.n, call.x.c, y.c, y.h, y.w);
+    require_bytes("prepared", du_bytes, prepared_bytes(*g, call.x.c, y.c));
+    require_bytes("scratch", scratch_bytes, f.scratch_bytes());
+    for (int64_t i = 0; i < g->groups; ++i)
+      accumulate(call.geometry, f, call.x.group(i), y.group(i), du + i * filter_floats(*g, call.x.c, y.c), scratch,
+                 threads);
+    return 0;
+  });
 }
 
-int64_t mucudnn_implicit_gemm_add_filter_gradient(const Geometry* g, const float* du, const FilterArgument* dw,
-                                                  int threads) {
-  for (int i = 0; i < g->groups; ++i) {
-    const FilterView view = dw->group(i, g->groups, false);
-    add_filter_gradient(*g, du + i * mucudnn_implicit_gemm_filter_floats(g, view.rows, view.lanes), view, threads);
-  }
-  return 0;
+int64_t mucudnn_implicit_gemm_add_filter_gradient(const Geometry* g, const float* du, int64_t du_bytes,
+                                                  const TensorArgument* dw, int threads) {
+  return refusable([&]() -> int64_t {
+    require_filter(*g, false, *dw, du_bytes, threads);
+    for (int64_t i = 0; i < g->groups; ++i) {
+      const FilterView view = dw->filter(i, g->groups, false);
+      add_filter_gradient(*g, du + i * filter_floats(*g, view.rows, view.lanes), view, threads);
+    }
+    return 0;
+  });
 }
 
 }  // extern "C"

@@ -1,8 +1,10 @@
 """Loads the build that fits this processor and declares its functions.
 
-The libraries take pointers, sizes in elements, strides in floats and the thread count. Their workspace is handed in;
-of their own they allocate only tables that do not grow with the images (offsets, and one block of filter taps a thread:
-tens of KiB). Which build is taken follows torch's own choice (``ATEN_CPU_CAPABILITY`` lowers both);
+The libraries take pointers, each with the bytes that may be read and written there, sizes in elements and the thread
+count. Before they touch anything they check that the operands belong together and that every buffer holds what the call
+needs; a call that they refuse raises (``_accepted``). Their workspace is handed in; of their own they allocate only
+tables that do not grow with the images (offsets, and one block of filter taps a thread: tens of KiB). Which build is
+taken follows torch's own choice (``ATEN_CPU_CAPABILITY`` lowers both);
 ``MUCUDNN_BUILD=torch`` takes none.
 """
 
@@ -10,10 +12,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,19 +28,30 @@ from mucudnn.problem import ConvProblem, MemoryFormat
 BUILDS = ("avx512", "avx2", "plain")
 _LARGEST_BUILD = {"AVX512": "avx512", "AVX2": "avx2"}  # by torch.backends.cpu.get_cpu_capability()
 
-_int, _int64, _floats = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+_LARGEST_SIZE = 2**30  # checks.h has the same
+_NO_MEMORY = -5  # among its refusals
+_CHANNELS_LAST = MemoryFormat.CHANNELS_LAST  # looked up in every call
 
 
-class Images(ctypes.Structure):
-    """x or y: (N, C, H, W) float32, with its strides."""
+class _Size(ctypes.c_int64):
+    """A parameter that a user's number reaches. Ctypes would cut off what 64 bits do not hold."""
 
-    _fields_ = [("data", _floats), *((f"size_{i}", _int64) for i in "nchw"), *((f"stride_{i}", _int64) for i in "nchw")]
+    @classmethod
+    def from_param(cls, value: int) -> _Size:
+        return cls(min(max(value, 0), 2**63 - 1))
 
 
-class Filter(ctypes.Structure):
-    """w or dw: (K, C // groups, R, S) float32, with its strides."""
+_int, _int64, _pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+_buffer = (_pointer, _int64)  # prepared, scratch or a bias, and its bytes
 
-    _fields_ = [("data", _floats), *((f"size_{i}", _int64) for i in "kcrs"), *((f"stride_{i}", _int64) for i in "kcrs")]
+
+class Operand(ctypes.Structure):
+    """x, y, w or dw: dense float32 in one of the memory formats."""
+
+    _fields_ = [
+        ("data", _pointer),
+        *((name, _int64) for name in ("bytes", "size_0", "size_1", "size_2", "size_3", "channels_last")),
+    ]
 
 
 class Geometry(ctypes.Structure):
@@ -48,14 +63,24 @@ class Geometry(ctypes.Structure):
     ]
 
 
-def images(problem: ConvProblem, tensor: Tensor) -> Images:
-    """x or y of the problem as the libraries see it."""
-    return Images(tensor.data_ptr(), *tensor.shape, *_strides(problem, tensor))
+def operand(problem: ConvProblem, tensor: Tensor) -> Operand:
+    """A tensor of the problem as the libraries see it.
+
+    Raises ``InvalidInputError`` where it is not dense in the problem's memory format; where it is no float32 the
+    libraries refuse it, because of its bytes.
+    """
+    channels_last = problem.memory_format is _CHANNELS_LAST
+    if not (tensor.is_contiguous(memory_format=torch.channels_last) if channels_last else tensor.is_contiguous()):
+        raise InvalidInputError(
+            f"a tensor of {tuple(tensor.shape)} has the strides {tensor.stride()}; it must be dense and "
+            f"{problem.memory_format} for the compiled algorithms"
+        )
+    return Operand(tensor.data_ptr(), tensor.nbytes, *tensor.shape, channels_last)
 
 
-def filter_of(problem: ConvProblem, w: Tensor) -> Filter:
-    """w or dw of the problem as the libraries see it."""
-    return Filter(w.data_ptr(), *w.shape, *_strides(problem, w))
+def span(buffer: Tensor | None) -> tuple[int | None, int]:
+    """Where a buffer, or a bias, begins, and its bytes."""
+    return (None, 0) if buffer is None else (buffer.data_ptr(), buffer.nbytes)
 
 
 @lru_cache(maxsize=1024)
@@ -64,31 +89,21 @@ def geometry(problem: ConvProblem) -> Geometry:
     return Geometry(problem.r, problem.s, *problem.stride, *problem.padding, *problem.dilation, problem.groups)
 
 
-def _strides(problem: ConvProblem, tensor: Tensor) -> tuple[int, int, int, int]:
-    """Of a dense tensor. Torch's own say nothing certain about dimensions of size 1."""
-    _, channels, height, width = tensor.shape
-    if problem.memory_format is MemoryFormat.CHANNELS_LAST:
-        return (height * width * channels, 1, width * channels, channels)
-    return (channels * height * width, height * width, width, 1)
-
-
-_images, _filter, _geometry = ctypes.POINTER(Images), ctypes.POINTER(Filter), ctypes.POINTER(Geometry)
+_operand, _geometry = ctypes.POINTER(Operand), ctypes.POINTER(Geometry)
 _SIGNATURES: dict[str, list[type]] = {
-    "vector_length": [],
-    "fingerprint": [ctypes.c_void_p, _int64, _int],
-    "winograd_filter_floats": [_int] * 4,
-    "winograd_scratch_floats": [_int] * 9,
-    "winograd_transform_filter": [*[_int] * 4, _filter, _floats, _int],
-    "winograd_forward": [*[_int] * 5, _images, _floats, _floats, _images, _floats, _int],
-    "winograd_accumulate": [*[_int] * 5, _images, _images, _floats, _floats, _int],
-    "winograd_add_filter_gradient": [*[_int] * 3, _floats, _filter, _int],
-    "implicit_gemm_filter_floats": [_geometry, _int, _int],
-    "implicit_gemm_scratch_floats": [_geometry, *[_int] * 7],
-    "implicit_gemm_gradient_scratch_floats": [_geometry, *[_int] * 5],
-    "implicit_gemm_pack_filter": [_geometry, _int, _filter, _floats, _int],
-    "implicit_gemm_forward": [_geometry, _int, _images, _floats, _floats, _images, _floats, _int],
-    "implicit_gemm_accumulate": [_geometry, _images, _images, _floats, _floats, _int],
-    "implicit_gemm_add_filter_gradient": [_geometry, _floats, _filter, _int],
+    "winograd_prepared_bytes": [_int, _int, *[_Size] * 3],
+    "winograd_scratch_bytes": [_int, _int, _int, *[_Size] * 5, _int],
+    "winograd_transform_filter": [_int, _int, _int64, _int, _operand, *_buffer, _int],
+    "winograd_forward": [_int, _int, *[_int64] * 3, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
+    "winograd_accumulate": [_int, _int, *[_int64] * 3, _operand, _operand, *_buffer, *_buffer, _int],
+    "winograd_add_filter_gradient": [_int, _int, _int64, *_buffer, _operand, _int],
+    "implicit_gemm_prepared_bytes": [_geometry, _Size, _Size],
+    "implicit_gemm_scratch_bytes": [_geometry, _int, *[_Size] * 5, _int],
+    "implicit_gemm_gradient_scratch_bytes": [_geometry, *[_Size] * 5],
+    "implicit_gemm_pack_filter": [_geometry, _int, _operand, *_buffer, _int],
+    "implicit_gemm_forward": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
+    "implicit_gemm_accumulate": [_geometry, _operand, _operand, *_buffer, *_buffer, _int],
+    "implicit_gemm_add_filter_gradient": [_geometry, *_buffer, _operand, _int],
 }
 
 
@@ -132,6 +147,15 @@ def library() -> ctypes.CDLL:
     return build.library
 
 
+def why_too_large(problem: ConvProblem) -> str | None:
+    """``None`` if the compiled algorithms can count every size of this problem, else the reason."""
+    (pad_h, pad_w), (down, right) = problem.padding, problem.stride
+    largest = max(problem.c, problem.k, problem.h + 2 * pad_h, problem.w + 2 * pad_w, down, right)
+    if largest > _LARGEST_SIZE:
+        return f"a size is {largest}; the compiled algorithms take up to {_LARGEST_SIZE}"
+    return None
+
+
 def why_not(problem: ConvProblem) -> str | None:
     """``None`` if the compiled algorithms can compute with this problem's dtype here, else the reason."""
     if problem.dtype != "float32":
@@ -150,7 +174,22 @@ def _path(build: str) -> Path | None:
 
 
 def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    loaded.mucudnn_refusal.argtypes, loaded.mucudnn_refusal.restype = [], ctypes.c_char_p
+    loaded.mucudnn_vector_length.argtypes, loaded.mucudnn_vector_length.restype = [], _int64
+    fingerprint = loaded.mucudnn_fingerprint  # any number may be one: it refuses nothing
+    fingerprint.argtypes, fingerprint.restype = [_pointer, _int64, _int], _int64
+    accepted = partial(_accepted, loaded.mucudnn_refusal)
     for name, arguments in _SIGNATURES.items():
         function = getattr(loaded, f"mucudnn_{name}")
-        function.argtypes, function.restype = arguments, _int64
+        function.argtypes, function.restype, function.errcheck = arguments, _int64, accepted
     return loaded
+
+
+def _accepted(refusal: Callable[[], bytes], result: int, function: Any, _: tuple[object, ...]) -> int:
+    """The result; raises ``InvalidInputError`` for a call that was refused, which has touched nothing."""
+    if result >= 0:
+        return result
+    words = refusal().decode()
+    if result == _NO_MEMORY:
+        raise torch.OutOfMemoryError(words)
+    raise InvalidInputError(f"{function.__name__}: {words}")

@@ -84,9 +84,10 @@ INLINE void for_column_blocks(int column_blocks, Body body) {
 template <class Body>
 INLINE void for_row_tiles(int rows, Body body) {
   const int tiles = (rows + MR - 1) / MR;
-  for (int i = 0; i < tiles; ++i) {
-    const int first = rows * i / tiles;
-    body(first, rows * (i + 1) / tiles - first);
+  for (int i = 0, first = 0; i < tiles; ++i) {
+    const int end = int(int64_t(rows) * (i + 1) / tiles);
+    body(first, end - first);
+    first = end;
   }
 }
 

@@ -24,8 +24,13 @@ constexpr int VL = 4;
 constexpr int REGISTERS = 16;
 #endif
 
+#if defined(__SANITIZE_ADDRESS__)  // where every access is checked, all of it inlined takes the compiler an hour
+#define INLINE static inline
+#define INLINE_MEMBER inline
+#else
 #define INLINE static inline __attribute__((always_inline))
 #define INLINE_MEMBER inline __attribute__((always_inline))
+#endif
 
 typedef float Vec __attribute__((vector_size(VL * sizeof(float))));
 typedef int32_t Lanes __attribute__((vector_size(VL * sizeof(float))));

@@ -13,9 +13,14 @@ namespace {
 
 // Where tile t of an image batch is.
 struct Tiling {
-  int n, rows, columns;
-  int count() const { return n * rows * columns; }
+  int64_t count;
+  int rows, columns;
 };
+
+Tiling tiling_of(int m, int64_t n, int p, int q) {
+  const int rows = ceil_div(p, m), columns = ceil_div(q, m);
+  return {times(n, int64_t(rows) * columns), rows, columns};
+}
 
 // Planes of a transformed operand, one for each of POINTS points: a blocked matrix [column_blocks][rows][VL] each.
 // Planes start an odd number of cache lines apart: a tile is written to all planes at once, and must not hit one cache
@@ -36,30 +41,38 @@ struct Schedule {
   bool shared;
 };
 
+struct Plan {
+  Tiling tiling;
+  Schedule schedule;
+  int64_t scratch_floats;
+};
+
 constexpr int64_t CACHE_FLOATS = 192 * 1024;  // of one core's L2 (1 MiB and more today), for a block's tiles
 constexpr int SMALLEST_BLOCK = 2 * MR, LARGEST_OWN_BLOCK = 6 * MR, LARGEST_SHARED_BLOCK = 12 * MR;
 
-int even_blocks(int tiles, int largest, int multiple) {
-  const int rounds = ceil_div(tiles, largest * multiple);
-  return std::max(1, ceil_div(tiles, rounds * multiple));
+int even_blocks(int64_t tiles, int64_t largest, int64_t multiple) {
+  const int64_t rounds = ceil_div(tiles, largest * multiple);
+  return int(ceil_div(tiles, rounds * multiple));
 }
 
 // Blocks of one's own stay in one's own cache, but each of them streams the whole filter past; a shared block streams
-// it once, but its data crosses from core to core (twice the price, as measured). Whatever moves fewer floats.
-Schedule forward_schedule(int tiles, int points, int c, int k, int threads) {
-  const int64_t filter = int64_t(points) * blocks_of(c) * blocks_of(k) * VL * VL;
+// it once, but its data crosses from core to core (twice the price, as measured). Whatever moves fewer floats: there may
+// be more of them than 64 bits count.
+Schedule forward_schedule(int64_t tiles, int points, int c, int k, int threads) {
+  const double filter = double(points) * blocks_of(c) * blocks_of(k) * VL * VL;
   const int64_t per_tile = int64_t(points) * (blocks_of(c) + blocks_of(k)) * VL;
   const int wanted = int(std::clamp<int64_t>(CACHE_FLOATS / per_tile, SMALLEST_BLOCK, LARGEST_OWN_BLOCK));
   const Schedule own{even_blocks(tiles, wanted, threads), false};
   const Schedule shared{even_blocks(tiles, LARGEST_SHARED_BLOCK, 1), true};
-  const int64_t own_floats = ceil_div(tiles, own.tiles) * filter;
-  const int64_t shared_floats = ceil_div(tiles, shared.tiles) * filter + 4 * per_tile * tiles;
+  const double own_floats = double(ceil_div(tiles, int64_t{own.tiles})) * filter;
+  const double shared_floats =
+      double(ceil_div(tiles, int64_t{shared.tiles})) * filter + 4.0 * double(per_tile) * double(tiles);
   return own_floats <= shared_floats && own.tiles >= MR ? own : shared;
 }
 
-int filter_gradient_block(int tiles, int points, int c, int k) {
-  const int per_tile = points * (blocks_of(c) + blocks_of(k)) * VL;
-  return std::min<int>(tiles, std::clamp<int64_t>(8 * CACHE_FLOATS / per_tile, 128, 256));
+int filter_gradient_block(int64_t tiles, int points, int c, int k) {
+  const int64_t per_tile = int64_t(points) * (blocks_of(c) + blocks_of(k)) * VL;
+  return int(std::min(tiles, std::clamp<int64_t>(8 * CACHE_FLOATS / per_tile, 128, 256)));
 }
 
 template <int M, int R>
@@ -74,10 +87,10 @@ struct Winograd {
 
   // Calls body(t, count, region) for the strips of tiles [begin, end): PATCH x PATCH windows, M apart.
   template <int PATCH, class Body>
-  static void for_strips(const Tiling& tiling, int begin, int end, int pad_h, int pad_w, Body body) {
-    for (int t = begin; t < end;) {
-      const int column = t % tiling.columns, row = t / tiling.columns % tiling.rows;
-      const int count = std::min({STRIP, tiling.columns - column, end - t});
+  static void for_strips(const Tiling& tiling, int64_t begin, int64_t end, int pad_h, int pad_w, Body body) {
+    for (int64_t t = begin; t < end;) {
+      const int column = int(t % tiling.columns), row = int(t / tiling.columns % tiling.rows);
+      const int count = int(std::min<int64_t>({STRIP, tiling.columns - column, end - t}));
       body(t, count,
            Region{t / tiling.columns / tiling.rows, 0, row * M - pad_h, column * M - pad_w, PATCH,
                   (count - 1) * M + PATCH});
@@ -87,45 +100,48 @@ struct Winograd {
 
   // Tiles [begin, end) of x, channel blocks [first, last), into the planes; row 0 of the planes is tile `origin`.
   template <class Map>
-  static void to_planes(const Images& x, const Tiling& tiling, int pad_h, int pad_w, int begin, int end, int origin,
-                        int first, int last, const Planes& planes) {
+  static void to_planes(const Images& x, const Tiling& tiling, int pad_h, int pad_w, int64_t begin, int64_t end,
+                        int64_t origin, int first, int last, const Planes& planes) {
     alignas(64) float buffer[SIZE * 32 * VL];
-    for_strips<Map::IN>(tiling, begin, end, pad_h, pad_w, [&](int t, int count, Region region) {
+    for_strips<Map::IN>(tiling, begin, end, pad_h, pad_w, [&](int64_t t, int count, Region region) {
       for (int block = first; block < last; ++block) {
         region.channel = block * VL;
         const Window window = gather(x, region, buffer);
         for (int i = 0; i < count; ++i)
           transform<Map>(window.data + i * M * window.column, window.row, window.column,
-                         planes.at(0, block, t + i - origin), SIZE * planes.stride(), planes.stride());
+                         planes.at(0, block, int(t + i - origin)), SIZE * planes.stride(), planes.stride());
       }
     });
   }
 
-  static void from_planes(const Planes& planes, const float* bias, const Images& y, const Tiling& tiling, int begin,
-                          int end, int origin, int first, int last) {
+  static void from_planes(const Planes& planes, const float* bias, const Images& y, const Tiling& tiling,
+                          int64_t begin, int64_t end, int64_t origin, int first, int last) {
     alignas(64) float buffer[M * 32 * VL];
-    for_strips<M>(tiling, begin, end, 0, 0, [&](int t, int count, Region region) {
+    for_strips<M>(tiling, begin, end, 0, 0, [&](int64_t t, int count, Region region) {
       for (int block = first; block < last; ++block) {
         region.channel = block * VL;
         const Vec offset = bias ? load_first(bias + block * VL, y.c - block * VL) : Vec{};
         const Window window = target(y, region, buffer);
         for (int i = 0; i < count; ++i)
-          transform<Output>(planes.at(0, block, t + i - origin), SIZE * planes.stride(), planes.stride(),
+          transform<Output>(planes.at(0, block, int(t + i - origin)), SIZE * planes.stride(), planes.stride(),
                             window.data + i * M * window.column, window.row, window.column, offset);
         scatter(y, region, window, buffer);
       }
     });
   }
 
-  static ptrdiff_t filter_floats(int c, int k) { return POINTS_2D * Planes::stride(blocks_of(c) * VL, blocks_of(k)); }
+  static int64_t filter_floats(int c, int k) {
+    return times(POINTS_2D, Planes::stride(blocks_of(c) * VL, blocks_of(k)));
+  }
 
-  static ptrdiff_t block_floats(int tiles, int c, int k) {
+  static int64_t block_floats(int tiles, int c, int k) {
     return POINTS_2D * (Planes::stride(tiles, blocks_of(c)) + Planes::stride(tiles, blocks_of(k)));
   }
 
-  static ptrdiff_t forward_scratch_floats(int tiles, int c, int k, int threads) {
-    const Schedule schedule = forward_schedule(tiles, POINTS_2D, c, k, threads);
-    return (schedule.shared ? 1 : threads) * block_floats(schedule.tiles, c, k);
+  static Plan forward_plan(int64_t n, int c, int k, int p, int q, int threads) {
+    const Tiling tiling = tiling_of(M, n, p, q);
+    const Schedule schedule = forward_schedule(tiling.count, POINTS_2D, c, k, threads);
+    return {tiling, schedule, times(schedule.shared ? 1 : threads, block_floats(schedule.tiles, c, k))};
   }
 
   static Planes input_planes(float* scratch, int tiles, int c) { return {scratch, tiles, blocks_of(c)}; }
@@ -139,21 +155,20 @@ struct Winograd {
   }
 
   static void forward(const Images& x, const Planes& u, const float* bias, const Images& y, int pad_h, int pad_w,
-                      float* scratch, int threads) {
-    const Tiling tiling{x.n, ceil_div(y.h, M), ceil_div(y.w, M)};
-    const Schedule schedule = forward_schedule(tiling.count(), POINTS_2D, x.c, y.c, threads);
-    if (schedule.shared)
-      forward_shared(x, u, bias, y, pad_h, pad_w, scratch, threads, tiling, schedule.tiles);
+                      const Plan& plan, float* scratch, int threads) {
+    if (plan.schedule.shared)
+      forward_shared(x, u, bias, y, pad_h, pad_w, plan.tiling, plan.schedule.tiles, scratch, threads);
     else
-      forward_private(x, u, bias, y, pad_h, pad_w, scratch, threads, tiling, schedule.tiles);
+      forward_private(x, u, bias, y, pad_h, pad_w, plan.tiling, plan.schedule.tiles, scratch, threads);
   }
 
   static void forward_private(const Images& x, const Planes& u, const float* bias, const Images& y, int pad_h,
-                              int pad_w, float* scratch, int threads, const Tiling& tiling, int block) {
+                              int pad_w, const Tiling& tiling, int block, float* scratch, int threads) {
     const ptrdiff_t own = block_floats(block, x.c, y.c);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int begin = 0; begin < tiling.count(); begin += block) {
-      const int end = std::min(begin + block, tiling.count()), tiles = end - begin;
+    for (int64_t begin = 0; begin < tiling.count; begin += block) {
+      const int64_t end = std::min(begin + block, tiling.count);
+      const int tiles = int(end - begin);
       float* mine = scratch + omp_get_thread_num() * own;
       const Planes v = input_planes(mine, tiles, x.c), m = output_planes(mine, tiles, x.c, y.c);
       to_planes<Data>(x, tiling, pad_h, pad_w, begin, end, begin, 0, v.column_blocks, v);
@@ -163,10 +178,11 @@ struct Winograd {
   }
 
   static void forward_shared(const Images& x, const Planes& u, const float* bias, const Images& y, int pad_h, int pad_w,
-                             float* scratch, int threads, const Tiling& tiling, int block) {
+                             const Tiling& tiling, int block, float* scratch, int threads) {
 #pragma omp parallel num_threads(threads)
-    for (int begin = 0; begin < tiling.count(); begin += block) {
-      const int end = std::min(begin + block, tiling.count()), tiles = end - begin;
+    for (int64_t begin = 0; begin < tiling.count; begin += block) {
+      const int64_t end = std::min(begin + block, tiling.count);
+      const int tiles = int(end - begin);
       const Planes v = input_planes(scratch, tiles, x.c), m = output_planes(scratch, tiles, x.c, y.c);
 #pragma omp for
       for (int i = 0; i < v.column_blocks; ++i)
@@ -178,23 +194,26 @@ struct Winograd {
     }
   }
 
-  static ptrdiff_t filter_gradient_scratch_floats(int tiles, int c, int k) {
-    return block_floats(filter_gradient_block(tiles, POINTS_2D, c, k), c, k);
+  static Plan filter_gradient_plan(int64_t n, int c, int k, int p, int q) {
+    const Tiling tiling = tiling_of(M, n, p, q);
+    const int block = filter_gradient_block(tiling.count, POINTS_2D, c, k);
+    return {tiling, {block, true}, block_floats(block, c, k)};
   }
 
   // du += sum over tiles of (B^T d B)^T (A dy A^T), point by point; du: rows C (padded), columns K.
-  static void accumulate(const Images& x, const Images& dy, const Planes& du, int pad_h, int pad_w, float* scratch,
-                         int threads) {
-    const Tiling tiling{x.n, ceil_div(dy.h, M), ceil_div(dy.w, M)};
-    const int block = filter_gradient_block(tiling.count(), POINTS_2D, x.c, dy.c);
+  static void accumulate(const Images& x, const Images& dy, const Planes& du, int pad_h, int pad_w, const Plan& plan,
+                         float* scratch, int threads) {
+    const Tiling& tiling = plan.tiling;
+    const int block = plan.schedule.tiles;
 #pragma omp parallel num_threads(threads)
-    for (int begin = 0; begin < tiling.count(); begin += block) {
-      const int end = std::min(begin + block, tiling.count()), tiles = end - begin;
+    for (int64_t begin = 0; begin < tiling.count; begin += block) {
+      const int64_t end = std::min(begin + block, tiling.count);
+      const int tiles = int(end - begin);
       const Planes v = input_planes(scratch, tiles, x.c), d = output_planes(scratch, tiles, x.c, dy.c);
       const int pieces = ceil_div(tiles, 32);
 #pragma omp for schedule(dynamic)
       for (int i = 0; i < pieces; ++i) {
-        const int from = begin + tiles * i / pieces, to = begin + tiles * (i + 1) / pieces;
+        const int64_t from = begin + tiles * i / pieces, to = begin + tiles * (i + 1) / pieces;
         to_planes<Data>(x, tiling, pad_h, pad_w, from, to, begin, 0, v.column_blocks, v);
         to_planes<Gradient>(dy, tiling, 0, 0, from, to, begin, 0, d.column_blocks, d);
       }
@@ -229,7 +248,7 @@ struct Winograd {
   }
 };
 
-// Calls body with the template for F(m, r); returns what it returns, or -1 where there is no such template.
+// Calls body with the template for F(m, r).
 template <class Body>
 int64_t dispatch(int m, int r, Body body) {
   if (m == 2 && r == 3) return body(Winograd<2, 3>{});
@@ -237,84 +256,144 @@ int64_t dispatch(int m, int r, Body body) {
   if (m == 6 && r == 3) return body(Winograd<6, 3>{});
   if (m == 2 && r == 5) return body(Winograd<2, 5>{});
   if (m == 4 && r == 5) return body(Winograd<4, 5>{});
-  return -1;
+  refuse(NOT_BUILT, "F(" + std::to_string(m) + ", " + std::to_string(r) + ") is not among the compiled ones");
 }
 
 Planes filter_planes(float* data, int rows, int lanes) { return {data, blocks_of(rows) * VL, blocks_of(lanes)}; }
 
+template <class Transforms>
+int64_t prepared_bytes(Transforms, int64_t groups, int64_t c, int64_t k) {
+  return bytes_of(times(groups, Transforms::filter_floats(int(c), int(k))));
+}
+
+// What entries that go through images ask of them. x: what is read, padded; y: of the size of the output.
+void require_images(int r, int64_t groups, int64_t pad_h, int64_t pad_w, const TensorArgument& x,
+                    const TensorArgument& y, int64_t threads) {
+  x.require("the input");
+  y.require("the output");
+  require_groups(groups, x.c, y.c);
+  require_equal("the number of samples of the output", y.n, x.n);
+  for (const int64_t pad : {pad_h, pad_w}) require_between("the padding", pad, -LARGEST_SIZE, LARGEST_SIZE);
+  require_equal("the height of the output", y.h, x.h + 2 * pad_h - r + 1);
+  require_equal("the width of the output", y.w, x.w + 2 * pad_w - r + 1);
+  require_threads(threads);
+}
+
+template <class Transforms>
+void require_filter(Transforms winograd, bool lanes_are_c, int r, int64_t groups, const TensorArgument& w,
+                    int64_t prepared, int64_t threads) {
+  w.require_filter(groups, r, r);
+  const FilterView view = w.filter(0, groups, lanes_are_c);
+  require_bytes("prepared", prepared, prepared_bytes(winograd, groups, view.rows, view.lanes));
+  require_threads(threads);
+}
+
 }  // namespace
 
-// What library.py calls. All return 0 (or a size), -1 for an F(m, r) that was not built. c, k: channels of one group.
+// What library.py calls. All return 0 (or a size), or why they refused (checks.h). c, k: channels of one group.
 #pragma GCC visibility push(default)
 extern "C" {
 
 int64_t mucudnn_vector_length() { return VL; }
 
-// Floats of the transformed filter, or of its gradient's accumulator, of one group.
-int64_t mucudnn_winograd_filter_floats(int m, int r, int c, int k) {
-  return dispatch(m, r, [&](auto winograd) -> int64_t { return winograd.filter_floats(c, k); });
+const char* mucudnn_refusal() { return refusal_text; }
+
+// Of the transformed filter, or of its gradient's accumulator.
+int64_t mucudnn_winograd_prepared_bytes(int m, int r, int64_t groups, int64_t c, int64_t k) {
+  return refusable([&] {
+    for (const int64_t size : {groups, c, k}) require_size("a number of groups or channels", size);
+    return dispatch(m, r, [&](auto winograd) { return prepared_bytes(winograd, groups, c, k); });
+  });
 }
 
-// Floats of scratch for n samples with outputs of p x q.
-int64_t mucudnn_winograd_scratch_floats(int m, int r, int backward_filter, int n, int c, int k, int p, int q,
-                                        int threads) {
-  const int tiles = n * ceil_div(p, m) * ceil_div(q, m);
-  return dispatch(m, r, [&](auto winograd) -> int64_t {
-    return backward_filter ? winograd.filter_gradient_scratch_floats(tiles, c, k)
-                           : winograd.forward_scratch_floats(tiles, c, k, threads);
+// For n samples with outputs of p x q.
+int64_t mucudnn_winograd_scratch_bytes(int m, int r, int backward_filter, int64_t n, int64_t c, int64_t k, int64_t p,
+                                       int64_t q, int threads) {
+  return refusable([&] {
+    for (const int64_t size : {c, k, p, q}) require_size("a number of channels or pixels", size);
+    require_between("the number of samples", n, 1, INT64_MAX);
+    require_threads(threads);
+    return dispatch(m, r, [&](auto winograd) {
+      const Plan plan = backward_filter ? winograd.filter_gradient_plan(n, int(c), int(k), int(p), int(q))
+                                        : winograd.forward_plan(n, int(c), int(k), int(p), int(q), threads);
+      return bytes_of(plan.scratch_floats);
+    });
   });
 }
 
 // w -> u. backward_data: turned by 180 degrees, C and K exchanged.
-int64_t mucudnn_winograd_transform_filter(int m, int r, int groups, int backward_data, const FilterArgument* w,
-                                          float* u, int threads) {
-  return dispatch(m, r, [&](auto winograd) -> int64_t {
-    for (int g = 0; g < groups; ++g) {
-      const FilterView view = w->group(g, groups, backward_data, backward_data);
-      const Planes planes = filter_planes(u + g * winograd.filter_floats(view.rows, view.lanes), view.rows, view.lanes);
-      winograd.transform_filter(view, planes, threads);
-    }
-    return 0;
+int64_t mucudnn_winograd_transform_filter(int m, int r, int64_t groups, int backward_data, const TensorArgument* w,
+                                          float* u, int64_t u_bytes, int threads) {
+  return refusable([&] {
+    return dispatch(m, r, [&](auto winograd) -> int64_t {
+      require_filter(winograd, backward_data, r, groups, *w, u_bytes, threads);
+      for (int64_t g = 0; g < groups; ++g) {
+        const FilterView view = w->filter(g, groups, backward_data, backward_data);
+        const Planes planes =
+            filter_planes(u + g * winograd.filter_floats(view.rows, view.lanes), view.rows, view.lanes);
+        winograd.transform_filter(view, planes, threads);
+      }
+      return 0;
+    });
   });
 }
 
 // y = x * w + bias; backward data with x = dy, y = dx, padding r - 1 - padding and the turned filter.
-int64_t mucudnn_winograd_forward(int m, int r, int groups, int pad_h, int pad_w, const ImagesArgument* x, float* u,
-                                 const float* bias, const ImagesArgument* y, float* scratch, int threads) {
-  return dispatch(m, r, [&](auto winograd) -> int64_t {
-    for (int g = 0; g < groups; ++g) {
-      const Images from = x->group(g, groups), to = y->group(g, groups);
-      const Planes planes = filter_planes(u + g * winograd.filter_floats(from.c, to.c), from.c, to.c);
-      winograd.forward(from, planes, bias ? bias + g * to.c : nullptr, to, pad_h, pad_w, scratch, threads);
-    }
-    return 0;
+int64_t mucudnn_winograd_forward(int m, int r, int64_t groups, int64_t pad_h, int64_t pad_w, const TensorArgument* x,
+                                 float* u, int64_t u_bytes, const float* bias, int64_t bias_bytes,
+                                 const TensorArgument* y, float* scratch, int64_t scratch_bytes, int threads) {
+  return refusable([&] {
+    return dispatch(m, r, [&](auto winograd) -> int64_t {
+      require_images(r, groups, pad_h, pad_w, *x, *y, threads);
+      Images from = x->images(groups), to = y->images(groups);
+      const Plan plan = winograd.forward_plan(to.n, from.c, to.c, to.h, to.w, threads);
+      require_bytes("prepared", u_bytes, prepared_bytes(winograd, groups, from.c, to.c));
+      require_bytes("scratch", scratch_bytes, bytes_of(plan.scratch_floats));
+      if (bias) require_bytes("the bias", bias_bytes, bytes_of(y->c));
+      for (int64_t g = 0; g < groups; ++g) {
+        const Planes planes = filter_planes(u + g * winograd.filter_floats(from.c, to.c), from.c, to.c);
+        winograd.forward(from.group(g), planes, bias ? bias + g * to.c : nullptr, to.group(g), int(pad_h), int(pad_w),
+                         plan, scratch, threads);
+      }
+      return 0;
+    });
   });
 }
 
 // du += the gradient of the filter, in the transform domain.
-int64_t mucudnn_winograd_accumulate(int m, int r, int groups, int pad_h, int pad_w, const ImagesArgument* x,
-                                    const ImagesArgument* dy, float* du, float* scratch, int threads) {
-  return dispatch(m, r, [&](auto winograd) -> int64_t {
-    for (int g = 0; g < groups; ++g) {
-      const Images left = x->group(g, groups), right = dy->group(g, groups);
-      const Planes planes = filter_planes(du + g * winograd.filter_floats(left.c, right.c), left.c, right.c);
-      winograd.accumulate(left, right, planes, pad_h, pad_w, scratch, threads);
-    }
-    return 0;
+int64_t mucudnn_winograd_accumulate(int m, int r, int64_t groups, int64_t pad_h, int64_t pad_w,
+                                    const TensorArgument* x, const TensorArgument* dy, float* du, int64_t du_bytes,
+                                    float* scratch, int64_t scratch_bytes, int threads) {
+  return refusable([&] {
+    return dispatch(m, r, [&](auto winograd) -> int64_t {
+      require_images(r, groups, pad_h, pad_w, *x, *dy, threads);
+      const Images left = x->images(groups), right = dy->images(groups);
+      const Plan plan = winograd.filter_gradient_plan(right.n, left.c, right.c, right.h, right.w);
+      require_bytes("prepared", du_bytes, prepared_bytes(winograd, groups, left.c, right.c));
+      require_bytes("scratch", scratch_bytes, bytes_of(plan.scratch_floats));
+      for (int64_t g = 0; g < groups; ++g) {
+        const Planes planes = filter_planes(du + g * winograd.filter_floats(left.c, right.c), left.c, right.c);
+        winograd.accumulate(left.group(g), right.group(g), planes, int(pad_h), int(pad_w), plan, scratch, threads);
+      }
+      return 0;
+    });
   });
 }
 
 // dw += du, transformed back.
-int64_t mucudnn_winograd_add_filter_gradient(int m, int r, int groups, float* du, const FilterArgument* dw,
-                                             int threads) {
-  return dispatch(m, r, [&](auto winograd) -> int64_t {
-    for (int g = 0; g < groups; ++g) {
-      const FilterView view = dw->group(g, groups, false);
-      const Planes planes =
-          filter_planes(du + g * winograd.filter_floats(view.rows, view.lanes), view.rows, view.lanes);
-      winograd.add_filter_gradient(planes, view, threads);
-    }
-    return 0;
+int64_t mucudnn_winograd_add_filter_gradient(int m, int r, int64_t groups, float* du, int64_t du_bytes,
+                                             const TensorArgument* dw, int threads) {
+  return refusable([&] {
+    return dispatch(m, r, [&](auto winograd) -> int64_t {
+      require_filter(winograd, false, r, groups, *dw, du_bytes, threads);
+      for (int64_t g = 0; g < groups; ++g) {
+        const FilterView view = dw->filter(g, groups, false);
+        const Planes planes =
+            filter_planes(du + g * winograd.filter_floats(view.rows, view.lanes), view.rows, view.lanes);
+        winograd.add_filter_gradient(planes, view, threads);
+      }
+      return 0;
+    });
   });
 }
 

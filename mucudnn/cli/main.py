@@ -58,6 +58,13 @@ class CommandGroup(click.Group):
                 return super().invoke(ctx)
         except MucudnnError as error:
             raise CommandError(str(error)) from error
+        except (RuntimeError, MemoryError) as error:
+            if not _is_lack_of_memory(error):
+                raise
+            what = (str(error).strip() or "memory ran out").splitlines()[0]
+            raise CommandError(
+                f"there is not enough memory: {what}; give a smaller --batch. All measurements are kept"
+            ) from error
         except KeyboardInterrupt as interruption:
             ready = f": {interruption}" if str(interruption) else ""
             click.echo(
@@ -65,6 +72,12 @@ class CommandGroup(click.Group):
                 err=True,
             )
             raise SystemExit(INTERRUPTED) from None
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    from mucudnn.kernels.out_of_memory import is_out_of_memory  # here and not above: it loads torch
+
+    return is_out_of_memory(error)
 
 
 def _end(message: str) -> NoReturn:
