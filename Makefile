@@ -18,7 +18,7 @@ endef
 help:
 	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (a few minutes)"
 	@echo "make test   run the whole test suite"
-	@echo "make fuzz   random problems, values and kills against every algorithm, command and file (half an hour)"
+	@echo "make fuzz   random problems, values and kills against every algorithm, command and file (12 minutes)"
 	@echo "make sanitize  the compiled code and its tests under AddressSanitizer and UndefinedBehaviorSanitizer (g++)"
 	@echo "make lint   ruff (check and format) and mypy"
 	@echo "make gpu    run the tests of an NVIDIA GPU and all benchmarks on it; installs nothing (under 10 minutes)"

@@ -7,7 +7,6 @@ from contextlib import suppress
 from mucudnn.bench.table_tuning import TableTuning, TunedLayer
 from mucudnn.errors import InfeasibleError
 from mucudnn.solver.reuse import Account, account_wr
-from mucudnn.tuning import left_out_in_words
 from mucudnn.units import format_seconds
 
 
@@ -20,12 +19,7 @@ def accounts_of(tuning: TableTuning) -> list[Account | None]:
 
 
 def account_in_words(tuning: TableTuning) -> str:
-    """One line for all rows together, and one for what a time limit left out of them."""
-    left_out = left_out_in_words([row.tuned for row in tuning.rows])
-    return "\n".join((_account_in_words(tuning), *([left_out] if left_out else [])))
-
-
-def _account_in_words(tuning: TableTuning) -> str:
+    """One line for all rows together."""
     if tuning.divided is not None:
         return str(tuning.divided.division)
     known = [(row.count, account) for row, account in zip(tuning.rows, accounts_of(tuning), strict=True) if account]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mucudnn.errors import InvalidInputError
 from mucudnn.problem import Operation
 from mucudnn.units import parse_bytes, parse_seconds
-from mucudnn.values import flag, member, real, settle, several, shown, texts
+from mucudnn.values import flag, member, real, restore, settle, several, shown, texts
 
 _Amount = TypeVar("_Amount")
 _Number = TypeVar("_Number", int, float)
@@ -47,10 +47,10 @@ class Config:
     deterministic: only algorithms that give the same bits on every run. On a GPU torch's own convolution is measured as
     torch has it with ``torch.backends.cudnn.deterministic = True``, but where it runs (other shapes, and where nothing
     is faster) it obeys torch's setting alone, which ``optimize`` leaves to you: it warns where that is off.
-    strict: only algorithms with which a NaN or an infinity in x or dy spoils the same results as with torch's own, and
-    no others; no Winograd or Fourier transforms (docs/numerics.md). Of cuDNN's engines those that say they are none.
     time_limit: most seconds of measuring per problem, number or text such as ``"60s"``; None: until the noise is small.
     database: SQLite file of the measurements, ``~`` being your home; None: in the user's cache folder.
+    strict: only algorithms with which a NaN or an infinity in x or dy spoils the same results as with torch's own, and
+    no others; no Winograd or Fourier transforms (docs/numerics.md). Of cuDNN's engines those that say they are none.
 
     Policy and operations may be given as text, numbers as NumPy's, and several names in any iterable; one text is one
     name. The fields then have the types that are named below, so that equal configs are equal and hash alike.
@@ -66,9 +66,12 @@ class Config:
     algorithms: tuple[str, ...] | None = None
     max_relative_error: float | None = None
     deterministic: bool = False
-    strict: bool = False
     time_limit: float | str | None = None
     database: Path | str | None = None
+    strict: bool = False
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        restore(self, state)
 
     def __post_init__(self) -> None:
         settle(

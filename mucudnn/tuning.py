@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from mucudnn.errors import InvalidInputError
 from mucudnn.problem import ConvProblem
 from mucudnn.task import Task
 from mucudnn.units import format_bytes, format_seconds
+from mucudnn.values import restore
 
 if TYPE_CHECKING:
     import pandas
@@ -58,11 +59,7 @@ class TunedProblem:
     refuted: tuple[tuple[MicroConfig, ...], ...] = ()
 
     def __setstate__(self, state: Sequence[Any]) -> None:
-        """Pickles of older versions lack the last fields, which then have their defaults."""
-        every = fields(self)
-        values = (*state, *(each.default for each in every[len(state) :]))
-        for each, value in zip(every, values, strict=True):
-            object.__setattr__(self, each.name, value)
+        restore(self, state)
 
     @property
     def allowed_measurements(self) -> list[Measurement]:
