@@ -12,10 +12,8 @@ from typing import Any
 
 import click
 
-from mucudnn.bench.whole_files import beside, is_stream, require_writable
+from mucudnn.bench.whole_files import SIDECARS, beside, is_stream, require_writable
 from mucudnn.errors import OutputError
-
-_SIDECARS = ("", "-wal", "-shm", "-journal")  # of an SQLite file
 
 
 class FileType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
@@ -81,14 +79,14 @@ class DatabaseFile(InputFile):
     """An SQLite file, which need not be there yet, and what SQLite puts beside it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
+        path = super().convert(os.path.expanduser(os.fspath(value)), param, ctx)  # noqa: PTH111  # keeps a last slash
         if path.is_dir():
             self.fail(f"{path} is a directory; name a file", param, ctx)
         return path
 
     def files(self, value: Any) -> Iterator[Path]:
         for path in {value, Path(os.path.realpath(value))}:
-            yield from (Path(f"{path}{sidecar}") for sidecar in _SIDECARS)
+            yield from (Path(f"{path}{sidecar}") for sidecar in ("", *SIDECARS))
 
 
 class OutputFile(FileType):
@@ -100,6 +98,8 @@ class OutputFile(FileType):
         self.second = second
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if os.fspath(value) == "-":
+            self.fail("'-' is no file; name /dev/stdout to print it", param, ctx)
         path = super().convert(value, param, ctx)
         if not str(path).lower().endswith(self.suffix):
             kind = self.suffix.lstrip(".").upper()
@@ -174,6 +174,8 @@ def _fault(text: str) -> str | None:
         return "is empty; name a file"
     if "\0" in text:
         return "has a zero byte, which no name of a file has"
+    if text.endswith("/") and not Path(text).is_dir():
+        return "ends in /, as a folder does; name a file"
     try:
         os.fsencode(text)
         Path(text).exists()

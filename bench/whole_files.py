@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, TextIO
 from mucudnn.errors import OutputError
 
 CURVE = "curve"  # what is beside the table of mucudnn explain --csv
+SIDECARS = ("-wal", "-shm", "-journal")  # of an SQLite file
 _SQLITE = b"SQLite format 3\0"
 _STANDARD = {1: "stdout", 2: "stderr"}  # file descriptors
 
@@ -124,6 +125,7 @@ def _status(path: Path) -> os.stat_result | None:
 def _accepted(path: Path) -> os.stat_result | None:
     """Status of what may be written to. Raises ``OutputError`` for everything else."""
     found = _status(path)
+    _require_no_sidecar(_target(path))
     if found is None:
         _require_folder(path.parent)
         _require_folder(_target(path).parent)  # of what a link names
@@ -137,6 +139,14 @@ def _accepted(path: Path) -> os.stat_result | None:
     if stat.S_ISREG(found.st_mode) and _is_database(path):
         raise OutputError(f"{path} is an SQLite database, which would be lost; name another file")
     return found
+
+
+def _require_no_sidecar(target: Path) -> None:
+    """What SQLite keeps beside a database has rows that are nowhere else."""
+    for sidecar in SIDECARS:
+        database = target.with_name(target.name.removesuffix(sidecar))
+        if database != target and database.is_file() and _is_database(database):
+            raise OutputError(f"{target} belongs to the database {database}, which would lose rows; name another file")
 
 
 def _require_folder(folder: Path) -> None:

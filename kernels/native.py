@@ -215,7 +215,8 @@ def _cudnn_forward(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: 
 
 @lru_cache(maxsize=4096)
 def _backend_on_cpu(problem: ConvProblem, n: int, _threads: int) -> str:
-    element = torch.empty((), dtype=torch_dtype(problem))  # the choice looks at shapes: nothing is allocated for it
+    # The choice looks at shapes: nothing is allocated for it
+    element = torch.empty((), dtype=torch_dtype(problem), device="cpu")
     return str(_picked(problem, element.expand(problem.x_shape(n)), element.expand(problem.w_shape())).name)
 
 

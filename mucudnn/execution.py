@@ -6,6 +6,7 @@ What can be known beforehand (algorithms, slices, where everything lies in the w
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -181,6 +182,7 @@ def run(
     ``Recipe`` raise: what fails is not replaced here.
     """
     _check(problem, configuration, x, w, y)
+    _check_bias(problem, x, bias)
     with made_current(x.device):
         recipe = _cached_recipe(problem, configuration, x.device, torch.get_num_threads(), keeps_workspace)
         recipe.execute(x, w, y, bias)
@@ -190,8 +192,16 @@ def release_workspaces() -> None:
     """Give back the workspace that every thread keeps for the CPU, and all kept filters; the next call that needs them
     allocates and prepares them again.
     """
-    for kept in list(releasable):
+    with _listing:
+        every = list(_releasable)
+    for kept in every:
         kept.release()
+
+
+def make_releasable(kept: Releasable) -> None:
+    """From now on ``release_workspaces`` gives it back."""
+    with _listing:
+        _releasable.add(kept)
 
 
 class Releasable(Protocol):
@@ -199,6 +209,9 @@ class Releasable(Protocol):
 
     def release(self) -> None:
         """Give it back."""
+
+    def unlock(self) -> None:
+        """Forget locks that other threads held: in a process that was forked off."""
 
 
 class _KeptWorkspace:
@@ -217,22 +230,36 @@ class _KeptWorkspace:
     def release(self) -> None:
         self.buffer = None
 
+    def unlock(self) -> None:
+        pass
+
 
 class _OfThisThread(threading.local):
     def __init__(self) -> None:
         self.kept = _KeptWorkspace()
-        releasable.add(self.kept)
+        make_releasable(self.kept)
 
 
-releasable: WeakSet[Releasable] = WeakSet()
-"""What ``release_workspaces`` gives back."""
+_releasable: WeakSet[Releasable] = WeakSet()
+_listing = threading.Lock()  # threads begin while another one releases
+
+
+def _unlock_in_child() -> None:
+    """A forked process has no other thread that could give a lock back."""
+    global _listing
+    _listing = threading.Lock()
+    for kept in list(_releasable):
+        kept.unlock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
 _of_this_thread = _OfThisThread()
 
 
 def _lasting_buffer(size_bytes: int) -> Tensor:
     """On the CPU, 1-D uint8; not an inference tensor, which a later training step could not write to."""
     with torch.inference_mode(False):
-        return on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8))
+        return on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8, device="cpu"))  # whatever the default is
 
 
 def _workspace(size_bytes: int, device: torch.device, kept: bool) -> Tensor:
@@ -296,3 +323,21 @@ def _check(problem: ConvProblem, configuration: Configuration, x: Tensor, w: Ten
             raise InvalidInputError(f"{name} has dtype {tensor.dtype}; {problem} needs torch.{problem.dtype}")
         if not tensor.is_contiguous(memory_format=TORCH_FORMATS[problem.memory_format]):
             raise InvalidInputError(f"{name} does not lie {problem.memory_format}; make a copy that does")
+        _check_memory(name, tensor, x.device)
+
+
+def _check_bias(problem: ConvProblem, x: Tensor, bias: Tensor | None) -> None:
+    if bias is None:
+        return
+    if bias.shape != (problem.k,) or bias.dtype != x.dtype or not bias.is_contiguous():
+        given = f"shape {tuple(bias.shape)}, dtype {bias.dtype}, stride {bias.stride()}"
+        raise InvalidInputError(f"bias has {given}; {problem} needs ({problem.k},), dense, {x.dtype}")
+    _check_memory("bias", bias, x.device)
+
+
+def _check_memory(name: str, tensor: Tensor, device: torch.device) -> None:
+    """Its bytes are what is read: no sign or zero that torch only remembers, nor another device's."""
+    if tensor.device != device or tensor.device.type == "meta":
+        raise InvalidInputError(f"{name} is on {tensor.device} and x on {device}; all must be on one device")
+    if tensor.is_neg() or tensor._is_zerotensor():
+        raise InvalidInputError(f"{name} is a lazy negation or zero; give {name}.resolve_neg().clone()")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.configuration import Configuration
-from mucudnn.execution import Recipe, releasable
+from mucudnn.execution import Recipe, make_releasable
 from mucudnn.fallback import note_lack_of_memory
 from mucudnn.kernels.buffers import TORCH_FORMATS
 from mucudnn.kernels.compiled.library import library, loaded_build
@@ -31,9 +31,9 @@ from mucudnn.units import format_bytes
 
 # Dense tensors without pending negation or conjugation, made outside and inside inference mode
 with torch.inference_mode(False):
-    _PLAIN = {torch._C._dispatch_keys(torch.empty(0)).raw_repr()}
+    _PLAIN = {torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr()}
 with torch.inference_mode():
-    _PLAIN.add(torch._C._dispatch_keys(torch.empty(0)).raw_repr())
+    _PLAIN.add(torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class KeptFilters:
         self._of_problem = {kept.problem: kept for kept in self.filters}
         self._prepared: dict[ConvProblem, _Prepared] = {}
         self._preparing = Lock()
-        releasable.add(self)
+        make_releasable(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return KeptFilters, (self.filters, self.keeps_workspace)
@@ -112,6 +112,10 @@ class KeptFilters:
         """Give the memory back; the next call prepares again."""
         with self._preparing:
             self._prepared = {}
+
+    def unlock(self) -> None:
+        """In a process that was forked off while another thread prepared."""
+        self._preparing = Lock()
 
     def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
         """What runs ``problem`` on ``n`` samples with what is kept; ``None`` if nothing is. Raises as ``Recipe.of``."""

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, cast
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from mucudnn.config import Config, config_or_default
@@ -112,7 +113,7 @@ def report(model: torch.nn.Module) -> Report:
 
 def _require_own_tensors(model: torch.nn.Module) -> None:
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        if tensor.is_inference():
+        if not is_lazy(tensor) and tensor.is_inference():
             raise InvalidInputError(
                 f"{name} of the model was made in torch.inference_mode(), where nothing can be recorded for gradients: "
                 "make the model outside of it, or give copy.deepcopy(model), copied outside of it"

@@ -87,6 +87,8 @@ def tune_tasks(
     require_callable(progress)
     if database is not None:
         instance(Database, database, "database")  # a file is named in the config
+    if machine is not None:
+        instance(Machine, machine, "machine")
     with deterministic_torch(config.deterministic):
         machine = machine or Machine.current(device)
         _require_countable(tasks, machine.device)

@@ -57,7 +57,10 @@ def shown(value: object) -> str:
 def plain(value: object) -> Any:
     """NumPy's and torch's as Python's, without loading either."""
     convert = None if isinstance(value, type) else getattr(value, "tolist", None)
-    return value if convert is None else convert()
+    try:
+        return value if convert is None else convert()
+    except (RuntimeError, TypeError):  # of a tensor that has no values (meta), or no such list (sparse)
+        return value
 
 
 def whole(value: object, name: str, least: int = 0, most: int = LARGEST) -> int:

@@ -23,6 +23,7 @@ from mucudnn.bench.command_files import FileCommand, FileType, InputFile, Output
 from mucudnn.bench.console import progress_bar
 from mucudnn.cli.main import main
 from mucudnn.cli.streams import _IN_ASCII
+from mucudnn.database.database import Database
 from mucudnn.errors import OutputError
 
 NO_FILES = {"layer_name", "network", "only"}  # parameters of plain text, which name no file
@@ -341,3 +342,46 @@ def test_every_sign_that_is_printed_has_one_in_ascii() -> None:
 
 def test_an_output_error_is_one_of_ours() -> None:
     assert issubclass(OutputError, mucudnn.MucudnnError)
+
+
+@pytest.mark.parametrize("sidecar", ["-wal", "-shm", "-journal"])
+def test_what_sqlite_keeps_beside_any_database_is_no_output(layers: Path, tmp_path: Path, sidecar: str) -> None:
+    """Not of the command's own alone: a killed writer's rows are in its log until somebody opens it again."""
+    other = tmp_path / "other.sqlite"
+    Database(other).close()
+    for target in (f"{other}{sidecar}", f"{tmp_path}/link.json"):
+        Path(tmp_path, "link.json").unlink(missing_ok=True)
+        Path(tmp_path, "link.json").symlink_to(f"{other}{sidecar}")
+        assert f"belongs to the database {other}" in fail("tune", layers, *TUNE, "--json", target)
+        assert not Path(f"{other}{sidecar}").exists()
+
+
+def test_a_name_that_ends_like_a_sidecar_is_an_output_where_there_is_no_database(
+    tmp_path: Path, database: Path
+) -> None:
+    Database(database).close()
+    (tmp_path / "notes").write_text("no database")
+    assert invoke("database", "export", tmp_path / "notes-wal", "--format", "csv").exit_code == 0
+
+
+@pytest.mark.parametrize(("name", "expected"), [("-", "'-' is no file"), ("new/", "ends in /, as a folder does")])
+def test_names_that_mean_something_else_make_no_file(
+    layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    assert expected in fail("tune", layers, *TUNE, "--json", name)
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_database_in_the_home_folder_is_found_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    home.mkdir()
+    here.mkdir()
+    Database(home / "kept.sqlite").close()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(here)
+    assert invoke("database", "info", "--database", "~/kept.sqlite").exit_code == 0
+    monkeypatch.setenv("MUCUDNN_DATABASE", "~/kept.sqlite")
+    assert invoke("database", "info").exit_code == 0
+    assert list(here.iterdir()) == []

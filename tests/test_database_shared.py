@@ -152,6 +152,19 @@ def test_a_file_that_is_replaced_by_no_database_is_said_and_kept(path: Path) -> 
 # Locked
 
 
+@JOURNALS
+def test_a_file_that_is_emptied_where_it_is_is_said(path: Path, journal: str) -> None:
+    """As ``> file`` does: it is no other file, and nothing of it can be saved."""
+    change(path, f"PRAGMA journal_mode = {journal}")
+    database = Database(path)
+    add(database, 64)
+    path.write_bytes(b"")
+    with pytest.raises(DatabaseError, match="was emptied while it was in use"):
+        add(database, 65)
+    with pytest.warns(UserWarning, match="what was measured last is not stored: .* was emptied"):
+        database.close()
+
+
 def test_it_says_once_that_it_waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file, "_PATIENCE_S", 0.01)
     holder = sqlite3.connect(path, isolation_level=None, check_same_thread=False)

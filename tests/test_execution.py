@@ -266,3 +266,69 @@ def test_recipes_are_made_and_run_on_the_device_of_the_tensors(
             run(PROBLEM, configuration(("a", 2)), x, w, y)
     made_and_run = [("a", "cuda", 1), ("execute", "", 1), ("execute", "", 1), ("a", "cuda", 0), ("execute", "", 0)]
     assert seen == made_and_run
+
+
+class TestOperandsThatCannotBeRead:
+    """``run`` reads bytes: what torch only remembers of a tensor is not in them."""
+
+    DENSE = ConvProblem(Operation.FORWARD, 4, 6, 6, 4, 3, 3, padding=(1, 1))
+    TRIED = configuration(("implicit-gemm", 2))
+
+    @pytest.mark.parametrize(
+        ("bias", "expected"),
+        [
+            (torch.arange(8.0)[::2], r"bias has .* needs \(4,\), dense, torch.float32"),
+            (torch.ones(4, dtype=torch.float64), "bias has .* dtype torch.float64"),
+            (torch.ones(5), r"bias has shape \(5,\)"),
+            (torch._neg_view(torch.ones(4)), "bias is a lazy negation or zero"),
+            (torch.ones(4, device="meta"), "bias is on meta and x on cpu"),
+        ],
+    )
+    def test_bias(self, bias: Tensor, expected: str) -> None:
+        with pytest.raises(InvalidInputError, match=expected):
+            run(self.DENSE, self.TRIED, *operands(self.DENSE, 2), bias)
+
+    @pytest.mark.parametrize("index", range(3))
+    def test_operands(self, index: int) -> None:
+        for unread in (
+            torch._neg_view,
+            lambda tensor: torch._efficientzerotensor(tensor.shape),
+            lambda tensor: tensor.to("meta"),
+        ):
+            given = list(operands(self.DENSE, 2))
+            given[index] = unread(given[index])
+            with pytest.raises(InvalidInputError, match=r"is a lazy negation or zero|all must be on one device"):
+                run(self.DENSE, self.TRIED, *given)
+
+
+def test_whatever_the_default_device_is_the_workspace_is_the_cpus() -> None:
+    release_workspaces()
+    x, w, y = operands(PROBLEM, 2)
+    with torch.device("meta"):
+        run(PROBLEM, configuration(("implicit-gemm", 2)), x, w, y)
+    torch.testing.assert_close(y, torch.nn.functional.conv2d(x, w, None, padding=(1, 0), groups=2))
+
+
+def test_workspaces_are_released_while_threads_begin() -> None:
+    """Each new thread has a workspace of its own, which is listed."""
+    stop, failed = threading.Event(), []
+
+    def begin() -> None:
+        while not stop.is_set():
+            starting = threading.Thread(target=lambda: execution._of_this_thread.kept)
+            starting.start()
+            starting.join()
+
+    beginning = [threading.Thread(target=begin) for _ in range(2)]
+    for thread in beginning:
+        thread.start()
+    try:
+        for _ in range(3_000):
+            release_workspaces()
+    except RuntimeError as error:  # a set that changes while it is read
+        failed.append(error)
+    finally:
+        stop.set()
+        for thread in beginning:
+            thread.join()
+    assert not failed

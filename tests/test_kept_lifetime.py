@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import os
 import pickle
 import threading
 import time
@@ -194,3 +195,15 @@ def test_kept_filters_say_what_they_are() -> None:
     (text, _) = map(str, layer().kept_filters)
     for part in ("kept for forward 4x8x8 -> 6", "winograd-4x4", "1000 B", "batch 3 runs winograd-4x4 3"):
         assert part in text
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_that_is_forked_off_while_a_thread_prepares_can_prepare() -> None:
+    """The thread that holds the lock is not in the child, and will never give it back."""
+    module = layer()
+    assert module.kept is not None
+    with module.kept._preparing:
+        child = os.fork()
+        if child == 0:
+            os._exit(int(not module.kept._preparing.acquire(timeout=5)))
+        assert os.waitpid(child, 0)[1] == 0

@@ -9,6 +9,7 @@ from guarded import Call
 
 from mucudnn.kernels.native import NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
 from mucudnn.kernels.reference import reference
+from mucudnn.kernels.registry import algorithm
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
 # channels-last and with a bias oneDNN 3.12 crashes; torch computes one sample of it with im2col
@@ -33,3 +34,11 @@ def test_less_padding_bars_neither() -> None:
     usual = replace(CRASHING, padding=(2, 4))
     assert NATIVE_ALGORITHM.supports_micro_batch(usual, 1) is None
     assert NATIVE_OTHER_FORMAT.supports(usual) is None
+
+
+def test_compiled_algorithms_say_which_dilations_they_count() -> None:
+    far = ConvProblem(Operation.FORWARD, 4, 3, 3, 4, 1, 1, dilation=2**31 - 1)
+    assert (
+        algorithm("implicit-gemm").supports(far)
+        == "a size is 2147483647; the compiled algorithms take up to 1073741824"
+    )

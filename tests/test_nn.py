@@ -381,6 +381,11 @@ def test_only_models_have_a_report() -> None:
         mucudnn.report(None)  # type: ignore[arg-type]
 
 
+def test_lazy_modules_are_tuned_when_the_sample_has_made_them(tuner: FakeTuner) -> None:
+    model = mucudnn.optimize(nn.Sequential(nn.LazyConv2d(4, 3)), torch.randn(2, 4, 8, 8))
+    assert type(model[0]) is mucudnn.Conv2d  # type: ignore[index]
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_tensors_of_inference_mode_are_inputs_as_others(inside: bool, tuner: FakeTuner) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3)).eval()

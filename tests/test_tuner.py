@@ -399,14 +399,15 @@ def test_batches_of_more_elements_than_libraries_count_are_refused_on_the_cpu(be
         ({"device": "gpu"}, "device is 'gpu'; use 'cpu', 'cuda', 'cuda:1' or a torch.device"),
         ({"device": 0}, "device is 0; use 'cpu'"),
         ({"names": ["a"]}, r"names is \['a'\]; it must be a Mapping"),
+        ({"machine": 5}, "machine is 5; it must be a Machine"),
         ({"progress": 3}, "progress is 3; give a function of a text and a fraction"),
         ({"database": "measurements.sqlite"}, "database is 'measurements.sqlite'; it must be a Database"),
     ],
 )
 def test_other_arguments_that_cannot_be_are_refused(bench: Bench, given: dict[str, Any], message: str) -> None:
-    arguments = {"problems": [FORWARD], "batch_size": BATCH, "config": NO_LIMIT, "database": bench.database} | given
+    usual = {"problems": [FORWARD], "batch_size": BATCH, "config": NO_LIMIT}
     with pytest.raises(InvalidInputError, match=message):
-        tune(**arguments, machine=bench.machine)
+        tune(**(usual | {"database": bench.database, "machine": bench.machine} | given))
     assert bench.steps == 0
 
 

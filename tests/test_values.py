@@ -349,3 +349,11 @@ def test_configs_have_one_type_for_each_value(given: dict[str, Any], expected: o
 def test_configs_refuse_other_values(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         Config(**given)
+
+
+@pytest.mark.parametrize("value", [torch.ones(2, device="meta"), torch.ones(2).to_sparse()], ids=["meta", "sparse"])
+def test_tensors_without_values_are_refused_in_words(value: torch.Tensor) -> None:
+    with pytest.raises(InvalidInputError, match="stride is tensor"):
+        ConvProblem("forward", 4, 3, 3, 4, 1, 1, stride=value)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="time_limit: the time in seconds is tensor"):
+        Config(time_limit=value)  # type: ignore[arg-type]

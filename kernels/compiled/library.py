@@ -149,8 +149,9 @@ def library() -> ctypes.CDLL:
 
 def why_too_large(problem: ConvProblem) -> str | None:
     """``None`` if the compiled algorithms can count every size of this problem, else the reason."""
-    (pad_h, pad_w), (down, right) = problem.padding, problem.stride
-    largest = max(problem.c, problem.k, problem.h + 2 * pad_h, problem.w + 2 * pad_w, down, right)
+    pad_h, pad_w = problem.padding
+    padded = problem.h + 2 * pad_h, problem.w + 2 * pad_w
+    largest = max(problem.c, problem.k, *padded, *problem.stride, *problem.dilation)
     if largest > _LARGEST_SIZE:
         return f"a size is {largest}; the compiled algorithms take up to {_LARGEST_SIZE}"
     return None

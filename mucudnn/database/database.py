@@ -81,7 +81,7 @@ class MergeCounts:
 def default_path() -> Path:
     """``$MUCUDNN_DATABASE``, else ``mucudnn/measurements.sqlite`` in the user's cache folder."""
     if named := os.environ.get("MUCUDNN_DATABASE"):
-        return Path(named)
+        return Path(named).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "mucudnn" / "measurements.sqlite"
 
@@ -361,6 +361,7 @@ class Database:
 
     def _follow(self) -> None:
         """Use the file that is at the path now, or a new one; what this object added must be moved there."""
+        self._file.require_content()
         place, copy = self._file.place, self.copy_in_memory()
         what = "replaced" if place.exists() else "deleted"
         self._to_be_moved += [

@@ -80,11 +80,18 @@ class DatabaseFile:
             self._connection.close()
 
     def has_moved(self) -> bool:
-        """Whether the file was deleted or replaced: what is written goes to where nobody will find it."""
+        """Whether the file was deleted, replaced or emptied: what is written goes to where nobody will find it."""
         try:
-            return self._identity is not None and _identity(self.place) != self._identity
+            return self._identity is not None and (_identity(self.place) != self._identity or _is_empty(self.place))
         except OSError:  # nobody can tell now
             return False
+
+    def require_content(self) -> None:
+        """Raises ``DatabaseError`` for a file that was emptied where it is: its pages are nowhere any more."""
+        if self.place.exists() and _is_empty(self.place):
+            raise DatabaseError(
+                f"database {self.place} was emptied while it was in use, and all that it had is lost; {_MOVE_AWAY}"
+            )
 
     def leave(self) -> None:
         """Close a file that was moved, and empty its write-ahead log, which another at that path must not take over."""
@@ -263,6 +270,10 @@ def _primary_code(error: sqlite3.Error) -> int:
 
 def _this_thread() -> tuple[int, int]:
     return os.getpid(), get_ident()
+
+
+def _is_empty(path: Path) -> bool:
+    return path.stat().st_size == 0
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -164,9 +164,9 @@ def _one_of(names: Iterable[str]) -> Rule:
     return Rule(lambda value: value in allowed, "one of " + ", ".join(allowed))
 
 
-def _whole(least: int) -> Rule:
+def _whole(least: int, most: int = _LARGEST) -> Rule:
     # type, not isinstance: true and false are not numbers here
-    return Rule(lambda value: type(value) is int and least <= value <= _LARGEST, f"a whole number of at least {least}")
+    return Rule(lambda value: type(value) is int and least <= value <= most, f"a whole number of at least {least}")
 
 
 RULES: Mapping[str, Rule] = {
@@ -184,7 +184,7 @@ RULES: Mapping[str, Rule] = {
     "version": _whole(0),
     "micro_batch_size": _whole(1),
     **dict.fromkeys(("setup_s", "step_s"), Rule(_is_cost, "seconds, finite and at least 0")),
-    **dict.fromkeys(("prepared_bytes", "scratch_bytes"), _whole(0)),
+    **dict.fromkeys(("prepared_bytes", "scratch_bytes"), _whole(0, 2**48)),  # more than any memory; sums fit 64 bits
     **dict.fromkeys(("relative_error", "noise"), Rule(_is_cost, "a number, finite and at least 0")),
     "samples": _whole(1),
     "reason": Rule(_is_text, "text"),
