@@ -144,7 +144,7 @@ def _accepted(path: Path) -> os.stat_result | None:
 def _require_no_sidecar(target: Path) -> None:
     """What SQLite keeps beside a database has rows that are nowhere else."""
     for sidecar in SIDECARS:
-        database = target.with_name(target.name.removesuffix(sidecar))
+        database = Path(str(target).removesuffix(sidecar))
         if database != target and database.is_file() and _is_database(database):
             raise OutputError(f"{target} belongs to the database {database}, which would lose rows; name another file")
 

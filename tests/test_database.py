@@ -21,7 +21,7 @@ from mucudnn.errors import DatabaseError
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
 
 NUMBERS = st.floats(min_value=0, allow_infinity=False)
-COUNTS = st.integers(0, 2**62)
+COUNTS = st.integers(0, 2**48)  # bytes
 SAMPLES = st.integers(1, 2**62)
 MICRO_CONFIGS = st.builds(MicroConfig, st.sampled_from(sorted(VERSIONS)), st.integers(1, 64))
 MEASUREMENTS = st.builds(Measurement, MICRO_CONFIGS, NUMBERS, NUMBERS, COUNTS, COUNTS, NUMBERS, NUMBERS, SAMPLES)

@@ -182,6 +182,7 @@ def test_what_a_bad_row_was_of_is_measured_again(path: Path) -> None:
     ("measurement", "expected"),
     [
         (replace(FAST, step_s=float("nan")), "step_s is nan; it must be seconds"),
+        (replace(FAST, prepared_bytes=2**48 + 1), "prepared_bytes is 281474976710657; .* at most 281474976710656"),
         (replace(FAST, scratch_bytes=2**63), "scratch_bytes is 9223372036854775808; it must be a whole number"),
         (replace(FAST, samples=0), "samples is 0"),
     ],

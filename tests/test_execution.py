@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 from mucudnn import execution
 from mucudnn.configuration import Configuration, MicroConfig
 from mucudnn.errors import InvalidInputError
-from mucudnn.execution import Recipe, release_workspaces, run
+from mucudnn.execution import Recipe, make_releasable, release_workspaces, run
 from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Workspace
 from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.problem import ConvProblem, MemoryFormat, Operation
@@ -309,26 +310,21 @@ def test_whatever_the_default_device_is_the_workspace_is_the_cpus() -> None:
     torch.testing.assert_close(y, torch.nn.functional.conv2d(x, w, None, padding=(1, 0), groups=2))
 
 
-def test_workspaces_are_released_while_threads_begin() -> None:
-    """Each new thread has a workspace of its own, which is listed."""
-    stop, failed = threading.Event(), []
+class Meddled(WeakSet[Any]):
+    """While it is read, other threads list what is theirs."""
 
-    def begin() -> None:
-        while not stop.is_set():
-            starting = threading.Thread(target=lambda: execution._of_this_thread.kept)
-            starting.start()
-            starting.join()
+    def __iter__(self) -> Iterator[Any]:
+        for kept in super().__iter__():
+            another = threading.Thread(target=lambda: make_releasable(execution._KeptWorkspace()))
+            another.start()
+            another.join(0.05)  # which waits for the list, or has changed it
+            yield kept
 
-    beginning = [threading.Thread(target=begin) for _ in range(2)]
-    for thread in beginning:
-        thread.start()
-    try:
-        for _ in range(3_000):
-            release_workspaces()
-    except RuntimeError as error:  # a set that changes while it is read
-        failed.append(error)
-    finally:
-        stop.set()
-        for thread in beginning:
-            thread.join()
-    assert not failed
+
+def test_workspaces_are_released_while_threads_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    workspaces = [execution._KeptWorkspace() for _ in range(3)]
+    monkeypatch.setattr(execution, "_releasable", Meddled(workspaces))
+    for kept in workspaces:
+        kept.at_least(64)
+    release_workspaces()
+    assert all(kept.buffer is None for kept in workspaces)

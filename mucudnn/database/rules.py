@@ -166,7 +166,8 @@ def _one_of(names: Iterable[str]) -> Rule:
 
 def _whole(least: int, most: int = _LARGEST) -> Rule:
     # type, not isinstance: true and false are not numbers here
-    return Rule(lambda value: type(value) is int and least <= value <= most, f"a whole number of at least {least}")
+    bounds = f"at least {least}" if most == _LARGEST else f"at least {least} and at most {most}"
+    return Rule(lambda value: type(value) is int and least <= value <= most, f"a whole number of {bounds}")
 
 
 RULES: Mapping[str, Rule] = {
