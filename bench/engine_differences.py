@@ -15,10 +15,10 @@ from typing import Protocol
 import click
 
 import mucudnn
-from mucudnn.bench.command_files import NamedOrFile, OutputFile
+from mucudnn.bench.command_files import OutputFile
 from mucudnn.bench.console import ModuleCommand
 from mucudnn.bench.device_record import properties_of
-from mucudnn.bench.record_engines import MICRO_BATCH_SIZES, recorded_problems
+from mucudnn.bench.record_engines import MICRO_BATCH_SIZES, device_properties_option, recorded_problems
 from mucudnn.bench.records import FORMAT_VERSION, Record
 from mucudnn.bench.whole_files import write_json
 from mucudnn.kernels.cudnn.device import current_device, described_device
@@ -75,13 +75,7 @@ def _difference(problem: ConvProblem, n: int, live: dict[str, Engine], described
 
 @click.command(cls=ModuleCommand)
 @click.argument("file", type=OutputFile())
-@click.option(
-    "--device-properties",
-    type=NamedOrFile("FILE|h200"),
-    default="h200",
-    show_default=True,
-    help="As for mucudnn engines.",
-)
+@device_properties_option
 def main(file: Path, device_properties: str) -> None:
     """Compare what cuDNN offers on this GPU and for a described one, for some problems; write it to FILE (JSON)."""
     live, described = current_device(), described_device(device_properties)

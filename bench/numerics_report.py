@@ -35,7 +35,7 @@ def in_words(benchmark: NumericsBenchmark) -> str:
         "largest: largest element of an image, to a power of two, up to which all results are finite\n"
         "error beside outlier: of results that have no part in a pixel of a million (float16: a thousand) among ones\n"
         "subnormals: whether images of them have the right results, rather than zero\n"
-        "relative error: L2, against float64, of random normal numbers; strict: whether --strict leaves it"
+        "relative error: L2, against float64, of random normal numbers; strict: whether --strict allows it"
     )
 
 

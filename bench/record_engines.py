@@ -30,6 +30,14 @@ GEOMETRIES = (
 DTYPES = ("float32", "float16")
 MICRO_BATCH_SIZES = (1, 4, 32)
 
+device_properties_option = click.option(
+    "--device-properties",
+    type=NamedOrFile("FILE|h200"),
+    default="h200",
+    show_default=True,
+    help="As for mucudnn engines.",
+)
+
 
 def recorded_problems() -> Iterator[ConvProblem]:
     """Every geometry with every operation, dtype and memory format, and one in the other dtypes."""
@@ -61,13 +69,7 @@ def _recorded(engine: Engine) -> list[object]:
 
 @click.command(cls=ModuleCommand)
 @click.argument("file", type=OutputFile())
-@click.option(
-    "--device-properties",
-    type=NamedOrFile("FILE|h200"),
-    default="h200",
-    show_default=True,
-    help="As for mucudnn engines.",
-)
+@device_properties_option
 def main(file: Path, device_properties: str) -> None:
     """Write what cuDNN offers for some problems on a device that need not be here to FILE (JSON, gzipped)."""
     text = json.dumps(recording(described_device(device_properties)), separators=(",", ":"))

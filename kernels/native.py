@@ -32,9 +32,10 @@ _CUDNN = "Cudnn"
 
 
 def sees_only_padding(problem: ConvProblem) -> bool:
-    """Whether whole windows lie in the padding: channels-last, with stride and dilation, oneDNN 3.12 can crash there.
+    """Whether the padding is so wide that a whole window fits into it.
 
-    On a map one pixel wide: 16x13x1 -> 13, 3x3, stride 2x2, padding 3x9, dilation 1x2, with a bias.
+    oneDNN 3.12 can crash on such problems, in channels_last and with a bias. Seen on a map one pixel wide:
+    16x13x1 -> 13, 3x3, stride 2x2, padding 3x9, dilation 1x2.
     """
     taps = zip(problem.padding, problem.dilation, (problem.r, problem.s), strict=True)
     return any(padding > dilation * (size - 1) for padding, dilation, size in taps)

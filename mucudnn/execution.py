@@ -336,8 +336,12 @@ def _check_bias(problem: ConvProblem, x: Tensor, bias: Tensor | None) -> None:
 
 
 def _check_memory(name: str, tensor: Tensor, device: torch.device) -> None:
-    """Its bytes are what is read: no sign or zero that torch only remembers, nor another device's."""
-    if tensor.device != device or tensor.device.type == "meta":
+    """Algorithms read its bytes, in which a sign or a zero that torch only remembers is not."""
+    if tensor.device != device:
         raise InvalidInputError(f"{name} is on {tensor.device} and x on {device}; all must be on one device")
+    if tensor.is_meta:
+        raise InvalidInputError(
+            f"{name} is on the device meta, which holds no values; give tensors of the CPU or a GPU"
+        )
     if tensor.is_neg() or tensor._is_zerotensor():
         raise InvalidInputError(f"{name} is a lazy negation or zero; give {name}.resolve_neg().clone()")

@@ -19,6 +19,13 @@ HEADING = "name,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w\n"
 TUNE = ("--batch", "2", "--algorithms", "gemm", "--time-limit", "50ms", "--threads", "1")
 
 
+def one_layer(folder: Path) -> Path:
+    """A table of one small layer."""
+    path = folder / "layers.csv"
+    path.write_text(HEADING + "only,4,8,8,4,3,3,1,1,1,1\n")
+    return path
+
+
 def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_line import HEADING, TUNE, invoke, rows
+from command_line import TUNE, invoke, one_layer, rows
 from database_rows import FAST, HERE, PROBLEM, fill
 
 from mucudnn.bench import table_tuning
@@ -24,9 +24,7 @@ from mucudnn.problem import MemoryFormat, Operation
 
 @pytest.fixture
 def layers(tmp_path: Path) -> Path:
-    path = tmp_path / "layers.csv"
-    path.write_text(HEADING + "only,4,8,8,4,3,3,1,1,1,1\n")
-    return path
+    return one_layer(tmp_path)
 
 
 def test_layers_lists_convolutions() -> None:

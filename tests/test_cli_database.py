@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from command_line import HEADING, TUNE, fail, invoke
+from command_line import TUNE, fail, invoke, one_layer
 from database_rows import FAST, FULL, HERE, PROBLEM, change, fill, rows_of
 
 from mucudnn.configuration import Failure, MicroConfig
@@ -121,9 +121,7 @@ def test_bad_rows_are_said_and_pruned(full: Path, tmp_path: Path, default_warnin
 
 @pytest.fixture
 def layers(tmp_path: Path) -> Path:
-    path = tmp_path / "layers.csv"
-    path.write_text(HEADING + "only,4,8,8,4,3,3,1,1,1,1\n")
-    return path
+    return one_layer(tmp_path)
 
 
 def test_solving_passes_over_bad_rows(layers: Path, database: Path, default_warnings: None) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from command_line import HEADING, TUNE, fail, invoke, rows, start
+from command_line import HEADING, TUNE, fail, invoke, one_layer, rows, start
 
 from mucudnn.database.database import Database
 from mucudnn.problem import Operation
@@ -23,9 +23,7 @@ from mucudnn.problem import Operation
 
 @pytest.fixture
 def layers(tmp_path: Path) -> Path:
-    path = tmp_path / "layers.csv"
-    path.write_text(HEADING + "only,4,8,8,4,3,3,1,1,1,1\n")
-    return path
+    return one_layer(tmp_path)
 
 
 @pytest.fixture

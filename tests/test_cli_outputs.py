@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 import pytest
-from command_line import HEADING, TUNE, commands, fail, invoke, rows
+from command_line import TUNE, commands, fail, invoke, one_layer, rows
 
 import mucudnn.bench
 from mucudnn.bench import table_tuning
@@ -32,9 +32,7 @@ FOLDERS = {"out", "archive"}  # of bench.gpu_suite, which makes them where they 
 
 @pytest.fixture
 def layers(tmp_path: Path) -> Path:
-    path = tmp_path / "layers.csv"
-    path.write_text(HEADING + "only,4,8,8,4,3,3,1,1,1,1\n")
-    return path
+    return one_layer(tmp_path)
 
 
 @pytest.fixture

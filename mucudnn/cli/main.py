@@ -59,11 +59,10 @@ class CommandGroup(click.Group):
         except MucudnnError as error:
             raise CommandError(str(error)) from error
         except (RuntimeError, MemoryError) as error:
-            if not _is_lack_of_memory(error):
+            if (lack := _lack_of_memory(error)) is None:
                 raise
-            what = (str(error).strip() or "memory ran out").splitlines()[0]
             raise CommandError(
-                f"there is not enough memory: {what}; give a smaller --batch. All measurements are kept"
+                f"there is not enough memory: {lack}; give a smaller --batch. All measurements are kept"
             ) from error
         except KeyboardInterrupt as interruption:
             ready = f": {interruption}" if str(interruption) else ""
@@ -74,10 +73,12 @@ class CommandGroup(click.Group):
             raise SystemExit(INTERRUPTED) from None
 
 
-def _is_lack_of_memory(error: Exception) -> bool:
-    from mucudnn.kernels.out_of_memory import is_out_of_memory  # here and not above: it loads torch
+def _lack_of_memory(error: Exception) -> str | None:
+    """What torch says of it; ``None`` for other errors."""
+    from mucudnn.bench.faults import first_line  # here and not above: both load torch
+    from mucudnn.kernels.out_of_memory import is_out_of_memory
 
-    return is_out_of_memory(error)
+    return first_line(error) if is_out_of_memory(error) else None
 
 
 def _end(message: str) -> NoReturn:

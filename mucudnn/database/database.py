@@ -144,8 +144,7 @@ class Database:
     def close(self) -> None:
         if self._first_added != _NEVER and self._file.has_moved():
             try:
-                with self._writing():
-                    pass  # only what is to be moved
+                self._catch_up()
             except DatabaseError as error:
                 warnings.warn(f"what was measured last is not stored: {error}", stacklevel=2)
         self._file.close()
@@ -350,14 +349,18 @@ class Database:
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction in the file that is at the path now, whatever became of the one that was opened."""
+        self._catch_up()
+        with self._file.writing() as connection:
+            yield connection
+
+    def _catch_up(self) -> None:
+        """Go over to the file that is at the path now, if it is another, with what this object added."""
         if self._file.has_moved():
             self._follow()
         if self._to_be_moved:
             with self._file.writing() as connection:
                 profiles.add_exported(connection, self._to_be_moved)
             self._to_be_moved = []
-        with self._file.writing() as connection:
-            yield connection
 
     def _follow(self) -> None:
         """Use the file that is at the path now, or a new one; what this object added must be moved there."""

@@ -18,6 +18,7 @@ from typing import Any
 from mucudnn.database import schema
 from mucudnn.errors import InvalidInputError
 from mucudnn.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
+from mucudnn.values import LARGEST, shown
 
 ENVIRONMENT_COLUMNS = tuple(schema.ENVIRONMENT.split(", "))
 PROBLEM_COLUMNS = tuple(schema.PROBLEM.split(", "))
@@ -35,9 +36,6 @@ _OWN_COLUMNS = {
 }
 _KNOWN_NAME = {"operation": Operation.FORWARD, "dtype": "float32", "memory_format": MemoryFormat.CONTIGUOUS}
 
-_LARGEST = 2**63 - 1  # integer that SQLite can hold
-_LONGEST = 80  # characters of a value that a message shows
-
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -53,12 +51,6 @@ def fault(column: str, value: object) -> str | None:
     if rule.allows(value):
         return None
     return f"{column} is {'missing' if value is None else shown(value)}; it must be {rule.allowed}"
-
-
-def shown(value: object) -> str:
-    """As in Python, but never long: damaged values may be."""
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def row_faults(row: Mapping[str, Any]) -> list[str]:
@@ -152,7 +144,7 @@ _HOW: tuple[list[str], ...] = ([], ["kept"], ["instead"], ["fresh"])  # see ``sc
 
 
 def _is_cost(value: object) -> bool:
-    return (type(value) is float and 0 <= value < inf) or (type(value) is int and 0 <= value <= _LARGEST)
+    return (type(value) is float and 0 <= value < inf) or (type(value) is int and 0 <= value <= LARGEST)
 
 
 def _is_time(value: object) -> bool:
@@ -164,9 +156,9 @@ def _one_of(names: Iterable[str]) -> Rule:
     return Rule(lambda value: value in allowed, "one of " + ", ".join(allowed))
 
 
-def _whole(least: int, most: int = _LARGEST) -> Rule:
+def _whole(least: int, most: int = LARGEST) -> Rule:
     # type, not isinstance: true and false are not numbers here
-    bounds = f"at least {least}" if most == _LARGEST else f"at least {least} and at most {most}"
+    bounds = f"at least {least}" if most == LARGEST else f"at least {least} and at most {most}"
     return Rule(lambda value: type(value) is int and least <= value <= most, f"a whole number of {bounds}")
 
 
