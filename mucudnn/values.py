@@ -51,7 +51,7 @@ def shown(value: object) -> str:
         text = repr(value).replace("\n", " ")
     except ValueError:
         return f"a too long {type(value).__name__}"
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
 
 
 def plain(value: object) -> Any:

@@ -33,7 +33,11 @@ BAD_ROWS = [  # a statement with a parameter, what that is, and what is said
     ("UPDATE measurements SET step_s = ? WHERE reason IS NULL", None, "step_s is missing; it must be seconds"),
     ("UPDATE measurements SET step_s = ? WHERE reason IS NULL", float("inf"), "step_s is inf; it must be seconds"),
     ("UPDATE measurements SET step_s = ? WHERE reason IS NULL", "fast", "step_s is 'fast'; it must be seconds"),
-    ("UPDATE measurements SET noise = ? WHERE reason IS NULL", b"\0" * 999, r"noise is b'\\x00.*\.\.\.; it must be"),
+    (
+        "UPDATE measurements SET noise = ? WHERE reason IS NULL",
+        b"\0" * 999,
+        r"noise is b'\\x00.*\.\.\. \(3999 characters\); it must be",
+    ),
     ("UPDATE measurements SET scratch_bytes = ? WHERE reason IS NULL", 0.5, "scratch_bytes is 0.5; it must be a whole"),
     ("UPDATE measurements SET samples = ? WHERE reason IS NULL", 0, "samples is 0; it must be a whole number"),
     ("UPDATE measurements SET version = ? WHERE reason IS NULL", "1", "version is '1'; it must be a whole number"),
