@@ -1,4 +1,4 @@
-# Targets: demo, test, fuzz, lint make the virtual environment first if it is missing or out of date; gpu takes $(PYTHON) as it is.
+# Targets: all but gpu make the virtual environment first if it is missing or out of date; gpu takes $(PYTHON) as it is.
 
 VENV ?= .venv
 PYTHON ?= python3

@@ -15,14 +15,8 @@ from setuptools import Extension, setup
 SOURCES = Path("kernels/compiled")
 FLAGS = ["-std=c++17", "-O3", "-fopenmp", "-g0", "-fvisibility=hidden"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if os.environ.get("MUCUDNN_SANITIZE") else []
-if SANITIZERS:
-    FLAGS += [
-        *SANITIZERS,
-        "-O0",
-        "-g1",
-        "-fno-wrapv",
-        "-fno-omit-frame-pointer",
-    ]  # Python's own flags let signed sums wrap
+if SANITIZERS:  # -fno-wrapv: Python's own flags let signed sums wrap, so that nothing would be reported
+    FLAGS += [*SANITIZERS, "-O0", "-g1", "-fno-wrapv", "-fno-omit-frame-pointer"]
 X86_BUILDS = {
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
     "avx2": ["-mavx2", "-mfma"],
