@@ -20,11 +20,11 @@ help:
 	@echo "make test   run the whole test suite"
 	@echo "make fuzz   random problems, values and kills against every algorithm, command and file (12 minutes)"
 	@echo "make sanitize  the compiled code and its tests under AddressSanitizer and UndefinedBehaviorSanitizer (g++)"
-	@echo "make lint   ruff (check and format) and mypy"
+	@echo "make lint   ruff (check and format), mypy and import-linter"
 	@echo "make gpu    run the tests of an NVIDIA GPU and all benchmarks on it; installs nothing (under 10 minutes)"
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m mucudnn.bench.demo
+	$(BIN)/python -m mucudnn.bench.suites.training.demo
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
@@ -43,8 +43,9 @@ sanitize: $(VENV)/.installed
 	for build in $$($(BIN)/python -c "$(RUNNABLE_BUILDS)"); do \
 		LD_PRELOAD=$(SANITIZERS) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 		MUCUDNN_BUILD=$$build MUCUDNN_SANITIZE=1 PYTHONPATH=$(SANITIZED)/lib $(BIN)/pytest -p no:cacheprovider \
-		tests/test_sanitizers.py tests/test_compiled_checks.py tests/test_fuzz_problems.py tests/test_fingerprint.py \
-		tests/test_winograd.py tests/test_compiled_builds.py tests/test_algorithm_contract.py \
+		tests/kernels/test_sanitizers.py tests/kernels/test_compiled_checks.py tests/kernels/test_fuzz_problems.py \
+		tests/kernels/test_fingerprint.py tests/kernels/winograd/test_winograd.py tests/kernels/test_compiled_builds.py \
+		tests/kernels/test_algorithm_contract.py \
 		|| exit 1; \
 	done
 
@@ -52,6 +53,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 # Whatever CUDA build of torch $(PYTHON) has; for example make gpu GPU_OPTIONS="--only limits --minutes 5".
 gpu:
@@ -60,7 +62,7 @@ gpu:
 		lacking = ", ".join(name for name in sys.argv[1:] if find_spec(name) is None); \
 		sys.exit("$(PYTHON) lacks " + lacking + ": install it, or name another, as PYTHON=$(BIN)/python" if lacking else 0)' \
 		$(IMPORTED)
-	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m mucudnn.bench.gpu_suite $(GPU_OPTIONS)
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m mucudnn.bench.suites.gpu.suite $(GPU_OPTIONS)
 
 $(VENV)/.installed: $(SOURCES)
 	$(require_version)
