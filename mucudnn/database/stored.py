@@ -12,8 +12,9 @@ from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import NATIVE, Configuration, Measurement, source_of
+from mucudnn.words.results import Configuration, Measurement, source_of
 from mucudnn.words.task import Task
+from mucudnn.words.torch_settings import TORCHS_OWN
 
 _MOST_LIKE_IT = 3  # other problems that an error names for each one that is missing
 
@@ -83,7 +84,7 @@ def _named(versions: Mapping[str, Sequence[int]], algorithms: Collection[str] | 
     sources = {source_of(name) for name in versions}  # a GPU has hundreds of names
     if unknown := [name for name in algorithms if name not in versions and name not in sources]:
         raise InvalidInputError(f"algorithms has {_listed(unknown)}; measured are {_listed(sorted(sources))}")
-    wanted = {NATIVE, *algorithms}
+    wanted = {TORCHS_OWN, *algorithms}
     return {name: found for name, found in versions.items() if not wanted.isdisjoint((name, source_of(name)))}
 
 
@@ -109,7 +110,7 @@ def _local(
     known = {algorithm.name: algorithm for algorithm in algorithms(device_type)}
 
     def is_local(name: str, problem: ConvProblem) -> bool:
-        return name == NATIVE or (name in known and known[name].is_local(problem))
+        return name == TORCHS_OWN or (name in known and known[name].is_local(problem))
 
     return {
         problem: [m for m in measured if is_local(m.micro_config.algorithm, problem)]

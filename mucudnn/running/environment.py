@@ -85,7 +85,7 @@ def _on_cuda() -> Environment:
 
     from mucudnn.kernels.cuda.cupy_launcher import compiler_name
     from mucudnn.kernels.cudnn.library import library
-    from mucudnn.words.torch_settings import Numerics
+    from mucudnn.words.torch_settings import TorchSettings
 
     require_cuda()
     cudnn = library()
@@ -98,7 +98,7 @@ def _on_cuda() -> Environment:
         torch=str(torch.__version__),  # which compares as a version, and not as text
         library=f"cuDNN {cudnn.version_text}",
         compiled=compiler_name(),
-        numerics=str(Numerics.of_torch()),
+        numerics=str(TorchSettings.current()),
     )
 
 

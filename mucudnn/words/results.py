@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.values import instance, plain, settle, several, text, whole
-
-NATIVE = "native"  # torch's own convolution in the tensor's memory format
 
 
 def source_of(algorithm: str) -> str:
@@ -96,7 +95,7 @@ class Configuration:
     @property
     def is_baseline(self) -> bool:
         """Torch's own convolution, undivided."""
-        return len(self.micro_configs) == 1 and self.micro_configs[0].algorithm == NATIVE
+        return len(self.micro_configs) == 1 and self.micro_configs[0].algorithm == TORCHS_OWN
 
     def __str__(self) -> str:
         """``winograd-4x4 8×4 + native 1×2``: algorithm, micro-batch size, how often."""

@@ -1,4 +1,7 @@
-"""What torch's settings say about convolutions on a GPU: how exact, how repeatable, and by which library."""
+"""Torch's own convolution: its name here, and what torch's settings make of it on a GPU.
+
+They say how exact and how repeatable it must be, and by which library it is computed.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
+
+TORCHS_OWN = "native"  # as an algorithm, in the tensors' memory format: its name in databases
 
 # What torch has by default. These change torch's own times and those of our matrix products, but bar no engine.
 _DEFAULTS_OF_CUDNN = {"depthwise_kernel": "auto"}  # older torch lacks it
@@ -18,7 +23,7 @@ _DEFAULTS_OF_MATMUL = {
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Numerics:
+class TorchSettings:
     """How exact results must be, and what else is set that changes times.
 
     allow_tf32: tensor cores may round float32 to TF32, 10 bits of mantissa, in convolutions. deterministic: every run
@@ -35,7 +40,7 @@ class Numerics:
     others: tuple[str, ...] = ()
 
     @classmethod
-    def of_torch(cls) -> Self:
+    def current(cls) -> Self:
         """As they are set now.
 
         ``conv.fp32_precision`` is what torch's convolutions obey: it follows from ``allow_tf32``, from the
@@ -67,6 +72,15 @@ class Numerics:
         parts += [] if self.cudnn else ["no-cudnn"]
         parts += ["matmul-tf32"] if self.matmul_tf32 else []
         return " ".join([*parts, *self.others])
+
+
+def settings_that_bar() -> tuple[object, ...]:
+    """Return the settings that bar algorithms: less than ``TorchSettings`` has, in a tenth of the time."""
+    import torch
+
+    read = torch._C
+    repeatable = read._get_cudnn_deterministic(), read._get_deterministic_algorithms()
+    return read._get_cudnn_enabled(), read._get_fp32_precision_getter("cuda", "conv"), *repeatable
 
 
 def _others(cudnn: Any, matmul: Any) -> Iterator[str]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from mucudnn.bench.report.records import Record, origin
 from mucudnn.bench.report.tables import new_table
 from mucudnn.bench.suites.numerics.benchmark import SAMPLES, NumericsBenchmark, Row
-from mucudnn.words.results import NATIVE
+from mucudnn.words.torch_settings import TORCHS_OWN
 
 
 def numerics_table(benchmark: NumericsBenchmark) -> Table:
@@ -19,7 +19,7 @@ def numerics_table(benchmark: NumericsBenchmark) -> Table:
     operations = " / ".join(dict.fromkeys(row.problem.operation for row in benchmark.rows))
     printed = new_table(f"beside torch's own (native): {operations}", ("algorithm", "filter, image"), columns)
     for (name, geometry), rows in _by_line(benchmark).items():
-        if name == NATIVE:
+        if name == TORCHS_OWN:
             printed.add_section()
         printed.add_row(name, geometry, *_cells(rows))
     return printed
