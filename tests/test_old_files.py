@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import invoke
+from support.command_line import invoke
+from support.places import DATA
 from torch import Tensor, nn
 
 import mucudnn
 
-FOLDER = Path(__file__).parent / "data" / "version-0.1.0"
+FOLDER = DATA / "version-0.1.0"
 COMMANDS = json.loads((FOLDER / "commands.json").read_text())
 FORWARD = mucudnn.ConvProblem(mucudnn.Operation.FORWARD, 8, 32, 32, 16, 3, 3, padding=(1, 1))
 FILTER = FORWARD.with_operation(mucudnn.Operation.BACKWARD_FILTER)
@@ -179,6 +180,13 @@ def test_errors() -> None:
     assert {type(error) for error in errors} >= {getattr(mucudnn, name) for name in public}
     (infeasible,) = (error for error in errors if isinstance(error, mucudnn.InfeasibleError))
     assert infeasible.smallest_feasible_bytes == 1234
+
+
+@pytest.mark.parametrize("name", ["Residual", "Branches"])
+def test_modules_of_the_networks(name: str) -> None:
+    """Those that saved networks have, beside torch's; a pickle names them so."""
+    module = pickle.loads(f"cmucudnn.bench.networks\n{name}\n.".encode())
+    assert issubclass(module, nn.Module)
 
 
 # Measurements

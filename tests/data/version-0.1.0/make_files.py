@@ -15,11 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from mucudnn.configuration import Failure
 from torch import nn
 
 import mucudnn
 from mucudnn import errors
-from mucudnn.configuration import Failure
 from mucudnn.database.database import Database
 
 HERE = Path(__file__).resolve().parent
