@@ -23,7 +23,7 @@ from mucudnn.database.database import Database
 from mucudnn.tuning.result import allowed
 from mucudnn.tuning.tuner import Progress, tune_tasks
 from mucudnn.words.config import BatchSizePolicy, Config
-from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.errors import InvalidInputError, first_line
 from mucudnn.words.problem import Pair
 from mucudnn.words.results import Measurement, MicroConfig
 from mucudnn.words.task import Task
@@ -80,7 +80,7 @@ def compare_under_limits(
                 compared = Contest(task, machine, measurements, variants, rounds).compare(known)
                 known = replace(known, problems=(*known.problems, compared))
             except CANDIDATE_ERRORS as error:
-                known = replace(known, failed=(*known.failed, FailedProblem(task, _reason(error))))
+                known = replace(known, failed=(*known.failed, FailedProblem(task, first_line(error))))
             longest_s = max(longest_s, machine.clock.now() - begun_s)
             yield known
 
@@ -118,11 +118,6 @@ def _measure(
 def _share(progress: Progress, start: float, share: float) -> Progress:
     """Of a part of the work, told as that of the whole."""
     return lambda text, fraction: progress(text, start + share * fraction)
-
-
-def _reason(error: Exception) -> str:
-    """The first line: torch appends stack traces."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _sizes(filters: Iterable[Pair]) -> str:
