@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,14 +27,13 @@ from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning, TuningInterrupt
 from mucudnn.words.config import BatchSizePolicy, Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_ELEMENTS, ConvProblem, Operation
+from mucudnn.words.progress import Progress
 from mucudnn.words.results import NATIVE, Configuration, Failure, Measurement, MicroConfig, source_of
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import deterministic_torch
 from mucudnn.words.values import instance, several, shown, whole
 
 __all__ = ["Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
-
-Progress = Callable[[str, float], None]
 
 
 def tune(

@@ -22,10 +22,10 @@ from mucudnn.running.environment import Environment, current_environment
 from mucudnn.running.kept_filters import KeptFilter, KeptFilters
 from mucudnn.tuning.cached_filters import keep_filters
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.tuning.tuner import Progress
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import Operation
+from mucudnn.words.progress import Progress
 
 ROUNDS = 25
 

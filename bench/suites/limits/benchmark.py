@@ -21,10 +21,11 @@ from mucudnn.bench.suites.limits.contest import Contest
 from mucudnn.bench.suites.limits.result import FailedProblem, LimitsComparison
 from mucudnn.database.database import Database
 from mucudnn.tuning.result import allowed
-from mucudnn.tuning.tuner import Progress, tune_tasks
+from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Pair
+from mucudnn.words.progress import Progress
 from mucudnn.words.results import Measurement, MicroConfig
 from mucudnn.words.task import Task
 

@@ -16,8 +16,8 @@ from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.running.devices import device_of, made_current
 from mucudnn.running.environment import Environment
-from mucudnn.tuning.tuner import Progress
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, HEADROOM, Config
+from mucudnn.words.progress import Progress
 
 ROUNDS = 9
 RUNS = 3

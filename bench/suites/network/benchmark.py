@@ -23,9 +23,9 @@ from mucudnn.bench.sources.layers import LayerTable
 from mucudnn.bench.sources.table_tuning import tune_table
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.tuning.tuner import Progress
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat, Operation
+from mucudnn.words.progress import Progress
 
 ROUNDS = 15
 

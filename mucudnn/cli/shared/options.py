@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from mucudnn.bench.report.export import CURVE
 from mucudnn.running.environment import require_known
 from mucudnn.terminal.command_files import DatabaseFile, OutputFile, SourceFile
-from mucudnn.terminal.whole_files import CURVE
 from mucudnn.words.config import HEADROOM, BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError, MucudnnError
 from mucudnn.words.problem import ITEM_BYTES, MemoryFormat, Operation
