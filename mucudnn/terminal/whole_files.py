@@ -66,7 +66,11 @@ def is_stream(path: Path) -> bool:
 
 
 def beside(path: Path, what: str) -> Path:
-    """Name of a second file that goes with one: ``memory.csv`` and ``curve`` -> ``memory-curve.csv``."""
+    """Return the name of a second file that goes with one.
+
+    >>> str(beside(Path("memory.csv"), "curve"))
+    'memory-curve.csv'
+    """
     return path.parent / f"{path.stem}-{what}{path.suffix}"
 
 
