@@ -57,7 +57,7 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 docs: $(VENV)/.installed
-	$(BIN)/mkdocs build --quiet --strict --site-dir $(CURDIR)/build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(CURDIR)/build/site
 
 # The wheel is made from the sdist, and tried in an environment of its own, in a folder from which no checkout is seen.
 WHEEL := $(CURDIR)/build/wheel
