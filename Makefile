@@ -20,14 +20,14 @@ help:
 	@echo "make test   run the whole test suite"
 	@echo "make fuzz   random problems, values and kills against every algorithm, command and file (12 minutes)"
 	@echo "make sanitize  the compiled code and its tests under AddressSanitizer and UndefinedBehaviorSanitizer (g++)"
-	@echo "make lint   ruff (check and format) and mypy"
+	@echo "make lint   ruff (check and format), mypy and import-linter"
 	@echo "make docs   the documentation site, built strictly into build/site"
 	@echo "make wheel  build sdist and wheel into build/wheel, install the wheel afresh and try it (a few minutes)"
 	@echo "make gpu    run the tests of an NVIDIA GPU, then benchmarks of engines, limits, overhead, networks and training"
 	@echo "            on it; installs nothing (under 10 minutes)"
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m mucudnn.bench.demo
+	$(BIN)/python -m mucudnn.bench.suites.training.demo
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
@@ -46,8 +46,9 @@ sanitize: $(VENV)/.installed
 	for build in $$($(BIN)/python -c "$(RUNNABLE_BUILDS)"); do \
 		LD_PRELOAD=$(SANITIZERS) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 		MUCUDNN_BUILD=$$build MUCUDNN_SANITIZE=1 PYTHONPATH=$(SANITIZED)/lib $(BIN)/pytest -p no:cacheprovider \
-		tests/test_sanitizers.py tests/test_compiled_checks.py tests/test_fuzz_problems.py tests/test_fingerprint.py \
-		tests/test_winograd.py tests/test_compiled_builds.py tests/test_algorithm_contract.py \
+		tests/kernels/test_sanitizers.py tests/kernels/test_compiled_checks.py tests/kernels/test_fuzz_problems.py \
+		tests/kernels/test_fingerprint.py tests/kernels/winograd/test_winograd.py tests/kernels/test_compiled_builds.py \
+		tests/kernels/test_algorithm_contract.py \
 		|| exit 1; \
 	done
 
@@ -55,6 +56,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(CURDIR)/build/site
@@ -79,7 +81,7 @@ gpu:
 		lacking = ", ".join(name for name in sys.argv[1:] if find_spec(name) is None); \
 		sys.exit("$(PYTHON) lacks " + lacking + ": install it, or name another, as PYTHON=$(BIN)/python" if lacking else 0)' \
 		$(IMPORTED)
-	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m mucudnn.bench.gpu_suite $(GPU_OPTIONS)
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m mucudnn.bench.suites.gpu.suite $(GPU_OPTIONS)
 
 $(VENV)/.installed: $(SOURCES)
 	$(require_version)

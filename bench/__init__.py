@@ -1,1 +1,4 @@
-"""Measuring and telling: timer, profiler, layer tables, networks, reports."""
+"""The benchmarker: measuring, layer sources, benchmarks and reports.
+
+Each has a folder of its own. Tuning needs ``measure`` alone.
+"""

@@ -1,1 +1,4 @@
-"""How to compute one micro-batch: one file per algorithm family."""
+"""Computes one micro-batch of a convolution: one folder for each family of algorithms.
+
+Nothing here knows a database, a solver or a clock; ``registry`` lists all algorithms.
+"""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mucudnn.errors import InvalidInputError, UnavailableError
-from mucudnn.kernels import direct, fft, implicit_gemm, winograd
-from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource
+from mucudnn.kernels.compiled import implicit_gemm
+from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
+from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
+from mucudnn.kernels.cudnn.backend import cudnn_backend
 from mucudnn.kernels.cudnn.engines import PREFIX
-from mucudnn.kernels.cudnn_backend import cudnn_backend
-from mucudnn.kernels.cudnn_engine import CudnnEngine, CudnnEngines
-from mucudnn.kernels.gemm import GEMM, GEMM_ON_CUDA
-from mucudnn.kernels.native import NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
-from mucudnn.kernels.native_cuda import BENCHMARKS, NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA
+from mucudnn.kernels.torch_ops import direct, fft
+from mucudnn.kernels.torch_ops.gemm import GEMM, GEMM_ON_CUDA
+from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
+from mucudnn.kernels.torch_ops.native_cuda import BENCHMARKS, NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA
+from mucudnn.kernels.winograd import algorithms as winograd
+from mucudnn.words.errors import InvalidInputError, UnavailableError
 
 _CPU: tuple[Algorithm, ...] = (
     NATIVE_ALGORITHM,

@@ -8,15 +8,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mucudnn._moved import find_moved_modules
+
 if TYPE_CHECKING:
-    from mucudnn.config import BatchSizePolicy, Config
-    from mucudnn.configuration import Configuration, MicroConfig
-    from mucudnn.errors import DatabaseError, InfeasibleError, InvalidInputError, MucudnnError, UnavailableError
-    from mucudnn.execution import release_workspaces
-    from mucudnn.models import optimize, report
-    from mucudnn.nn import Conv2d
-    from mucudnn.problem import ConvProblem, MemoryFormat, Operation
-    from mucudnn.tuner import Tuning, tune
+    from mucudnn.running.conv2d import Conv2d
+    from mucudnn.running.execution import release_workspaces
+    from mucudnn.tuning.models import optimize, report
+    from mucudnn.tuning.tuner import Tuning, tune
+    from mucudnn.words.config import BatchSizePolicy, Config
+    from mucudnn.words.errors import DatabaseError, InfeasibleError, InvalidInputError, MucudnnError, UnavailableError
+    from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+    from mucudnn.words.results import Configuration, MicroConfig
 
 __version__ = "0.1.0"
 
@@ -42,14 +44,14 @@ __all__ = [
 ]
 
 _MODULES = {
-    "config": ("BatchSizePolicy", "Config"),
-    "configuration": ("Configuration", "MicroConfig"),
-    "errors": ("DatabaseError", "InfeasibleError", "InvalidInputError", "MucudnnError", "UnavailableError"),
-    "execution": ("release_workspaces",),
-    "models": ("optimize", "report"),
-    "nn": ("Conv2d",),
-    "problem": ("ConvProblem", "MemoryFormat", "Operation"),
-    "tuner": ("Tuning", "tune"),
+    "words.config": ("BatchSizePolicy", "Config"),
+    "words.results": ("Configuration", "MicroConfig"),
+    "words.errors": ("DatabaseError", "InfeasibleError", "InvalidInputError", "MucudnnError", "UnavailableError"),
+    "running.execution": ("release_workspaces",),
+    "tuning.models": ("optimize", "report"),
+    "running.conv2d": ("Conv2d",),
+    "words.problem": ("ConvProblem", "MemoryFormat", "Operation"),
+    "tuning.tuner": ("Tuning", "tune"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -63,3 +65,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+find_moved_modules()

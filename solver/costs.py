@@ -19,9 +19,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mucudnn.configuration import Configuration, Measurement, MicroConfig
-from mucudnn.errors import InvalidInputError
-from mucudnn.values import whole
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.values import whole
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]

@@ -7,11 +7,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from mucudnn.configuration import Configuration
-from mucudnn.errors import InvalidInputError
 from mucudnn.solver.division import TIME_LIMIT_S, Choices, check_limits
 from mucudnn.solver.knapsack import breakpoints
-from mucudnn.units import format_bytes
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.results import Configuration
+from mucudnn.words.units import format_bytes
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -13,12 +13,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from mucudnn.configuration import Configuration
-from mucudnn.errors import InfeasibleError, InvalidInputError
 from mucudnn.solver.account import Answer, Status
 from mucudnn.solver.costs import PICOSECONDS
 from mucudnn.solver.knapsack import Row, solve, total, undominated
-from mucudnn.units import exact_bytes, format_bytes, format_seconds
+from mucudnn.words.errors import InfeasibleError, InvalidInputError
+from mucudnn.words.results import Configuration
+from mucudnn.words.units import exact_bytes, format_bytes, format_seconds
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -8,11 +8,11 @@ from itertools import combinations
 
 import numpy as np
 
-from mucudnn.configuration import Configuration, Measurement
-from mucudnn.errors import InvalidInputError
 from mucudnn.solver.costs import Costs, pool
 from mucudnn.solver.cover import Part, fastest_cover
 from mucudnn.solver.sweep import AlgorithmSet, Found, sweep
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.results import Configuration, Measurement
 
 
 @dataclass(frozen=True, slots=True, eq=False)

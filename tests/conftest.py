@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_backend import FakeBackend
+from support.fake_backend import FakeBackend
 from torch import Tensor
 
-from mucudnn.execution import Recipe
 from mucudnn.kernels import registry
+from mucudnn.running.execution import Recipe
 
 
 @pytest.fixture(autouse=True)

@@ -1,1 +1,4 @@
-"""Transforms and matrix products in C++, built at install; see ``library.py``."""
+"""Holds the C++ and the algorithms that are wholly written in it.
+
+``setup.py`` builds it once for each instruction set; ``library`` loads the best one.
+"""

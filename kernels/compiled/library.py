@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mucudnn.errors import InvalidInputError, UnavailableError
-from mucudnn.problem import ConvProblem, MemoryFormat
+from mucudnn.words.errors import InvalidInputError, UnavailableError
+from mucudnn.words.problem import ConvProblem, MemoryFormat
 
 BUILDS = ("avx512", "avx2", "plain")
 _LARGEST_BUILD = {"AVX512": "avx512", "AVX2": "avx2"}  # by torch.backends.cpu.get_cpu_capability()

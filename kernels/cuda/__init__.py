@@ -1,1 +1,4 @@
-"""CUDA C++ of our own, compiled when it is first needed."""
+"""Compiles and starts CUDA C++.
+
+The sources lie beside the algorithms that use them.
+"""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from mucudnn.errors import MucudnnError
+from mucudnn.words.errors import MucudnnError
 
 
 class LaunchError(MucudnnError, RuntimeError):

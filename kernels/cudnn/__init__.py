@@ -1,1 +1,4 @@
-"""cuDNN's convolution engines, driven one by one through the backend API of the libcudnn that torch has loaded."""
+"""Drives cuDNN 9 through its backend API, and makes algorithms of its engines.
+
+Nothing outside of this folder needs to know cuDNN.
+"""

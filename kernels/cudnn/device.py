@@ -16,13 +16,13 @@ from typing import NoReturn
 
 import torch
 
-from mucudnn.errors import InvalidInputError, UnavailableError
 from mucudnn.kernels.cudnn.constants import Attribute, AttributeType, DescriptorKind
 from mucudnn.kernels.cudnn.descriptor import Descriptor
 from mucudnn.kernels.cudnn.engines import Engine, every_engine, offered_engines
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library
 from mucudnn.kernels.cudnn.operation_graph import operation_graph
-from mucudnn.problem import ConvProblem
+from mucudnn.words.errors import InvalidInputError, UnavailableError
+from mucudnn.words.problem import ConvProblem
 
 OLDEST_DESCRIBED_VERSION = 90800
 _BUILT_IN = {path.stem: path for path in (Path(__file__).parent / "devices").glob("*.json")}

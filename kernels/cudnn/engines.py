@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import chain, islice, product
 from typing import Self
 
-from mucudnn.errors import InvalidInputError
 from mucudnn.kernels.cudnn.constants import (
     Attribute,
     AttributeType,
@@ -20,6 +19,7 @@ from mucudnn.kernels.cudnn.constants import (
 )
 from mucudnn.kernels.cudnn.descriptor import Descriptor
 from mucudnn.kernels.cudnn.library import CudnnError, Library
+from mucudnn.words.errors import InvalidInputError
 
 PREFIX = "cudnn:"
 _MOST_KNOBS = 64  # of one engine; cuDNN 9.19 knows 44 types

@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from mucudnn.errors import MucudnnError, UnavailableError
+from mucudnn.words.errors import LibraryError, UnavailableError
 
 OLDEST_VERSION = 90000
 _NAME = "libcudnn.so.9"
@@ -44,7 +44,7 @@ _SIGNATURES: dict[str, list[object]] = {
 }
 
 
-class CudnnError(MucudnnError):
+class CudnnError(LibraryError):
     """A call of cuDNN failed: what was asked, cuDNN's status, and its own words. ``status`` is the number."""
 
     def __init__(self, what: str, status: int, name: str, text: str) -> None:

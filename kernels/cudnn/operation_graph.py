@@ -7,7 +7,7 @@ from math import gcd, prod
 from mucudnn.kernels.cudnn.constants import CROSS_CORRELATION, DATA_TYPES, Attribute, AttributeType, DescriptorKind
 from mucudnn.kernels.cudnn.descriptor import Descriptor
 from mucudnn.kernels.cudnn.library import Library
-from mucudnn.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 X_ID, W_ID, Y_ID = 1, 2, 3  # of the tensors, where pointers are given
 MOST_ALIGNED_BYTES = 16  # cuDNN tells no more apart

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from mucudnn.bench.command_files import FileCommand
-from mucudnn.bench.whole_files import write_csv, write_each, write_json
-from mucudnn.cli import options
-from mucudnn.cli.running import require_complete, tune_with_progress, tuning_environment
+from mucudnn.cli.shared import options
+from mucudnn.cli.shared.running import require_complete, tune_with_progress, tuning_environment
+from mucudnn.terminal.command_files import FileCommand
+from mucudnn.terminal.whole_files import write_csv, write_each, write_json
 
 MOST_SWEPT = 65536  # batch sizes, each of which is solved
 
@@ -54,12 +54,13 @@ def batch(
     that removes each. The micro-batch sizes of the policy up to --up-to are measured, all other batch sizes are solved
     from them. SOURCE is as for mucudnn tune; batch sizes of its own are not used.
     """
-    from mucudnn.bench.batch_report import cliffs_table, curves_table, explanation, sweep_record, sweep_rows
-    from mucudnn.bench.batch_sizes import require_sweepable, sweep_batch_sizes
-    from mucudnn.bench.console import output
-    from mucudnn.bench.layers import load_source
-    from mucudnn.bench.plots import draw_sweep, require_matplotlib, save_png
-    from mucudnn.config import Config
+    from mucudnn.bench.analyses.batch_plot import draw_sweep
+    from mucudnn.bench.analyses.batch_report import cliffs_table, curves_table, explanation, sweep_record, sweep_rows
+    from mucudnn.bench.analyses.batch_sizes import require_sweepable, sweep_batch_sizes
+    from mucudnn.bench.report.plots import require_matplotlib, save_png
+    from mucudnn.bench.sources.layers import load_source
+    from mucudnn.terminal.console import output
+    from mucudnn.words.config import Config
 
     config = Config(**choices)
     require_sweepable(config)

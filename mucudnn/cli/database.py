@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mucudnn.bench.command_files import FileCommand, InputFile, OutputFile
-from mucudnn.bench.whole_files import whole_text
-from mucudnn.cli import options
-from mucudnn.errors import InvalidInputError
-from mucudnn.units import format_bytes
+from mucudnn.cli.shared import options
+from mucudnn.terminal.command_files import FileCommand, InputFile, OutputFile
+from mucudnn.terminal.whole_files import whole_text
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from mucudnn.database.database import DatabaseInfo
-    from mucudnn.environment import Environment
+    from mucudnn.running.environment import Environment
 
 
 class ExportFormat(StrEnum):
@@ -42,8 +42,8 @@ def database() -> None:
 @options.database
 def info(database: Path | None) -> None:
     """Say where the database is and how much it has of each environment."""
-    from mucudnn.bench.console import output
     from mucudnn.database.database import Database
+    from mucudnn.terminal.console import output
 
     with Database(database, read_only=True) as opened:
         found = opened.info()
@@ -127,8 +127,8 @@ def prune(other_environments: bool, other_versions: bool, failures: bool, dry_ru
 
 def environments_here() -> Iterator[Environment]:
     """That of the CPU, and that of the GPU where there is one that can be used."""
-    from mucudnn.environment import current_environment
-    from mucudnn.errors import UnavailableError
+    from mucudnn.running.environment import current_environment
+    from mucudnn.words.errors import UnavailableError
 
     yield current_environment("cpu")
     with suppress(UnavailableError):

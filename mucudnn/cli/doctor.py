@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mucudnn.bench.command_files import FileCommand
-from mucudnn.problem import ConvProblem, Operation
-from mucudnn.units import format_bytes
+from mucudnn.terminal.command_files import FileCommand
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mucudnn.errors import UnavailableError
-    from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource
+    from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
+    from mucudnn.words.errors import UnavailableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ KINDS = {
 @click.command(cls=FileCommand)
 def doctor() -> None:
     """Say what this machine has, and which algorithms are available, on the CPU and on each kind of GPU."""
-    from mucudnn.bench.console import output
     from mucudnn.kernels.registry import algorithms
+    from mucudnn.terminal.console import output
 
     console = output()
     console.print(machine_table([*machine(), *accelerators()]))
@@ -72,7 +72,7 @@ def doctor() -> None:
 def machine() -> Iterator[Finding]:
     """What everything runs on."""
     from mucudnn.database.database import default_path
-    from mucudnn.environment import current_environment
+    from mucudnn.running.environment import current_environment
 
     here = current_environment()
     yield Finding("CPU", f"{here.device}, {os.cpu_count()} logical cores, torch uses {here.capability}")
@@ -99,9 +99,9 @@ def compiled() -> Finding:
 
 def accelerators() -> Iterator[Finding]:
     """GPUs with their driver, cuDNN and CuPy, which the CPU does without."""
-    from mucudnn.environment import require_cuda
-    from mucudnn.errors import UnavailableError
     from mucudnn.kernels.cudnn.library import library
+    from mucudnn.running.environment import require_cuda
+    from mucudnn.words.errors import UnavailableError
 
     try:
         require_cuda()
@@ -186,8 +186,8 @@ def on_gpu(index: int) -> list[AlgorithmFinding]:
     """What computes on a CUDA device: algorithms, and sources of them where they can be asked."""
     import torch
 
-    from mucudnn.errors import MucudnnError
     from mucudnn.kernels.registry import algorithms, sources
+    from mucudnn.words.errors import MucudnnError
 
     with torch.cuda.device(index):
         findings = [examine(algorithm) for algorithm in algorithms("cuda")]

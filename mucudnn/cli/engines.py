@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mucudnn.bench.command_files import FileCommand, NamedOrFile
-from mucudnn.bench.whole_files import write_csv, write_each, write_json
-from mucudnn.cli import options
-from mucudnn.config import BatchSizePolicy
-from mucudnn.errors import InvalidInputError
-from mucudnn.problem import Operation
+from mucudnn.cli.shared import options
+from mucudnn.terminal.command_files import FileCommand, NamedOrFile
+from mucudnn.terminal.whole_files import write_csv, write_each, write_json
+from mucudnn.words.config import BatchSizePolicy
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import Operation
 
 if TYPE_CHECKING:
-    from mucudnn.bench.layers import Layer, LayerTable
+    from mucudnn.bench.sources.layers import Layer, LayerTable
     from mucudnn.kernels.cudnn.device import Device
 
 
@@ -74,10 +74,10 @@ def engines(
     is needed, only cuDNN 9.8 or later; engines that depend on cuBLASLt are not listed then. SOURCE is as for mucudnn
     tune.
     """
-    from mucudnn.bench.console import output
-    from mucudnn.bench.engines_report import engines_record, engines_rows, engines_table, list_engines
-    from mucudnn.bench.layers import load_source
+    from mucudnn.bench.analyses.engines import engines_record, engines_rows, engines_table, list_engines
+    from mucudnn.bench.sources.layers import load_source
     from mucudnn.solver.policies import micro_batch_sizes
+    from mucudnn.terminal.console import output
 
     if micro_batches is not None and sizes["batch"] is not None:
         raise click.UsageError("give --batch or --micro-batches, not both", click.get_current_context())
@@ -108,9 +108,9 @@ def _named(table: LayerTable, name: str | None) -> Layer:
 
 def _device(properties: str | None) -> Device:
     """Raises ``UnavailableError`` and ``InvalidInputError``, saying what to do instead."""
-    from mucudnn.errors import UnavailableError
     from mucudnn.kernels.cudnn.device import current_device, described_device
     from mucudnn.kernels.cudnn.library import library
+    from mucudnn.words.errors import UnavailableError
 
     if properties is not None:
         return described_device(properties)

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mucudnn.bench.command_files import FileCommand, InputFile
-from mucudnn.bench.whole_files import write_csv, write_each, write_json
-from mucudnn.cli import options
-from mucudnn.cli.running import require_complete, solve_stored, tune_with_progress, tuning_environment
-from mucudnn.errors import InvalidInputError
-from mucudnn.units import parse_bytes
+from mucudnn.cli.shared import options
+from mucudnn.cli.shared.running import require_complete, solve_stored, tune_with_progress, tuning_environment
+from mucudnn.terminal.command_files import FileCommand, InputFile
+from mucudnn.terminal.whole_files import write_csv, write_each, write_json
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.units import parse_bytes
 
 if TYPE_CHECKING:
-    from mucudnn.bench.layers import LayerTable
-    from mucudnn.bench.table_tuning import Limits, TableTuning
-    from mucudnn.config import Config
-    from mucudnn.environment import Environment
+    from mucudnn.bench.sources.layers import LayerTable
+    from mucudnn.bench.sources.table_tuning import Limits, TableTuning
+    from mucudnn.running.environment import Environment
+    from mucudnn.words.config import Config
 
 
 def _parse_budget(text: str) -> str:
@@ -70,8 +70,8 @@ def explain(
     With --headroom: the memory in use in a training step, call by call, and the workspace that costs nothing, since it
     stays below the peak. What is not yet measured is measured, as by mucudnn tune.
     """
-    from mucudnn.bench.plots import require_matplotlib
-    from mucudnn.config import HEADROOM, Config
+    from mucudnn.bench.report.plots import require_matplotlib
+    from mucudnn.words.config import HEADROOM, Config
 
     context = click.get_current_context()
     if headroom == (budget is not None):
@@ -99,12 +99,12 @@ _Files = tuple[Path | None, Path | None, Path | None]  # CSV, JSON, PNG
 
 
 def _budget(source: str, sizes: dict[str, Any], config: Config, device: str, stored: _Stored, files: _Files) -> None:
-    from mucudnn.bench import explanation_report as report
-    from mucudnn.bench.console import output
-    from mucudnn.bench.explanation import explain
-    from mucudnn.bench.explanation_plot import draw_explanation
-    from mucudnn.bench.layers import load_source
-    from mucudnn.bench.plots import save_png
+    from mucudnn.bench.analyses import explanation_report as report
+    from mucudnn.bench.analyses.explanation import explain
+    from mucudnn.bench.analyses.explanation_plot import draw_explanation
+    from mucudnn.bench.report.plots import save_png
+    from mucudnn.bench.sources.layers import load_source
+    from mucudnn.terminal.console import output
 
     tuning, environment = _tuned(load_source(source, **sizes), config, device, stored)
     explanation = explain(tuning)
@@ -120,11 +120,11 @@ def _budget(source: str, sizes: dict[str, Any], config: Config, device: str, sto
 
 
 def _headroom(source: str, sizes: dict[str, Any], config: Config, device: str, stored: _Stored, files: _Files) -> None:
-    from mucudnn.bench import headroom_report as report
-    from mucudnn.bench.console import output
-    from mucudnn.bench.headroom_plot import draw_headroom
-    from mucudnn.bench.headroom_source import table_with_headroom
-    from mucudnn.bench.plots import save_png
+    from mucudnn.bench.analyses import headroom_report as report
+    from mucudnn.bench.analyses.headroom_plot import draw_headroom
+    from mucudnn.bench.report.plots import save_png
+    from mucudnn.bench.sources.headroom import table_with_headroom
+    from mucudnn.terminal.console import output
 
     table, headroom = table_with_headroom(source, **sizes, device=device)
     tuning, environment = _tuned(table, config, device, stored, headroom.limits)

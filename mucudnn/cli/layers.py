@@ -6,16 +6,16 @@ from typing import Any
 
 import click
 
-from mucudnn.bench.command_files import FileCommand
-from mucudnn.cli import options
+from mucudnn.cli.shared import options
+from mucudnn.terminal.command_files import FileCommand
 
 
 @click.command(cls=FileCommand)
 @options.source
 def layers(source: str, **sizes: Any) -> None:
     """List the convolutions of SOURCE: a network, a built-in table, a CSV file or package.module:factory."""
-    from mucudnn.bench.console import output
-    from mucudnn.bench.layers import load_source
-    from mucudnn.bench.report import layers_table
+    from mucudnn.bench.analyses.layers import layers_table
+    from mucudnn.bench.sources.layers import load_source
+    from mucudnn.terminal.console import output
 
     output().print(layers_table(load_source(source, **sizes)))

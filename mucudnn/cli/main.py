@@ -11,16 +11,16 @@ import click
 
 import mucudnn
 from mucudnn.cli.batch import batch
-from mucudnn.cli.bench import bench
+from mucudnn.cli.bench.group import bench
 from mucudnn.cli.database import database
 from mucudnn.cli.doctor import doctor
 from mucudnn.cli.engines import engines
 from mucudnn.cli.explain import explain
 from mucudnn.cli.layers import layers
 from mucudnn.cli.solve import solve
-from mucudnn.cli.streams import Guarded, guarded, occupy_closed, refusal_of_stdout
 from mucudnn.cli.tune import tune
-from mucudnn.errors import MucudnnError
+from mucudnn.terminal.streams import Guarded, guarded, occupy_closed, refusal_of_stdout
+from mucudnn.words.errors import MucudnnError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -75,8 +75,8 @@ class CommandGroup(click.Group):
 
 def _lack_of_memory(error: Exception) -> str | None:
     """What torch says of it; ``None`` for other errors."""
-    from mucudnn.bench.faults import first_line  # here and not above: both load torch
-    from mucudnn.kernels.out_of_memory import is_out_of_memory
+    from mucudnn.bench.measure.candidate_errors import first_line  # here and not above: both load torch
+    from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 
     return first_line(error) if is_out_of_memory(error) else None
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from mucudnn.bench.command_files import FileCommand, InputFile, SourceFile
-from mucudnn.bench.whole_files import write_json
-from mucudnn.cli import options
-from mucudnn.cli.running import load_limited, solve_stored
+from mucudnn.cli.shared import options
+from mucudnn.cli.shared.running import load_limited, solve_stored
+from mucudnn.terminal.command_files import FileCommand, InputFile, SourceFile
+from mucudnn.terminal.whole_files import write_json
 
 
 @click.command(cls=FileCommand)
@@ -51,12 +51,11 @@ def solve(
     environments (machine, threads, versions) are never mixed: --environment picks one. The answer is that of mucudnn
     tune; where no whole run of a configuration is stored, its predicted time counts.
     """
-    from mucudnn.bench.accounts import account_in_words
-    from mucudnn.bench.console import output
-    from mucudnn.bench.records import tuning_record
-    from mucudnn.bench.report import tuning_table
-    from mucudnn.config import Config
-    from mucudnn.environment import current_environment
+    from mucudnn.bench.analyses.accounts import account_in_words
+    from mucudnn.bench.analyses.tuning_report import tuning_record, tuning_table
+    from mucudnn.running.environment import current_environment
+    from mucudnn.terminal.console import output
+    from mucudnn.words.config import Config
 
     sizes = options.pop_sizes(rest)
     config = Config(**rest)

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from mucudnn.bench.command_files import FileCommand
-from mucudnn.bench.whole_files import write_json
-from mucudnn.cli import options
-from mucudnn.cli.running import load_limited, require_complete, tune_with_progress, tuning_environment
+from mucudnn.cli.shared import options
+from mucudnn.cli.shared.running import load_limited, require_complete, tune_with_progress, tuning_environment
+from mucudnn.terminal.command_files import FileCommand
+from mucudnn.terminal.whole_files import write_json
 
 
 @click.command(cls=FileCommand)
@@ -34,11 +34,10 @@ def tune(
     deepbench-inference-server, deepbench-inference-device), a CSV file of layers, or package.module:factory, a function
     that returns your own torch model (with --input 3x224x224). What was measured before is not measured again.
     """
-    from mucudnn.bench.accounts import account_in_words
-    from mucudnn.bench.console import output
-    from mucudnn.bench.records import tuning_record
-    from mucudnn.bench.report import tuning_table
-    from mucudnn.config import Config
+    from mucudnn.bench.analyses.accounts import account_in_words
+    from mucudnn.bench.analyses.tuning_report import tuning_record, tuning_table
+    from mucudnn.terminal.console import output
+    from mucudnn.words.config import Config
 
     sizes = options.pop_sizes(rest)
     config = Config(**rest)

@@ -1,1 +1,4 @@
-"""Everything that was ever measured: kept in one SQLite file, exported, read back, and handed to who solves from it."""
+"""Stores measurements and reads them back, whatever happens to processes and files meanwhile.
+
+Nothing is measured or chosen here.
+"""

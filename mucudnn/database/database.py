@@ -21,15 +21,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from mucudnn.configuration import Failure, Measurement, MicroConfig
 from mucudnn.database import profiles, schema, upkeep
 from mucudnn.database.file import MEMORY, DatabaseFile
 from mucudnn.database.rules import row_faults
 from mucudnn.database.schema import How
 from mucudnn.database.sound import SoundRows, StoredRow, every_row
-from mucudnn.environment import Environment
-from mucudnn.errors import DatabaseError, InvalidInputError
-from mucudnn.problem import ConvProblem
+from mucudnn.running.environment import Environment
+from mucudnn.words.errors import DatabaseError, InvalidInputError
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import Failure, Measurement, MicroConfig
 
 _NEVER = datetime.max.isoformat()  # later than every time stamp
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any
 
-from mucudnn.errors import DatabaseError
+from mucudnn.words.errors import DatabaseError
 
 MEMORY = Path(":memory:")
 UNDECODABLE = "surrogateescape"  # how bytes that are not UTF-8 are read, and can be written again

@@ -13,7 +13,7 @@ from mucudnn.database import schema
 from mucudnn.database.database import Database
 from mucudnn.database.file import MEMORY
 from mucudnn.database.rules import COLUMNS_OF, row_faults
-from mucudnn.errors import DatabaseError
+from mucudnn.words.errors import DatabaseError
 
 _SQLITE = b"SQLite format 3\0"
 _MOST_SHOWN = 20  # bad rows in one message

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from mucudnn.configuration import Measurement, MicroConfig
 from mucudnn.database import schema
 from mucudnn.database.rules import ENVIRONMENT_COLUMNS, PROBLEM_COLUMNS, known_problem
 from mucudnn.database.sound import SoundRows
-from mucudnn.environment import Environment
-from mucudnn.problem import ConvProblem
+from mucudnn.running.environment import Environment
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import Measurement, MicroConfig
 
 _TABLE_COLUMNS = {
     "measurements": (*schema.KEYS["measurements"].split(", "), "measured_at", *schema.COSTS, "reason"),

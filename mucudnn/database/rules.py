@@ -16,9 +16,9 @@ from math import inf
 from typing import Any
 
 from mucudnn.database import schema
-from mucudnn.errors import InvalidInputError
-from mucudnn.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
-from mucudnn.values import LARGEST, shown
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
+from mucudnn.words.values import LARGEST, shown
 
 ENVIRONMENT_COLUMNS = tuple(schema.ENVIRONMENT.split(", "))
 PROBLEM_COLUMNS = tuple(schema.PROBLEM.split(", "))

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
-from mucudnn.configuration import MicroConfig
-from mucudnn.environment import Environment
-from mucudnn.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.running.environment import Environment
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.results import MicroConfig
 
 VERSION = 2  # 1: the first one; 2: environments have numerics
 APPLICATION_ID = int.from_bytes(b"mucu", "big")

@@ -11,7 +11,7 @@ from typing import Any
 from mucudnn.database import schema
 from mucudnn.database.file import DatabaseFile
 from mucudnn.database.rules import RULES, is_of_another_version, own_faults, owner_faults
-from mucudnn.values import shown
+from mucudnn.words.values import shown
 
 _MOST_SHOWN = 3  # of the faults of one row
 

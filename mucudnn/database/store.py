@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ParamSpec
 
-from mucudnn.configuration import Configuration, Failure, Measurement, MicroConfig
 from mucudnn.database.database import Database, Verification
 from mucudnn.database.schema import How
-from mucudnn.environment import Environment
-from mucudnn.errors import DatabaseError, InvalidInputError
-from mucudnn.problem import ConvProblem
+from mucudnn.running.environment import Environment
+from mucudnn.words.errors import DatabaseError, InvalidInputError
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig
 
 P = ParamSpec("P")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from mucudnn.config import BatchSizePolicy
-from mucudnn.configuration import NATIVE, Configuration, Measurement, source_of
 from mucudnn.database.database import Database, Verification
 from mucudnn.database.schema import FreshWorkspace
-from mucudnn.environment import Environment
-from mucudnn.errors import InvalidInputError
-from mucudnn.problem import ConvProblem
+from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
-from mucudnn.task import Task
+from mucudnn.words.config import BatchSizePolicy
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import NATIVE, Configuration, Measurement, source_of
+from mucudnn.words.task import Task
 
 _MOST_LIKE_IT = 3  # other problems that an error names for each one that is missing
 

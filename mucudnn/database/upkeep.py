@@ -13,7 +13,7 @@ from mucudnn.database import schema
 from mucudnn.database.file import UNDECODABLE, DatabaseFile
 from mucudnn.database.profiles import add_exported
 from mucudnn.database.sound import StoredRow, every_row
-from mucudnn.environment import Environment
+from mucudnn.running.environment import Environment
 
 Statement = tuple[str, Sequence[Any]]  # SQL and its parameters
 

@@ -1,0 +1,212 @@
+"""Time and workspace against batch size, undivided and divided, and the cliffs that dividing removes.
+
+What is undivided is measured: one call with n samples, at every micro-batch size that was measured. What is divided is
+solved for every n from these measurements: its time is the sum of its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from typing import Protocol
+
+import numpy as np
+
+from mucudnn.bench.analyses.cliffs import SINGLE_SAMPLE, Cliff, Curve, Point, find_cliffs
+from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
+from mucudnn.solver.costs import Costs, pool
+from mucudnn.solver.front import DesirableSets, desirable_sets
+from mucudnn.solver.policies import micro_batch_sizes
+from mucudnn.words.config import BatchSizePolicy, Config
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import Operation
+from mucudnn.words.results import Configuration, Measurement, MicroConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Time and workspace against batch size, of one operation of one layer or, without operation, of the network.
+
+    Torch's and the undivided curve have the measured batch sizes, the divided one all that these can make up.
+    """
+
+    layer: str
+    operation: Operation | None
+    count: int
+    points: Mapping[Curve, Mapping[int, Point]]
+    cliffs: tuple[Cliff, ...]
+
+    def at(self, curve: Curve, n: int) -> Point | None:
+        return self.points[curve].get(n)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSweep:
+    """The curves of all problems, and their sum: each as often as it occurs; its workspace is the largest of them.
+
+    measured_sizes: those of the policy. whole_run_speedup: over torch at ``up_to``, of what tuning chose.
+    """
+
+    source: str
+    config: Config
+    up_to: int
+    measured_sizes: tuple[int, ...]
+    problems: tuple[Curves, ...]
+    network: Curves
+    whole_run_speedup: float | None
+
+    @property
+    def all_curves(self) -> tuple[Curves, ...]:
+        """The network first."""
+        return (self.network, *self.problems)
+
+    @property
+    def distinct_curves(self) -> tuple[Curves, ...]:
+        """The same without the network where that is its only problem."""
+        return self.problems if [curves.count for curves in self.problems] == [1] else self.all_curves
+
+
+def require_sweepable(config: Config) -> None:
+    """Raises ``InvalidInputError`` for choices with which there are no curves."""
+    if config.workspace_budget is not None or config.has_headroom_limit:
+        given = "a workspace budget" if config.workspace_budget is not None else "the headroom limit"
+        raise InvalidInputError(f"{given} holds at one batch size only; give a workspace limit, or none")
+    if config.policy == BatchSizePolicy.UNDIVIDED:
+        raise InvalidInputError(
+            f"policy {config.policy} measures one batch size only, which is no curve; "
+            f"choose {BatchSizePolicy.POWER_OF_TWO} or {BatchSizePolicy.ALL}"
+        )
+
+
+def sweep_batch_sizes(tuning: TableTuning, up_to: int) -> BatchSweep:
+    """The curves for batch sizes from 1 to ``up_to``, and their cliffs, from a tuning at batch size ``up_to``.
+
+    Layers that are called with a multiple of ``up_to`` samples (models may fold other axes into the batch) have that
+    multiple at every batch size.
+
+    Raises ``InvalidInputError`` for a config without curves, and for an interrupted tuning.
+    """
+    require_sweepable(tuning.config)
+    if tuning.interrupted:
+        raise InvalidInputError(f"only {len(tuning.rows)} of {tuning.wanted} problems are tuned; tune them all first")
+    limit = tuning.config.workspace_limit_bytes
+    solved = [_Problem.of(row, row.tuned.batch_size // up_to) for row in tuning.rows]
+    problems = [
+        _curves(
+            row.layer, row.tuned.problem.operation, row.count, problem, up_to, limit, verdict=row.tuned.configuration
+        )
+        for row, problem in zip(tuning.rows, solved, strict=True)
+    ]
+    network = _Network([(row.count, problem) for row, problem in zip(tuning.rows, solved, strict=True)])
+    return BatchSweep(
+        source=tuning.source,
+        config=tuning.config,
+        up_to=up_to,
+        measured_sizes=micro_batch_sizes(BatchSizePolicy(tuning.config.policy), up_to),
+        problems=tuple(problems),
+        network=_curves("network", None, 1, network, up_to, limit),
+        whole_run_speedup=tuning.speedup,
+    )
+
+
+class _Solved(Protocol):
+    """What has a point of every curve."""
+
+    def point(self, curve: Curve, n: int, limit_bytes: int | None) -> Point | None:
+        """``n`` samples within the limit; where nothing undivided fits, what is nearest to it; None: not known."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Problem:
+    """The measurements of one problem, and what is solved from them. ``fold``: samples of the layer per sample."""
+
+    fold: int
+    costs: Costs
+    sets: DesirableSets
+    measured: Mapping[MicroConfig, Measurement]
+
+    @classmethod
+    def of(cls, row: TunedLayer, fold: int) -> _Problem:
+        tuned = row.tuned
+        usable = tuned.allowed_measurements
+        sets = desirable_sets(usable, tuned.batch_size)
+        return cls(fold, pool(usable, tuned.batch_size), sets, {m.micro_config: m for m in usable})
+
+    def point(self, curve: Curve, n: int, limit_bytes: int | None) -> Point | None:
+        match curve:
+            case Curve.TORCH:
+                found = [c for c in self._undivided(n) if c.is_baseline]
+            case Curve.UNDIVIDED:
+                found = self._undivided(n)
+            case Curve.DIVIDED:
+                fastest = self.sets.fastest(n * self.fold, limit_bytes)
+                found = [] if fastest is None else [fastest]
+        limit = inf if limit_bytes is None else limit_bytes
+        if not found:
+            return None
+        best = min(found, key=lambda c: (max(c.workspace_bytes - limit, 0), c.time_s, c.workspace_bytes))
+        is_cut = len(best.micro_configs) > 1
+        uncertainty = 0.0 if curve is Curve.DIVIDED else _uncertainty(self.measured[best.micro_configs[0]])
+        fits = best.workspace_bytes <= limit
+        return Point(n, best.time_s, best.workspace_bytes, str(best), is_cut, fits, uncertainty)
+
+    def _undivided(self, n: int) -> list[Configuration]:
+        """One micro-batch of all samples, by every algorithm that was measured with so many."""
+        size = n * self.fold
+        algorithms = np.flatnonzero(np.isfinite(self.costs.step_ps[:, size])).tolist()
+        return [self.costs.configuration([(algorithm, size)]) for algorithm in algorithms]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Network:
+    """All problems with their counts, in turn in one workspace."""
+
+    problems: Sequence[tuple[int, _Problem]]
+
+    def point(self, curve: Curve, n: int, limit_bytes: int | None) -> Point | None:
+        parts = [(count, problem.point(curve, n, limit_bytes)) for count, problem in self.problems]
+        known = [(count, point) for count, point in parts if point is not None]
+        if not known or len(known) < len(parts):
+            return None
+        time_s = sum(count * point.time_s for count, point in known)
+        cut = sum(count for count, point in known if point.is_cut)
+        convolutions = sum(count for count, _ in known)
+        return Point(
+            n=n,
+            time_s=time_s,
+            workspace_bytes=max(point.workspace_bytes for _, point in known),
+            runs_as=f"{convolutions} convolutions, {cut} cut" if curve is Curve.DIVIDED else str(curve),
+            is_cut=cut > 0,
+            fits=all(point.fits for _, point in known),
+            uncertainty=sum(count * point.time_s * point.uncertainty for count, point in known) / time_s,
+        )
+
+
+def _uncertainty(measurement: Measurement) -> float:
+    return measurement.noise if measurement.samples > 1 else SINGLE_SAMPLE
+
+
+def _curves(
+    layer: str,
+    operation: Operation | None,
+    count: int,
+    solved: _Solved,
+    up_to: int,
+    limit_bytes: int | None,
+    verdict: Configuration | None = None,
+) -> Curves:
+    """``verdict``: what whole runs of ``up_to`` samples chose."""
+    sizes = range(1, up_to + 1)
+    points = {
+        curve: {point.n: point for n in sizes if (point := solved.point(curve, n, limit_bytes)) is not None}
+        for curve in Curve
+    }
+    divide = partial(solved.point, Curve.DIVIDED)
+    cliffs = [
+        replace(cliff, refuted=cliff.is_gain and cliff.n == up_to and verdict is not None and verdict.is_baseline)
+        for curve in (Curve.TORCH, Curve.UNDIVIDED)
+        for cliff in find_cliffs(curve, tuple(points[curve].values()), divide, limit_bytes)
+    ]
+    return Curves(layer, operation, count, points, tuple(cliffs))

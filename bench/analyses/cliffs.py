@@ -1,0 +1,166 @@
+"""Cliffs: a larger batch that is slower per sample, or needs a jump in memory; and the cut that removes each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil, hypot
+
+from mucudnn.words.units import format_bytes
+
+LEAST_MARGIN = 0.05  # smaller differences of time are not worth a word, however little noise there is
+SINGLE_SAMPLE = 0.5  # relative uncertainty of a time that was sampled once
+WORKSPACE_JUMP = 1.5  # factor of the workspace per sample ...
+LEAST_JUMP_BYTES = 8 * 2**20  # ... that is also so much more than what the smaller batch lets expect
+
+
+class Curve(StrEnum):
+    """Who computes n samples: torch in one call, the fastest algorithm in one call, the best configuration."""
+
+    TORCH = "torch"
+    UNDIVIDED = "undivided"
+    DIVIDED = "divided"
+
+
+class CliffKind(StrEnum):
+    """What is worse with a larger batch."""
+
+    SLOWER = "slower"
+    MORE_WORKSPACE = "more workspace"
+    DOES_NOT_FIT = "does not fit"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """``n`` samples: seconds and bytes of the whole batch, and what runs.
+
+    fits: whether within the workspace limit. uncertainty: relative, of a measured time.
+    """
+
+    n: int
+    time_s: float
+    workspace_bytes: int
+    runs_as: str
+    is_cut: bool = False
+    fits: bool = True
+    uncertainty: float = 0.0
+
+    @property
+    def time_per_sample_s(self) -> float:
+        return self.time_s / self.n
+
+    @property
+    def workspace_per_sample_bytes(self) -> float:
+        return self.workspace_bytes / self.n
+
+
+@dataclass(frozen=True, slots=True)
+class Cliff:
+    """A batch size that is worse than another one in the same curve.
+
+    reference: the smaller batch (one that does not fit may have a larger one). cut: the divided point that is to be run
+    instead, None if none helps. removed: whether the cut is no longer worse than the reference. refuted: whether whole
+    runs of this batch found nothing faster than torch's own.
+    """
+
+    curve: Curve
+    kind: CliffKind
+    point: Point
+    reference: Point
+    cut: Point | None
+    removed: bool
+    refuted: bool = False
+
+    @property
+    def n(self) -> int:
+        return self.point.n
+
+    @property
+    def speedup(self) -> float | None:
+        """Of the cut over what it replaces."""
+        return None if self.cut is None else self.point.time_s / self.cut.time_s
+
+    @property
+    def is_gain(self) -> bool:
+        """Whether the cut is there for its time."""
+        return self.kind is CliffKind.SLOWER and self.cut is not None
+
+    @property
+    def finding(self) -> str:
+        """What is worse, in words."""
+        point, reference = self.point, self.reference
+        match self.kind:
+            case CliffKind.SLOWER:
+                factor = point.time_per_sample_s / reference.time_per_sample_s
+                return f"{factor:.2f}× the time per sample of {reference.n}"
+            case CliffKind.MORE_WORKSPACE:
+                needs, needed = format_bytes(point.workspace_bytes), format_bytes(reference.workspace_bytes)
+                return f"needs {needs}, {reference.n} needs {needed}"
+            case CliffKind.DOES_NOT_FIT:
+                return f"needs {format_bytes(point.workspace_bytes)}, does not fit; {reference.n} fits"
+
+    @property
+    def remedy(self) -> str:
+        """The cut that removes it, in words: ``64 runs as native 32×2, 1.40×``."""
+        if self.cut is None:
+            return "no cut helps"
+        words = f"{self.n} runs as {self.cut.runs_as}, {self.speedup:.2f}×"
+        if self.kind is not CliffKind.SLOWER:
+            words += f", {format_bytes(self.cut.workspace_bytes)}"
+        if not self.removed:
+            words += f", still slower per sample than {self.reference.n}"
+        return f"{words} (whole runs do not confirm it)" if self.refuted else words
+
+    def __str__(self) -> str:
+        return f"batch {self.n}: {self.finding}; {self.remedy}"
+
+
+Divide = Callable[[int, int | None], Point | None]  # the best configuration for n samples within a limit in bytes
+
+
+def find_cliffs(curve: Curve, measured: Sequence[Point], divide: Divide, limit_bytes: int | None) -> Iterator[Cliff]:
+    """The cliffs of a curve, smaller batches first.
+
+    measured: points by ascending n. limit_bytes: the workspace limit, which a cut must keep.
+    """
+    fitting = [point for point in measured if point.fits]
+    for point in measured:
+        smaller = [other for other in fitting if other.n < point.n]
+        if not point.fits:
+            yield from _does_not_fit(curve, point, smaller or fitting[:1], divide(point.n, limit_bytes))
+        elif smaller:
+            yield from _slower(curve, point, smaller, divide(point.n, limit_bytes))
+            yield from _more_workspace(curve, point, smaller[-1], divide)
+
+
+def is_slower_per_sample(point: Point, reference: Point) -> bool:
+    """By more than the uncertainty of both times."""
+    margin = max(LEAST_MARGIN, hypot(point.uncertainty, reference.uncertainty))
+    return point.time_per_sample_s > (1 + margin) * reference.time_per_sample_s
+
+
+def _does_not_fit(curve: Curve, point: Point, fitting: Sequence[Point], cut: Point | None) -> Iterator[Cliff]:
+    for reference in fitting[-1:]:  # none, if no batch size fits
+        yield Cliff(curve, CliffKind.DOES_NOT_FIT, point, reference, cut, removed=cut is not None)
+
+
+def _slower(curve: Curve, point: Point, smaller: Sequence[Point], divided: Point | None) -> Iterator[Cliff]:
+    """Against the fastest of those that are certainly faster per sample, the largest where they tie."""
+    faster = [other for other in smaller if is_slower_per_sample(point, other)]
+    if faster:
+        reference = min(faster, key=lambda other: (other.time_per_sample_s, -other.n))
+        helps = divided is not None and point.time_s > (1 + LEAST_MARGIN) * divided.time_s
+        cut = divided if helps else None
+        removed = cut is not None and not is_slower_per_sample(cut, reference)
+        yield Cliff(curve, CliffKind.SLOWER, point, reference, cut, removed)
+
+
+def _more_workspace(curve: Curve, point: Point, reference: Point, divide: Divide) -> Iterator[Cliff]:
+    """Against the next smaller one. A cut has to do without the jump (so it fits), and must not be slower for it."""
+    expected = reference.workspace_per_sample_bytes * point.n
+    jump_bytes = ceil(max(WORKSPACE_JUMP * expected, expected + LEAST_JUMP_BYTES))
+    if point.workspace_bytes >= jump_bytes:
+        divided = divide(point.n, jump_bytes - 1)
+        helps = divided is not None and divided.time_s <= (1 + LEAST_MARGIN) * point.time_s
+        yield Cliff(curve, CliffKind.MORE_WORKSPACE, point, reference, cut=divided if helps else None, removed=helps)

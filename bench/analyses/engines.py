@@ -1,0 +1,173 @@
+"""cuDNN's engines for one layer, listed over micro-batch sizes: a table for people, CSV and JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from rich.table import Table
+
+import mucudnn
+from mucudnn.bench.report.records import FORMAT_VERSION, Record
+from mucudnn.bench.report.tables import new_table, short_name
+from mucudnn.kernels.cudnn.barred import why_barred
+from mucudnn.kernels.cudnn.constants import BehaviorNote, NumericalNote
+from mucudnn.kernels.cudnn.device import Device
+from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
+from mucudnn.kernels.cudnn.library import CudnnError
+from mucudnn.words.errors import UnavailableError
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.torch_settings import Numerics
+from mucudnn.words.units import format_bytes
+
+_OWN_COLUMNS = (NumericalNote.TENSOR_CORE, NumericalNote.NONDETERMINISTIC)  # in the table
+_Kind = tuple[EngineConfig, frozenset[NumericalNote], frozenset[BehaviorNote]]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedEngine:
+    """An engine configuration with the workspace that it needs for each micro-batch size at which it is offered.
+
+    engine: as at the largest of them. barred: why the numerics forbid it, ``None`` where they do not.
+    """
+
+    engine: Engine
+    workspace_bytes: Mapping[int, int]
+    barred: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineList:
+    """What cuDNN offers on a device for a problem, in its own order: that of the largest micro-batch size first."""
+
+    layer: str
+    problem: ConvProblem
+    micro_batch_sizes: tuple[int, ...]
+    device: str
+    cudnn: str
+    numerics: Numerics
+    engines: tuple[ListedEngine, ...]
+
+    @property
+    def allowed(self) -> int:
+        """How many the numerics do not bar."""
+        return sum(listed.barred is None for listed in self.engines)
+
+
+def list_engines(
+    device: Device, layer: str, problem: ConvProblem, micro_batch_sizes: Sequence[int], *, every: bool = False
+) -> EngineList:
+    """Ask for every micro-batch size (ascending), and judge by torch's settings; every: see ``every_engine``.
+
+    Raises ``UnavailableError`` where nothing is offered at any size.
+    """
+    numerics = Numerics.of_torch()
+    found: dict[_Kind, dict[int, Engine]] = {}
+    for n in reversed(micro_batch_sizes):
+        for engine in _offered(device, problem, n, every):
+            key = (engine.config, engine.numerical_notes, engine.behavior_notes)
+            found.setdefault(key, {})[n] = engine
+    if not found:
+        raise UnavailableError(f"cuDNN {device.library.version_text} has no engine for {problem} on {device.name}")
+    return EngineList(
+        layer,
+        problem,
+        tuple(micro_batch_sizes),
+        device.name,
+        device.library.version_text,
+        numerics,
+        tuple(_listed(by_size, numerics, problem.dtype) for by_size in found.values()),
+    )
+
+
+def engines_table(engines: EngineList) -> Table:
+    """One row for each engine configuration, one column of workspace for each micro-batch size."""
+    texts = [_texts(listed) for listed in engines.engines]
+    shown = [name for name in texts[0] if any(text[name] for text in texts)]
+    sizes = [str(n) for n in engines.micro_batch_sizes]
+    where = f"{engines.device}, cuDNN {engines.cudnn}, {engines.numerics}"
+    printed = new_table(f"{short_name(engines.layer)}: {engines.problem}\n{where}", tuple(shown), sizes)
+    for column in printed.columns[len(shown) :]:
+        column.no_wrap = True
+    for text, listed in zip(texts, engines.engines, strict=True):
+        needed = (listed.workspace_bytes.get(n) for n in engines.micro_batch_sizes)
+        printed.add_row(*(text[name] for name in shown), *("" if b is None else format_bytes(b) for b in needed))
+    printed.caption = (
+        f"workspace by micro-batch size, blank where cuDNN does not offer it; {len(engines.engines)} engine "
+        f"configurations, {engines.allowed} allowed"
+    )
+    return printed
+
+
+def engines_record(engines: EngineList) -> Record:
+    """What ``mucudnn engines --json`` writes; ``workspace_bytes`` by micro-batch size."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "mucudnn": mucudnn.__version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": engines.device,
+        "cudnn": engines.cudnn,
+        "numerics": asdict(engines.numerics),
+        "layer": engines.layer,
+        "problem": asdict(engines.problem),
+        "micro_batch_sizes": list(engines.micro_batch_sizes),
+        "engines": [{**_described(listed), "workspace_bytes": listed.workspace_bytes} for listed in engines.engines],
+    }
+
+
+def engines_rows(engines: EngineList) -> list[Record]:
+    """Lines of the CSV file: one for each engine configuration and micro-batch size at which it is offered."""
+    problem = {"layer": engines.layer, "operation": engines.problem.operation.value}
+    return [
+        {**problem, "micro_batch_size": n, **_described(listed, " "), "workspace_bytes": listed.workspace_bytes[n]}
+        for n in engines.micro_batch_sizes
+        for listed in engines.engines
+        if n in listed.workspace_bytes
+    ]
+
+
+def _offered(device: Device, problem: ConvProblem, n: int, every: bool) -> list[Engine]:
+    try:
+        return device.engines(problem, n, every=every)
+    except CudnnError as error:
+        if not error.is_unsupported:
+            raise
+        return []
+
+
+def _listed(by_size: Mapping[int, Engine], numerics: Numerics, dtype: str) -> ListedEngine:
+    engine = by_size[max(by_size)]
+    sizes = {n: by_size[n].workspace_bytes for n in sorted(by_size)}
+    return ListedEngine(engine, sizes, why_barred(numerics, engine, dtype))
+
+
+def _described(listed: ListedEngine, joined: str | None = None) -> Record:
+    """joined: between notes, where a line of text must hold them."""
+    engine = listed.engine
+    numerical, behavior = _names(engine.numerical_notes), _names(engine.behavior_notes)
+    return {
+        "engine": engine.config.name,
+        "numerical_notes": numerical if joined is None else joined.join(numerical),
+        "behavior_notes": behavior if joined is None else joined.join(behavior),
+        "deterministic": engine.deterministic,
+        "tensor_cores": engine.uses_tensor_cores,
+        "barred": listed.barred,
+    }
+
+
+def _texts(listed: ListedEngine) -> dict[str, str]:
+    """By heading of the column; one that is empty in all rows is not printed."""
+    engine = listed.engine
+    return {
+        "engine and knobs": engine.config.name,
+        "numerical notes": "\n".join(_names(engine.numerical_notes.difference(_OWN_COLUMNS))),
+        "behaviour notes": "\n".join(_names(engine.behavior_notes)),
+        "deterministic": "yes" if engine.deterministic else "no",
+        "tensor\ncores": "yes" if engine.uses_tensor_cores else "no",
+        "barred": listed.barred or "",
+    }
+
+
+def _names(notes: Iterable[NumericalNote | BehaviorNote]) -> list[str]:
+    return [note.name for note in sorted(notes)]

@@ -1,0 +1,148 @@
+"""Headroom, told: what is in use at each convolution of a training step, and the workspace that costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from rich.table import Table
+
+from mucudnn.bench.report.records import Record, record_header
+from mucudnn.bench.report.tables import milliseconds, new_table, ratio, short_name
+from mucudnn.bench.sources.table_tuning import TableTuning
+from mucudnn.running.environment import Environment
+from mucudnn.tracing.headroom import Headroom
+from mucudnn.tracing.memory_timeline import ConvolutionCall
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class HeadroomRow:
+    """One operation of one call of a module in a training step; what was chosen for it, None if it is not tuned."""
+
+    call: ConvolutionCall
+    limit_bytes: int
+    tuned: TunedProblem | None
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Of what was chosen. What torch's own takes inside is below the peak by construction; it was counted with a
+        bias, and may be a few bytes less.
+        """
+        return 0 if self.tuned is None else min(self.tuned.configuration.workspace_bytes, self.limit_bytes)
+
+
+def headroom_rows(headroom: Headroom, tuning: TableTuning) -> list[HeadroomRow]:
+    """In the order in which the step runs them."""
+    chosen = {
+        _key(name, row.tuned.problem, row.tuned.batch_size): row.tuned
+        for row in tuning.rows
+        for name in row.layer.split(", ")
+    }
+    return [
+        HeadroomRow(
+            call,
+            headroom.limits[call.name, call.operation],
+            chosen.get(_key(call.name, call.problem, call.batch_size)),
+        )
+        for call in headroom.timeline.calls
+    ]
+
+
+def headroom_table(headroom: Headroom, tuning: TableTuning, rows: Sequence[HeadroomRow]) -> Table:
+    """Per call: bytes in use, what is free below the peak, and what was chosen within it."""
+    printed = new_table(
+        f"{tuning.source}: one training step, peak {format_bytes(headroom.peak_bytes)}",
+        ("layer", "operation", "configuration"),
+        ("in use", "free below the peak", "workspace", "torch ms", "chosen ms"),
+        footer=("total", "", "", "", "", "", *(_total(rows, name) for name in ("baseline_s", "time_s"))),
+    )
+    for row in rows:
+        printed.add_row(*_cells(row))
+    return printed
+
+
+def in_words(headroom: Headroom, rows: Sequence[HeadroomRow]) -> str:
+    """What is gained at the same peak, what the workspaces come to beside it, and how the step was traced."""
+    timeline = headroom.timeline
+    largest = max((row.workspace_bytes for row in rows), default=0)
+    fullest = max((row.call.in_use_bytes + row.workspace_bytes for row in rows), default=0)
+    traced = "without running it" if timeline.real_because is None else f"by running it ({timeline.real_because})"
+    return (
+        f"{_gain(rows)}within torch's own peak, {format_bytes(headroom.peak_bytes)}: with their workspaces, of at most "
+        f"{format_bytes(largest)}, convolutions have no more than {format_bytes(fullest)} in use\n"
+        f"parameters, buffers and input are {format_bytes(timeline.base_bytes)}; the step was traced {traced}"
+    )
+
+
+def headroom_record(
+    headroom: Headroom, tuning: TableTuning, rows: Sequence[HeadroomRow], environment: Environment
+) -> Record:
+    """What ``mucudnn explain --headroom --json`` writes."""
+    return {
+        **record_header(tuning.config, environment, datetime.now(UTC)),
+        "source": tuning.source,
+        "peak_bytes": headroom.peak_bytes,
+        "calls": [_record(row) for row in rows],
+        "timeline": headroom.timeline.to_json(),
+    }
+
+
+def headroom_csv_rows(rows: Sequence[HeadroomRow]) -> list[Record]:
+    """Lines of the CSV file: one for each call."""
+    return [_record(row) for row in rows]
+
+
+def _key(name: str, problem: ConvProblem, batch_size: int) -> tuple[str, Operation, tuple[int, ...]]:
+    """A module's geometry is its own, so that operation and shape tell its calls apart."""
+    return name, problem.operation, problem.x_shape(batch_size)
+
+
+def _gain(rows: Sequence[HeadroomRow]) -> str:
+    """Nothing where a time of torch's is not known."""
+    tuned = [row.tuned for row in rows if row.tuned is not None]
+    known = [one.baseline_s for one in tuned if one.baseline_s is not None]
+    if not tuned or len(known) < len(tuned):
+        return ""
+    torch_s, chosen_s = sum(known), sum(one.time_s for one in tuned)
+    times = f"{format_seconds(chosen_s)} instead of {format_seconds(torch_s)}"
+    return f"all convolutions in {times}, {ratio(torch_s / chosen_s)} as fast, "
+
+
+def _cells(row: HeadroomRow) -> tuple[str, ...]:
+    tuned = row.tuned
+    return (
+        short_name(row.call.name),
+        str(row.call.operation),
+        "" if tuned is None else str(tuned.configuration),
+        format_bytes(row.call.in_use_bytes),
+        format_bytes(row.limit_bytes),
+        format_bytes(row.workspace_bytes),
+        "" if tuned is None or tuned.baseline_s is None else milliseconds(tuned.baseline_s),
+        "" if tuned is None else milliseconds(tuned.time_s),
+    )
+
+
+def _total(rows: Sequence[HeadroomRow], name: str) -> str:
+    """Of those that were tuned; nothing where one of them is not known."""
+    known = [getattr(row.tuned, name) for row in rows if row.tuned is not None]
+    return "" if None in known else milliseconds(sum(known))
+
+
+def _record(row: HeadroomRow) -> Record:
+    tuned = row.tuned
+    return {
+        "layer": row.call.name,
+        "operation": str(row.call.operation),
+        "batch_size": row.call.batch_size,
+        "event": row.call.event,
+        "in_use_bytes": row.call.in_use_bytes,
+        "limit_bytes": row.limit_bytes,
+        "workspace_bytes": row.workspace_bytes,
+        "configuration": None if tuned is None else str(tuned.configuration),
+        "torch_s": None if tuned is None else tuned.baseline_s,
+        "mucudnn_s": None if tuned is None else tuned.time_s,
+    }

@@ -1,0 +1,108 @@
+"""Tells what was tuned: tables for people, records for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from rich.table import Table
+
+from mucudnn.bench.analyses.accounts import accounts_of
+from mucudnn.bench.report.records import Record, configuration_record, record_header
+from mucudnn.bench.report.tables import comparison, memory_bound, milliseconds, new_table, short_name
+from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
+from mucudnn.running.environment import Environment
+from mucudnn.tuning.result import TunedProblem, left_out_in_words
+from mucudnn.words.units import format_bytes
+
+
+def tuning_table(tuning: TableTuning) -> Table:
+    """Per layer and operation: torch's time, what was chosen, its time, workspace, error and speedup; then totals.
+
+    Below, and in a column of its own, what a time limit left out, if it did.
+    """
+    left_out = left_out_in_words([row.tuned for row in tuning.rows])
+    more = ("not measured",) if left_out else ()
+    columns = ("count", "torch ms", "chosen ms", "speedup", "workspace", "rel. error", *more)
+    printed = new_table(
+        f"{tuning.source}, {memory_bound(tuning.config)}",
+        ("layer", "operation", "configuration"),
+        columns,
+        footer=("total", "", "", "", *_totals(tuning), "", *("" for _ in more)),
+    )
+    for row in tuning.rows:
+        printed.add_row(*_tuned_cells(row), *(_unmeasured(row.tuned) for _ in more))
+    printed.caption = left_out or None
+    return printed
+
+
+def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
+    tuned = row.tuned
+    return (
+        short_name(row.layer),
+        str(tuned.problem.operation),
+        str(tuned.configuration),
+        str(row.count),
+        *_against_torch(tuned.baseline_s, tuned.time_s),
+        format_bytes(tuned.configuration.workspace_bytes),
+        "" if tuned.relative_error is None else f"{tuned.relative_error:.1e}",
+    )
+
+
+def _unmeasured(tuned: TunedProblem) -> str:
+    """``11 of 15``: candidates that the time limit left out."""
+    left_out = len(tuned.left_out.unmeasured)
+    return f"{left_out} of {left_out + len(tuned.measurements)}" if left_out else ""
+
+
+def _totals(tuning: TableTuning) -> tuple[str, ...]:
+    if not tuning.rows:
+        return ("", "", "", "")
+    return (*_against_torch(tuning.baseline_s, tuning.time_s), format_bytes(tuning.workspace_bytes))
+
+
+def _against_torch(baseline_s: float | None, time_s: float) -> tuple[str, str, str]:
+    """Nothing for what is not known."""
+    return ("", milliseconds(time_s), "") if baseline_s is None else comparison(baseline_s, time_s, baseline_s / time_s)
+
+
+def tuning_record(tuning: TableTuning, environment: Environment) -> Record:
+    """What ``mucudnn tune --json`` writes; ``complete`` is false after Ctrl-C."""
+    return {
+        **record_header(tuning.config, environment, datetime.now(UTC)),
+        "source": tuning.source,
+        "complete": not tuning.interrupted,
+        "problems": [_tuned(row) for row in tuning.rows],
+        "accounts": None if tuning.divided is not None else _accounts(tuning),
+        "total": {
+            "torch_s": tuning.baseline_s,
+            "mucudnn_s": tuning.time_s,
+            "speedup": tuning.speedup,
+            "workspace_bytes": tuning.workspace_bytes,
+        },
+        "division": None if tuning.divided is None else tuning.divided.division.to_json(),
+    }
+
+
+def _accounts(tuning: TableTuning) -> list[Record | None]:
+    return [None if account is None else account.to_json() for account in accounts_of(tuning)]
+
+
+def _tuned(row: TunedLayer) -> Record:
+    tuned = row.tuned
+    return {
+        "layer": row.layer,
+        "operation": tuned.problem.operation,
+        "count": row.count,
+        "batch_size": tuned.batch_size,
+        "problem": asdict(tuned.problem),
+        "torch_s": tuned.baseline_s,
+        "mucudnn_s": tuned.time_s,
+        "predicted_s": tuned.configuration.time_s,
+        "speedup": tuned.speedup,
+        **configuration_record(tuned.configuration),
+        "relative_error": tuned.relative_error,
+        "reason": tuned.reason,
+        "failures": [{**asdict(failure.micro_config), "reason": failure.reason} for failure in tuned.failures],
+        **asdict(tuned.left_out),
+    }

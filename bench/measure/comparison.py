@@ -1,0 +1,83 @@
+"""Is it faster? Whole runs against a baseline, in turns, until the answer is clear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf, sqrt
+from statistics import quantiles
+
+from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A run against the baseline: medians in seconds over the rounds.
+
+    ``uncertainty`` of the speedup: half the width of the 95 % interval of the median of baseline / run in each round,
+    1.57 IQR / sqrt(n) (McGill, Tukey, Larsen 1978, "Variations of box plots"). Both of a pair ran in the same round, so
+    a slow minute of the machine cancels.
+    """
+
+    baseline_s: float
+    time_s: float
+    uncertainty: float
+    rounds: int
+
+    @property
+    def speedup(self) -> float:
+        return self.baseline_s / self.time_s
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether faster or slower is more than noise."""
+        return abs(self.speedup - 1) > self.uncertainty
+
+
+def compare_in_turns(
+    baseline: Callable[[], object],
+    runs: Sequence[Callable[[], object]],
+    clock: Clock,
+    *,
+    min_rounds: int = 5,
+    max_rounds: int = 25,
+    time_limit_s: float | None = None,
+) -> list[Comparison | Exception]:
+    """Time ``runs`` and the baseline round by round until every verdict is clear, in at most ``max_rounds`` rounds or,
+    after ``min_rounds``, ``time_limit_s`` seconds (None: as the clock has it). A run that fails gives its error. Raises
+    what the baseline raises.
+    """
+    limit_s = clock.comparison_s if time_limit_s is None else time_limit_s
+    rule = replace(EVERY_ROUND, sample_s=clock.step_rule.sample_s, max_calls=clock.step_rule.max_calls)
+    timers = [Timer(run, clock, rule) for run in (baseline, *runs)]
+    for done in range(1, max_rounds + 1):
+        for timer in timers:
+            timer.sample()
+        if timers[0].error is not None:
+            raise timers[0].error
+        results = [timer.error or _comparison(timers[0], timer) for timer in timers[1:]]
+        spent_s = sum(timer.spent_s for timer in timers)
+        if done >= min_rounds and (spent_s >= limit_s or all(map(_is_settled, results))):
+            break
+    return results
+
+
+def _is_settled(result: Comparison | Exception) -> bool:
+    return isinstance(result, Exception) or result.is_clear
+
+
+def _comparison(baseline: Timer, timer: Timer) -> Comparison:
+    ratios = [b / t for b, t in zip(baseline.samples_s, timer.samples_s, strict=True)]
+    return Comparison(
+        baseline_s=baseline.median_s,
+        time_s=timer.median_s,
+        uncertainty=_uncertainty(ratios),
+        rounds=len(ratios),
+    )
+
+
+def _uncertainty(values: list[float]) -> float:
+    if len(values) < 2:
+        return inf
+    lower, _, upper = quantiles(values, n=4, method="inclusive")
+    return 1.57 * (upper - lower) / sqrt(len(values))

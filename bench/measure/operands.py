@@ -1,0 +1,101 @@
+"""The three tensors of a convolution, filled with random numbers: what every measurement runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod, sqrt
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.contract.buffers import torch_dtype
+from mucudnn.words.problem import MOST_ELEMENTS, ConvProblem, MemoryFormat, Operation
+from mucudnn.words.values import whole
+
+Shape = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format."""
+
+    x: Tensor
+    w: Tensor
+    y: Tensor
+
+    @property
+    def batch_size(self) -> int:
+        return self.x.shape[0]
+
+    def slices(self, micro_batch_size: int) -> list[tuple[Tensor, Tensor]]:
+        """(x[i:j], y[i:j]) of all whole micro-batches, in order."""
+        starts = range(0, self.batch_size - micro_batch_size + 1, micro_batch_size)
+        return [(self.x[i : i + micro_batch_size], self.y[i : i + micro_batch_size]) for i in starts]
+
+    def first(self, n: int) -> Operands:
+        """The first ``n`` samples (views)."""
+        return Operands(self.x[:n], self.w, self.y[:n])
+
+    def written(self, operation: Operation) -> Tensor:
+        """The one that the operation writes."""
+        return {Operation.FORWARD: self.y, Operation.BACKWARD_DATA: self.x, Operation.BACKWARD_FILTER: self.w}[
+            operation
+        ]
+
+
+def random_operands(
+    problem: ConvProblem, batch_size: int, device: str = "cpu", seed: int = 0, written: Tensor | None = None
+) -> Operands:
+    """Normal random numbers, never zeros (arithmetic on zeros draws less power, so it can run faster than real data).
+
+    x and y have variance 1, and w is scaled so that a convolution keeps it. The state of torch's global generator is
+    left alone, and nothing is allocated but the three tensors. written: memory for the tensor that the operation
+    writes, 1-D uint8, whose content is left as it is.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def tensor(writer: Operation, shape: Shape, scale: float = 1.0) -> Tensor:
+        """The one that ``writer`` writes."""
+        if written is not None and problem.operation is writer:
+            return _stored(problem, shape, written.view(torch_dtype(problem)))
+        values = torch.empty(prod(shape), dtype=torch_dtype(problem), device=device)
+        return _stored(problem, shape, values.normal_(0, scale, generator=generator))
+
+    fan_in = problem.c // problem.groups * problem.r * problem.s
+    return Operands(
+        x=tensor(Operation.BACKWARD_DATA, problem.x_shape(batch_size)),
+        w=tensor(Operation.BACKWARD_FILTER, problem.w_shape(), 1 / sqrt(fan_in)),
+        y=tensor(Operation.FORWARD, problem.y_shape(batch_size)),
+    )
+
+
+def input_shape(n: int, sample: Sequence[int]) -> tuple[int, ...]:
+    """(N, C, H, W) of a model's input. Raises ``InvalidInputError`` for more than ``MOST_ELEMENTS``."""
+    most = MOST_ELEMENTS // prod(sample)
+    whole(n, f"batch, of samples of {'x'.join(map(str, sample))},", 1, most)
+    return n, *sample
+
+
+def written_shape(problem: ConvProblem, n: int) -> Shape:
+    """Of the tensor that the operation writes, with ``n`` samples."""
+    match problem.operation:
+        case Operation.FORWARD:
+            return problem.y_shape(n)
+        case Operation.BACKWARD_DATA:
+            return problem.x_shape(n)
+        case Operation.BACKWARD_FILTER:
+            return problem.w_shape()
+
+
+def operand_bytes(problem: ConvProblem, n: int) -> int:
+    """Of the three tensors, with ``n`` samples."""
+    return problem.item_bytes * sum(map(prod, (problem.x_shape(n), problem.w_shape(), problem.y_shape(n))))
+
+
+def _stored(problem: ConvProblem, shape: Shape, values: Tensor) -> Tensor:
+    """The values, in the order in which they lie in memory, as a tensor (N, C, H, W)."""
+    n, c, h, w = shape
+    if problem.memory_format is MemoryFormat.CHANNELS_LAST:
+        return values.view(n, h, w, c).permute(0, 3, 1, 2)
+    return values.view(shape)

@@ -1,0 +1,280 @@
+"""Measuring the micro-configs of one problem: their error, their time, and those that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from math import inf
+
+from mucudnn.bench.measure.candidate_errors import (
+    CANDIDATE_ERRORS,
+    UnsoundError,
+    first_line,
+    give_back_cache,
+    without_frames,
+)
+from mucudnn.bench.measure.candidates import Candidate, Race
+from mucudnn.bench.measure.timer import Clock, Stop, Timer, WallClock, measure_in_turns
+from mucudnn.bench.measure.workbench import Workbench
+from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.words.errors import BrokenDeviceError
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import NATIVE, Failure, Measurement, MicroConfig
+
+# Entered before the first run of a candidate that may end the process, and left when it did not: so what began and
+# never ended is known to the next process.
+Journal = Callable[[MicroConfig], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What is to be measured, and under which bounds.
+
+    known, known_failures: results of earlier runs, not made again. limit_bytes: candidates that need more workspace are
+    left out, except torch's own. max_relative_error: an algorithm above it is measured once and no more. time_limit_s:
+    of all measuring together; torch's own, and the first that fits the limit, are measured even if it is over.
+    may_keep: what algorithms prepare may be kept from call to call: then it does not count against the limit, nor their
+    setup against them. journal: told of each candidate of a source before it runs for the first time.
+    """
+
+    problem: ConvProblem
+    batch_size: int
+    candidates: Sequence[Candidate]
+    known: Sequence[Measurement] = ()
+    known_failures: Sequence[Failure] = ()
+    limit_bytes: int | None = None
+    max_relative_error: float = inf
+    time_limit_s: float | None = None
+    may_keep: bool = False
+    device: str = "cpu"
+    clock: Clock = field(default_factory=WallClock)
+    journal: Journal = nullcontext
+
+    def missing(self) -> list[Candidate]:
+        """Candidates that may need measuring, in the order in which to look at them; none if all is known."""
+        race = self.race()
+        done = set(race.times) | {failure.micro_config for failure in self.known_failures}
+        return [c for c in self.candidates if c.micro_config not in done and self.is_wanted(c, race)]
+
+    def hurried(self) -> list[Candidate]:
+        """Known candidates that can still win, with fewer samples than there would be without a time limit."""
+        race, rule = self.race(), self.clock.step_rule
+        measured = [(c, race.times[c.micro_config]) for c in self.candidates if c.micro_config in race.times]
+        few = [(c, m) for c, m in measured if m.samples < rule.min_samples]
+        quick = [(c, m) for c, m in few if (m.samples + 1) * m.step_s < rule.time_limit_s]  # and a warm-up
+        return [c for c, m in quick if self.can_win(c, m.relative_error) and not race.is_beaten(m)]
+
+    def can_win(self, candidate: Candidate, relative_error: float) -> bool:
+        """As far as error and workspace go."""
+        return relative_error <= self.max_relative_error and self.fits(candidate)
+
+    def is_wanted(self, candidate: Candidate, race: Race) -> bool:
+        """Whether it is worth a first sample, as far as the race has come.
+
+        Torch's own always is: everything is compared with it, and its workspace, which only running it tells, is then
+        in the database.
+        """
+        if candidate.is_native:
+            return True
+        error = race.error_of(candidate.algorithm.name)
+        if error is not None and error > self.max_relative_error:
+            return False
+        return self.fits(candidate) and not race.is_outclassed(candidate)
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether the candidate's workspace is within the limit."""
+        kept_bytes = candidate.workspace.prepared_bytes if self.may_keep else 0
+        return candidate.fits(None if self.limit_bytes is None else self.limit_bytes + kept_bytes)
+
+    def race(self) -> Race:
+        """The start of the race: what is known of the candidates."""
+        of_candidates = {candidate.micro_config for candidate in self.candidates}
+        times = {m.micro_config: m for m in self.known if m.micro_config in of_candidates}
+        return Race(self.batch_size, times, frozenset(m.algorithm for m in times), may_keep=self.may_keep)
+
+    def measure(self) -> Iterator[Measurement | Failure]:
+        """Measure what is missing, and yield each result as soon as it is final.
+
+        First one sample of each candidate that is not yet out of the question, then more, in turns, of those that can
+        still win. The measurements of those that cannot are kept, with their few samples.
+
+        Raises ``BrokenDeviceError`` after the failure of a candidate that left the device unusable, and
+        ``UnavailableError`` where there is no memory for a single sample.
+        """
+        if missing := self.missing():
+            yield from _Session(self, missing).measure()
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A candidate in the race: the timer of its steps, and what its algorithm has beside that."""
+
+    candidate: Candidate
+    timer: Timer
+    setup_s: float
+    relative_error: float
+
+    def measurement(self) -> Measurement:
+        return Measurement(
+            micro_config=self.candidate.micro_config,
+            setup_s=self.setup_s,
+            step_s=self.timer.median_s,
+            prepared_bytes=self.candidate.workspace.prepared_bytes,
+            scratch_bytes=self.candidate.scratch_bytes,
+            relative_error=self.relative_error,
+            noise=self.timer.noise,
+            samples=len(self.timer.samples_s),
+        )
+
+
+class _Session:
+    """The measuring of one profile: a race, on a workbench."""
+
+    def __init__(self, profile: Profile, missing: Sequence[Candidate]) -> None:
+        self.profile, self.missing = profile, missing
+        self.race = profile.race()
+        self.workbench = Workbench(profile.problem, profile.batch_size, profile.device)
+        self.entries: dict[MicroConfig, _Entry] = {}
+        self.tried: set[MicroConfig] = set()
+        self.setup_s: dict[str, float] = {}  # of algorithms
+        self.relative_error: dict[str, float] = {}  # of algorithms that are checked once
+        self.deadline = profile.clock.now() + (inf if profile.time_limit_s is None else profile.time_limit_s)
+
+    def measure(self) -> Iterator[Measurement | Failure]:
+        yield from self._first_samples()
+        for entry in filter(self._is_beaten, list(self.entries.values())):
+            entry.timer.sample()  # it may have met a slow moment of the machine
+            self._add(entry)
+            if entry.timer.error is not None:
+                yield from self._end(entry)
+        yield from self._first_samples()  # larger sizes of those that did
+        yield from self._refine(list(self.entries.values()))
+
+    def _first_samples(self) -> Iterator[Measurement | Failure]:
+        """One sample of each candidate that is still wanted; yields those that are over with that."""
+        for candidate in self.missing:
+            always = candidate.is_native and not candidate.is_search
+            in_time = always or self.profile.clock.now() <= self.deadline or not self._has_answer()
+            tried = candidate.micro_config in self.tried
+            if tried or not in_time or not self.profile.is_wanted(candidate, self.race):
+                continue
+            self.tried.add(candidate.micro_config)
+            entry = self._try_first_sample(candidate)
+            if isinstance(entry, Exception):
+                yield from self._failed(candidate, entry)
+                continue
+            self._add(entry)
+            if self.profile.can_win(candidate, entry.relative_error):
+                self.entries[candidate.micro_config] = entry
+            else:
+                yield entry.measurement()
+
+    def _has_answer(self) -> bool:
+        """Whether something that fits was measured: until then, time is not up."""
+        known = (c for c in self.profile.candidates if c.micro_config in self.race.times)
+        fitting = (c for c in known if c.fits(self.profile.limit_bytes))
+        return any(self.profile.batch_size % c.micro_batch_size == 0 for c in fitting)
+
+    def _try_first_sample(self, candidate: Candidate) -> _Entry | Exception:
+        journal = self.profile.journal if candidate.from_source else nullcontext
+        try:
+            with journal(candidate.micro_config):
+                return self._first_sample(candidate)
+        except CANDIDATE_ERRORS as error:
+            return without_frames(error)
+
+    def _first_sample(self, candidate: Candidate) -> _Entry:
+        """Correct before fast. Raises what the candidate raises."""
+        relative_error = self._relative_error(candidate)
+        setup_s = self._setup_s(candidate)
+        clock = self.profile.clock
+        timer = Timer(self.workbench.stream(candidate), clock, clock.step_rule, self.workbench.slice_count(candidate))
+        timer.sample()
+        if timer.error is not None:
+            raise timer.error
+        return _Entry(candidate, timer, setup_s, relative_error)
+
+    def _relative_error(self, candidate: Candidate) -> float:
+        """Our algorithms are tested at every size, so that one check finds out how exact they are here; what a source
+        offers is foreign, and compiled anew for each size.
+        """
+        if candidate.from_source:
+            return self.workbench.relative_error(candidate)
+        name = candidate.algorithm.name
+        if name not in self.relative_error:
+            self.relative_error[name] = self.workbench.relative_error(candidate)
+        return self.relative_error[name]
+
+    def _setup_s(self, candidate: Candidate) -> float:
+        name, clock = candidate.algorithm.name, self.profile.clock
+        if name not in self.setup_s:
+            timer = Timer(self.workbench.set_up(candidate), clock, clock.setup_rule)
+            for _ in measure_in_turns([timer]):
+                pass
+            if timer.error is not None:
+                raise timer.error
+            self.setup_s[name] = timer.median_s
+        return self.setup_s[name]
+
+    def _failed(self, candidate: Candidate, error: Exception) -> Iterator[Failure]:
+        """The failure; then an error, if nothing else can be measured in this process."""
+        if broken := self._why_unusable():
+            reason = f"{_who(candidate)} left the device unusable: {broken}"
+            yield Failure(candidate.micro_config, reason)
+            passed_over = "" if self._is_baseline(candidate) else ". That is stored, and the next run passes over it"
+            raise BrokenDeviceError(
+                f"{self.profile.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{passed_over}: start "
+                "the process anew, and tune again"
+            )
+        if is_lasting := not is_out_of_memory(error):
+            named = isinstance(error, UnsoundError) and candidate.from_source
+            reason = f"{_who(candidate)}: {error}" if named else first_line(error)
+        else:
+            reason = first_line(error)
+            give_back_cache()
+        yield Failure(candidate.micro_config, reason, is_lasting)
+
+    def _is_baseline(self, candidate: Candidate) -> bool:
+        """Torch's own, undivided, is tried in every run."""
+        return candidate.micro_config == MicroConfig(NATIVE, self.profile.batch_size)
+
+    def _why_unusable(self) -> str | None:
+        """What the device reports for ever after some errors (CUDA calls them sticky); None: it can be used."""
+        try:
+            self.profile.clock.now()
+        except RuntimeError as error:
+            return first_line(error)
+        return None
+
+    def _add(self, entry: _Entry) -> None:
+        self.race.add(entry.measurement(), min(entry.timer.samples_s))
+
+    def _is_beaten(self, entry: _Entry) -> bool:
+        return self.race.is_beaten(entry.measurement())
+
+    def _refine(self, entries: Sequence[_Entry]) -> Iterator[Measurement | Failure]:
+        of_timer = {id(entry.timer): entry for entry in entries}
+
+        def is_hopeless(timer: Timer) -> bool:
+            entry = of_timer[id(timer)]
+            self._add(entry)
+            return self._is_beaten(entry) or self.profile.clock.now() > self.deadline
+
+        for entry in entries:  # after the last first sample, since only now all rivals are known
+            if entry.timer.stop is None and is_hopeless(entry.timer):
+                entry.timer.stop = Stop.DROPPED
+        for timer in measure_in_turns([entry.timer for entry in entries], is_hopeless):
+            yield from self._end(of_timer[id(timer)])
+
+    def _end(self, entry: _Entry) -> Iterator[Measurement | Failure]:
+        del self.entries[entry.candidate.micro_config]
+        if entry.timer.error is None:
+            yield entry.measurement()
+        else:
+            yield from self._failed(entry.candidate, entry.timer.error)
+
+
+def _who(candidate: Candidate) -> str:
+    """With the version, as its library counts: ``cudnn:67 k2=5 (version 91900)``."""
+    return f"{candidate.algorithm.name} (version {candidate.algorithm.version})"

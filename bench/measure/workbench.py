@@ -1,0 +1,211 @@
+"""Tensors and buffers of one problem, allocated once, and the runs on them that are timed and checked."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS, UnsoundError, give_back_cache
+from mucudnn.bench.measure.candidates import Candidate
+from mucudnn.bench.measure.exact_results import ExactResults, written_elements
+from mucudnn.bench.measure.guard_zones import GuardedBuffer
+from mucudnn.bench.measure.operands import Operands, operand_bytes, random_operands
+from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.words.errors import UnavailableError
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.units import format_bytes
+
+_WRONG = 0.1  # relative error that no rounding explains: that of bfloat16 is below 0.01
+_MEMORY_INFO = Path("/proc/meminfo")
+
+
+class Workbench:
+    """Operands, one scratch for all candidates, and what algorithms prepare, so that they can take turns.
+
+    At most this is allocated at a time, whatever the number of candidates (G: ``GUARD_BYTES``)::
+
+        x + w + y                        operand_bytes(problem, batch_size)
+        + largest scratch + 2 G
+        + prepared buffers + 2 G each    of each algorithm that needs one; of BACKWARD_FILTER only the largest
+        + 2 G + 2 G                      around the tensor that is written, and for all that prepare nothing
+        + 2 G                            comparing the zones
+        + comparing in float64           ExactResults.peak_bytes(): for VGG-16's largest layer 0.7 GiB
+        + the most that a candidate allocates inside
+
+    What BACKWARD_FILTER prepares are sums, and whose sums a timed step adds to makes no difference. Where the whole
+    mini-batch does not fit, ``operands`` are of fewer samples, half as many until they fit, and larger micro-batches
+    have a ``MemoryError``. Raises ``UnavailableError`` where there is not even room for one sample.
+    """
+
+    def __init__(self, problem: ConvProblem, batch_size: int, device: str = "cpu") -> None:
+        self.problem, self._device = problem, device
+        self._result = GuardedBuffer(device)
+        self.operands = self._operands_that_fit(batch_size)
+        self._exact = ExactResults(problem, self.operands)
+        self._scratch = GuardedBuffer(device)
+        self._prepared: dict[str, GuardedBuffer] = defaultdict(partial(GuardedBuffer, device))
+        self._opened: dict[str, tuple[str, int]] = {}  # prepared buffer -> whose content it has, and of what size
+
+    def stream(self, candidate: Candidate) -> Callable[[], None]:
+        """A call is one step on the next slice of the mini-batch, from the first again after the last.
+
+        So a slice is no more in the cache than when the whole mini-batch is run. Raises ``MemoryError``, and what torch
+        raises for lack of memory.
+        """
+        self._require(candidate)
+        if self._opened.get(self._place(candidate)) != _content(candidate):
+            self._open(candidate)
+        slices = cycle(self.operands.slices(candidate.micro_batch_size))
+        step, problem, w, sizes = candidate.algorithm.step, self.problem, self.operands.w, candidate.workspace
+        prepared, scratch = self._prepared[self._place(candidate)], self._scratch
+
+        def next_step() -> None:
+            x, y = next(slices)
+            step(problem, x, w, y, None, prepared.part(sizes.prepared_bytes), scratch.part(sizes.scratch_bytes))
+
+        return next_step
+
+    def slice_count(self, candidate: Candidate) -> int:
+        """Steps until ``stream`` begins again with the first slice."""
+        return self.operands.batch_size // candidate.micro_batch_size
+
+    def set_up(self, candidate: Candidate) -> Callable[[], None]:
+        """A call opens and closes the algorithm: what it does once, however many micro-batches there are."""
+        self._require(candidate)
+        algorithm, problem, w = candidate.algorithm, self.problem, self.operands.w
+
+        def open_and_close() -> None:
+            self._open(candidate)
+            algorithm.close(problem, w, self._prepared_part(candidate))
+
+        return open_and_close
+
+    def relative_error(self, candidate: Candidate) -> float:
+        """Relative L2 error against float64 of a run between guard zones, on as many samples as have an exact result in
+        a short time, at least one micro-batch.
+
+        Raises ``UnsoundError`` where the candidate writes around the result or its workspace, and where the result is
+        not finite, or so far off that no rounding explains it.
+        """
+        size = candidate.micro_batch_size
+        self._require(candidate)
+        n = max(size, self._exact.affordable // size * size)
+        workspace = candidate.workspace
+        buffers = {
+            "the result": (self._result, self.problem.item_bytes * written_elements(self.problem, n)),
+            "what it prepares": (self._prepared[self._place(candidate)], workspace.prepared_bytes),
+            "its scratch": (self._scratch, workspace.scratch_bytes),
+        }
+        self._opened.pop(self._place(candidate), None)
+        for buffer, size_bytes in buffers.values():
+            buffer.arm(size_bytes)
+        written = self._run(candidate, n)
+        for name, (buffer, size_bytes) in buffers.items():
+            if where := buffer.trespass(size_bytes):
+                raise UnsoundError(f"it wrote around {name}: {where}")
+        values = self._result.part(buffers["the result"][1]).view(written.dtype)  # as they lie: nothing is copied
+        if not all(bool(extreme.isfinite()) for extreme in torch.aminmax(values)):
+            raise UnsoundError("the result is not finite")
+        error = self._exact.error(written, n)
+        if not error <= _WRONG:
+            raise UnsoundError(f"the result is wrong: its relative error is {error:.2g}")
+        return error
+
+    def _run(self, candidate: Candidate, n: int) -> Tensor:
+        """The first ``n`` samples, micro-batch by micro-batch; returns what was written."""
+        operands = self.operands.first(n)
+        written = operands.written(self.problem.operation)
+        if self.problem.operation is Operation.BACKWARD_FILTER:
+            written.zero_()
+        prepared, scratch = self._prepared_part(candidate), self._scratch_part(candidate)
+        self._open(candidate)
+        slices = operands.slices(candidate.micro_batch_size)
+        adds = self.problem.operation is Operation.BACKWARD_FILTER
+        repeats = 2 if adds and candidate.from_source and len(slices) == 1 else 1  # to see that it adds, not overwrites
+        for x, y in slices * repeats:
+            candidate.algorithm.step(self.problem, x, operands.w, y, None, prepared, scratch)
+        candidate.algorithm.close(self.problem, operands.w, prepared)
+        return written.div_(repeats) if repeats > 1 else written  # exact: a power of two
+
+    def _open(self, candidate: Candidate) -> None:
+        candidate.algorithm.open(self.problem, self.operands.w, self._prepared_part(candidate))
+        self._opened[self._place(candidate)] = _content(candidate)
+
+    def _require(self, candidate: Candidate) -> None:
+        """Room for everything that the algorithm is to be handed."""
+        if candidate.micro_batch_size > self.operands.batch_size:
+            raise MemoryError(
+                f"there is memory for the tensors of {self.operands.batch_size} samples only, beside what is in use"
+            )
+        self._require_memory(candidate.handed_bytes)
+        self._require_memory(candidate.workspace_bytes)  # it may take a run to know: only if there is room for that
+        place = self._place(candidate)
+        if self._prepared[place].require(candidate.workspace.prepared_bytes):
+            self._opened.pop(place, None)
+        self._scratch.require(candidate.workspace.scratch_bytes)
+
+    def _place(self, candidate: Candidate) -> str:
+        """Which of the prepared buffers the candidate uses."""
+        shared = self.problem.operation is Operation.BACKWARD_FILTER or not candidate.workspace.prepared_bytes
+        return "" if shared else candidate.algorithm.name
+
+    def _prepared_part(self, candidate: Candidate) -> Tensor:
+        return self._prepared[self._place(candidate)].part(candidate.workspace.prepared_bytes)
+
+    def _scratch_part(self, candidate: Candidate) -> Tensor:
+        return self._scratch.part(candidate.workspace.scratch_bytes)
+
+    def _operands_that_fit(self, batch_size: int) -> Operands:
+        n = batch_size
+        while n:
+            operands = self._try_operands(n)
+            if operands is not None:
+                return operands
+            self._result.release()
+            give_back_cache()
+            n //= 2
+        needed = format_bytes(operand_bytes(self.problem, 1))
+        raise UnavailableError(
+            f"{self.problem}: one sample takes {needed}, and there is not enough free memory on {self._device} to "
+            "measure with it; free some, or use a machine with more"
+        )
+
+    def _try_operands(self, n: int) -> Operands | None:
+        """None for lack of memory: for these, or for what comparing takes."""
+        try:
+            self._require_memory(operand_bytes(self.problem, n))
+            self._result.require(self.problem.item_bytes * written_elements(self.problem, n))
+            result = self._result.part(self._result.capacity_bytes)
+            operands = random_operands(self.problem, n, self._device, written=result)
+            torch.empty(ExactResults(self.problem, operands).peak_bytes(), dtype=torch.uint8, device=self._device)
+        except CANDIDATE_ERRORS as error:
+            if is_out_of_memory(error):
+                return None
+            raise
+        return operands
+
+    def _require_memory(self, size_bytes: int) -> None:
+        """Linux grants memory that it does not have, and kills the process that uses it: so ask beforehand."""
+        available = available_bytes() if self._device == "cpu" else None
+        if available is not None and size_bytes > available:
+            needed = format_bytes(size_bytes)
+            raise MemoryError(f"needs {needed}; {format_bytes(available)} of memory are available")
+
+
+def available_bytes() -> int | None:
+    """Memory that can be had without swapping, as Linux estimates it; ``None`` where it does not say."""
+    if not _MEMORY_INFO.exists():
+        return None
+    fields = dict(line.split(":", 1) for line in _MEMORY_INFO.read_text(encoding="ascii").splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else None
+
+
+def _content(candidate: Candidate) -> tuple[str, int]:
+    """What the algorithm prepares, as far as it depends on the micro-batch size."""
+    return candidate.algorithm.name, candidate.workspace.prepared_bytes

@@ -1,0 +1,74 @@
+"""Plots, with matplotlib's figures and without its global state.
+
+Matplotlib is an extra: it is loaded when something is drawn.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mucudnn.terminal.whole_files import whole_file
+from mucudnn.words.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TORCH_COLOUR, OTHER_COLOUR, OURS_COLOUR, ALARM_COLOUR = "#7a7a7a", "#e08214", "#1b6ca8", "#c0202b"
+
+
+def require_matplotlib() -> None:
+    """Raises ``UnavailableError`` where it is not installed: ask before anything is measured."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UnavailableError("plots need matplotlib, which is not installed: pip install 'mucudnn[report]'") from None
+
+
+def new_figure(width_inches: float, height_inches: float, title: str) -> Figure:
+    """An empty figure with a title, whose parts keep clear of each other."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width_inches, height_inches), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    return figure
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """See ``whole_file``."""
+    with whole_file(path) as stream:
+        figure.savefig(stream, format="png", dpi=130)
+
+
+def label(axes: Axes, title: str, x: str, y: str) -> None:
+    """Title and axis labels, units in them, and a light grid."""
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def batch_axis(axes: Axes, up_to: int) -> None:
+    """A base-2 logarithmic x axis from 1 to ``up_to``, with a tick at every power of two and at the end."""
+    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+    axes.set_xscale("log", base=2)
+    sizes = [2**exponent for exponent in range(up_to.bit_length()) if 2**exponent < 0.8 * up_to]
+    axes.xaxis.set_major_locator(FixedLocator([*sizes, up_to]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.set_xlim(0.9, 1.1 * up_to)
+
+
+def ratio_axis(axes: Axes) -> None:
+    """A logarithmic y axis with plain numbers, on which equal ratios are equally long; for what is above 0."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    least, most = axes.get_ylim()
+    axes.set_ylim(0.8 * least, max(1.25 * most, 4 * least))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))

@@ -1,0 +1,43 @@
+"""Records for programs (plain dictionaries, for JSON), made from tunings and benchmarks. Seconds and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+import mucudnn
+from mucudnn.running.environment import Environment
+from mucudnn.words.config import Config
+from mucudnn.words.results import Configuration
+
+FORMAT_VERSION = 1  # of all records; raised when a key changes its meaning or goes
+
+Record = dict[str, Any]
+
+
+def record_header(config: Config, environment: Environment, date: datetime) -> Record:
+    """What every record of a tuning starts with: versions, date, where and with which choices it was made."""
+    choices = asdict(config)
+    if config.database is not None:
+        choices["database"] = str(config.database)
+    return {**origin(environment, date), "config": choices}
+
+
+def origin(environment: Environment, date: datetime) -> Record:
+    """What every record starts with: versions, date and where it was made."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "mucudnn": mucudnn.__version__,
+        "date": date.isoformat(timespec="seconds"),
+        "environment": asdict(environment),
+    }
+
+
+def key_of(name: str) -> str:
+    """``torch-benchmark-10`` -> ``torch_benchmark_10``, as keys and columns are written."""
+    return name.replace("-", "_")
+
+
+def configuration_record(configuration: Configuration) -> Record:
+    return {"configuration": str(configuration), "workspace_bytes": configuration.workspace_bytes}

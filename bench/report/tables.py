@@ -1,0 +1,52 @@
+"""Tables for people, made from layer tables, tunings and benchmarks. Milliseconds and MiB appear here only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from mucudnn.words.config import Config
+from mucudnn.words.units import format_bytes
+
+
+def new_table(title: str, left: tuple[str, ...], right: Sequence[str], footer: tuple[str, ...] = ()) -> Table:
+    """Text columns, then columns of numbers; ``footer`` has one text for each, or is empty."""
+    printed = Table(title=title, title_justify="left", caption_justify="left", show_footer=bool(footer))
+    for column in left:
+        printed.add_column(column)
+    for column in right:
+        printed.add_column(column, justify="right")
+    for index, text in enumerate(footer):
+        printed.columns[index].footer = text
+    return printed
+
+
+def memory_bound(config: Config) -> str:
+    """``workspace limit 64 MiB``: what the config allows, for titles."""
+    if config.workspace_budget_bytes is not None:
+        return f"workspace budget {format_bytes(config.workspace_budget_bytes)}"
+    if config.has_headroom_limit:
+        return "workspace within the headroom"
+    return f"workspace limit {format_bytes(config.workspace_limit_bytes)}"
+
+
+def comparison(baseline_s: float, time_s: float, speedup: float) -> tuple[str, str, str]:
+    return milliseconds(baseline_s), milliseconds(time_s), ratio(speedup)
+
+
+def short_name(names: str) -> str:
+    """``a, b, c`` -> ``a +2``: equal layers share a row, which the first of them names."""
+    first, *others = names.split(", ")
+    first = first or "(the model itself)"
+    return f"{first} +{len(others)}" if others else first
+
+
+def milliseconds(time_s: float) -> str:
+    """Without unit, which the column has."""
+    return f"{time_s * 1e3:.2f}"
+
+
+def ratio(value: float) -> str:
+    """``1.40×``."""
+    return f"{value:.2f}×"

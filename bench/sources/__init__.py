@@ -1,0 +1,4 @@
+"""Finds the convolutions of a network, a table, a file or a model, and tunes such a table.
+
+Nothing is timed or printed here.
+"""

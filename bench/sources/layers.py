@@ -1,0 +1,299 @@
+"""Layer tables: the convolutions of a network, of a published benchmark, of a CSV file or of the user's own model."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import nn
+
+from mucudnn.bench.sources.networks import INPUT_SHAPE, NETWORKS, build
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.tracing.convolutions import convolutions_of, trace
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, dtype_name
+from mucudnn.words.values import flag, instance, member, settle, shown, text, whole
+
+__all__ = ["NETWORKS", "TABLES", "Layer", "LayerTable", "convolutions_of", "load_source", "read_csv", "trace"]
+
+TABLES = MappingProxyType(
+    {
+        "deepbench-train": "training_set",
+        "deepbench-inference-server": "inference_server_set",
+        "deepbench-inference-device": "inference_device_set",
+    }
+)
+_DEEPBENCH = Path(__file__).parent / "data" / "deepbench_conv.csv"
+_REQUIRED = ("c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")
+_OPTIONAL = MappingProxyType({"n": 1, "dilation": 1, "groups": 1, "count": 1})
+_TEXT = ("name", "set")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One geometry of a network, as its forward problem, and how often it occurs.
+
+    name: of the module, or of all of them. batch_size: samples that it is called with. input_needs_gradient: False
+    where the input is the network's own, whose gradient nobody asks for: such a layer has no BACKWARD_DATA.
+
+    Raises ``InvalidInputError`` for other values, and for batches of more than ``MOST_SAMPLES``.
+    """
+
+    name: str
+    problem: ConvProblem
+    batch_size: int
+    count: int = 1
+    input_needs_gradient: bool = True
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            name=text(self.name, "name"),
+            problem=instance(ConvProblem, self.problem, "problem"),
+            batch_size=whole(self.batch_size, "batch_size", 1, MOST_SAMPLES),
+            count=whole(self.count, "count", 1),
+            input_needs_gradient=flag(self.input_needs_gradient, "input_needs_gradient"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTable:
+    """The layers of a source in the order of their first call; no two are equal."""
+
+    source: str
+    layers: tuple[Layer, ...]
+
+    def problems(self, operations: Iterable[Operation]) -> list[tuple[Layer, ConvProblem]]:
+        """Each layer with each operation that it has."""
+        wanted = [member(Operation, operation, "operation") for operation in operations]
+        return [
+            (layer, layer.problem.with_operation(operation))
+            for layer in self.layers
+            for operation in wanted
+            if operation is not Operation.BACKWARD_DATA or layer.input_needs_gradient
+        ]
+
+
+def load_source(
+    source: str,
+    *,
+    batch: int | None = None,
+    input_shape: tuple[int, int, int] | None = None,
+    dtype: str = "float32",
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+) -> LayerTable:
+    """The convolutions of a source, equal ones merged with their count.
+
+    source: a name of ``NETWORKS`` or ``TABLES``, a CSV file of layers (see ``read_csv``), or
+    ``package.module:factory``, which names a function without arguments that returns an ``nn.Module``, or the module
+    itself. batch: instead of the table's own sizes; None: those, or 1 where there are none. input_shape: (C, H, W) of
+    one sample; models need it, networks have one, tables take none. dtype, memory_format: of all problems.
+
+    Raises ``InvalidInputError`` for what cannot be found, read or run, and for sources without a convolution.
+    """
+    layers = _load(
+        source, None if batch is None else whole(batch, "batch", 1, MOST_SAMPLES), _checked_shape(input_shape)
+    )
+    if not layers:
+        raise InvalidInputError(f"{source} has no convolution (torch.nn.Conv2d) to tune; name another source")
+    as_asked = (
+        replace(layer, problem=replace(layer.problem, dtype=dtype, memory_format=memory_format)) for layer in layers
+    )
+    return LayerTable(source, _merged(as_asked))
+
+
+def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
+    """One layer a line, under a heading with the columns c, h, w, k, r, s, pad_h, pad_w, stride_h and stride_w.
+
+    They may be in any order, and so may the optional ones: n (batch size), name, dilation, groups, count, set.
+    only_set: only the lines whose ``set`` it is. A line without a name is called by its number.
+
+    Raises ``InvalidInputError`` with file, line and what is wrong.
+    """
+    try:
+        # Not pandas, which drops the line numbers that messages need, and takes longer to load than to read
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.DictReader(stream, strict=True)
+            _check_columns(path, reader.fieldnames or ())
+            lines = [(reader.line_num, line) for line in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidInputError(f"{path} cannot be read as a CSV file of layers: {reason}") from error
+    return [_layer(path, number, line) for number, line in lines if only_set in (None, line.get("set"))]
+
+
+def load_model(
+    source: str,
+    *,
+    input_shape: tuple[int, int, int] | None = None,
+    dtype: str = "float32",
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+) -> tuple[nn.Module, tuple[int, int, int]]:
+    """The model behind a source, and the (C, H, W) of one sample; its parameters have the dtype and memory format.
+
+    The built-in networks' parameters have no sensible values: what they are is for the caller to say.
+
+    Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and as ``load_source``.
+    """
+    with importable_from_here():
+        found = _model_of(source, _checked_shape(input_shape))
+    if found is None:
+        names = ", ".join(NETWORKS)
+        raise InvalidInputError(f"{source} has no model to run; name one of {names}, or package.module:factory")
+    model, shape = found
+    torch_dtype, torch_format = getattr(torch, dtype_name(dtype)), TORCH_FORMATS[memory_format]
+    return model.to(dtype=torch_dtype, memory_format=torch_format), shape  # type: ignore[call-overload]
+
+
+def _checked_shape(shape: object) -> tuple[int, int, int] | None:
+    if shape is None:
+        return None
+    if not (isinstance(shape, Sequence) and len(shape) == len("CHW")):
+        raise InvalidInputError(f"input shape is {shown(shape)}; give channels, height and width of one sample")
+    c, h, w = (whole(size, "a size of the input shape", 1, MOST_ELEMENTS) for size in shape)
+    return c, h, w
+
+
+def _load(source: str, batch: int | None, input_shape: tuple[int, int, int] | None) -> list[Layer]:
+    with importable_from_here():
+        found = _model_of(source, input_shape)
+        if found is not None:
+            model, shape = found
+            return _run(source, model.eval(), shape, batch)
+    if input_shape is not None:
+        raise InvalidInputError(f"input shape is {input_shape}, but {source} has its own; leave the input shape out")
+    layers = _read_table(source)
+    return layers if batch is None else [replace(layer, batch_size=batch) for layer in layers]
+
+
+def _model_of(source: str, input_shape: tuple[int, int, int] | None) -> tuple[nn.Module, tuple[int, int, int]] | None:
+    """``None`` for what is no model."""
+    if source in NETWORKS:
+        # Weights that nobody fills: on meta tensors a forward pass would load torch's compiler, which takes longer.
+        with torch.device("meta"):
+            model = build(source)
+        return model.to_empty(device="cpu"), input_shape or INPUT_SHAPE
+    if ":" not in source or Path(source).exists():
+        return None
+    if input_shape is None:
+        raise InvalidInputError(f"{source} needs the shape of one sample; give --input, for example --input 3x224x224")
+    return _user_model(source), input_shape
+
+
+def _read_table(source: str) -> list[Layer]:
+    if source in TABLES:
+        return read_csv(_DEEPBENCH, only_set=TABLES[source])
+    if source.endswith(".csv") or Path(source).is_file():
+        return read_csv(Path(source))
+    raise InvalidInputError(f"source is {source!r}; {_allowed_sources(source)}")
+
+
+def _allowed_sources(source: str) -> str:
+    close = get_close_matches(source, (*NETWORKS, *TABLES), n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    names = ", ".join((*NETWORKS, *TABLES))
+    return f"{hint}allowed are {names}, a CSV file of layers, and package.module:factory for a model of your own"
+
+
+def _user_model(source: str) -> nn.Module:
+    with _blamed(source, "cannot be built"):
+        module_name, _, attribute = source.partition(":")
+        made = getattr(importlib.import_module(module_name), attribute)
+        model = made if isinstance(made, nn.Module) else made()
+    if not isinstance(model, nn.Module):
+        raise InvalidInputError(f"{source} gives {type(model).__name__}; it must give a torch.nn.Module")
+    return model
+
+
+def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch: int | None) -> list[Layer]:
+    """Runs one sample, and says what more of them would be: some models fold other axes into the batch."""
+    with _blamed(source, f"cannot compute an input of 1x{'x'.join(map(str, input_shape))}"):
+        calls = trace(model, torch.zeros(1, *input_shape))
+    return [
+        Layer(call.name, call.problem, call.batch_size * (batch or 1), input_needs_gradient=call.input_needs_gradient)
+        for call in calls
+    ]
+
+
+@contextmanager
+def _blamed(source: str, what: str) -> Iterator[None]:
+    """The user's code can raise anything: say where, and keep the cause."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise InvalidInputError(f"{source} {what}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def importable_from_here() -> Iterator[None]:
+    """As for ``python -m``: an installed command has its own folder on the path, not the user's."""
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _check_columns(path: Path, columns: Iterable[str]) -> None:
+    known = (*_REQUIRED, *_OPTIONAL, *_TEXT)
+    if missing := [name for name in _REQUIRED if name not in columns]:
+        raise InvalidInputError(f"{path}, line 1: no column {', '.join(missing)}; the columns are {', '.join(known)}")
+    if unknown := [repr(name) for name in columns if name not in known]:
+        raise InvalidInputError(f"{path}, line 1: unknown column {', '.join(unknown)}; allowed are {', '.join(known)}")
+    if twice := [name for name, times in Counter(columns).items() if times > 1]:
+        raise InvalidInputError(f"{path}, line 1: column {', '.join(twice)} is there more than once; leave one of each")
+
+
+def _layer(path: Path, number: int, line: Mapping[str, str | None]) -> Layer:
+    where = f"{path}, line {number}"
+    if None in line or None in line.values():
+        raise InvalidInputError(f"{where}: the number of values is not that of the columns in line 1")
+    size = {name: _size(where, name, line[name]) for name in _REQUIRED}
+    size |= {name: _size(where, name, line.get(name) or default) for name, default in _OPTIONAL.items()}
+    try:
+        batch_size = whole(size["n"], "n", 1, MOST_SAMPLES)
+        return Layer(line.get("name") or f"line {number}", _problem(size), batch_size, size["count"])
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{where}: {error}") from None
+
+
+def _problem(size: Mapping[str, int]) -> ConvProblem:
+    c, h, w, k, r, s = (size[name] for name in ("c", "h", "w", "k", "r", "s"))
+    return ConvProblem(
+        *(Operation.FORWARD, c, h, w, k, r, s),
+        (size["stride_h"], size["stride_w"]),
+        (size["pad_h"], size["pad_w"]),
+        (size["dilation"], size["dilation"]),
+        size["groups"],
+    )
+
+
+def _size(where: str, name: str, value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        raise InvalidInputError(f"{where}: {name} is {shown(value)}; write a whole number") from None
+
+
+def _merged(layers: Iterable[Layer]) -> tuple[Layer, ...]:
+    """Equal geometries in one layer; not the first of a network with a later one, which has one operation more."""
+    merged: dict[tuple[ConvProblem, int, bool], Layer] = {}
+    for layer in layers:
+        key = (layer.problem, layer.batch_size, layer.input_needs_gradient)
+        same = merged.get(key)
+        merged[key] = layer if same is None else _together(same, layer)
+    return tuple(merged.values())
+
+
+def _together(first: Layer, second: Layer) -> Layer:
+    return replace(first, name=f"{first.name}, {second.name}", count=first.count + second.count)

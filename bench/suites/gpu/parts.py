@@ -1,0 +1,89 @@
+"""What ``make gpu`` runs, in order of importance: one command each, with its share of the time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[3] / "tests"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One command: ``python -m`` and ``arguments``.
+
+    In the arguments ``{out}`` stands for the folder of results and ``{seconds}`` for what the command should take: less
+    than its share, after which it is stopped. share: of the time that is left when it begins.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    share: float
+
+
+def parts(device: str) -> tuple[Part, ...]:
+    """Tests, then benchmarks; on the CPU the same commands with small sizes, to see that they run."""
+    return (*_tests(device), *(_ON_CUDA if device == "cuda" else _ON_CPU))
+
+
+def _tests(device: str) -> tuple[Part, ...]:
+    """Each file by itself: an engine that breaks the CUDA context takes only the tests of its own file with it."""
+    of_gpu = sorted(TESTS.rglob("test_gpu*.py"))
+    if device == "cpu":
+        return tuple(_test(path) for path in of_gpu)
+    marked = [path for path in sorted(TESTS.rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+    return tuple(_test(path, "-m", "gpu") for path in dict.fromkeys((*of_gpu, *marked)))
+
+
+def _test(path: Path, *chosen: str) -> Part:
+    """Verbose, so that the log tells each result as it comes; what other versions of libraries warn of is no error."""
+    how = ("-vv", "-W", "default", "-p", "no:cacheprovider", "--durations=10")
+    return Part(path.stem, ("pytest", *chosen, *how, f"--junitxml={{out}}/{path.stem}.xml", str(path)), share=0.2)
+
+
+def _engines(name: str, *asked: str) -> Part:
+    listed = ("mucudnn", "engines", "vgg16", "--layer", "features.10", "--batch", "64", *asked)
+    return Part(name, (*listed, "--json", f"{{out}}/{name}.json"), share=0.1)
+
+
+def _limits(name: str, share: float, *asked: str) -> Part:
+    files = ("--csv", f"{{out}}/{name}.csv", "--json", f"{{out}}/{name}.json")
+    return Part(name, ("mucudnn", "bench", "limits", *asked, "--seconds", "{seconds}", *files), share)
+
+
+def _network(name: str, share: float, *sizes: str) -> Part:
+    file = f"network-{name}"
+    return Part(file, ("mucudnn", "bench", "network", name, *sizes, "--json", f"{{out}}/{file}.json"), share)
+
+
+def _training(name: str, share: float, *sizes: str) -> Part:
+    file = f"training-{name}"
+    files = ("--csv", f"{{out}}/{file}.csv", "--json", f"{{out}}/{file}.json")
+    return Part(file, ("mucudnn", "bench", "training", name, *sizes, "--seconds", "{seconds}", *files), share)
+
+
+_OVERHEAD = ("mucudnn.bench.suites.overhead.divided", "--json", "{out}/overhead.json")
+_GPU = ("--device", "cuda")
+_SHORT = (*_GPU, "--time-limit", "1s")
+_TINY = ("--batch", "1", "--rounds", "2", "--algorithms", "gemm", "--time-limit", "10ms", "--policy", "undivided")
+
+_ON_CUDA = (
+    Part("engine-differences", ("mucudnn.bench.suites.gpu.engine_differences", "{out}/engine-differences.json"), 0.1),
+    _engines("engines-contiguous"),
+    _engines("engines-channels-last", "--memory-format", "channels-last"),
+    _engines("engines-bfloat16", "--memory-format", "channels-last", "--dtype", "bfloat16"),
+    _limits("limits-contiguous", 0.45, *_GPU),
+    _limits("limits-channels-last", 0.35, *_GPU, "--memory-format", "channels-last"),
+    Part("overhead", (*_OVERHEAD, *_GPU), 0.25),
+    _network("alexnet", 0.25, *_SHORT, "--batch", "64"),
+    _network("resnet18", 0.3, *_SHORT, "--batch", "64"),
+    _network("vgg16", 0.3, *_SHORT, "--batch", "32"),
+    _training("alexnet", 0.3, *_SHORT),
+    _training("resnet50", 0.5, *_SHORT),
+    _training("vgg16", 1.0, *_SHORT),
+)
+_ON_CPU = (
+    Part("overhead", (*_OVERHEAD, "--rounds", "2"), 0.5),
+    _network("alexnet", 0.5, *_TINY),
+    _training("alexnet", 1.0, *_TINY),
+)

@@ -1,0 +1,194 @@
+"""Inference of a model: torch's convolutions, mucudnn's, and mucudnn's with kept filters, in turns in one run.
+
+The three models share their parameters. Every round runs each of the three: first whole, then, in rounds of its own,
+every convolution module by itself, on random numbers of the shape that it is called with.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+import mucudnn
+from mucudnn.bench.contests.turns import Cell
+from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer, WallClock
+from mucudnn.running.environment import Environment, current_environment
+from mucudnn.running.kept_filters import KeptFilter, KeptFilters
+from mucudnn.tuning.cached_filters import keep_filters
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.tuning.tuner import Progress
+from mucudnn.words.config import Config
+from mucudnn.words.errors import UnavailableError
+from mucudnn.words.problem import Operation
+
+ROUNDS = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """The same computation three times."""
+
+    torch: Cell
+    not_kept: Cell
+    kept: Cell
+
+    @property
+    def speedup(self) -> float:
+        """Of kept filters over torch."""
+        return self.torch.time_s / self.kept.time_s
+
+    @property
+    def gain(self) -> float:
+        """Of kept filters over mucudnn without them."""
+        return self.not_kept.time_s / self.kept.time_s
+
+
+@dataclass(frozen=True, slots=True)
+class LayerResult:
+    """One convolution module. ``tuned``: what runs if nothing is kept; ``kept``: None where nothing is."""
+
+    name: str
+    variants: Variants
+    filter_bytes: int
+    tuned: TunedProblem
+    kept: KeptFilter | None
+
+    @property
+    def kept_bytes(self) -> int:
+        return 0 if self.kept is None else self.kept.prepared_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceBenchmark:
+    """``whole``: the model. Sums over ``layers`` are of its convolutions alone."""
+
+    name: str
+    input_shape: tuple[int, ...]
+    config: Config
+    environment: Environment
+    whole: Variants
+    layers: tuple[LayerResult, ...]
+    rounds: int = ROUNDS
+    date: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(layer.kept_bytes for layer in self.layers)
+
+    @property
+    def filter_bytes(self) -> int:
+        """Of the filters themselves."""
+        return sum(layer.filter_bytes for layer in self.layers)
+
+
+def benchmark_inference(
+    model: nn.Module,
+    x: Tensor,
+    config: Config | None = None,
+    *,
+    name: str = "model",
+    rounds: int = ROUNDS,
+    clock: Clock | None = None,
+    progress: Progress | None = None,
+) -> InferenceBenchmark:
+    """Tune the forward convolutions of a copy of ``model``, decide which filters to keep, and measure ``model(x)``.
+
+    x: (N, C, H, W), in the memory format to be measured. config: its operations do not matter; without one there is no
+    workspace limit and no bound to what is kept. rounds: samples of every variant. clock: what the measuring (not the
+    tuning) reads. progress: as for ``tune``.
+
+    Raises what ``optimize`` raises, and ``UnavailableError`` where x is not on the CPU.
+    """
+    if x.device.type != KeptFilters.device_type:
+        raise UnavailableError(
+            f"x is on {x.device}, and filters are kept on the CPU alone, so that there is nothing to compare: move the "
+            "model and x there"
+        )
+    config = replace(config or Config(workspace_limit=None, cache_budget=None), operations=(Operation.FORWARD,))
+    report = progress or (lambda text, fraction: None)
+    models = _three_models(model, x, config, lambda text, fraction: report(text, fraction / 2))
+    report("the whole model", 0.5)
+    whole = _measure([_call(one, x) for one in models], rounds, clock or WallClock())
+    layers = []
+    shapes = _input_shapes(models[0], x)
+    for index, (layer, shape) in enumerate(shapes.items()):
+        report(layer, 0.5 + (index + 1) / (len(shapes) + 1) / 2)
+        modules = [one.get_submodule(layer) for one in models]
+        layers.append(_measure_layer(layer, modules, _random_like(x, shape), rounds, clock or WallClock()))
+    return InferenceBenchmark(name, tuple(x.shape), config, current_environment(), whole, tuple(layers), rounds)
+
+
+def _three_models(model: nn.Module, x: Tensor, config: Config, progress: Progress) -> list[nn.Module]:
+    """Torch's, ours, and ours with kept filters, in ``eval()``, with the parameters of ``model``."""
+    own = copy.deepcopy(model).eval()
+    kept = mucudnn.optimize(_sharing(own), x, config, progress=progress)
+    unkept = _sharing(kept)
+    keep_filters(unkept, replace(config, cache_budget=0))
+    return [own, unkept, kept]
+
+
+def _sharing(model: nn.Module) -> nn.Module:
+    """A copy with the same parameters and buffers."""
+    copied = copy.deepcopy(model)
+    copied.load_state_dict(model.state_dict(keep_vars=True), assign=True)
+    return copied
+
+
+def _input_shapes(model: nn.Module, x: Tensor) -> Mapping[str, tuple[int, ...]]:
+    """Of every convolution module, in the order of their first calls."""
+    names = {module: name for name, module in model.named_modules() if type(module) is nn.Conv2d}
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if module in names:
+            shapes.setdefault(names[module], inputs[0].shape)
+
+    with register_module_forward_pre_hook(record), torch.no_grad():
+        model(x)
+    return shapes
+
+
+def _random_like(x: Tensor, shape: Sequence[int]) -> Tensor:
+    channels_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    torch_format = torch.channels_last if channels_last else torch.contiguous_format
+    return torch.randn(shape, dtype=x.dtype).contiguous(memory_format=torch_format)
+
+
+def _measure_layer(name: str, modules: Sequence[nn.Module], x: Tensor, rounds: int, clock: Clock) -> LayerResult:
+    _, unkept, kept = modules
+    assert isinstance(unkept, mucudnn.Conv2d)
+    assert isinstance(kept, mucudnn.Conv2d)
+    tuned = next(tuned for tuned in unkept.tuned if tuned.batch_size == len(x))
+    return LayerResult(
+        name=name,
+        variants=_measure([_call(module, x) for module in modules], rounds, clock),
+        filter_bytes=kept.weight.nbytes,
+        tuned=tuned,
+        kept=next((one for one in kept.kept_filters if one.problem == tuned.problem), None),
+    )
+
+
+def _call(module: nn.Module, x: Tensor) -> Callable[[], Tensor]:
+    @torch.no_grad()
+    def call() -> Tensor:
+        y: Tensor = module(x)
+        return y
+
+    return call
+
+
+def _measure(calls: Sequence[Callable[[], Tensor]], rounds: int, clock: Clock) -> Variants:
+    """In turns, round by round."""
+    timers = [Timer(call, clock, EVERY_ROUND) for call in calls]
+    for _ in range(rounds):
+        for timer in timers:
+            timer.sample()
+            if timer.error is not None:
+                raise timer.error
+    return Variants(*map(Cell.of, timers))

@@ -1,0 +1,129 @@
+"""The comparison of the μ-cuDNN paper: under equal workspace limits, whole mini-batches against mucudnn's divided ones.
+
+Each problem is measured once, without a limit; what any limit leaves is found in these measurements. Then whole runs
+decide: first which of the likely configurations is the best under each limit, the rival's as well as ours; then, in
+rounds of their own, what is reported: the chosen ones and torch under each of its settings, in turns. A last search
+finds the least workspace with which ours is as fast as torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
+from mucudnn.bench.contests.turns import Runner
+from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS
+from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.bench.sources.layers import LayerTable
+from mucudnn.bench.sources.table_tuning import table_tasks
+from mucudnn.bench.suites.limits.contest import Contest
+from mucudnn.bench.suites.limits.result import FailedProblem, LimitsComparison
+from mucudnn.database.database import Database
+from mucudnn.tuning.result import allowed
+from mucudnn.tuning.tuner import Progress, tune_tasks
+from mucudnn.words.config import BatchSizePolicy, Config
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import Pair
+from mucudnn.words.results import Measurement, MicroConfig
+from mucudnn.words.task import Task
+
+ROUNDS = 7
+
+
+def with_filters(table: LayerTable, filters: Sequence[Pair]) -> LayerTable:
+    """Only the layers whose filter is one of these (height, width). Raises ``InvalidInputError`` if there are none."""
+    layers = tuple(layer for layer in table.layers if (layer.problem.r, layer.problem.s) in filters)
+    if not layers:
+        there_are = sorted({(layer.problem.r, layer.problem.s) for layer in table.layers})
+        raise InvalidInputError(
+            f"{table.source} has no layer with a filter of {_sizes(filters)}; it has {_sizes(there_are)}"
+        )
+    return replace(table, layers=layers)
+
+
+def compare_under_limits(
+    table: LayerTable,
+    config: Config,
+    limits: Iterable[int],
+    *,
+    device: str = "cpu",
+    rounds: int = ROUNDS,
+    seconds: float | None = None,
+    progress: Progress | None = None,
+    machine: Machine | None = None,
+    database: Database | None = None,
+) -> Iterator[LimitsComparison]:
+    """Compare problem by problem, in the order of the table; yields all that is known after each of them.
+
+    config: its workspace limit does not count. limits: bytes; no limit at all is always compared, too. rounds: samples
+    of each whole run. seconds: a problem is begun only if there is as much time left as the longest so far took; the
+    first one in any case. progress: called with what is being done and the fraction that is done. machine, database:
+    instead of this one, and of the file that the config names.
+
+    A problem that cannot be run is passed over, with its reason. Raises what ``tune`` raises, also on Ctrl-C.
+    """
+    config = replace(config, workspace_limit=None, workspace_budget=None)
+    machine, report = machine or Machine.current(device), progress or (lambda text, fraction: None)
+    tasks = table_tasks(table, config)
+    start_s, longest_s = machine.clock.now(), 0.0
+    with torch_variants(machine.device) as variants:
+        known = _nothing_yet(table, config, machine, (*sorted({*limits}), None), variants, rounds, len(tasks))
+        for index, task in enumerate(tasks):
+            begun_s = machine.clock.now()
+            if index and seconds is not None and begun_s - start_s + longest_s > seconds:
+                break
+            step = _share(report, index / len(tasks), 1 / len(tasks))
+            try:
+                measurements = _measure(task, config, machine, database, step)
+                step(f"{task}: whole runs", 0.8)
+                compared = Contest(task, machine, measurements, variants, rounds).compare(known)
+                known = replace(known, problems=(*known.problems, compared))
+            except CANDIDATE_ERRORS as error:
+                known = replace(known, failed=(*known.failed, FailedProblem(task, _reason(error))))
+            longest_s = max(longest_s, machine.clock.now() - begun_s)
+            yield known
+
+
+def _nothing_yet(
+    table: LayerTable,
+    config: Config,
+    machine: Machine,
+    limits: tuple[int | None, ...],
+    variants: Mapping[str, Runner],
+    rounds: int,
+    wanted: int,
+) -> LimitsComparison:
+    reference = next((name for name in variants if name != TORCH), TORCH)
+    rivals = "cuDNN's engines" if machine.sources else "algorithms"
+    return LimitsComparison(
+        table.source, config, machine.environment, limits, reference, rivals, wanted=wanted, rounds=rounds
+    )
+
+
+def _measure(
+    task: Task, config: Config, machine: Machine, database: Database | None, progress: Progress
+) -> list[Measurement]:
+    """All that the config allows. What is divided may have beaten what is not, before that was measured: so whole
+    mini-batches are tuned once more among themselves.
+    """
+    measured: dict[MicroConfig, Measurement] = {}
+    for policy, start, share in ((config.policy, 0.0, 0.7), (BatchSizePolicy.UNDIVIDED, 0.7, 0.1)):
+        part, asked = _share(progress, start, share), replace(config, policy=policy)
+        tuned = tune_tasks([task], asked, progress=part, machine=machine, database=database).problems[0]
+        measured |= {m.micro_config: m for m in tuned.measurements}
+    return allowed(measured.values(), tuned.error_bound)
+
+
+def _share(progress: Progress, start: float, share: float) -> Progress:
+    """Of a part of the work, told as that of the whole."""
+    return lambda text, fraction: progress(text, start + share * fraction)
+
+
+def _reason(error: Exception) -> str:
+    """The first line: torch appends stack traces."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _sizes(filters: Iterable[Pair]) -> str:
+    return ", ".join(f"{r}x{s}" for r, s in filters)

@@ -1,0 +1,172 @@
+"""The whole runs of one problem: who is best under each workspace limit, and how little makes ours as fast as torch.
+
+Which of the likely configurations it is, is decided by runs that are not reported: so that no winner is reported with
+the luck that made it win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from mucudnn.bench.contests.torch_variants import TORCH
+from mucudnn.bench.contests.turns import Cell, Runner, Turn, take_turns
+from mucudnn.bench.measure.comparison import Comparison
+from mucudnn.bench.measure.operands import Operands, random_operands
+from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.bench.suites.limits.result import WITHIN, ComparedProblem, LimitsComparison, Run, SameTime, UnderLimit
+from mucudnn.bench.suites.limits.undivided import Undivided, run_engine
+from mucudnn.database.database import Verification
+from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.solver.front import desirable_sets
+from mucudnn.tuning.choose import Outcome, baseline_of, choose, contenders
+from mucudnn.words.problem import Operation
+from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.task import Task
+
+_RIVALS = 3  # that are run whole under a limit: one sample can be all that was taken of a time
+_LIKELY = 1.1  # predictions of what may be as fast as torch: so much is within what sums of parts get wrong
+
+Chosen = Mapping[int | None, Configuration | None]  # by limit
+Parts = tuple[MicroConfig, ...]  # what tells configurations apart: the same one may have two workspaces (``Undivided``)
+
+
+@dataclass(slots=True)
+class Contest:
+    """The whole runs of one problem. ``variants``: torch's, by name; ``rounds``: samples of each that is reported.
+
+    ``outcomes``: the runs against torch that decide who is the best under a limit.
+    """
+
+    task: Task
+    machine: Machine
+    measurements: Sequence[Measurement]
+    variants: Mapping[str, Runner]
+    rounds: int
+    undivided: Undivided = field(init=False)
+    operands: Operands = field(init=False)
+    outcomes: dict[Parts, Outcome] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.undivided = Undivided.of(self.task, self.machine, self.measurements)
+
+    def compare(self, known: LimitsComparison) -> ComparedProblem:
+        """Under every limit, and against the reference. Raises what torch raises, and those that were chosen."""
+        rivals, ours = self._choose(known.limits)
+        self.operands = random_operands(self.task.problem, self.task.batch_size, self.machine.device)
+        cells = self._run(rivals, ours)
+        under = []
+        for limit in known.limits:
+            theirs, mine = rivals[limit], ours[limit]
+            rival = None if theirs is None else Run(theirs, cells[self._rival_key(theirs)])
+            under.append(UnderLimit(limit, rival, None if mine is None else Run(mine, cells[_key(mine)])))
+        torchs = {variant: cells[variant] for variant in self.variants}
+        same_time = self._same_time(known.reference, torchs, under)
+        return ComparedProblem(self.task, torchs, tuple(under), same_time)
+
+    def _choose(self, limits: Sequence[int | None]) -> tuple[Chosen, Chosen]:
+        """The rival's and our configuration under each limit, by whole runs that are all made in the same turns."""
+        n = self.task.batch_size
+        rivals = {limit: self.undivided.within(limit, _RIVALS) for limit in limits}
+        ours = {limit: contenders(self.measurements, n, limit) for limit in limits}
+        self._verify(self.task, [c for likely in (*rivals.values(), *ours.values()) for c in likely])
+        return (
+            {limit: self._fastest(likely) for limit, likely in rivals.items()},
+            {limit: self._ours(limit) if likely else None for limit, likely in ours.items()},
+        )
+
+    def _ours(self, limit_bytes: int | None) -> Configuration:
+        """As ``mucudnn tune`` chooses with this limit."""
+        return choose(replace(self.task, limit_bytes=limit_bytes), self.measurements, self._verify).configuration
+
+    def _fastest(self, configurations: Sequence[Configuration]) -> Configuration | None:
+        times = {c: o.time_s for c in configurations if isinstance(o := self.outcomes[c.micro_configs], Verification)}
+        return min(times, key=lambda c: times[c], default=None)
+
+    def _verify(self, task: Task, configurations: Sequence[Configuration]) -> Mapping[Configuration, Outcome]:
+        """Whole runs against torch, each configuration once."""
+        missing = {c.micro_configs: c for c in configurations if c.micro_configs not in self.outcomes}
+        if missing:
+            outcomes = self.machine.compare(task.problem, task.batch_size, [*missing.values()], keeps_workspace=True)
+            self.outcomes |= {parts: _outcome(o) for parts, o in zip(missing, outcomes, strict=True)}
+        return {c: self.outcomes[c.micro_configs] for c in configurations}
+
+    def _run(self, rivals: Chosen, ours: Chosen) -> dict[Hashable, Cell]:
+        """Torch's variants, the rivals and ours, in turns: what runs in the same way is run once."""
+        turns: dict[Hashable, Turn] = {variant: self._torch(variant) for variant in self.variants}
+        turns |= {self._rival_key(c): self._rival(c) for c in rivals.values() if c is not None}
+        turns |= {_key(c): self._turn(c) for c in ours.values() if c is not None}
+        return dict(zip(turns, take_turns([*turns.values()], self.rounds, self.machine.clock), strict=True))
+
+    def _same_time(self, reference: str, torchs: Mapping[str, Cell], under: Sequence[UnderLimit]) -> SameTime:
+        """The least workspace of what has run as fast as the reference, in turns with it: first of the runs that there
+        are, then of the desirable set, which is bisected: time falls as workspace grows.
+        """
+        runs = [one.ours for one in under if one.ours is not None and not one.ours.configuration.is_baseline]
+        if baseline := baseline_of(self.measurements, self.task.batch_size):  # needs what it allocates as a call
+            runs.append(Run(replace(baseline, workspace_bytes=self._torch_bytes(TORCH)), torchs[TORCH]))
+        fast = [run for run in runs if _is_as_fast(run.cell, torchs[reference])]
+        found = min(fast, key=lambda run: run.workspace_bytes, default=None)
+        points = self._smaller_and_likely(found, torchs[reference])
+        first, last = 0, len(points)
+        while first < last:
+            middle = (first + last) // 2
+            turns = [self._torch(reference), self._turn(points[middle])]
+            theirs, ours = take_turns(turns, self.rounds, self.machine.clock)
+            if _is_as_fast(ours, theirs):
+                last, found = middle, Run(points[middle], ours)
+            else:
+                first = middle + 1
+        return SameTime(self._torch_bytes(reference), found)
+
+    def _smaller_and_likely(self, found: Run | None, reference: Cell) -> list[Configuration]:
+        """Of the desirable set, what needs less than ``found`` and may be as fast as the reference."""
+        n = self.task.batch_size
+        return [
+            c
+            for c in desirable_sets(self.measurements, n).of(n)
+            if not c.is_baseline
+            and c.time_s <= _LIKELY * (1 + WITHIN) * reference.time_s
+            and (found is None or c.workspace_bytes < found.workspace_bytes)
+        ]
+
+    def _torch_bytes(self, variant: str) -> int:
+        """What torch allocates beside its result, once it has found its engine."""
+        turn = self._torch(variant)
+        peak = turn.runner(partial(peak_allocated_bytes, turn.call, self.machine.device))
+        written = {Operation.FORWARD: self.operands.y, Operation.BACKWARD_DATA: self.operands.x}
+        result = written.get(self.task.problem.operation, self.operands.w)
+        return max(0, peak - result.numel() * result.itemsize)
+
+    def _torch(self, variant: str) -> Turn:
+        return Turn(partial(self.machine.run_torch, self.task.problem, self.operands), self.variants[variant])
+
+    def _turn(self, configuration: Configuration) -> Turn:
+        """Torch's own runs where torch does, with the same choice of an engine."""
+        if configuration.is_baseline:
+            return self._torch(TORCH)
+        return Turn(partial(self.machine.run, self.task.problem, configuration, self.operands))
+
+    def _rival(self, configuration: Configuration) -> Turn:
+        engine = self.undivided.engine(configuration)
+        if engine is None:
+            return self._turn(configuration)
+        return Turn(partial(run_engine, engine, self.task.problem, self.operands))
+
+    def _rival_key(self, configuration: Configuration) -> Hashable:
+        return _key(configuration) if (engine := self.undivided.engine(configuration)) is None else engine
+
+
+def _key(configuration: Configuration) -> Hashable:
+    return TORCH if configuration.is_baseline else configuration.micro_configs
+
+
+def _is_as_fast(ours: Cell, theirs: Cell) -> bool:
+    return ours.time_s <= (1 + WITHIN) * theirs.time_s
+
+
+def _outcome(outcome: Comparison | Exception | None) -> Outcome:
+    if isinstance(outcome, Comparison):
+        return Verification(outcome.baseline_s, outcome.time_s, outcome.uncertainty)
+    return outcome

@@ -1,0 +1,94 @@
+"""A training step of a model: its memory and its time, with torch's convolutions and with mucudnn's, in one run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from torch import Tensor, nn
+
+import mucudnn
+from mucudnn.bench.contests.peak_memory import PeakComparison, compare_peaks_with, has_resident_peak, repeatable_step
+from mucudnn.bench.measure.comparison import Comparison, compare_in_turns
+from mucudnn.bench.measure.timer import Clock
+from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.running.devices import device_of, made_current
+from mucudnn.running.environment import Environment
+from mucudnn.tuning.tuner import Progress
+from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, HEADROOM, Config
+
+ROUNDS = 9
+RUNS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryVariant:
+    """mucudnn with one bound of its workspaces, against torch. ``step``: seconds of a training step, in turns."""
+
+    config: Config
+    peaks: PeakComparison
+    step: Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBenchmark:
+    """``variants``: the one that was asked for, then a plain limit for contrast."""
+
+    name: str
+    input_shape: tuple[int, ...]
+    environment: Environment
+    variants: tuple[MemoryVariant, ...]
+    runs: int
+    date: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+def benchmark_memory(
+    model: nn.Module,
+    x: Tensor,
+    config: Config | None = None,
+    *,
+    name: str = "model",
+    rounds: int = ROUNDS,
+    runs: int = RUNS,
+    clock: Clock | None = None,
+    progress: Progress | None = None,
+) -> MemoryBenchmark:
+    """Optimize copies of ``model`` and measure training steps on x: forward, the sum of the output, backward.
+
+    There is no optimizer: its time and memory are the same for all. x: (N, C, H, W). config: within the headroom, if
+    there is none. rounds: steps of each that are timed. runs: processes for each resident peak; 0: none, as always for
+    a model on CUDA. clock: what the timing of steps (not the tuning) reads; None: that of the model's device.
+    progress: as for ``tune``.
+
+    Raises what ``optimize`` and ``compare_peaks_with`` raise, and whatever the model raises.
+    """
+    report = progress or (lambda text, fraction: None)
+    configs = _configs(config or Config(workspace_limit=HEADROOM))
+    device = device_of(model)
+    runs = runs if has_resident_peak(model) else 0
+    with made_current(device):
+        machine = Machine.current(device.type)
+        torchs = copy.deepcopy(model)
+        ours = [mucudnn.optimize(copy.deepcopy(model), x, one, progress=progress) for one in configs]
+        report("peaks of memory", 0.5)
+        peaks = compare_peaks_with(torchs, ours, x, runs)
+        report("training steps", 0.9)
+        steps = _time(torchs, ours, x, rounds, clock or machine.clock)
+    variants = tuple(map(MemoryVariant, configs, peaks, steps))
+    return MemoryBenchmark(name, tuple(x.shape), machine.environment, variants, runs)
+
+
+def _configs(config: Config) -> list[Config]:
+    contrast = replace(config, workspace_limit=DEFAULT_WORKSPACE_LIMIT, workspace_budget=None)
+    return [config] if config == contrast else [config, contrast]
+
+
+def _time(torchs: nn.Module, ours: Sequence[nn.Module], x: Tensor, rounds: int, clock: Clock) -> list[Comparison]:
+    baseline, *steps = (repeatable_step(one, x) for one in (torchs, *ours))
+    outcomes = compare_in_turns(baseline, steps, clock, min_rounds=rounds, max_rounds=rounds)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return [outcome for outcome in outcomes if isinstance(outcome, Comparison)]

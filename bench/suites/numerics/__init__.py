@@ -1,0 +1,4 @@
+"""Compares errors, ranges and the spread of NaN between algorithms.
+
+No time is measured here.
+"""

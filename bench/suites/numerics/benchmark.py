@@ -1,0 +1,173 @@
+"""What differs from torch in the numbers: how far NaN and infinities spread, the range, small values beside large ones.
+
+Each algorithm computes small convolutions whose images are chosen so that a difference shows: see ``Row``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from math import frexp, inf, nan
+
+import torch
+from torch import Tensor
+
+from mucudnn.bench.measure.operands import Operands, random_operands
+from mucudnn.bench.measure.whole_runs import run_whole
+from mucudnn.kernels.contract.buffers import torch_dtype
+from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.registry import algorithm, algorithms
+from mucudnn.running.environment import Environment, current_environment
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import NATIVE, Configuration, MicroConfig
+
+SAMPLES = 2  # with one alone torch takes another backend for such small images
+OUTLIER = 1e6
+_OF_RANGE = 64  # in half precision the outlier is the largest number over this: sums of it must be finite
+_SMALL = 8  # subnormals are the smallest normal number over this, and have some bits left
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One algorithm on one problem.
+
+    The *image* is x, or dy of BACKWARD_DATA; the *pixel* is one element of its first sample: in the middle, but for
+    BACKWARD_FILTER in the last corner, which some elements of the filter never meet. The results are what the operation
+    writes. local: as the algorithm declares it.
+    nan_results, inf_results: results that are not finite where the pixel is NaN, or infinite.
+    largest: magnitude, a power of two, of the largest element of a random image up to which all results are finite.
+    outlier_error: largest error of a result that the pixel has no part in, where it is ``OUTLIER`` among ones.
+    keeps_subnormals: whether results of a random image of subnormals are right, rather than zero.
+    relative_error: L2, against float64, of random normal numbers.
+    """
+
+    algorithm: str
+    problem: ConvProblem
+    local: bool
+    nan_results: int
+    inf_results: int
+    largest: float
+    outlier_error: float
+    keeps_subnormals: bool
+    relative_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class NumericsBenchmark:
+    """Rows by operation and geometry, torch's own first in each."""
+
+    rows: tuple[Row, ...]
+    environment: Environment
+    date: datetime
+
+
+def benchmark_numerics(
+    operations: Sequence[Operation] = tuple(Operation),
+    dtype: str = "float32",
+    progress: Callable[[str, float], None] = lambda text, fraction: None,
+) -> NumericsBenchmark:
+    """A row for each algorithm of the CPU and operation that it computes in this dtype."""
+    wanted = [case for operation in operations for case in _cases(operation, dtype)]
+    rows = []
+    for done, (name, problem) in enumerate(wanted):
+        progress(f"{name}, {problem}", done / len(wanted))
+        rows.append(measure(name, problem))
+    return NumericsBenchmark(tuple(rows), current_environment(), datetime.now(UTC))
+
+
+def measure(name: str, problem: ConvProblem) -> Row:
+    """The algorithm of this name on ``SAMPLES`` samples of a problem that it supports."""
+    operands = random_operands(problem, SAMPLES)
+    run = partial(_run, name, problem)
+    return Row(
+        algorithm=name,
+        problem=problem,
+        local=algorithm(name).is_local(problem),
+        nan_results=_not_finite(run(with_pixel(problem, operands, nan))),
+        inf_results=_not_finite(run(with_pixel(problem, operands, inf))),
+        largest=_largest(problem, operands, run),
+        outlier_error=_outlier_error(problem, operands, run),
+        keeps_subnormals=_keeps_subnormals(problem, operands, run),
+        relative_error=relative_l2_error(run(operands), _exact(problem, operands)),
+    )
+
+
+def geometries(operation: Operation, dtype: str = "float32") -> tuple[ConvProblem, ...]:
+    """The first for most algorithms, the others for those that it is too small or its filter not right for."""
+    usual = ConvProblem(operation, c=8, h=16, w=16, k=8, r=3, s=3, padding=(1, 1), dtype=dtype)
+    return usual, replace(usual, r=5, s=5, padding=(2, 2)), replace(usual, h=40, w=40)
+
+
+def with_pixel(problem: ConvProblem, operands: Operands, value: float) -> Operands:
+    """The operands with this value as the pixel of the image."""
+    image = _image(problem, operands).clone()
+    _, _, height, width = image.shape
+    of_filter = problem.operation is Operation.BACKWARD_FILTER
+    row, column = (height - 1, width - 1) if of_filter else (height // 2, width // 2)
+    image[0, 0, row, column] = value
+    return _with_image(problem, operands, image)
+
+
+def dependent_results(problem: ConvProblem, operands: Operands) -> Tensor:
+    """Where the operands hold a number other than zero, whether it has a part in each result, by the definition."""
+    parts = Operands(*((tensor != 0).to(tensor.dtype) for tensor in (operands.x, operands.w, operands.y)))
+    return _exact(problem, parts) != 0
+
+
+def _cases(operation: Operation, dtype: str) -> Iterator[tuple[str, ConvProblem]]:
+    """Each algorithm on the first geometry that it supports, and torch's own on all that are used."""
+    rest = [candidate for candidate in algorithms() if candidate.name != NATIVE]
+    for problem in geometries(operation, dtype):
+        supporting = [candidate for candidate in rest if candidate.supports(problem) is None]
+        if supporting:
+            yield from ((name, problem) for name in (NATIVE, *(candidate.name for candidate in supporting)))
+        rest = [candidate for candidate in rest if candidate not in supporting]
+
+
+def _run(name: str, problem: ConvProblem, operands: Operands) -> Tensor:
+    configuration = Configuration((MicroConfig(name, SAMPLES),), time_s=0.0, workspace_bytes=0)
+    return run_whole(problem, configuration, operands)
+
+
+def _exact(problem: ConvProblem, operands: Operands) -> Tensor:
+    return reference(problem, operands.x, operands.w, operands.y)
+
+
+def _image(problem: ConvProblem, operands: Operands) -> Tensor:
+    return operands.y if problem.operation is Operation.BACKWARD_DATA else operands.x
+
+
+def _with_image(problem: ConvProblem, operands: Operands, image: Tensor) -> Operands:
+    if problem.operation is Operation.BACKWARD_DATA:
+        return replace(operands, y=image)
+    return replace(operands, x=image)
+
+
+def _not_finite(results: Tensor) -> int:
+    return int((~results.isfinite()).sum())
+
+
+def _largest(problem: ConvProblem, operands: Operands, run: Callable[[Operands], Tensor]) -> float:
+    image = _image(problem, operands)
+    unit = image / image.abs().max()
+    _, highest = frexp(torch.finfo(image.dtype).max)
+    magnitudes = (2.0**exponent for exponent in reversed(range(highest)))
+    scaled = ((magnitude, _with_image(problem, operands, unit * magnitude)) for magnitude in magnitudes)
+    return next(magnitude for magnitude, large in scaled if run(large).isfinite().all())
+
+
+def _outlier_error(problem: ConvProblem, operands: Operands, run: Callable[[Operands], Tensor]) -> float:
+    image = _image(problem, operands)
+    outlier = min(OUTLIER, torch.finfo(image.dtype).max / _OF_RANGE)
+    ones = with_pixel(problem, _with_image(problem, operands, torch.ones_like(image)), outlier)
+    alone = with_pixel(problem, _with_image(problem, operands, torch.zeros_like(image)), 1.0)
+    errors = (run(ones).double() - _exact(problem, ones)).abs()
+    return float(errors[~dependent_results(problem, alone)].max())
+
+
+def _keeps_subnormals(problem: ConvProblem, operands: Operands, run: Callable[[Operands], Tensor]) -> bool:
+    small = torch.finfo(torch_dtype(problem)).smallest_normal / _SMALL
+    tiny = _with_image(problem, operands, _image(problem, operands) * small)
+    return relative_l2_error(run(tiny), _exact(problem, tiny)) < 0.5  # of zeros it is 1

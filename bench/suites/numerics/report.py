@@ -1,0 +1,88 @@
+"""What differs from torch in the numbers, told: a table for people, CSV and JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from rich.table import Table
+
+from mucudnn.bench.report.records import Record, origin
+from mucudnn.bench.report.tables import new_table
+from mucudnn.bench.suites.numerics.benchmark import SAMPLES, NumericsBenchmark, Row
+from mucudnn.words.results import NATIVE
+
+
+def numerics_table(benchmark: NumericsBenchmark) -> Table:
+    """A line for each algorithm and geometry, a section for each geometry; cells have a value for each operation."""
+    columns = ("NaN spoils", "Inf spoils", "largest", "error beside outlier", "subnormals", "relative error", "strict")
+    operations = " / ".join(dict.fromkeys(row.problem.operation for row in benchmark.rows))
+    printed = new_table(f"beside torch's own (native): {operations}", ("algorithm", "filter, image"), columns)
+    for (name, geometry), rows in _by_line(benchmark).items():
+        if name == NATIVE:
+            printed.add_section()
+        printed.add_row(name, geometry, *_cells(rows))
+    return printed
+
+
+def in_words(benchmark: NumericsBenchmark) -> str:
+    """How it was computed, and what the columns are."""
+    problem = benchmark.rows[0].problem
+    return (
+        f"{SAMPLES} samples, {problem.c} channels to {problem.k}, stride 1, output as large as the image; "
+        f"{problem.dtype} {problem.memory_format}. The image is x, or dy of backward data.\n"
+        "spoils: results that one such pixel makes NaN or infinite (in the middle; backward filter: in the corner)\n"
+        "largest: largest element of an image, to a power of two, up to which all results are finite\n"
+        "error beside outlier: of results that have no part in a pixel of a million (float16: a thousand) among ones\n"
+        "subnormals: whether images of them have the right results, rather than zero\n"
+        "relative error: L2, against float64, of random normal numbers; strict: whether --strict allows it"
+    )
+
+
+def numerics_record(benchmark: NumericsBenchmark) -> Record:
+    """What ``mucudnn bench numerics --json`` writes."""
+    return {
+        **origin(benchmark.environment, benchmark.date),
+        "samples": SAMPLES,
+        "rows": [asdict(row) for row in benchmark.rows],
+    }
+
+
+def numerics_rows(benchmark: NumericsBenchmark) -> list[Record]:
+    """One for each row, for a CSV file, the problem's fields in columns of their own."""
+    return [_flat(row) for row in benchmark.rows]
+
+
+def _by_line(benchmark: NumericsBenchmark) -> dict[tuple[str, str], list[Row]]:
+    """(algorithm, geometry) -> the rows of its operations."""
+    lines: dict[tuple[str, str], list[Row]] = {}
+    for row in benchmark.rows:
+        problem = row.problem
+        geometry = f"{problem.r}×{problem.s}, {problem.h}×{problem.w}"
+        lines.setdefault((row.algorithm, geometry), []).append(row)
+    return lines
+
+
+def _cells(rows: Sequence[Row]) -> Iterator[str]:
+    columns = (
+        (f"{row.nan_results:,}" for row in rows),
+        (f"{row.inf_results:,}" for row in rows),
+        (f"{row.largest:.0e}" for row in rows),
+        (f"{row.outlier_error:.0e}" for row in rows),
+        ("kept" if row.keeps_subnormals else "lost" for row in rows),
+        (f"{row.relative_error:.0e}" for row in rows),
+        ("yes" if row.local else "no" for row in rows),
+    )
+    return (_joined([*column]) for column in columns)
+
+
+def _joined(values: Sequence[str]) -> str:
+    """Once, if they are all the same."""
+    return values[0] if len({*values}) == 1 else " / ".join(values)
+
+
+def _flat(row: Row) -> Record:
+    record = asdict(row)
+    of_problem = record.pop("problem")
+    pairs = {name: "x".join(map(str, value)) for name, value in of_problem.items() if isinstance(value, tuple)}
+    return {"algorithm": record.pop("algorithm"), **of_problem, **pairs, **record}

@@ -1,0 +1,4 @@
+"""Measures what a call costs beside its arithmetic.
+
+The operators themselves live in ``mucudnn/running``.
+"""

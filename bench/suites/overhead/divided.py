@@ -1,0 +1,166 @@
+"""``python -m mucudnn.bench.suites.overhead.divided``: what a divided call costs beyond the steps of its micro-batches.
+
+A call of eight equal micro-batches is timed against the same eight steps of the algorithm alone, on the same slices:
+both several times in a row in a CUDA graph, so that nothing but the device is timed, and called from Python. What the
+call has beyond the steps is the workspace, what is opened and closed once, and the bookkeeping of Python. A step of
+BACKWARD_FILTER has the addition of its dw to the sum. Not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+import torch
+
+from mucudnn.bench.measure.operands import Operands, random_operands
+from mucudnn.bench.measure.synchronized_clock import wall_clock
+from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
+from mucudnn.bench.report.records import Record, origin
+from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.registry import algorithm, sources
+from mucudnn.running.environment import current_environment
+from mucudnn.running.execution import run
+from mucudnn.terminal.command_files import OutputFile
+from mucudnn.terminal.console import ModuleCommand, output
+from mucudnn.terminal.whole_files import write_json
+from mucudnn.words.errors import UnavailableError
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration, MicroConfig
+
+MICRO_BATCHES = 8
+COPIES = 10  # in a row in one graph, so that starting the graph weighs little
+ROUNDS = 31
+_GEOMETRY = ConvProblem(Operation.FORWARD, 64, 28, 28, 64, 3, 3, padding=(1, 1))
+MICRO_BATCH_SIZES = {"cuda": {"small": 1, "large": 64}, "cpu": {"small": 1, "large": 2}}
+_ON_CPU = "gemm"
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """One problem, divided. ``in_graph``: replayed from a CUDA graph instead of called from Python.
+
+    call_s, steps_s: seconds of one call of all micro-batches, and of their steps alone: medians over the rounds.
+    """
+
+    size: str
+    operation: Operation
+    algorithm: str
+    micro_batch_size: int
+    in_graph: bool
+    call_s: float
+    steps_s: float
+
+    @property
+    def per_micro_batch_s(self) -> float:
+        return (self.call_s - self.steps_s) / MICRO_BATCHES
+
+
+def measure_overheads(device: str, rounds: int = ROUNDS, clock: Clock | None = None) -> Iterator[Overhead]:
+    """Every operation of a small and a large problem, each as soon as it is measured; in graphs only on CUDA.
+
+    clock: ``None``: a wall clock. Raises ``UnavailableError`` for a device that is not there.
+    """
+    current_environment(device)  # which says what is missing
+    clock = clock or wall_clock(device)
+    for size, n in MICRO_BATCH_SIZES[device].items():
+        for operation in Operation:
+            problem = _GEOMETRY.with_operation(operation)
+            chosen = _algorithm(problem, n, device)
+            for in_graph in (False, True) if device == "cuda" else (False,):
+                call_s, steps_s = _times(problem, chosen, n, device, in_graph, rounds, clock)
+                yield Overhead(size, operation, chosen.name, n, in_graph, call_s, steps_s)
+
+
+def _algorithm(problem: ConvProblem, n: int, device: str) -> Algorithm:
+    """On CUDA the first that cuDNN offers."""
+    if device == "cpu":
+        return algorithm(_ON_CPU)
+    offered = [engine for source in sources(device) for engine in source.offered(problem, [n])]
+    if not offered:
+        raise UnavailableError(f"cuDNN offers nothing for {n} sample(s) of {problem} that torch's settings allow")
+    return offered[0]
+
+
+def _times(
+    problem: ConvProblem, chosen: Algorithm, n: int, device: str, in_graph: bool, rounds: int, clock: Clock
+) -> tuple[float, float]:
+    """Seconds of a call and of its steps, in turns."""
+    operands = random_operands(problem, n * MICRO_BATCHES, device)
+    works = _call(problem, chosen, n, operands), _steps(problem, chosen, n, operands)
+    repeated = [_captured(work) if in_graph else work for work in works]
+    timers = [Timer(work, clock, EVERY_ROUND) for work in repeated]
+    for _ in range(rounds):
+        for timer in timers:
+            timer.sample()
+            if timer.error is not None:
+                raise timer.error
+    call, steps = (timer.median_s / (COPIES if in_graph else 1) for timer in timers)
+    return call, steps
+
+
+def _call(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -> Callable[[], None]:
+    """The divided call, as a configuration runs it."""
+    configuration = Configuration((MicroConfig(chosen.name, n),) * MICRO_BATCHES, time_s=0.0, workspace_bytes=0)
+    return lambda: run(problem, configuration, operands.x, operands.w, operands.y)
+
+
+def _steps(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -> Callable[[], None]:
+    """The steps alone, opened beforehand."""
+    needed = chosen.workspace(problem, n)
+    prepared, scratch = (
+        torch.empty(size, dtype=torch.uint8, device=operands.x.device)
+        for size in (needed.prepared_bytes, needed.scratch_bytes)
+    )
+    chosen.open(problem, operands.w, prepared)
+
+    def steps() -> None:
+        for x, y in operands.slices(n):
+            chosen.step(problem, x, operands.w, y, None, prepared, scratch)
+
+    return steps
+
+
+def _captured(work: Callable[[], None]) -> Callable[[], None]:
+    """``COPIES`` of it in a CUDA graph: a call replays them. It is run once before, to build what is kept."""
+    work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(COPIES):
+            work()
+    return graph.replay
+
+
+def overhead_record(overheads: list[Overhead], device: str) -> Record:
+    """What ``--json`` writes."""
+    rows = [{**asdict(each), "per_micro_batch_s": each.per_micro_batch_s} for each in overheads]
+    return {
+        **origin(current_environment(device), datetime.now(UTC)),
+        "micro_batches": MICRO_BATCHES,
+        "overheads": rows,
+    }
+
+
+@click.command(cls=ModuleCommand)
+@click.option("--device", type=click.Choice(list(MICRO_BATCH_SIZES)), default="cpu", show_default=True)
+@click.option("--rounds", type=click.IntRange(min=1), default=ROUNDS, show_default=True, help="Samples of each.")
+@click.option("--json", "json_file", type=OutputFile(), help="Write them here, too.")
+def main(device: str, rounds: int, json_file: Path | None) -> None:
+    """What a divided call costs for each of its eight micro-batches, beyond their steps."""
+    console, done = output(), list[Overhead]()
+    for each in measure_overheads(device, rounds):
+        done.append(each)
+        how = "in a CUDA graph" if each.in_graph else "called from Python"
+        console.print(
+            f"{each.size} {each.operation}, {each.algorithm}, {MICRO_BATCHES} x {each.micro_batch_size}, {how}: "
+            f"{each.per_micro_batch_s * 1e6:+.2f} us a micro-batch over {each.steps_s / MICRO_BATCHES * 1e6:.1f} us"
+        )
+        if json_file is not None:
+            write_json(json_file, overhead_record(done, device))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""How long the solvers take, on made-up measurements.
+
+The fronts of every batch size at once, with setup costs and prepared bytes, and the division of one budget over the
+problems of a network. Each time stands beside its bar.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from statistics import median
+
+from mucudnn.running.environment import Environment, current_environment
+from mucudnn.solver import desirable_sets, solve_wd
+from mucudnn.solver.knapsack import programs
+from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.units import format_seconds
+
+ROUNDS = 5
+ALGORITHMS = 8
+BUDGETS = (0.02, 0.1, 0.3, 0.6)  # of the way from the smallest feasible budget to the largest that changes anything
+
+Options = dict[str, list[Configuration]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The median and the slowest of the rounds, and the bar for the median. Seconds."""
+
+    what: str
+    median_s: float
+    slowest_s: float
+    bar_s: float
+
+    def __str__(self) -> str:
+        times = f"{format_seconds(self.median_s)}, slowest {format_seconds(self.slowest_s)}"
+        return f"{self.what}: {times} (bar {format_seconds(self.bar_s)})"
+
+
+@dataclass(frozen=True, slots=True)
+class SolverBenchmark:
+    """Printable. ``program``: what solves divisions that the search alone does not get through."""
+
+    rows: tuple[Row, ...]
+    program: str
+    environment: Environment
+    date: datetime
+
+    def __str__(self) -> str:
+        return "\n".join((*map(str, self.rows), f"{self.environment}, {self.program}"))
+
+
+def benchmark_solvers() -> SolverBenchmark:
+    """All rows; a first call of each solver is not counted, since it loads what it needs."""
+    rows = (
+        front_row(256, bar_s=0.1),
+        front_row(1024, bar_s=1.0),
+        division_row(159, 20, bar_s=0.3),
+        division_row(480, 40, bar_s=3.0),
+    )
+    return SolverBenchmark(rows, programs()[0], current_environment(), datetime.now(UTC))
+
+
+def front_row(batch_size: int, bar_s: float) -> Row:
+    measurements = made_up_measurements(batch_size)
+    what = f"front of every batch size, N={batch_size}, all sizes, {ALGORITHMS} algorithms"
+    times = [_seconds(partial(desirable_sets, measurements, batch_size)) for _ in range(ROUNDS + 1)]
+    return Row(what, median(times[1:]), max(times[1:]), bar_s)
+
+
+def division_row(problems: int, configurations: int, bar_s: float) -> Row:
+    """The rounds are different networks, each with every budget."""
+    solve_wd(made_up_options(problems, configurations, seed=0), 2**30)
+    times = []
+    for seed in range(1, ROUNDS + 1):
+        options = made_up_options(problems, configurations, seed)
+        times += [_seconds(partial(solve_wd, options, budget)) for budget in budgets(options)]
+    return Row(f"WD, {problems} problems x {configurations} options", median(times), max(times), bar_s)
+
+
+def made_up_measurements(batch_size: int) -> list[Measurement]:
+    """Algorithms that are the faster, the more setup, prepared bytes and scratch they need; steps are nearly linear."""
+    source = random.Random(0)
+    rows = []
+    for number in range(ALGORITHMS):
+        setup_s, prepared = number * 1e-4 * source.random(), number * 2**16
+        for size in range(1, batch_size + 1):
+            step_s = 2e-5 + size * 1e-4 / (1 + number) * source.uniform(0.9, 1.1)
+            rows.append(
+                Measurement(MicroConfig(f"a{number}", size), setup_s, step_s, prepared, number * size * 2**14, 0.0)
+            )
+    return rows
+
+
+def made_up_options(problems: int, configurations: int, seed: int) -> Options:
+    """Problems of very different sizes, in each of which more workspace mostly helps, and helps less and less."""
+    source = random.Random(seed)
+    options: Options = {}
+    for problem in range(problems):
+        time_s, workspace = source.uniform(1e-3, 1e-1), 2.0 ** source.uniform(16, 27)
+        shares = [source.random() for _ in range(configurations)]
+        options[f"problem {problem}"] = [
+            Configuration(
+                (MicroConfig(f"a{number}", 1),),
+                time_s * (0.2 + 0.8 * (1 - share) ** 2 * source.uniform(0.9, 1.1)),
+                int(workspace * share * source.uniform(0.9, 1.1)),
+            )
+            for number, share in enumerate(shares)
+        ]
+    return options
+
+
+def budgets(options: Options) -> list[int]:
+    """Bytes, from tight to ample."""
+    workspaces = [[c.workspace_bytes for c in configurations] for configurations in options.values()]
+    least, most = sum(map(min, workspaces)), sum(map(max, workspaces))
+    return [least + int(share * (most - least)) for share in BUDGETS]
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

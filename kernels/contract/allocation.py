@@ -1,0 +1,103 @@
+"""How many bytes torch allocates by itself: what an algorithm cannot be handed, it must at least declare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import torch
+from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+
+from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, Algorithm
+from mucudnn.kernels.contract.buffers import empty_activation
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.torch_settings import Numerics
+
+_counted: dict[tuple[str, int, ConvProblem, int, Hashable], int] = {}
+
+
+def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu") -> int:
+    """Largest sum of live bytes that ``function`` newly takes from torch's allocator, its result included.
+
+    On the CPU the allocations of the calling thread are counted, oneDNN's scratchpads and reorders among them: they go
+    through the same allocator. The counter is torch's own event record, in the order of the events; the recorder of
+    ``torch.profiler`` sees the same bytes, but writes lines to the standard error each time, and costs 40 times more.
+
+    On CUDA all allocations on the current device are counted, in blocks of the caching allocator (multiples of 512
+    bytes). What a first call allocates and keeps is among them, such as the workspace of a cuBLAS handle: where that is
+    not meant, call ``function`` once before. Raises what ``function`` raises, among that ``torch.OutOfMemoryError``.
+    """
+    if device_type == "cuda":
+        return _cuda_peak_allocated_bytes(function)
+    memory_only = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+    _enable_profiler_legacy(memory_only)
+    try:
+        function()
+    finally:
+        threads = _disable_profiler_legacy()
+    live = peak = 0
+    for event in (event for thread in threads for event in thread):
+        if str(event.kind()) == "memory_alloc":
+            live += event.cpu_memory_usage()
+            peak = max(peak, live)
+    return int(peak)
+
+
+def _cuda_peak_allocated_bytes(function: Callable[[], object]) -> int:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    function()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def counted_internal_bytes(
+    algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, device_type: str = "cpu"
+) -> int:
+    """What torch allocates inside one ``open, step, close`` of this algorithm, counted by running it.
+
+    On the CPU the answer is kept per thread count: libraries take scratch for each thread. It is the same on the first
+    run, in which oneDNN creates its primitives, and on later ones. On CUDA it is that of a second run, kept per device
+    and per the settings by which torch chooses among cuDNN's engines.
+    """
+    key = (algorithm.name, algorithm.version, problem, micro_batch_size, _depends_on(device_type))
+    if key not in _counted:
+        _counted[key] = _count(algorithm, problem, micro_batch_size, device_type)
+    return _counted[key]
+
+
+def _depends_on(device_type: str) -> Hashable:
+    if device_type == "cuda":
+        return device_type, torch.cuda.current_device(), Numerics.of_torch()
+    return device_type, torch.get_num_threads()
+
+
+def _count(algorithm: Algorithm, problem: ConvProblem, n: int, device_type: str) -> int:
+    workspace = algorithm.workspace(problem, n)
+    prepared, scratch = (
+        aligned_buffer(size, device_type) for size in (workspace.prepared_bytes, workspace.scratch_bytes)
+    )
+    x, w, y = (
+        empty_activation(problem, shape, device_type).zero_()
+        for shape in (problem.x_shape(n), problem.w_shape(), problem.y_shape(n))
+    )
+    # With a bias, to be on the safe side: oneDNN pads it to whole blocks of channels.
+    bias = w.new_zeros(problem.k) if problem.operation is Operation.FORWARD else None
+
+    @torch.no_grad()
+    def run() -> None:
+        algorithm.open(problem, w, prepared)
+        algorithm.step(problem, x, w, y, bias, prepared, scratch)
+        algorithm.close(problem, w, prepared)
+
+    if device_type == "cuda":
+        run()  # allocates what stays (workspaces of cuBLAS handles, plans), and chooses among cuDNN's engines
+    return peak_allocated_bytes(run, device_type)
+
+
+def aligned_buffer(size_bytes: int, device_type: str = "cpu") -> torch.Tensor:
+    """Uninitialised 1-D uint8 tensor of exactly this size that starts on an ``ALIGNMENT_BYTES`` boundary."""
+    raw = torch.empty(size_bytes + ALIGNMENT_BYTES, dtype=torch.uint8, device=device_type)
+    start = -raw.data_ptr() % ALIGNMENT_BYTES
+    return raw[start : start + size_bytes]

@@ -1,0 +1,65 @@
+"""Typed views into handed-in workspace buffers, and tensors in a problem's memory format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES
+from mucudnn.words.problem import ConvProblem, MemoryFormat
+
+TORCH_FORMATS = {
+    MemoryFormat.CONTIGUOUS: torch.contiguous_format,
+    MemoryFormat.CHANNELS_LAST: torch.channels_last,
+}
+
+
+class Part(NamedTuple):
+    """One array in a buffer: contiguous, starting on an ``ALIGNMENT_BYTES`` boundary."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def carved_bytes(parts: Sequence[Part]) -> int:
+    """Size of the smallest buffer that ``carve`` can cut into these parts."""
+    *before, last = parts or (Part((0,), torch.uint8),)
+    return sum(_aligned(part.size_bytes) for part in before) + last.size_bytes
+
+
+def carve(buffer: Tensor, parts: Sequence[Part]) -> list[Tensor]:
+    """Views of consecutive parts of ``buffer`` (1-D uint8, aligned)."""
+    views = []
+    start = 0
+    for part in parts:
+        views.append(buffer[start : start + part.size_bytes].view(part.dtype).view(part.shape))
+        start += _aligned(part.size_bytes)
+    return views
+
+
+def torch_dtype(problem: ConvProblem) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, problem.dtype)
+    return dtype
+
+
+def compute_dtype(problem: ConvProblem) -> torch.dtype:
+    """The problem's, or float32 where that has less."""
+    return torch.promote_types(torch_dtype(problem), torch.float32)
+
+
+def empty_activation(problem: ConvProblem, shape: tuple[int, int, int, int], device_type: str = "cpu") -> Tensor:
+    """Uninitialised tensor in the problem's dtype and memory format; shape: (N, C, H, W)."""
+    memory_format = TORCH_FORMATS[problem.memory_format]
+    return torch.empty(shape, dtype=torch_dtype(problem), device=device_type, memory_format=memory_format)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

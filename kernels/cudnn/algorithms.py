@@ -1,0 +1,295 @@
+"""cuDNN's engine configurations as algorithms: which there are depends on the problem and on the micro-batch size.
+
+The engines write a micro-batch's dw anew. It is written into scratch and added to the sum, which is kept in float32
+where the problem's dtype has less. In float32 and float64 cuDNN can also add to the sum itself (beta = 1): so each
+engine configuration is offered a second time, ``in-place``, and is proven or barred on the device like any other.
+
+Nothing here replaces an engine that fails. While measuring, a failure belongs to the engine; while running,
+``mucudnn/running/fallback.py`` finds another.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, torch_dtype
+from mucudnn.kernels.cudnn.barred import why_barred
+from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
+from mucudnn.kernels.cudnn.library import CudnnError
+from mucudnn.words.errors import UnavailableError
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.torch_settings import Numerics
+
+SOURCE_NAME = "cudnn"  # with a colon after it, the prefix of the names of all engine configurations
+_IN_PLACE = " in-place"
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is executed: ``result = operation + beta * result`` on a micro-batch, by one engine configuration."""
+
+    config: EngineConfig
+    problem: ConvProblem
+    micro_batch_size: int
+    beta: float = 0.0
+    _hash: int = field(init=False, repr=False, compare=False)  # kept, since plans are looked up in every step
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.config, self.problem, self.micro_batch_size, self.beta)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class Pointers(NamedTuple):
+    """Addresses on the device of the three tensors of a micro-batch, dense in the problem's memory format."""
+
+    x: int
+    w: int
+    y: int
+
+
+class EngineError(CudnnError):
+    """An engine that was chosen cannot be planned, built or executed: in cuDNN's words. ``plan``: which it is."""
+
+    def __init__(self, plan: Plan, error: CudnnError) -> None:
+        super().__init__(*error.parts)
+        self.plan, self._error = plan, error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return EngineError, (self.plan, self._error)
+
+
+class CapturingError(UnavailableError):
+    """Something would have to be built first, and while a CUDA graph is captured nothing can be."""
+
+
+class Backend(Protocol):
+    """What executes plans: cuDNN on the current CUDA device. Tests put another in its place."""
+
+    @property
+    def version(self) -> int:
+        """``cudnnGetVersion``: 91900. What an engine's number and knobs mean is fixed only within a version."""
+
+    def offered(self, problem: ConvProblem, micro_batch_size: int) -> Sequence[Engine]:
+        """Those proposed for micro-batches of this size, best first; none where cuDNN cannot compute the problem."""
+
+    def engine(self, plan: Plan) -> Engine:
+        """The plan's engine, with its exact workspace. Raises ``CudnnError`` where it cannot execute such a plan."""
+
+    def build(self, plan: Plan) -> None:
+        """All that this thread needs before it can execute the plan. Raises ``CudnnError`` where it cannot be built."""
+
+    def building_for_a_while(self) -> AbstractContextManager[object]:
+        """Plans that this thread builds inside for the current device are given back at the end, but not on errors."""
+
+    def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
+        """Start the plan on a CUDA stream. workspace: address of as many bytes as the plan's engine needs.
+
+        Raises ``CudnnError`` where cuDNN refuses, ``CapturingError`` where the plan has to be built first and cannot.
+        """
+
+
+class _Step(NamedTuple):
+    """What a step on one micro-batch size needs to know. scratch: cuDNN's workspace, then dw of the micro-batch."""
+
+    plan: Plan
+    scratch: list[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class CudnnEngine:
+    """One engine configuration, on the CUDA device that is current when it is first asked about a problem.
+
+    deterministic, local: false also where it is not known, as for a name out of a database. adds_in_place: cuDNN adds
+    dw to the sum itself, where that is in float32 or float64.
+
+    Where cuDNN refuses, the methods raise ``EngineError``.
+    """
+
+    config: EngineConfig
+    backend: Backend
+    deterministic: bool = field(default=False, compare=False)
+    local: bool = field(default=False, compare=False)
+    adds_in_place: bool = False
+    _steps: dict[tuple[ConvProblem, int], _Step] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def named(cls, name: str, backend: Backend) -> Self:
+        """``cudnn:67 k2=5`` or ``cudnn:67 k2=5 in-place``. Raises ``InvalidInputError`` for what is no such name."""
+        plain = name.removesuffix(_IN_PLACE)
+        return cls(EngineConfig.named(plain), backend, adds_in_place=plain != name)
+
+    @property
+    def name(self) -> str:
+        return self.config.name + (_IN_PLACE if self.adds_in_place else "")
+
+    @property
+    def version(self) -> int:
+        return self.backend.version
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        return None  # it depends on the micro-batch size
+
+    def is_local(self, problem: ConvProblem) -> bool:
+        return self.local
+
+    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
+        """The reason is the size of x or y, of more than 2^31 - 1 elements, or that cuDNN does not offer or plan it."""
+        if micro_batch_size > problem.countable_samples():
+            return f"x or y of {micro_batch_size} sample(s) has more than 2^31 - 1 elements; smaller micro-batches fit"
+        try:
+            if all(engine.config != self.config for engine in self.backend.offered(problem, micro_batch_size)):
+                return f"cuDNN does not offer this engine configuration for {micro_batch_size} sample(s)"
+            self._step(problem, micro_batch_size)
+        except CudnnError as error:
+            return str(error)
+        return None
+
+    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
+        scratch = self._step(problem, micro_batch_size).scratch
+        return Workspace(carved_bytes(_accumulator_parts(problem)), carved_bytes(scratch))
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return 0
+
+    def plan(self, problem: ConvProblem, micro_batch_size: int) -> Plan:
+        """What a step on a micro-batch of this size executes."""
+        adds = problem.operation is Operation.BACKWARD_FILTER and not self._has_temporary(problem)
+        return Plan(self.config, problem, micro_batch_size, 1.0 if adds else 0.0)
+
+    def build(self, problem: ConvProblem, micro_batch_size: int) -> None:
+        """Prepare for steps on this size, so that they only execute: in a CUDA graph nothing else is allowed."""
+        _asked(self.backend.build, self._step(problem, micro_batch_size).plan)
+
+    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        for accumulator in _filters(problem, carve(prepared, _accumulator_parts(problem))):
+            accumulator.zero_()
+
+    def step(
+        self,
+        problem: ConvProblem,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        plan, parts = self._step(problem, x.shape[0])
+        temporaries = carve(scratch, parts)[1:] if len(parts) > 1 else []
+        written = next(iter(_filters(problem, temporaries)), w)
+        pointers = Pointers(x.data_ptr(), written.data_ptr(), y.data_ptr())
+        try:  # as in _asked, which would cost as much again
+            self.backend.execute(plan, pointers, scratch.data_ptr(), _current_stream(x))
+        except CudnnError as error:
+            raise EngineError(plan, error) from error
+        if bias is not None:
+            y.add_(bias.view(-1, 1, 1))
+        if written is not w:
+            accumulators = _filters(problem, carve(prepared, _accumulator_parts(problem)))
+            next(iter(accumulators), w).add_(written)
+
+    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        for accumulator in _filters(problem, carve(prepared, _accumulator_parts(problem))):
+            w.add_(accumulator)
+
+    def _step(self, problem: ConvProblem, n: int) -> _Step:
+        step = self._steps.get((problem, n))
+        if step is None:
+            plan = self.plan(problem, n)
+            parts = [Part((_asked(self.backend.engine, plan).workspace_bytes,), torch.uint8)]
+            if self._has_temporary(problem):
+                parts.append(_filter_part(problem, torch_dtype(problem)))
+            step = self._steps[problem, n] = _Step(plan, parts)
+        return step
+
+    def _has_temporary(self, problem: ConvProblem) -> bool:
+        of_filter = problem.operation is Operation.BACKWARD_FILTER
+        return of_filter and not (self.adds_in_place and problem.item_bytes >= 4)
+
+
+@dataclass(frozen=True, slots=True)
+class CudnnEngines:
+    """All engine configurations that cuDNN offers for a problem, and that torch's settings allow.
+
+    Only for micro-batches whose x and y have at most 2^31 - 1 elements. Of BACKWARD_FILTER each is there twice. Where
+    cuDNN fails to list them there is a warning, and none of that size: other sizes and algorithms are measured.
+    """
+
+    backend: Backend
+    name: str = SOURCE_NAME
+
+    def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> list[CudnnEngine]:
+        """Those that are offered for any of the sizes, in the order of the largest for which they are; deterministic
+        and local if they are so for all.
+        """
+        numerics = Numerics.of_torch()
+        found: dict[EngineConfig, list[Engine]] = {}
+        for n in sorted(micro_batch_sizes, reverse=True):
+            for engine in () if n > problem.countable_samples() else self._listed(problem, n):
+                if why_barred(numerics, engine, problem.dtype) is None:
+                    found.setdefault(engine.config, []).append(engine)
+        in_place = problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes >= 4
+        return [
+            CudnnEngine(
+                config,
+                self.backend,
+                deterministic=all(engine.deterministic for engine in engines),
+                local=all(engine.local for engine in engines),
+                adds_in_place=adds_in_place,
+            )
+            for config, engines in found.items()
+            for adds_in_place in ((False, True) if in_place else (False,))
+        ]
+
+    def measuring(self) -> AbstractContextManager[object]:
+        return self.backend.building_for_a_while()
+
+    def _listed(self, problem: ConvProblem, n: int) -> Sequence[Engine]:
+        try:
+            return self.backend.offered(problem, n)
+        except CudnnError as error:
+            text = f"cuDNN lists no engines for {n} sample(s) of {problem}: {error}; none is measured there"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            return ()
+
+
+def _asked(question: Callable[[Plan], _Answer], plan: Plan) -> _Answer:
+    try:
+        return question(plan)
+    except CudnnError as error:
+        raise EngineError(plan, error) from error
+
+
+def _current_stream(x: Tensor) -> int:
+    """Torch's, of x's device; 0 on the CPU, where tests execute. ``torch.cuda.current_stream`` makes objects."""
+    return int(torch._C._cuda_getCurrentRawStream(x.get_device())) if x.is_cuda else 0
+
+
+def _accumulator_parts(problem: ConvProblem) -> list[Part]:
+    """The sum of dw over micro-batches, where the problem's dtype is not exact enough to hold it."""
+    needed = problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes < 4
+    return [_filter_part(problem, torch.float32)] if needed else []
+
+
+def _filter_part(problem: ConvProblem, dtype: torch.dtype) -> Part:
+    """A filter as it lies in memory."""
+    k, c, r, s = problem.w_shape()
+    return Part((k, r, s, c) if problem.memory_format is MemoryFormat.CHANNELS_LAST else (k, c, r, s), dtype)
+
+
+def _filters(problem: ConvProblem, stored: Sequence[Tensor]) -> list[Tensor]:
+    """As (K, C // groups, R, S)."""
+    turned = problem.memory_format is MemoryFormat.CHANNELS_LAST
+    return [filter_.permute(0, 3, 1, 2) if turned else filter_ for filter_ in stored]

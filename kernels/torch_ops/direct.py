@@ -1,0 +1,244 @@
+"""Direct convolution: one matrix product for each filter tap on a shifted view of the image; no im2col buffer.
+
+The padded image is stored by *phase*: with stride (2, 2), pixels with even and odd rows and columns apart. In one phase
+all outputs of a tap (r, s) read pixels that are one constant distance away, so that a whole micro-batch, laid out as
+a matrix X (pixels, C), meets Y (pixels, K) in products of plain row ranges:
+
+    forward Y += X[d:] W[r, s]^T        backward data X[d:] += Y W[r, s]        backward filter W[r, s] += Y^T X[d:]
+
+Y gets the row length of X; the few columns (and last rows) that hold no output are dropped, or zero. The workspace is
+one copy of x and y, whatever the filter's size is. The sums run over taps in float32 at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+from torch import Tensor
+
+from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.allocation import counted_internal_bytes
+from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, compute_dtype, torch_dtype
+from mucudnn.words.problem import ConvProblem, Operation, Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """Filter element (r, s): which phase it reads, and how many rows of the matrix away."""
+
+    index: int
+    phase: int
+    distance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """The phases that the taps of a problem read. ``height`` and ``width`` are those of one phase."""
+
+    problem: ConvProblem
+    height: int
+    width: int
+    offsets: tuple[Pair, ...]  # of each phase's first pixel in the padded image
+    taps: tuple[Tap, ...]
+
+    @property
+    def tail(self) -> int:
+        """Rows of zeros behind the matrix X, so that every tap finds as many rows as Y has."""
+        return max(tap.distance for tap in self.taps)
+
+    def pixels(self, phase: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
+        """(rows, columns) in the phase, and (rows, columns) in the unpadded image, of the pixels that both have."""
+        problem, offset = self.problem, self.offsets[phase]
+        rows = _meet(problem.h, self.height, problem.stride[0], offset[0] - problem.padding[0])
+        columns = _meet(problem.w, self.width, problem.stride[1], offset[1] - problem.padding[1])
+        return (rows[0], columns[0]), (rows[1], columns[1])
+
+
+@cache
+def phases(problem: ConvProblem) -> Phases:
+    """See ``Phases``."""
+    height = -(-(problem.h + 2 * problem.padding[0]) // problem.stride[0])
+    width = -(-(problem.w + 2 * problem.padding[1]) // problem.stride[1])
+    reads = []
+    for r, s in product(range(problem.r), range(problem.s)):
+        down, row = divmod(r * problem.dilation[0], problem.stride[0])
+        right, column = divmod(s * problem.dilation[1], problem.stride[1])
+        reads.append(((row, column), down * width + right))
+    offsets = tuple(dict.fromkeys(offset for offset, _ in reads))
+    taps = tuple(Tap(i, offsets.index(offset), distance) for i, (offset, distance) in enumerate(reads))
+    return Phases(problem, height, width, offsets, taps)
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """See the module's docstring. Supports everything; half precision is computed in float32."""
+
+    name: str = "direct"
+    device_type: str = "cpu"
+    version: int = 1
+    deterministic: bool = True
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        return None
+
+    def is_local(self, problem: ConvProblem) -> bool:
+        """In BACKWARD_FILTER the rows of Y that hold no output, which are zero, meet pixels of X."""
+        return problem.operation is not Operation.BACKWARD_FILTER
+
+    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
+        return None
+
+    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
+        scratch = _scratch_parts(phases(problem), micro_batch_size)
+        return Workspace(carved_bytes(_prepared_parts(problem)), carved_bytes(scratch))
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        if self.device_type == "cpu":
+            return 0
+        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)  # what cuBLAS may need
+
+    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        matrices = carve(prepared, _prepared_parts(problem))[0]
+        if problem.operation is Operation.BACKWARD_FILTER:
+            matrices.zero_()
+        else:
+            matrices.copy_(_by_tap(problem, w))
+
+    def step(
+        self,
+        problem: ConvProblem,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        layout = phases(problem)
+        x_matrix, y_matrix = carve(scratch, _scratch_parts(layout, len(x)))
+        w_matrix = carve(prepared, _prepared_parts(problem))[0]
+        match problem.operation:
+            case Operation.FORWARD:
+                _load_x(layout, x, x_matrix)
+                _fill(y_matrix, bias)
+                _multiply(layout, x_matrix, w_matrix, y_matrix)
+                _grouped(layout, y).copy_(_y_pixels(layout, y_matrix))
+            case Operation.BACKWARD_DATA:
+                x_matrix.zero_()
+                _load_y(layout, y, y_matrix)
+                _multiply(layout, x_matrix, w_matrix, y_matrix)
+                _store_x(layout, x_matrix, x)
+            case Operation.BACKWARD_FILTER:
+                _load_x(layout, x, x_matrix)
+                _load_y(layout, y, y_matrix)
+                _multiply(layout, x_matrix, w_matrix, y_matrix)
+
+    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        if problem.operation is not Operation.BACKWARD_FILTER:
+            return
+        matrices, *staging = carve(prepared, _prepared_parts(problem))
+        taps = _by_tap(problem, w)
+        if staging:
+            taps.copy_(staging[0].copy_(taps).add_(matrices))
+        else:
+            taps.add_(matrices)
+
+
+def _prepared_parts(problem: ConvProblem) -> list[Part]:
+    """(R * S, groups, K // groups, C // groups); a second one to add it to a dw of half precision."""
+    dtype = compute_dtype(problem)
+    k, c = problem.k // problem.groups, problem.c // problem.groups
+    part = Part((problem.r * problem.s, problem.groups, k, c), dtype)
+    staged = problem.operation is Operation.BACKWARD_FILTER and dtype != torch_dtype(problem)
+    return [part, part] if staged else [part]
+
+
+def _scratch_parts(layout: Phases, n: int) -> list[Part]:
+    """X (phases, groups, rows + tail, C // groups) and Y (groups, rows, K // groups)."""
+    problem = layout.problem
+    dtype = compute_dtype(problem)
+    rows, groups = n * layout.height * layout.width, problem.groups
+    x = Part((len(layout.offsets), groups, rows + layout.tail, problem.c // groups), dtype)
+    return [x, Part((groups, rows, problem.k // groups), dtype)]
+
+
+def _multiply(layout: Phases, x: Tensor, w: Tensor, y: Tensor) -> None:
+    """Add the product of two of the matrices to the third, tap by tap."""
+    for tap in layout.taps:
+        x_tap, w_tap = x[tap.phase, :, tap.distance : tap.distance + y.shape[1]], w[tap.index]
+        left, right, out = {
+            Operation.FORWARD: (x_tap, w_tap.transpose(1, 2), y),
+            Operation.BACKWARD_DATA: (y, w_tap, x_tap),
+            Operation.BACKWARD_FILTER: (y.transpose(1, 2), x_tap, w_tap),
+        }[layout.problem.operation]
+        out.baddbmm_(left, right)
+
+
+def _by_tap(problem: ConvProblem, w: Tensor) -> Tensor:
+    """w as (R * S, groups, K // groups, C // groups), a view."""
+    return w.view(problem.groups, -1, w.shape[1], problem.r * problem.s).permute(3, 0, 1, 2)
+
+
+def _fill(y: Tensor, bias: Tensor | None) -> None:
+    if bias is None:
+        y.zero_()
+    else:
+        y.copy_(bias.view(y.shape[0], 1, y.shape[2]))
+
+
+def _load_x(layout: Phases, x: Tensor, matrix: Tensor) -> None:
+    matrix.zero_()
+    for pixels, image_pixels in _x_pixels(layout, matrix, x):
+        pixels.copy_(image_pixels)
+
+
+def _store_x(layout: Phases, matrix: Tensor, x: Tensor) -> None:
+    x.zero_()  # a stride can step over pixels
+    for pixels, image_pixels in _x_pixels(layout, matrix, x):
+        image_pixels.copy_(pixels)
+
+
+def _load_y(layout: Phases, y: Tensor, matrix: Tensor) -> None:
+    matrix.zero_()
+    _y_pixels(layout, matrix).copy_(_grouped(layout, y))
+
+
+def _x_pixels(layout: Phases, matrix: Tensor, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Per phase the same pixels of matrix and image, both (n, groups, C // groups, height, width)."""
+    for phase, part in enumerate(matrix.unbind(0)):
+        image = _as_image(layout, part[:, : part.shape[1] - layout.tail])
+        (rows, columns), (x_rows, x_columns) = layout.pixels(phase)
+        yield image[..., rows, columns], _grouped(layout, x)[..., x_rows, x_columns]
+
+
+def _y_pixels(layout: Phases, matrix: Tensor) -> Tensor:
+    """The pixels of the matrix that hold outputs, (n, groups, K // groups, P, Q)."""
+    return _as_image(layout, matrix)[..., : layout.problem.p, : layout.problem.q]
+
+
+def _grouped(layout: Phases, image: Tensor) -> Tensor:
+    n, channels, height, width = image.shape
+    groups = layout.problem.groups
+    return image.view(n, groups, channels // groups, height, width)
+
+
+def _as_image(layout: Phases, matrix: Tensor) -> Tensor:
+    """(groups, rows, channels) as (n, groups, channels, height, width), a view."""
+    groups, _, channels = matrix.shape
+    return matrix.view(groups, -1, layout.height, layout.width, channels).permute(1, 0, 4, 2, 3)
+
+
+def _meet(size: int, phase_size: int, stride: int, first: int) -> tuple[slice, slice]:
+    """Pixel i of a phase is pixel i * stride + first of a line of ``size``: the i that exist, and their pixels."""
+    begin = max(0, -(first // stride))
+    end = min(phase_size, (size - 1 - first) // stride + 1)
+    if end <= begin:
+        return slice(0, 0), slice(0, 0)
+    return slice(begin, end), slice(begin * stride + first, (end - 1) * stride + first + 1, stride)
+
+
+ALGORITHMS: tuple[Direct, ...] = (Direct(),)
+ON_CUDA: tuple[Direct, ...] = (Direct(device_type="cuda"),)

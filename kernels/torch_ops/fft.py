@@ -1,0 +1,274 @@
+"""Convolution by Fourier transform, of the whole image or of tiles.
+
+Outputs are computed in tiles by *overlap-save*: the transform of a window of L elements times the transform of the
+filter is a cyclic convolution of length L, of which L - R + 1 outputs are free of wrap-around. For each frequency,
+channels are summed by one complex matrix product over all windows of the micro-batch: the same three products as in
+``gemm``, with X (windows, C), W (K, C) and Y (windows, K), one of the factors conjugated where it is a correlation.
+(Mathieu, Henaff, LeCun, *Fast training of convolutional networks through FFTs*, 2013; Vasilache et al., *Fast
+convolutional nets with fbfft*, 2014, for the tiles.)
+
+``prepared`` holds the filter's transform W, or the sum of its gradient's transforms, which is transformed back once.
+Torch's transforms allocate inside, whatever they are handed. On the CPU they run over one sample, or one filter, at a
+time, so that what they allocate stays in the cache and does not grow with the micro-batch: at most two spectra of a
+sample (the result of a transform, and a copy of what is transformed), and three of a filter, which is also padded or
+put in order. On CUDA, where each call is a few launches, they run over the whole micro-batch, and over all filters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.allocation import counted_internal_bytes
+from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, torch_dtype
+from mucudnn.kernels.torch_ops.gemm import multiply
+from mucudnn.words.problem import ConvProblem, Operation, Pair
+
+_TILE_LENGTH = 32  # of a tile, the filter's overlap included
+
+
+@dataclass(frozen=True, slots=True)
+class Fft:
+    """See the module's docstring. ``tiled``: many short transforms; otherwise one that covers the padded image."""
+
+    name: str
+    tiled: bool = False
+    device_type: str = "cpu"
+    version: int = 2
+    deterministic: bool = True
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        if problem.dtype not in ("float32", "float64"):
+            return f"dtype is {problem.dtype}; Fourier transforms are offered only in float32 and float64"
+        if problem.stride != (1, 1):
+            return f"stride is {problem.stride}; a transform computes every output, so only stride 1 is offered"
+        if problem.dilation != (1, 1):
+            return f"dilation is {problem.dilation}; only dilation 1 is offered"
+        if self.tiled and self._tiling(problem).counts == (1, 1):
+            return "one tile covers the whole image: that is the algorithm fft"
+        return None
+
+    def is_local(self, problem: ConvProblem) -> bool:
+        return False
+
+    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
+        return None
+
+    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
+        tiling = self._tiling(problem)
+        scratch = tiling.scratch_parts(micro_batch_size)
+        return Workspace(carved_bytes([tiling.filter_spectrum]), carved_bytes(scratch))
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        if self.device_type == "cuda":
+            return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)
+        tiling = self._tiling(problem)
+        return max(2 * tiling.image_spectrum_bytes, 3 * tiling.filter_spectrum.size_bytes // problem.k)
+
+    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        tiling = self._tiling(problem)
+        (spectrum,) = carve(prepared, [tiling.filter_spectrum])
+        if problem.operation is Operation.BACKWARD_FILTER:
+            spectrum.zero_()
+            return
+        for filters, target in tiling.filters(w, spectrum):
+            transformed = torch.fft.rfft2(filters, s=tiling.lengths)
+            correlate = problem.operation is Operation.FORWARD
+            target.copy_((transformed.conj() if correlate else transformed).flatten(2).permute(2, 0, 1))
+
+    def step(
+        self,
+        problem: ConvProblem,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        tiling = self._tiling(problem)
+        (w_spectrum,) = carve(prepared, [tiling.filter_spectrum])
+        x_spectrum, y_spectrum, padded = carve(scratch, tiling.scratch_parts(x.shape[0]))
+        match problem.operation:
+            case Operation.FORWARD:
+                tiling.transform(x, x_spectrum, padded, tiling.lengths, problem.padding)
+                _multiply(problem, x_spectrum, w_spectrum, y_spectrum)
+                tiling.transform_back(y_spectrum, y, (0, 0))
+                if bias is not None:
+                    y.add_(bias.view(1, -1, 1, 1))
+            case Operation.BACKWARD_DATA:
+                overlap = (problem.r - 1, problem.s - 1)
+                before = (overlap[0] - problem.padding[0], overlap[1] - problem.padding[1])
+                tiling.transform(y, y_spectrum, padded, tiling.lengths, before)
+                _multiply(problem, x_spectrum, w_spectrum, y_spectrum)
+                tiling.transform_back(x_spectrum, x, overlap)
+            case Operation.BACKWARD_FILTER:
+                tiling.transform(x, x_spectrum, padded, tiling.lengths, problem.padding)
+                tiling.transform(y, y_spectrum, padded, tiling.steps, (0, 0), conjugate=True)
+                _multiply(problem, x_spectrum, w_spectrum, y_spectrum)
+
+    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        if problem.operation is not Operation.BACKWARD_FILTER:
+            return
+        tiling = self._tiling(problem)
+        (spectrum,) = carve(prepared, [tiling.filter_spectrum])
+        for filters, source in tiling.filters(w, spectrum):
+            gradient = torch.fft.irfft2(tiling.unflatten(source.permute(1, 2, 0)), s=tiling.lengths)
+            filters.add_(gradient[..., : problem.r, : problem.s])
+
+    def _tiling(self, problem: ConvProblem) -> _Tiling:
+        written = (problem.h, problem.w) if problem.operation is Operation.BACKWARD_DATA else (problem.p, problem.q)
+        overlap, at_once = (problem.r - 1, problem.s - 1), self.device_type == "cuda"
+        whole = (_good_length(written[0] + overlap[0]), _good_length(written[1] + overlap[1]))
+        if not self.tiled:
+            return _Tiling(problem, written, whole, at_once)
+        tile = [max(_TILE_LENGTH, _good_length(2 * (o + 1))) for o in overlap]
+        return _Tiling(problem, written, (min(whole[0], tile[0]), min(whole[1], tile[1])), at_once)
+
+
+ALGORITHMS: tuple[Fft, ...] = (Fft("fft"), Fft("fft-tiled", tiled=True))
+ON_CUDA: tuple[Fft, ...] = tuple(replace(algorithm, device_type="cuda") for algorithm in ALGORITHMS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiling:
+    """How images of (height, width) ``written`` are cut into windows of ``lengths``, and where the spectra lie.
+
+    ``at_once``: all images of a micro-batch, and all filters, are transformed in one call instead of one by one.
+    """
+
+    problem: ConvProblem
+    written: Pair
+    lengths: Pair
+    at_once: bool
+
+    @property
+    def steps(self) -> Pair:
+        """Outputs of one window that are free of wrap-around."""
+        return self.lengths[0] - self.problem.r + 1, self.lengths[1] - self.problem.s + 1
+
+    @property
+    def counts(self) -> Pair:
+        """Windows down and across."""
+        return ceil(self.written[0] / self.steps[0]), ceil(self.written[1] / self.steps[1])
+
+    @property
+    def frequencies(self) -> int:
+        """Of a real two-dimensional transform: half of them are redundant."""
+        return self.lengths[0] * (self.lengths[1] // 2 + 1)
+
+    @property
+    def filter_spectrum(self) -> Part:
+        """(frequencies, groups, K // groups, C // groups)."""
+        k, c = self.problem.k, self.problem.c
+        groups = self.problem.groups
+        return Part((self.frequencies, groups, k // groups, c // groups), self._complex)
+
+    @property
+    def image_spectrum_bytes(self) -> int:
+        """Of all windows of one sample of x or y, whichever has more channels."""
+        windows = self.counts[0] * self.counts[1]
+        return max(self.problem.c, self.problem.k) * windows * self.frequencies * self._complex.itemsize
+
+    @property
+    def _complex(self) -> torch.dtype:
+        return torch_dtype(self.problem).to_complex()
+
+    def scratch_parts(self, n: int) -> list[Part]:
+        """Spectra of x and y, (frequencies, groups, windows, channels), and the padded samples of one call."""
+        channels = (self.problem.c, self.problem.k)
+        groups, windows = self.problem.groups, n * self.counts[0] * self.counts[1]
+        spectra = [Part((self.frequencies, groups, windows, c // groups), self._complex) for c in channels]
+        padded = (n if self.at_once else 1, max(channels), *self._padded_size(self.lengths))
+        return [*spectra, Part(padded, torch_dtype(self.problem))]
+
+    def _padded_size(self, window: Pair) -> Pair:
+        """What windows of this size cover together."""
+        (down, across), (step_h, step_w) = self.counts, self.steps
+        return (down - 1) * step_h + window[0], (across - 1) * step_w + window[1]
+
+    def filters(self, w: Tensor, spectrum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The filters of one call, (k, C // groups, R, S), with their spectra (frequencies, k, C // groups)."""
+        step = len(w) if self.at_once else 1
+        return zip(torch.split(w, step), torch.split(spectrum.flatten(1, 2), step, 1), strict=True)
+
+    def unflatten(self, spectrum: Tensor) -> Tensor:
+        """(..., frequencies) as the two-dimensional half spectrum."""
+        return torch.unflatten(spectrum, -1, (self.lengths[0], -1))
+
+    def transform(
+        self, images: Tensor, spectrum: Tensor, padded: Tensor, window: Pair, before: Pair, *, conjugate: bool = False
+    ) -> None:
+        """Spectra of the windows of each image, with ``before`` zeros above and to the left (negative: cropped)."""
+        height, width = self._padded_size(window)
+        step, channels = len(padded), images.shape[1]
+        canvas = padded.flatten()[: step * channels * height * width].view(step, channels, height, width)
+        canvas.zero_()
+        rows, image_rows = _overlap(before[0], images.shape[2], height)
+        columns, image_columns = _overlap(before[1], images.shape[3], width)
+        windows = canvas.unfold(2, window[0], self.steps[0]).unfold(3, window[1], self.steps[1])
+        for part, target in self._samples(images, spectrum):
+            canvas[..., rows, columns].copy_(part[..., image_rows, image_columns])
+            self._transform_windows(windows, target, conjugate)
+
+    def _transform_windows(self, windows: Tensor, target: Tensor, conjugate: bool) -> None:
+        """Of one call. windows: (n, channels, down, across, *window);
+        target: (frequencies, groups, n, windows, channels).
+
+        A method of its own, as is the way back: what one call allocates is free before the next.
+        """
+        transformed = torch.fft.rfft2(windows, s=self.lengths)
+        by_frequency = (transformed.conj() if conjugate else transformed).flatten(4).flatten(2, 3)
+        target.copy_(torch.unflatten(by_frequency, 1, (self.problem.groups, -1)).permute(4, 1, 0, 3, 2))
+
+    def transform_back(self, spectrum: Tensor, images: Tensor, skip: Pair) -> None:
+        """Write each image from its windows' spectra; the first ``skip`` outputs of a window are wrapped around."""
+        for part, source in self._samples(images, spectrum):
+            self._transform_part_back(source, part, skip)
+
+    def _transform_part_back(self, source: Tensor, images: Tensor, skip: Pair) -> None:
+        """source: (frequencies, groups, n, windows, channels), images: (n, channels, height, width)."""
+        (down, across), (step_h, step_w) = self.counts, self.steps
+        tiles = torch.fft.irfft2(self.unflatten(source.permute(2, 1, 4, 3, 0)), s=self.lengths).flatten(1, 2)
+        kept = tiles[..., skip[0] : skip[0] + step_h, skip[1] : skip[1] + step_w]
+        rows = torch.unflatten(kept, 2, (down, across)).transpose(3, 4)
+        whole = rows.reshape(*images.shape[:2], down * step_h, across * step_w)
+        images.copy_(whole[..., : images.shape[2], : images.shape[3]])
+
+    def _samples(self, images: Tensor, spectrum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The images of one call with their spectra: (frequencies, groups, images, windows of one, channels)."""
+        step = len(images) if self.at_once else 1
+        spectra = torch.unflatten(spectrum, 2, (len(images), -1))
+        return zip(torch.split(images, step), torch.split(spectra, step, 2), strict=True)
+
+
+def _multiply(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> None:
+    accumulate = problem.operation is Operation.BACKWARD_FILTER
+    multiply(problem.operation, x.flatten(0, 1), w.flatten(0, 1), y.flatten(0, 1), accumulate=accumulate)
+
+
+def _overlap(before: int, size: int, room: int) -> tuple[slice, slice]:
+    """Where an image of ``size`` that starts at ``before`` lies in ``room`` elements, and which part of it does."""
+    start, end = max(0, before), min(room, before + size)
+    end = max(start, end)
+    return slice(start, end), slice(start - before, end - before)
+
+
+def _good_length(at_least: int) -> int:
+    """The next length without prime factors above 5, for which transforms are fast."""
+    length = at_least
+    while not _is_smooth(length):
+        length += 1
+    return length
+
+
+def _is_smooth(value: int) -> bool:
+    for factor in (2, 3, 5):
+        while value % factor == 0:
+            value //= factor
+    return value == 1

@@ -1,0 +1,252 @@
+"""Implicit to explicit: im2col for a whole micro-batch, then one matrix multiplication (batched over groups).
+
+With M = N*P*Q positions and J = (C // groups)*R*S filter elements, the columns are a matrix X (M, J), the filter is
+W (K, J) and the output is Y (M, K), for each group. The three operations are three products of the same matrices:
+
+    forward Y = X W^T        backward data X = Y W        backward filter W += Y^T X
+
+(Chellapilla, Puri, Simard, *High performance convolutional neural networks for document processing*, 2006.)
+Channels-last tensors are such matrices as they lie, and are read and written in place. Contiguous ones hold them
+transposed per sample: micro-batches of more than one sample go through a copy in scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.allocation import counted_internal_bytes
+from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, torch_dtype
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+
+
+def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulate: bool = False) -> None:
+    """The operation on matrices. x: (B, M, J), w: (B, K, J), y: (B, M, K); writes, or adds to, the output's matrix."""
+    left, right, out = {
+        Operation.FORWARD: (x, w.transpose(1, 2), y),
+        Operation.BACKWARD_DATA: (y, w, x),
+        Operation.BACKWARD_FILTER: (y.transpose(1, 2), x, w),
+    }[operation]
+    # In place: an out= that is too small would be resized, and what lies behind it written to
+    out.baddbmm_(left, right, beta=int(accumulate))
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """See the module's docstring."""
+
+    name: str = "gemm"
+    device_type: str = "cpu"
+    version: int = 1
+    deterministic: bool = True
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        return None
+
+    def is_local(self, problem: ConvProblem) -> bool:
+        return True
+
+    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
+        return None
+
+    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
+        scratch = _scratch_parts(problem, micro_batch_size)
+        return Workspace(carved_bytes(_prepared_parts(problem)), carved_bytes(scratch))
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        if self.device_type == "cpu" and problem.item_bytes >= 4:
+            return 0  # half precision goes through oneDNN's scratchpads and through casts
+        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)
+
+    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        for accumulator in carve(prepared, _prepared_parts(problem)):
+            accumulator.zero_()
+
+    def step(
+        self,
+        problem: ConvProblem,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        views = iter(carve(scratch, _scratch_parts(problem, x.shape[0])))
+        x_matrix = _x_matrix(problem, x, views)
+        y_matrix = _y_matrix(problem, y, views)
+        w_matrix = _w_matrix(problem, w)
+        match problem.operation:
+            case Operation.FORWARD:
+                multiply(problem.operation, x_matrix, w_matrix, y_matrix)
+                _store_y(problem, y_matrix, y, bias)
+            case Operation.BACKWARD_DATA:
+                multiply(problem.operation, x_matrix, w_matrix, y_matrix)
+                _col2im(problem, x_matrix, x)
+            case Operation.BACKWARD_FILTER:
+                self._add_filter(problem, x_matrix, w_matrix, y_matrix, prepared, views)
+
+    def _add_filter(
+        self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, prepared: Tensor, views: Iterator[Tensor]
+    ) -> None:
+        """Add this micro-batch to ``w``, or to the float32 accumulator where ``w`` has less precision."""
+        accumulators = carve(prepared, _prepared_parts(problem))
+        if not accumulators:
+            multiply(problem.operation, x, w, y, accumulate=True)
+            return
+        part = next(views)
+        multiply(problem.operation, x, part, y)
+        accumulators[0].add_(part)
+
+    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        for accumulator in carve(prepared, _prepared_parts(problem)):
+            _w_matrix(problem, w).add_(accumulator)
+
+
+GEMM = Gemm()
+GEMM_ON_CUDA = Gemm(device_type="cuda")
+
+
+def _prepared_parts(problem: ConvProblem) -> list[Part]:
+    """A float32 accumulator for filter gradients of less precision."""
+    if problem.operation is not Operation.BACKWARD_FILTER or problem.item_bytes >= 4:
+        return []
+    return [Part(_w_matrix_shape(problem), torch.float32)]
+
+
+def _scratch_parts(problem: ConvProblem, n: int) -> list[Part]:
+    """Columns, a copy of y, one micro-batch's filter gradient: each only where it is needed."""
+    dtype = torch_dtype(problem)
+    positions, (groups, k, j) = n * problem.p * problem.q, _w_matrix_shape(problem)
+    parts = []
+    if not _columns_in_place(problem, n):
+        parts.append(Part((groups, positions, j), dtype))
+    if not _in_place(problem, n):
+        parts.append(Part((groups, positions, k), dtype))
+    if _prepared_parts(problem):
+        parts.append(Part((groups, k, j), dtype))
+    return parts
+
+
+def _in_place(problem: ConvProblem, n: int) -> bool:
+    """Whether a batch of ``n`` samples is a matrix as it lies in memory."""
+    return n == 1 or problem.memory_format is MemoryFormat.CHANNELS_LAST
+
+
+def _columns_in_place(problem: ConvProblem, n: int) -> bool:
+    """Whether x itself is the matrix of columns."""
+    pointwise = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0))
+    return pointwise and _in_place(problem, n)
+
+
+def _w_matrix_shape(problem: ConvProblem) -> tuple[int, int, int]:
+    k, c, r, s = problem.w_shape()
+    return problem.groups, k // problem.groups, c * r * s
+
+
+def _w_matrix(problem: ConvProblem, w: Tensor) -> Tensor:
+    """View (groups, K, J); J runs over the filter as it lies in memory."""
+    stored = w.permute(0, 2, 3, 1) if problem.memory_format is MemoryFormat.CHANNELS_LAST else w
+    return stored.view(_w_matrix_shape(problem))
+
+
+def _activation_matrix(problem: ConvProblem, t: Tensor) -> Tensor:
+    """View (groups, positions, channels) of a batch for which ``_in_place`` holds."""
+    if problem.memory_format is MemoryFormat.CHANNELS_LAST:
+        return t.permute(0, 2, 3, 1).view(-1, problem.groups, t.shape[1] // problem.groups).transpose(0, 1)
+    return t.view(problem.groups, t.shape[1] // problem.groups, -1).transpose(1, 2)
+
+
+def _stored_matrix(problem: ConvProblem, part: Tensor) -> Tensor:
+    """(groups, positions, columns) over a part of scratch, which is transposed where samples are."""
+    if problem.memory_format is MemoryFormat.CHANNELS_LAST:
+        return part
+    groups, positions, columns = part.shape
+    return part.view(groups, columns, positions).transpose(1, 2)
+
+
+def _x_matrix(problem: ConvProblem, x: Tensor, views: Iterator[Tensor]) -> Tensor:
+    if _columns_in_place(problem, x.shape[0]):
+        return _activation_matrix(problem, x)
+    matrix = _stored_matrix(problem, next(views))
+    if problem.operation is not Operation.BACKWARD_DATA:
+        _im2col(problem, x, matrix)
+    return matrix
+
+
+def _y_matrix(problem: ConvProblem, y: Tensor, views: Iterator[Tensor]) -> Tensor:
+    if _in_place(problem, y.shape[0]):
+        return _activation_matrix(problem, y)
+    matrix = _stored_matrix(problem, next(views))
+    if problem.operation is not Operation.FORWARD:
+        _samples(problem, matrix, y).copy_(_grouped(problem, y))
+    return matrix
+
+
+def _store_y(problem: ConvProblem, matrix: Tensor, y: Tensor, bias: Tensor | None) -> None:
+    shift = None if bias is None else bias.view(1, problem.k, 1, 1)
+    if _in_place(problem, y.shape[0]):
+        if shift is not None:
+            y.add_(shift)
+        return
+    product = _samples(problem, matrix, y)
+    if shift is None:
+        _grouped(problem, y).copy_(product)
+    else:
+        torch.add(product, _grouped(problem, shift), out=_grouped(problem, y))
+
+
+def _grouped(problem: ConvProblem, t: Tensor) -> Tensor:
+    """View (N, groups, channels // groups, height, width)."""
+    return torch.unflatten(t, 1, (problem.groups, -1))
+
+
+def _samples(problem: ConvProblem, matrix: Tensor, y: Tensor) -> Tensor:
+    """The matrix of a contiguous y as a view (N, groups, K // groups, P, Q)."""
+    n, k, p, q = y.shape
+    return matrix.transpose(1, 2).view(problem.groups, k // problem.groups, n, p, q).permute(2, 0, 1, 3, 4)
+
+
+def _im2col(problem: ConvProblem, x: Tensor, matrix: Tensor) -> None:
+    for tap, (rows, image_rows), (columns, image_columns) in _taps(problem, matrix):
+        inside = tap[..., rows, columns]
+        if inside.shape != tap.shape:
+            tap.zero_()  # positions in the padding; one tap is small enough to stay in the cache until the copy
+        inside.copy_(_grouped(problem, x)[..., image_rows, image_columns])
+
+
+def _col2im(problem: ConvProblem, matrix: Tensor, x: Tensor) -> None:
+    if _columns_in_place(problem, x.shape[0]):
+        return
+    x.zero_()
+    for tap, (rows, image_rows), (columns, image_columns) in _taps(problem, matrix):
+        _grouped(problem, x)[..., image_rows, image_columns].add_(tap[..., rows, columns])
+
+
+def _taps(problem: ConvProblem, matrix: Tensor) -> Iterator[tuple[Tensor, tuple[slice, slice], tuple[slice, slice]]]:
+    """For each filter element its columns, (N, groups, C // groups, P, Q), and what of them lies where in the image."""
+    groups, c, p, q = problem.groups, problem.c // problem.groups, problem.p, problem.q
+    if problem.memory_format is MemoryFormat.CHANNELS_LAST:
+        taps = matrix.view(groups, -1, p, q, problem.r, problem.s, c).permute(4, 5, 1, 0, 6, 2, 3)
+    else:
+        stored = matrix.transpose(1, 2).view(groups, c, problem.r, problem.s, -1, p, q)
+        taps = stored.permute(2, 3, 4, 0, 1, 5, 6)
+    for r in range(problem.r):
+        rows = _inside(r * problem.dilation[0] - problem.padding[0], problem.stride[0], problem.h, p)
+        for s in range(problem.s):
+            columns = _inside(s * problem.dilation[1] - problem.padding[1], problem.stride[1], problem.w, q)
+            yield taps[r, s], rows, columns
+
+
+def _inside(offset: int, stride: int, size: int, positions: int) -> tuple[slice, slice]:
+    """Of ``positions`` at ``offset + i * stride`` those inside an image of ``size``: the range of i, the elements."""
+    first = min(max(0, -(offset // stride)), positions)
+    end = max(first, min(positions, (size - 1 - offset) // stride + 1))
+    if first == end:
+        return slice(0, 0), slice(0, 0)
+    start = offset + first * stride
+    return slice(first, end), slice(start, start + (end - first - 1) * stride + 1, stride)

@@ -1,0 +1,234 @@
+"""Torch's own convolution on micro-batches, in the tensors' memory format or in the other one.
+
+The backend that torch's dispatcher picks depends on N (on the CPU float32 maps of at most 20480 elements go to oneDNN
+for two samples, but to im2col for one; on CUDA depthwise convolutions of halves go to cuDNN or to a kernel of torch's).
+A slice must not change what is computed, so oneDNN's forward is called by name. Where no operator has a name of its own
+a micro-batch is allowed if torch picks for it what it picks for ``_LARGE_BATCH`` samples. On CUDA that is mostly cuDNN,
+which then chooses one of its engines for each size.
+
+cuDNN's forward writes into y, all others allocate a result, which is copied. What is for CUDA was not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.allocation import counted_internal_bytes
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS, Part, carve, carved_bytes, empty_activation, torch_dtype
+from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.results import NATIVE
+from mucudnn.words.torch_settings import Numerics
+
+_LARGE_BATCH = 64  # beyond the thresholds on N in torch's choice of a backend
+_ONEDNN = "Mkldnn"
+_CUDNN = "Cudnn"
+
+
+def sees_only_padding(problem: ConvProblem) -> bool:
+    """Whether the padding is so wide that a whole window fits into it.
+
+    oneDNN 3.12 can crash on such problems, in channels_last and with a bias. Seen on a map one pixel wide:
+    16x13x1 -> 13, 3x3, stride 2x2, padding 3x9, dilation 1x2.
+    """
+    taps = zip(problem.padding, problem.dilation, (problem.r, problem.s), strict=True)
+    return any(padding > dilation * (size - 1) for padding, dilation, size in taps)
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """Torch's convolution; ``other_format`` converts operands to the other memory format and the result back."""
+
+    name: str
+    other_format: bool = False
+    device_type: str = "cpu"
+    version: int = 1
+
+    @property
+    def deterministic(self) -> bool:
+        """On CUDA only where torch is told to be so."""
+        return self.device_type == "cpu" or Numerics.of_torch().deterministic
+
+    def is_local(self, problem: ConvProblem) -> bool:
+        """On CUDA cuDNN may choose a transform. Half precision is multiplied by oneDNN in pairs of channels: of an odd
+        number one meets zeros for its partner, which one depends on the memory format, and 0 * NaN is NaN.
+        """
+        return self.device_type == "cpu" and (problem.item_bytes >= 4 or not self.other_format)
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        if self.other_format and self.device_type == "cpu" and sees_only_padding(problem):
+            return f"the padding is {problem.padding}, no less than the filter's extent: there oneDNN ends the process"
+        return None
+
+    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
+        if self._asks_for_onednn(problem):
+            return None
+        usual, picked = (self._backend(problem, n) for n in (_LARGE_BATCH, micro_batch_size))
+        if picked == usual:
+            return None
+        return (
+            f"for {micro_batch_size} sample(s) torch computes {problem.operation} with its backend {picked} "
+            f"instead of {usual}, and that backend cannot be asked for by name"
+        )
+
+    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
+        scratch = self._scratch_parts(problem, micro_batch_size)
+        return Workspace(carved_bytes(self._prepared_parts(problem)), carved_bytes(scratch))
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)
+
+    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        filters, accumulators = self._split_prepared(problem, prepared)
+        if problem.operation is Operation.BACKWARD_FILTER:
+            for accumulator in accumulators:
+                accumulator.zero_()
+        else:
+            for converted in filters:
+                converted.copy_(w)
+
+    def step(
+        self,
+        problem: ConvProblem,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        filters, accumulators = self._split_prepared(problem, prepared)
+        x_in, w_in, y_in = x, *(filters or [w]), y
+        if self.other_format:
+            x_in, y_in = self._converted(problem, x, y, scratch)
+        geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+        match problem.operation:
+            case Operation.FORWARD:
+                self._forward(problem, x_in, w_in, y, bias)
+            case Operation.BACKWARD_DATA:
+                x.copy_(torch_convolution(problem.operation, x_in, w_in, y_in, None, *geometry))
+            case Operation.BACKWARD_FILTER:
+                gradient = torch_convolution(problem.operation, x_in, w_in, y_in, None, *geometry)
+                (accumulators or [w])[0].add_(gradient)
+
+    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        for accumulator in self._split_prepared(problem, prepared)[1]:
+            w.add_(accumulator)
+
+    def _forward(self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None) -> None:
+        if self._asks_for_onednn(problem):
+            geometry = (problem.padding, problem.stride, problem.dilation, problem.groups)
+            y.copy_(torch.ops.aten.mkldnn_convolution(x, w, bias, *geometry))
+        elif self.device_type == "cuda" and not self.other_format and _is_cudnns(problem, x, w):
+            _cudnn_forward(problem, x, w, y, bias)
+        else:
+            geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+            y.copy_(torch_convolution(problem.operation, x, w, None, bias, *geometry))
+
+    def _asks_for_onednn(self, problem: ConvProblem) -> bool:
+        """Whether oneDNN is called by its name, for any number of samples: not where that could crash."""
+        forward_on_cpu = problem.operation is Operation.FORWARD and self.device_type == "cpu"
+        return forward_on_cpu and not sees_only_padding(problem) and self._backend(problem, _LARGE_BATCH) == _ONEDNN
+
+    def _backend(self, problem: ConvProblem, n: int) -> str:
+        """Name of the backend that torch's dispatcher picks for ``n`` samples."""
+        if self.device_type == "cpu":
+            return _backend_on_cpu(problem, n, torch.get_num_threads())
+        return _backend_on_cuda(_in_other_format(problem) if self.other_format else problem, n)
+
+    def _prepared_parts(self, problem: ConvProblem) -> list[Part]:
+        """The converted filter, then the accumulator of micro-batches that torch returns in less than float32."""
+        parts = [_other_part(problem, problem.w_shape())] if self.other_format else []
+        if problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes < 4:
+            parts.append(Part(problem.w_shape(), torch.float32))
+        return parts
+
+    def _split_prepared(self, problem: ConvProblem, prepared: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        views = carve(prepared, self._prepared_parts(problem))
+        filters = [_as_other(problem, view) for view in views[: int(self.other_format)]]
+        return filters, views[int(self.other_format) :]
+
+    def _scratch_parts(self, problem: ConvProblem, n: int) -> list[Part]:
+        if not self.other_format:
+            return []
+        shapes = [problem.x_shape(n), problem.y_shape(n)]
+        used = shapes[:1] if problem.operation is Operation.FORWARD else shapes
+        return [_other_part(problem, shape) for shape in used]
+
+    def _converted(self, problem: ConvProblem, x: Tensor, y: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
+        """The operands in the other format. dx stays unwritten: torch takes its shape and format from it, no values."""
+        parts = self._scratch_parts(problem, x.shape[0])
+        x_in, *rest = (_as_other(problem, view) for view in carve(scratch, parts))
+        if problem.operation is not Operation.BACKWARD_DATA:
+            x_in.copy_(x)
+        for y_in in rest:
+            y_in.copy_(y)
+        return x_in, rest[0] if rest else y
+
+
+NATIVE_ALGORITHM = Native(NATIVE)
+NATIVE_OTHER_FORMAT = Native("native-other-format", other_format=True)
+
+
+def _other_part(problem: ConvProblem, shape: tuple[int, int, int, int]) -> Part:
+    """A 4-D tensor as it lies in memory in the format that is not the problem's."""
+    n, c, h, w = shape
+    if problem.memory_format is MemoryFormat.CONTIGUOUS:
+        shape = (n, h, w, c)
+    return Part(shape, torch_dtype(problem))
+
+
+def _as_other(problem: ConvProblem, stored: Tensor) -> Tensor:
+    return stored.permute(0, 3, 1, 2) if problem.memory_format is MemoryFormat.CONTIGUOUS else stored
+
+
+def _in_other_format(problem: ConvProblem) -> ConvProblem:
+    contiguous = problem.memory_format is MemoryFormat.CONTIGUOUS
+    return replace(problem, memory_format=MemoryFormat.CHANNELS_LAST if contiguous else MemoryFormat.CONTIGUOUS)
+
+
+def _is_cudnns(problem: ConvProblem, x: Tensor, w: Tensor) -> bool:
+    """Whether torch computes these operands with cuDNN and in their own memory format, which it does not for float64
+    channels last: then cuDNN can write into y, whose format it computes in.
+    """
+    backend = _picked(problem, x, w)
+    if backend.name != _CUDNN:
+        return False
+    memory_format = torch._C._conv_determine_backend_memory_format(x, w, backend)
+    return memory_format == TORCH_FORMATS[problem.memory_format]
+
+
+def _cudnn_forward(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None) -> None:
+    """What torch calls for cuDNN, with its settings; written into y."""
+    allowed = Numerics.of_torch()
+    settings = (torch.backends.cudnn.benchmark, allowed.deterministic, allowed.allow_tf32)
+    geometry = (problem.padding, problem.stride, problem.dilation, problem.groups)
+    torch.ops.aten.cudnn_convolution.out(x, w, *geometry, *settings, out=y)
+    if bias is not None:
+        y.add_(bias.view(-1, 1, 1))
+
+
+@lru_cache(maxsize=4096)
+def _backend_on_cpu(problem: ConvProblem, n: int, _threads: int) -> str:
+    # The choice looks at shapes: nothing is allocated for it
+    element = torch.empty((), dtype=torch_dtype(problem), device="cpu")
+    return str(_picked(problem, element.expand(problem.x_shape(n)), element.expand(problem.w_shape())).name)
+
+
+def _backend_on_cuda(problem: ConvProblem, n: int) -> str:
+    """Not remembered: it depends on settings that users change. Fake tensors, since it also looks at strides."""
+    with FakeTensorMode():
+        x, w = (empty_activation(problem, shape, "cuda") for shape in (problem.x_shape(n), problem.w_shape()))
+        return str(_picked(problem, x, w).name)
+
+
+def _picked(problem: ConvProblem, x: Tensor, w: Tensor) -> torch._C.ConvBackend:
+    """The backend that torch's dispatcher picks for these operands."""
+    geometry = (problem.stride, problem.padding, problem.dilation, False, (0, 0), problem.groups)
+    return torch._C._select_conv_backend(x, w, None, *geometry)

@@ -1,0 +1,147 @@
+"""Winograd convolution F(m x m, r x r): fewer multiplications for unit stride (Lavin and Gray 2016).
+
+Images are cut into overlapping tiles, tiles and filter are transformed, and each of the a x a points (a = m + r - 1)
+becomes a matrix product over channels: (m r)^2 / a^2 times fewer multiplications than the direct method. The filter is
+transformed once a call. BACKWARD_DATA is the same with the turned filter; BACKWARD_FILTER sums the transformed gradient
+over all micro-batches, and transforms it back once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torch import Tensor
+
+from mucudnn.kernels.compiled.library import why_too_large
+from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.allocation import counted_internal_bytes
+from mucudnn.kernels.winograd.compiled_backend import CompiledWinograd
+from mucudnn.kernels.winograd.cook_toom import CookToom, cook_toom
+from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
+from mucudnn.kernels.winograd.torch_backend import TorchWinograd
+from mucudnn.words.problem import ConvProblem, Operation
+
+
+class WinogradBackend(Protocol):
+    """One implementation of the arithmetic. It alone knows what lies in ``prepared`` and ``scratch``.
+
+    For BACKWARD_FILTER, ``prepared`` filled with zeros must mean a gradient of zero. Shapes as in ``Algorithm``.
+    """
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        """``None``, or why this implementation cannot compute the problem."""
+
+    def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
+        """Bytes for micro-batches of ``n`` samples."""
+
+    def transform_filter(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        """FORWARD and BACKWARD_DATA: the filter for ``correlate``."""
+
+    def correlate(
+        self,
+        matrices: CookToom,
+        problem: ConvProblem,
+        source: Tensor,
+        target: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        """FORWARD: x to y, plus the bias; BACKWARD_DATA: dy to dx."""
+
+    def accumulate(
+        self, matrices: CookToom, problem: ConvProblem, x: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor
+    ) -> None:
+        """BACKWARD_FILTER: add a micro-batch to the transformed gradient."""
+
+    def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        """BACKWARD_FILTER: add the gradient, transformed back, to ``w``."""
+
+
+# In order of preference; the last one supports everything.
+BACKENDS: tuple[WinogradBackend, ...] = (CompiledWinograd(), TorchWinograd())
+BACKENDS_ON_CUDA: tuple[WinogradBackend, ...] = (CudaWinograd(), TorchWinograd())
+
+
+@dataclass(frozen=True, slots=True)
+class Winograd:
+    """F(m x m, r x r) for r x r filters with unit stride and dilation, any padding and groups."""
+
+    m: int
+    r: int
+    device_type: str = "cpu"
+    version: int = 1
+    deterministic: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"winograd-{self.m}x{self.m}" + ("" if self.r == 3 else f"-{self.r}x{self.r}")
+
+    @property
+    def matrices(self) -> CookToom:
+        return cook_toom(self.m, self.r)
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        if (problem.r, problem.s) != (self.r, self.r):
+            return f"the filter is {problem.r}x{problem.s}; {self.name} is for {self.r}x{self.r}"
+        if problem.stride != (1, 1):
+            return f"the stride is {problem.stride[0]}x{problem.stride[1]}; Winograd needs 1x1"
+        if problem.dilation != (1, 1):
+            return f"the dilation is {problem.dilation[0]}x{problem.dilation[1]}; Winograd needs 1x1"
+        return why_too_large(problem) if self.device_type == "cpu" else None
+
+    def is_local(self, problem: ConvProblem) -> bool:
+        return False
+
+    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
+        return None
+
+    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
+        return self._backend(problem).workspace(self.matrices, problem, micro_batch_size)
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        if self.device_type == "cpu":
+            return 0
+        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)  # what cuBLAS may need
+
+    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        if problem.operation is Operation.BACKWARD_FILTER:
+            prepared.zero_()
+        else:
+            self._backend(problem).transform_filter(self.matrices, problem, w, prepared)
+
+    def step(
+        self,
+        problem: ConvProblem,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        backend = self._backend(problem)
+        match problem.operation:
+            case Operation.FORWARD:
+                backend.correlate(self.matrices, problem, x, y, bias, prepared, scratch)
+            case Operation.BACKWARD_DATA:
+                backend.correlate(self.matrices, problem, y, x, None, prepared, scratch)
+            case Operation.BACKWARD_FILTER:
+                backend.accumulate(self.matrices, problem, x, y, prepared, scratch)
+
+    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        if problem.operation is Operation.BACKWARD_FILTER:
+            self._backend(problem).fold(self.matrices, problem, w, prepared)
+
+    def _backend(self, problem: ConvProblem) -> WinogradBackend:
+        """The first that supports the problem; looked for in every call, so by a plain loop."""
+        backends = BACKENDS if self.device_type == "cpu" else BACKENDS_ON_CUDA
+        for backend in backends[:-1]:
+            if backend.supports(problem) is None:
+                return backend
+        return backends[-1]
+
+
+ALGORITHMS: tuple[Winograd, ...] = (Winograd(2, 3), Winograd(4, 3), Winograd(6, 3), Winograd(2, 5), Winograd(4, 5))
+ON_CUDA: tuple[Winograd, ...] = tuple(replace(algorithm, device_type="cuda") for algorithm in ALGORITHMS)

@@ -1,0 +1,94 @@
+"""Winograd convolution in C++ (compiled/winograd.cpp): float32 on the CPU, in either memory format.
+
+Tiles are transformed, multiplied and transformed back block by block in the cores' caches, so that the scratch is a few
+blocks, whatever the micro-batch is.
+"""
+
+from __future__ import annotations
+
+from ctypes import byref
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.compiled.library import library, operand, span, why_not
+from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.winograd.cook_toom import CookToom
+from mucudnn.kernels.winograd.tiling import source_padding, tiling
+from mucudnn.words.problem import ConvProblem, Operation
+
+
+class CompiledWinograd:
+    """The arithmetic of ``Winograd``; see ``WinogradBackend`` there for the shapes."""
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        return why_not(problem)
+
+    def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
+        tiles = tiling(matrices, problem, n)
+        size, channels = (matrices.m, matrices.r), (tiles.source_channels, tiles.target_channels)
+        of_filter = problem.operation is Operation.BACKWARD_FILTER
+        pixels = (tiles.rows * matrices.m, tiles.columns * matrices.m)
+        return Workspace(
+            library().mucudnn_winograd_prepared_bytes(*size, problem.groups, *channels),
+            library().mucudnn_winograd_scratch_bytes(*size, of_filter, n, *channels, *pixels, torch.get_num_threads()),
+        )
+
+    def transform_filter(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        library().mucudnn_winograd_transform_filter(
+            matrices.m,
+            matrices.r,
+            problem.groups,
+            problem.operation is Operation.BACKWARD_DATA,
+            byref(operand(problem, w)),
+            *span(prepared),
+            torch.get_num_threads(),
+        )
+
+    def correlate(
+        self,
+        matrices: CookToom,
+        problem: ConvProblem,
+        source: Tensor,
+        target: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        library().mucudnn_winograd_forward(
+            matrices.m,
+            matrices.r,
+            problem.groups,
+            *source_padding(matrices, problem),
+            byref(operand(problem, source)),
+            *span(prepared),
+            *span(bias),
+            byref(operand(problem, target)),
+            *span(scratch),
+            torch.get_num_threads(),
+        )
+
+    def accumulate(
+        self, matrices: CookToom, problem: ConvProblem, x: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor
+    ) -> None:
+        library().mucudnn_winograd_accumulate(
+            matrices.m,
+            matrices.r,
+            problem.groups,
+            *problem.padding,
+            byref(operand(problem, x)),
+            byref(operand(problem, y)),
+            *span(prepared),
+            *span(scratch),
+            torch.get_num_threads(),
+        )
+
+    def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        library().mucudnn_winograd_add_filter_gradient(
+            matrices.m,
+            matrices.r,
+            problem.groups,
+            *span(prepared),
+            byref(operand(problem, w)),
+            torch.get_num_threads(),
+        )

@@ -1,0 +1,222 @@
+"""Winograd convolution in plain torch operations: every device, float32 and float64, no allocation inside torch.
+
+Half precision is computed in float32. Images lie in scratch with their channels last, whatever the problem's memory
+format is: the copies into and out of the padded images convert both layout and dtype. The transforms are sums of
+strided views (``add_`` with a factor), the products one batched matrix multiplication over points and groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, compute_dtype, torch_dtype
+from mucudnn.kernels.winograd.cook_toom import CookToom, Matrix, kronecker
+from mucudnn.kernels.winograd.tiling import Tiling, tiling
+from mucudnn.words.problem import ConvProblem, Operation
+
+_NUMPY_DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+class TorchWinograd:
+    """The arithmetic of ``Winograd``; see ``WinogradBackend`` there for the shapes."""
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        return None
+
+    def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
+        prepared, scratch = _prepared_parts(matrices, problem), _scratch_parts(matrices, problem, n)
+        return Workspace(carved_bytes(prepared), carved_bytes(scratch))
+
+    def transform_filter(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        """U = G w G^T, with w turned by 180 degrees for BACKWARD_DATA."""
+        transformed, *staging = carve(prepared, _prepared_parts(matrices, problem))
+        taps = _taps(_wide(w, staging))
+        g = _filter_matrix(matrices, transformed.dtype, transformed.device)
+        if problem.operation is Operation.BACKWARD_DATA:
+            g = _filter_matrix(matrices, transformed.dtype, transformed.device, turned=True)
+        transformed.transpose(0, 1).baddbmm_(g.expand(len(w), -1, -1), taps.transpose(1, 2), beta=0)
+
+    def correlate(
+        self,
+        matrices: CookToom,
+        problem: ConvProblem,
+        source: Tensor,
+        target: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        """target = A^T [U * (B^T source B)] A + bias, the product summed over the channels of the source."""
+        tiles = tiling(matrices, problem, len(source))
+        left, right = carve(scratch, _scratch_parts(matrices, problem, len(source)))
+        transformed = carve(prepared, _prepared_parts(matrices, problem))[0]
+        u = transformed.view(tiles.a**2 * tiles.groups, problem.k // problem.groups, problem.c // problem.groups)
+        if problem.operation is Operation.FORWARD:
+            u = u.transpose(1, 2)
+        padding = (tiles.top, tiles.left)
+        v = _transform_tiles(matrices.b_t, tiles, source, padding, tiles.source_channels, (left, right))
+        product = _head(right, (tiles.a**2 * tiles.groups, tiles.count, tiles.target_channels))
+        product.baddbmm_(v, u, beta=0)
+        _inverse_transform(matrices.a_t, tiles, product, target, bias, (right, left))
+
+    def accumulate(
+        self, matrices: CookToom, problem: ConvProblem, x: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor
+    ) -> None:
+        """dU += (A dy A^T) * (B^T x B), the product summed over the tiles."""
+        tiles = tiling(matrices, problem, len(x))
+        x_tiles, y_tiles, half = carve(scratch, _scratch_parts(matrices, problem, len(x)))
+        padding = (tiles.top, tiles.left)
+        v = _transform_tiles(matrices.b_t, tiles, x, padding, tiles.source_channels, (x_tiles, y_tiles))
+        a = tuple(zip(*matrices.a_t, strict=True))
+        d = _transform_tiles(a, tiles, y, (0, 0), tiles.target_channels, (y_tiles, half))
+        transformed = carve(prepared, _prepared_parts(matrices, problem))[0]
+        du = transformed.view(tiles.a**2 * tiles.groups, tiles.target_channels, tiles.source_channels)
+        du.baddbmm_(d.transpose(1, 2), v)
+
+    def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        """w += G^T dU G."""
+        transformed, *staging = carve(prepared, _prepared_parts(matrices, problem))
+        wide = _wide(w, staging)
+        g = _filter_matrix(matrices, transformed.dtype, transformed.device)
+        taps = _taps(wide)
+        taps.baddbmm_(transformed.permute(1, 2, 0), g.expand(len(w), -1, -1))
+        if wide is not w:
+            w.copy_(wide)
+
+
+def _prepared_parts(matrices: CookToom, problem: ConvProblem) -> list[Part]:
+    """U or dU, (points, K, C // groups); for half precision also the filter in float32."""
+    k, c, r, s = problem.w_shape()
+    dtype = compute_dtype(problem)
+    parts = [Part((matrices.a**2, k, c), dtype)]
+    return parts if dtype == torch_dtype(problem) else [*parts, Part((k, c, r, s), dtype)]
+
+
+def _scratch_parts(matrices: CookToom, problem: ConvProblem, n: int) -> list[Part]:
+    """Flat parts; successive stages take turns, each reads one and writes the other (see ``_transform_tiles``)."""
+    tiles = tiling(matrices, problem, n)
+    a, m = matrices.a, matrices.m
+    per_tile = tiles.groups * tiles.count
+    source, target = per_tile * tiles.source_channels, per_tile * tiles.target_channels
+    half_source = prod(_half_shape(tiles, matrices.b_t, tiles.source_channels))
+    if problem.operation is Operation.BACKWARD_FILTER:
+        half_target = a * m * target
+        sizes = [a * a * source, max(half_source, a * a * target), half_target]
+    else:
+        sizes = [max(a * a * source, m * a * target), max(half_source, a * a * target)]
+    return [Part((size,), compute_dtype(problem)) for size in sizes]
+
+
+def _half_shape(tiles: Tiling, matrix: Matrix, channels: int) -> tuple[int, ...]:
+    """Tiles that are transformed along their height only: (a, n, rows, image width, groups, channels)."""
+    width = tiles.m * (tiles.columns - 1) + len(matrix[0])
+    return (tiles.a, tiles.n, tiles.rows, width, tiles.groups, channels)
+
+
+def _transform_tiles(
+    matrix: Matrix,
+    tiles: Tiling,
+    image: Tensor,
+    padding: tuple[int, int],
+    channels: int,
+    buffers: tuple[Tensor, Tensor],
+) -> Tensor:
+    """``matrix @ tile @ matrix^T`` of every tile of an image (n, groups * channels, height, width).
+
+    Returns (points * groups, tiles, channels), in the first buffer. The way there is padded image (first buffer), half
+    transformed (second), transformed (first).
+    """
+    half_shape = _half_shape(tiles, matrix, channels)
+    length, m = len(matrix[0]), tiles.m
+    height = m * (tiles.rows - 1) + length
+    padded = _head(buffers[0], (tiles.n, height, *half_shape[3:]))
+    _pad(image, padded, padding)
+    half = _head(buffers[1], half_shape)
+    _apply(matrix, [padded[:, i : height - length + i + 1 : m] for i in range(length)], half.unbind(0))
+    result = _head(buffers[0], (tiles.a, tiles.a, tiles.groups, tiles.n, tiles.rows, tiles.columns, channels))
+    span = half_shape[3] - length + 1
+    columns = [half[:, :, :, j : span + j : m] for j in range(length)]
+    _apply(matrix, columns, result.permute(1, 0, 3, 4, 5, 2, 6).unbind(0))
+    return result.view(tiles.a**2 * tiles.groups, tiles.count, channels)
+
+
+def _inverse_transform(
+    a_t: Matrix, tiles: Tiling, product: Tensor, target: Tensor, bias: Tensor | None, buffers: tuple[Tensor, Tensor]
+) -> None:
+    """``A^T product A + bias`` of every tile, into the target (n, channels, height, width).
+
+    The product lies in the first buffer; it goes half transformed into the second, whole pixels into the first.
+    """
+    m, n, rows, columns = tiles.m, tiles.n, tiles.rows, tiles.columns
+    grouped = (tiles.groups, tiles.target_channels)
+    half = _head(buffers[1], (m, tiles.a, grouped[0], n, rows, columns, grouped[1]))
+    _apply(a_t, product.view(tiles.a, *half.shape[1:]).unbind(0), half.unbind(0))
+    image = _head(buffers[0], (n, rows, m, columns, m, *grouped))
+    start = None if bias is None else bias.view(grouped)
+    points = half.permute(1, 0, 3, 4, 5, 2, 6).unbind(0)
+    _apply(a_t, points, image.permute(4, 2, 0, 1, 3, 5, 6).unbind(0), start)
+    whole = image.view(n, rows * m, columns * m, prod(grouped)).permute(0, 3, 1, 2)
+    target.copy_(whole[:, :, : target.shape[2], : target.shape[3]])
+
+
+def _apply(matrix: Matrix, sources: Sequence[Tensor], targets: Sequence[Tensor], start: Tensor | None = None) -> None:
+    """targets[i] = start + sum over j of matrix[i][j] * sources[j]."""
+    for row, target in zip(matrix, targets, strict=True):
+        if start is None:
+            target.zero_()
+        else:
+            target.copy_(start)
+        for factor, source in zip(row, sources, strict=True):
+            if factor:
+                target.add_(source, alpha=float(factor))
+
+
+def _pad(image: Tensor, padded: Tensor, padding: tuple[int, int]) -> None:
+    """Write an image (n, channels, height, width) into the zeros of (n, height, width, groups, channels).
+
+    Pixel (0, 0) lands on ``padding``, which may be negative; what lands outside is dropped.
+    """
+    padded.zero_()
+    n, _, height, width = image.shape
+    grouped = image.permute(0, 2, 3, 1).view(n, height, width, *padded.shape[3:])
+    (to_rows, from_rows), (to_columns, from_columns) = (
+        _overlap(image.shape[2 + axis], padded.shape[1 + axis], padding[axis]) for axis in (0, 1)
+    )
+    padded[:, to_rows, to_columns].copy_(grouped[:, from_rows, from_columns])
+
+
+def _overlap(size: int, padded_size: int, offset: int) -> tuple[slice, slice]:
+    """Where a line of ``size`` pixels that begins at ``offset`` meets [0, padded_size): there, and in the line."""
+    begin = min(max(offset, 0), padded_size)
+    end = max(begin, min(offset + size, padded_size))
+    return slice(begin, end), slice(begin - offset, end - offset) if end > begin else slice(0, 0)
+
+
+def _head(buffer: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return buffer[: prod(shape)].view(shape)
+
+
+def _taps(w: Tensor) -> Tensor:
+    """(K, C // groups, R, S) as (K, C // groups, R * S): a view in both memory formats."""
+    return w.view(*w.shape[:2], -1)
+
+
+def _wide(w: Tensor, staging: Sequence[Tensor]) -> Tensor:
+    """The filter in the dtype of the computation: itself, or its copy in the staging part."""
+    return staging[0].copy_(w) if staging else w
+
+
+@cache
+def _filter_matrix(matrices: CookToom, dtype: torch.dtype, device: torch.device, *, turned: bool = False) -> Tensor:
+    """G for both dimensions at once, (a * a, r * r), each entry rounded once; ``turned`` for the turned filter."""
+    g = tuple(row[::-1] for row in matrices.g) if turned else matrices.g
+    rows = [[float(x) for x in row] for row in kronecker(g, g)]
+    # Through numpy: a constant of the process, not a part of any call's workspace, must not pass torch's allocator.
+    return torch.from_numpy(np.array(rows, dtype=_NUMPY_DTYPES[dtype])).to(device)

@@ -1,0 +1,43 @@
+"""Finds what pickles of version 0.1.0 name by modules that have moved since.
+
+A pickle says in which module each of its classes lived. The old name becomes a module that asks the new one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType
+
+_MOVED = {
+    "mucudnn.config": "mucudnn.words.config",
+    "mucudnn.configuration": "mucudnn.words.results",
+    "mucudnn.environment": "mucudnn.running.environment",
+    "mucudnn.errors": "mucudnn.words.errors",
+    "mucudnn.kept_filters": "mucudnn.running.kept_filters",
+    "mucudnn.models": "mucudnn.tuning.models",
+    "mucudnn.nn": "mucudnn.running.conv2d",
+    "mucudnn.operators": "mucudnn.running.operators",
+    "mucudnn.problem": "mucudnn.words.problem",
+    "mucudnn.task": "mucudnn.words.task",
+    "mucudnn.values": "mucudnn.words.values",
+}
+
+
+def find_moved_modules() -> None:
+    """Let imports of the old names succeed. Costs nothing until one is asked for."""
+    sys.meta_path.append(_Finder())
+
+
+class _Finder(MetaPathFinder, Loader):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return spec_from_loader(fullname, self) if fullname in _MOVED else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["__getattr__"] = lambda name: getattr(import_module(_MOVED[module.__name__]), name)

@@ -1,0 +1,4 @@
+"""Holds the commands of ``mucudnn bench``, one file each.
+
+What they run lives in the top folder ``bench``.
+"""

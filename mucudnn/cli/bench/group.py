@@ -1,0 +1,99 @@
+"""``mucudnn bench``: torch against mucudnn, and the solvers against their bars."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mucudnn.cli.bench.inference import inference
+from mucudnn.cli.bench.limits import limits
+from mucudnn.cli.bench.memory import memory
+from mucudnn.cli.bench.numerics import numerics
+from mucudnn.cli.bench.training import training
+from mucudnn.cli.shared import options
+from mucudnn.terminal.command_files import FileCommand, SourceFile
+from mucudnn.terminal.whole_files import write_json
+from mucudnn.words.problem import MemoryFormat
+
+
+@click.group()
+def bench() -> None:
+    """Measure torch against mucudnn, in turns in one run; how long the solvers take; what differs in the numbers."""
+
+
+@bench.command(cls=FileCommand)
+@click.argument("source", type=SourceFile("NAME"))
+@options.batch
+@options.input_shape
+@options.dtype
+@click.option(
+    "--memory-format",
+    "memory_formats",
+    type=options.several(MemoryFormat),
+    default=tuple(MemoryFormat),
+    help="Which memory formats; default: both.",
+)
+@click.option("--rounds", type=options.Count(), help="Samples of each variant; default: 15.")
+@options.choices(workspace_limit="none")
+@options.threads
+@options.device
+@options.json_file
+def network(
+    source: str,
+    batch: int | None,
+    input_shape: tuple[int, int, int] | None,
+    dtype: str,
+    memory_formats: tuple[MemoryFormat, ...],
+    rounds: int | None,
+    threads: int | None,
+    device: str,
+    json_file: Path | None,
+    **choices: Any,
+) -> None:
+    """All convolutions of the network NAME, each counted as often as it occurs.
+
+    Torch on contiguous and on channels_last tensors, mucudnn on contiguous and on channels_last: tuned first, then
+    measured. On CUDA also torch with torch.backends.cudnn.benchmark, which times 10 engines or (limit 0) all of them.
+    NAME can be any SOURCE of mucudnn tune.
+    """
+    from mucudnn.bench.sources.layers import load_source
+    from mucudnn.bench.suites.network.benchmark import ROUNDS, benchmark_network
+    from mucudnn.bench.suites.network.report import network_record, network_table
+    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.words.config import Config
+
+    config = Config(**choices)
+    options.use_threads(threads)
+    table = load_source(source, batch=batch, input_shape=input_shape, dtype=dtype)
+    with progress_bar() as progress:
+        benchmark = benchmark_network(
+            table, config, memory_formats=memory_formats, rounds=rounds or ROUNDS, device=device, progress=progress
+        )
+    console = output()
+    console.print(network_table(benchmark))
+    console.print(str(benchmark.environment))
+    if json_file is not None:
+        write_json(json_file, network_record(benchmark))
+
+
+@bench.command(cls=FileCommand)
+@options.json_file
+def solver(json_file: Path | None) -> None:
+    """How long the solvers take on made-up measurements, beside the times that they must not exceed."""
+    from mucudnn.bench.suites.solver.benchmark import benchmark_solvers
+    from mucudnn.bench.suites.solver.report import solver_record
+    from mucudnn.terminal.console import output
+
+    benchmark = benchmark_solvers()
+    output().print(str(benchmark))
+    if json_file is not None:
+        write_json(json_file, solver_record(benchmark))
+
+
+bench.add_command(inference)
+bench.add_command(limits)
+bench.add_command(memory)
+bench.add_command(numerics)
+bench.add_command(training)

@@ -1,0 +1,116 @@
+"""``mucudnn bench limits``: micro-batches against whole mini-batches, under equal workspace limits."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mucudnn.cli.shared import options
+from mucudnn.terminal.command_files import FileCommand, SourceFile
+from mucudnn.terminal.whole_files import write_csv, write_each, write_json
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import Pair
+from mucudnn.words.units import parse_bytes
+
+_ALL = "all"
+
+
+def parse_limits(text: str) -> tuple[int, ...]:
+    """``8MiB,64MiB`` -> bytes. Raises ``InvalidInputError``."""
+    sizes = [parse_bytes(part.strip()) for part in text.split(",")]
+    limits = tuple(size for size in sizes if size is not None)
+    if len(limits) < len(sizes):
+        raise InvalidInputError("no limit at all is compared in any case; give sizes only, as 8MiB,64MiB")
+    return limits
+
+
+def parse_filters(text: str) -> tuple[Pair, ...]:
+    """``3x3,5x5`` -> ((3, 3), (5, 5)); all -> (). Raises ``InvalidInputError``."""
+    if text == _ALL:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if wrong := [part for part in parts if re.fullmatch(f"{options.SIZE}x{options.SIZE}", part) is None]:
+        raise InvalidInputError(f"{wrong[0]!r} is not height x width of a filter; write for example 3x3,5x5, or {_ALL}")
+    sizes = [tuple(map(int, part.split("x"))) for part in parts]
+    return tuple((r, s) for r, s in sizes)
+
+
+@click.command(cls=FileCommand)
+@click.argument("source", type=SourceFile("SOURCE"), default="deepbench-train")
+@click.option("--batch", type=options.Count(), default=256, show_default=True, help="Samples in a mini-batch.")
+@options.input_shape
+@options.dtype
+@options.memory_format
+@click.option(
+    "--filters",
+    type=options.Text("RxS,...", parse_filters),
+    default="3x3,5x5",
+    show_default=True,
+    help="Only the layers with a filter of these sizes, or all.",
+)
+@click.option(
+    "--limits",
+    type=options.Text("SIZE,...", parse_limits),
+    default="8MiB,64MiB,128MiB,256MiB,512MiB",
+    show_default=True,
+    help="Most memory that any one operation may take beside its tensors; no limit at all is compared, too.",
+)
+@click.option("--rounds", type=options.Count(), default=7, show_default=True, help="Samples of each whole run.")
+@click.option(
+    "--seconds",
+    type=options.Finite(min=0, min_open=True),
+    help="Begin no problem that would not be done by then, as far as the earlier ones tell; default: all.",
+)
+@options.measuring
+@options.threads
+@options.device
+@options.csv_file
+@options.json_file
+def limits(
+    source: str,
+    filters: tuple[Pair, ...],
+    limits: tuple[int, ...],
+    rounds: int,
+    seconds: float | None,
+    threads: int | None,
+    device: str,
+    csv_file: Path | None,
+    json_file: Path | None,
+    **rest: Any,
+) -> None:
+    """Under equal workspace limits: the best undivided engine against what mucudnn makes of micro-batches.
+
+    SOURCE is as for mucudnn tune; by default DeepBench's training layers with 3x3 and 5x5 filters. All is measured once
+    without a limit, then whole runs decide under each. On CUDA the rivals are cuDNN's engines, and torch runs with
+    torch.backends.cudnn.benchmark, too; on the CPU they are all algorithms. The files are complete after every problem.
+    """
+    from mucudnn.bench.sources.layers import load_source
+    from mucudnn.bench.suites.limits.benchmark import compare_under_limits, with_filters
+    from mucudnn.bench.suites.limits.report import in_words, limits_record, limits_rows, limits_table
+    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.words.config import Config
+
+    table = load_source(source, **options.pop_sizes(rest))
+    if filters:
+        table = with_filters(table, filters)
+    options.use_threads(threads)
+    comparison = None
+    try:
+        with progress_bar() as progress:
+            for comparison in compare_under_limits(
+                table, Config(**rest), limits, device=device, rounds=rounds, seconds=seconds, progress=progress
+            ):
+                write_each(
+                    (csv_file, partial(write_csv, rows=limits_rows(comparison))),
+                    (json_file, partial(write_json, record=limits_record(comparison))),
+                )
+    finally:  # however it ends, what is ready is told
+        if comparison is not None:
+            console = output()
+            console.print(limits_table(comparison))
+            console.print(in_words(comparison), soft_wrap=True)
+            console.print(str(comparison.environment))

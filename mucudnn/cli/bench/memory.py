@@ -1,0 +1,102 @@
+"""``mucudnn bench memory``: the peak memory and the time of a training step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mucudnn.cli.shared import options
+from mucudnn.terminal.command_files import FileCommand, SourceFile
+from mucudnn.terminal.whole_files import write_json
+from mucudnn.words.problem import MemoryFormat
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@click.command(cls=FileCommand)
+@click.argument("source", type=SourceFile("NAME"))
+@options.batch
+@options.input_shape
+@options.memory_format
+@click.option(
+    "--rounds", type=options.Count(least=2), default=9, show_default=True, help="Steps of each that are timed."
+)
+@click.option(
+    "--runs",
+    type=options.Count(least=0),
+    default=3,
+    show_default=True,
+    help="Processes of each for the peak of resident memory; 0: do not measure it. On cuda there are none.",
+)
+@options.choices(workspace_limit="headroom", headroom=True)
+@options.threads
+@options.device
+@options.json_file
+def memory(
+    source: str,
+    batch: int | None,
+    input_shape: tuple[int, int, int] | None,
+    memory_format: MemoryFormat,
+    rounds: int,
+    runs: int,
+    threads: int | None,
+    device: str,
+    json_file: Path | None,
+    **choices: Any,
+) -> None:
+    """Peak memory and time of a training step of the network NAME: torch against mucudnn, in turns in one run.
+
+    NAME is a network of mucudnn layers, or package.module:factory, a function that returns your own torch model (with
+    --input 3x224x224). mucudnn runs within the headroom, or within what is given, and beside it with a limit of 64 MiB.
+    """
+    from mucudnn.bench.sources.layers import importable_from_here
+    from mucudnn.bench.suites.memory.benchmark import benchmark_memory
+    from mucudnn.bench.suites.memory.report import in_words, memory_record, memory_table
+    from mucudnn.running.environment import current_environment
+    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.words.config import Config
+
+    config = Config(**choices)
+    options.use_threads(threads)
+    current_environment(device)  # says at once what is missing for it
+    model, x = _model_and_input(source, batch or 1, input_shape, memory_format, device)
+    with progress_bar() as progress, importable_from_here():  # the processes of the runs inherit the path
+        benchmark = benchmark_memory(model, x, config, name=source, rounds=rounds, runs=runs, progress=progress)
+    console = output()
+    console.print(memory_table(benchmark))
+    console.print(in_words(benchmark))
+    console.print(str(benchmark.environment))
+    if json_file is not None:
+        write_json(json_file, memory_record(benchmark))
+
+
+def _model_and_input(
+    source: str, batch: int, input_shape: tuple[int, int, int] | None, memory_format: MemoryFormat, device: str
+) -> tuple[nn.Module, Tensor]:
+    """The same weights and numbers every time, made on the CPU. One step is run, to find out whether the model can be
+    trained.
+    """
+    import torch
+
+    from mucudnn.bench.measure import operands
+    from mucudnn.bench.sources.headroom import blamed_in_training
+    from mucudnn.bench.sources.layers import NETWORKS, load_model
+    from mucudnn.bench.sources.networks import INPUT_SHAPE, build
+    from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+    from mucudnn.tracing.training_step import training_step
+    from mucudnn.tracing.undisturbed import undisturbed
+
+    torch.manual_seed(0)
+    torch_format = TORCH_FORMATS[memory_format]
+    if source in NETWORKS:  # with parameters that can be computed with, which those of load_model are not
+        model, shape = build(source).to(memory_format=torch_format), input_shape or INPUT_SHAPE  # type: ignore[call-overload]
+    else:
+        model, shape = load_model(source, input_shape=input_shape, memory_format=memory_format)
+    x = torch.randn(operands.input_shape(batch, shape)).to(device=device, memory_format=torch_format)
+    model = model.to(device=device)
+    with undisturbed(model), blamed_in_training(source, x.shape):
+        training_step(model, (x,))
+    return model, x

@@ -1,0 +1,304 @@
+"""What the commands share: how values are read, and the options that more than one command has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import StrEnum
+from functools import wraps
+from math import isfinite
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from mucudnn.running.environment import require_known
+from mucudnn.terminal.command_files import DatabaseFile, OutputFile, SourceFile
+from mucudnn.terminal.whole_files import CURVE
+from mucudnn.words.config import HEADROOM, BatchSizePolicy
+from mucudnn.words.errors import InvalidInputError, MucudnnError
+from mucudnn.words.problem import ITEM_BYTES, MemoryFormat, Operation
+from mucudnn.words.units import parse_bytes, parse_seconds
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_Choice = TypeVar("_Choice", bound=StrEnum)
+LARGEST = 2**31 - 1  # number that libraries in C take
+SIZE = "[1-9][0-9]{0,8}"  # a regular expression: from 1, and within LARGEST
+MOST_THREADS = 1024  # with very many more, OpenMP ends the process for want of memory
+
+
+class Text(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
+    """What a function makes of the text; ``shown`` stands for it in --help.
+
+    Its ``MucudnnError`` becomes a usage error, which names the option. Defaults are taken as they are.
+    """
+
+    def __init__(self, shown: str, parse: Callable[[str], object]) -> None:
+        self.name = shown
+        self.parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self.parse(value) if isinstance(value, str) and not isinstance(value, StrEnum) else value
+        except MucudnnError as error:
+            return self.fail(str(error), param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return self.name
+
+
+class Finite(click.FloatRange):
+    """A number in a range, and neither infinite nor NaN, which compares as if it were in every range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if isfinite(number) else self.fail(f"{value!r} is not a finite number", param, ctx)
+
+
+class Count(click.IntRange):
+    """A whole number from least to most."""
+
+    def __init__(self, least: int = 1, most: int = LARGEST) -> None:
+        super().__init__(min=least)
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if number <= self.most else self.fail(f"{number}: it must be at most {self.most}", param, ctx)
+
+
+def choice(kind: type[StrEnum]) -> Text:
+    """One member of ``kind``, written with hyphens or underscores."""
+    return Text(f"[{'|'.join(_spellings(kind))}]", lambda text: _member(kind, text))
+
+
+def several(kind: type[StrEnum]) -> Text:
+    """Members of ``kind``, comma-separated; a tuple in the order of ``kind``."""
+
+    def parse(text: str) -> tuple[StrEnum, ...]:
+        chosen = {_member(kind, part) for part in text.split(",")}
+        return tuple(member for member in kind if member in chosen)
+
+    return Text(",".join(_spellings(kind)), parse)
+
+
+def _spellings(kind: type[_Choice]) -> dict[str, _Choice]:
+    return {member.value.replace("_", "-"): member for member in kind}
+
+
+def _member(kind: type[_Choice], text: str) -> _Choice:
+    allowed = _spellings(kind)
+    spelling = text.strip().replace("_", "-")
+    if spelling not in allowed:
+        raise InvalidInputError(f"{text!r} is not known; allowed are {', '.join(allowed)}")
+    return allowed[spelling]
+
+
+def parse_shape(text: str) -> tuple[int, int, int]:
+    """``3x224x224`` -> (C, H, W). Raises ``InvalidInputError``."""
+    if re.fullmatch(rf"{SIZE}(x{SIZE}){{2}}", text) is None:
+        raise InvalidInputError(f"{text!r} is not channels x height x width of one sample; write for example 3x224x224")
+    c, h, w = map(int, text.split("x"))
+    return c, h, w
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """``a,b`` -> ``("a", "b")``. Raises ``InvalidInputError`` where there is no name."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise InvalidInputError(
+            f"algorithms has no name in {text!r}; mucudnn doctor lists them: give some, or leave it out"
+        )
+    return names
+
+
+def parse_environment(text: str) -> str:
+    """Part of a description, or a number. Raises ``InvalidInputError`` for what is part of all of them."""
+    if not text.strip():
+        raise InvalidInputError(f"{text!r} is part of every environment's description; leave it out to see them all")
+    return text
+
+
+def _checked_by(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """For values that a ``Config`` takes as text."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return check
+
+
+def together(*options: Decorator) -> Decorator:
+    """One decorator that adds several options, listed by --help in this order."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+batch = click.option("--batch", type=Count(), help="Samples in a mini-batch.")
+input_shape = click.option(
+    "--input", "input_shape", type=Text("CxHxW", parse_shape), help="One sample of your own model, as 3x224x224."
+)
+dtype = click.option(
+    "--dtype", type=click.Choice(list(ITEM_BYTES)[::-1]), default="float32", show_default=True, help="Of all tensors."
+)
+memory_format = click.option(
+    "--memory-format",
+    type=choice(MemoryFormat),
+    default=MemoryFormat.CONTIGUOUS,
+    show_default="contiguous",
+    help="How activations and filters lie in memory.",
+)
+operations = click.option(
+    "--operations", type=several(Operation), default=tuple(Operation), help="Which operations; default: all three."
+)
+database = click.option(
+    "--database",
+    type=DatabaseFile(),
+    help="SQLite file of the measurements; default: in your cache folder.",
+)
+json_file = click.option("--json", "json_file", type=OutputFile(), help="Write the results to this JSON file, too.")
+csv_file = click.option("--csv", "csv_file", type=OutputFile(), help="Write the numbers to this CSV file, too.")
+csv_and_curve_file = click.option(
+    "--csv", "csv_file", type=OutputFile(second=CURVE), help="Write the numbers to this CSV file, too."
+)
+plot_file = click.option(
+    "--plot", "plot_file", type=OutputFile("FILE.png", suffix=".png"), help="Draw them into this PNG file, too."
+)
+threads = click.option("--threads", type=Count(most=MOST_THREADS), help="CPU threads; default: what torch uses.")
+known_device = Text("TEXT", _checked_by(require_known))
+device = click.option(
+    "--device", type=known_device, default="cpu", show_default=True, help="Where to run: cpu or cuda."
+)
+policy = click.option(
+    "--policy",
+    type=choice(BatchSizePolicy),
+    default=BatchSizePolicy.POWER_OF_TWO,
+    show_default="power-of-two",
+    help="Micro-batch sizes that are measured.",
+)
+algorithms = click.option(
+    "--algorithms",
+    type=Text("NAME,...", parse_names),
+    help="Choose from these only (mucudnn doctor lists them); torch's own is always a candidate.",
+)
+max_relative_error = click.option(
+    "--max-relative-error",
+    type=Finite(min=0, min_open=True),
+    help="Bar algorithms whose relative L2 error against float64 is above this; default: by dtype, 1e-5 in float32.",
+)
+environment = click.option(
+    "--environment",
+    type=Text("TEXT|NUMBER", parse_environment),
+    help="Where it was measured, if there are several: part of the description, or its number in the list.",
+)
+deterministic = click.option(
+    "--deterministic", is_flag=True, help="Only algorithms that give the same bits on every run."
+)
+strict = click.option(
+    "--strict", is_flag=True, help="Only algorithms with which NaN and infinities spread no further than with torch."
+)
+time_limit = click.option(
+    "--time-limit", type=Text("TIME", _checked_by(parse_seconds)), help="Most measuring per problem, as 60s or 2min."
+)
+
+
+def parse_budget(text: str) -> str:
+    """Raises ``InvalidInputError``, also for none, which would be no budget."""
+    if parse_bytes(text) is None:
+        raise InvalidInputError(f"{text!r} is no budget; leave it out, or use --workspace-limit none")
+    return text
+
+
+def parse_limit(text: str) -> str:
+    """A size or none. Raises ``InvalidInputError``."""
+    if text == HEADROOM:
+        raise InvalidInputError(
+            f"{HEADROOM} is free memory in a training step, and this command runs none; give a size, such as 64MiB, or "
+            "none (mucudnn tune, solve and bench memory know the headroom)"
+        )
+    parse_bytes(text)
+    return text
+
+
+def parse_limit_or_headroom(text: str) -> str:
+    """A size, none or headroom. Raises ``InvalidInputError``."""
+    return text if text == HEADROOM else parse_limit(text)
+
+
+budget_size = Text("SIZE", parse_budget)
+
+
+def memory_bounds(workspace_limit: str, headroom: bool = False) -> Decorator:
+    """``workspace_limit``, with this default, or ``workspace_budget``: both at once are a usage error.
+
+    headroom: whether the limit may be that, too.
+    """
+    sizes = (
+        "as 64MiB, none, or headroom: what is free below the peak of a training step"
+        if headroom
+        else "as 64MiB, or none"
+    )
+    limit = click.option(
+        "--workspace-limit",
+        type=Text("SIZE", parse_limit_or_headroom if headroom else parse_limit),
+        default=workspace_limit,
+        show_default=True,
+        help=f"Most memory that any one operation may take beside its tensors: {sizes}.",
+    )
+    budget = click.option(
+        "--workspace-budget",
+        type=budget_size,
+        help="Instead of a limit for each: most memory of all operations in sum, divided as it saves most time.",
+    )
+    return together(limit, budget, _one_bound)
+
+
+def _one_bound(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The default limit does not count beside a budget."""
+
+    @wraps(function)
+    def checked(*args: Any, workspace_limit: str, workspace_budget: str | None, **rest: Any) -> Any:
+        if workspace_budget is None:
+            return function(*args, workspace_limit=workspace_limit, **rest)
+        context = click.get_current_context()
+        if context.get_parameter_source("workspace_limit") is not ParameterSource.DEFAULT:
+            raise click.UsageError(
+                "a budget is divided instead of a limit for each: give --workspace-limit or "
+                "--workspace-budget, not both",
+                context,
+            )
+        return function(*args, workspace_budget=workspace_budget, **rest)
+
+    return checked
+
+
+def choices(workspace_limit: str, headroom: bool = False) -> Decorator:
+    """The options that make up a ``mucudnn.Config``, under its names: ``Config(**given)``; see ``memory_bounds``."""
+    return together(memory_bounds(workspace_limit, headroom), measuring)
+
+
+measuring = together(policy, operations, algorithms, max_relative_error, deterministic, strict, time_limit, database)
+"""The choices of a ``mucudnn.Config`` that do not bound its workspace."""
+
+source_argument = click.argument("source", type=SourceFile("SOURCE"))
+source = together(source_argument, batch, input_shape)
+"""Where the convolutions come from."""
+
+
+def pop_sizes(given: dict[str, Any]) -> dict[str, Any]:
+    """Take out of the given options those that ``load_source`` wants under the same names."""
+    return {name: given.pop(name) for name in ("batch", "input_shape", "dtype", "memory_format")}
+
+
+def use_threads(threads: int | None) -> None:
+    """Let torch compute with so many threads; ``None``: as many as it takes by itself."""
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)

@@ -1,0 +1,97 @@
+"""What commands have in common that tune, or solve from what is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mucudnn.bench.sources.layers import LayerTable
+    from mucudnn.bench.sources.table_tuning import Limits, TableTuning
+    from mucudnn.running.environment import Environment
+    from mucudnn.words.config import Config
+
+
+def load_limited(
+    source: str, sizes: dict[str, Any], config: Config, device: str = "cpu"
+) -> tuple[LayerTable, Limits | None]:
+    """The table of a source; if the config asks for the headroom, module by module and with that of each.
+
+    sizes: as for ``load_source``. device: where the training step is, whose headroom it is.
+    """
+    if not config.has_headroom_limit:
+        from mucudnn.bench.sources.layers import load_source
+
+        return load_source(source, **sizes), None
+    from mucudnn.bench.sources.headroom import table_with_headroom
+
+    table, headroom = table_with_headroom(source, **sizes, device=device)
+    return table, headroom.limits
+
+
+def tuning_environment(device: str, config: Config) -> Environment:
+    """That in which the config is tuned on a device: torch's settings, and what the config asks beyond them.
+
+    Raises ``UnavailableError`` for a device that is not there.
+    """
+    from mucudnn.running.environment import current_environment
+    from mucudnn.words.torch_settings import deterministic_torch
+
+    with deterministic_torch(config.deterministic):
+        return current_environment(device)
+
+
+def tune_with_progress(table: LayerTable, config: Config, device: str, limits: Limits | None = None) -> TableTuning:
+    """All of the table, or the rows that were ready when Ctrl-C came. Arguments as for ``tune_table``."""
+    from mucudnn.bench.sources.table_tuning import tune_table
+    from mucudnn.terminal.console import progress_bar
+
+    with progress_bar() as progress:
+        return tune_table(table, config, limits=limits, device=device, progress=progress)
+
+
+def require_complete(tuning: TableTuning) -> None:
+    """Raises ``KeyboardInterrupt`` with what is ready, if the tuning was interrupted."""
+    if tuning.interrupted:
+        raise KeyboardInterrupt(f"{len(tuning.rows)} of {tuning.wanted} are ready")
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What was solved from stored measurements, and where these were made. ``notes``: what was set aside, and what is
+    not known, in words.
+    """
+
+    tuning: TableTuning
+    environment: Environment
+    notes: tuple[str, ...]
+
+
+def solve_stored(
+    path: Path, table: LayerTable, config: Config, environment: str | None, limits: Limits | None = None
+) -> Replayed:
+    """Solve the table from a database or profile, and print the notes. environment: as for ``stored_measurements``."""
+    from mucudnn.bench.sources.table_tuning import of_table, table_tasks
+    from mucudnn.database.profile_file import open_stored
+    from mucudnn.database.stored import stored_measurements
+    from mucudnn.tuning.replay import replay, shortcomings
+    from mucudnn.words.config import BatchSizePolicy
+
+    with open_stored(path) as database:
+        tasks = table_tasks(table, config, limits)
+        found = stored_measurements(
+            database,
+            tasks,
+            BatchSizePolicy(config.policy),
+            algorithms=config.algorithms,
+            strict=config.strict,
+            environment=environment,
+        )
+        notes = (*found.notes, *shortcomings(tasks, found))
+        for note in notes:
+            click.echo(f"Note: {note}", err=True)
+        return Replayed(of_table(table, replay(tasks, config, found)), found.environment, notes)

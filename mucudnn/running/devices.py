@@ -1,0 +1,93 @@
+"""Where a model is: the one device that it is tuned on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from mucudnn.running.environment import require_cuda
+from mucudnn.words.errors import InvalidInputError, UnavailableError
+from mucudnn.words.problem import MOST_SAMPLES, ConvProblem
+from mucudnn.words.values import shown, text
+
+_NAMES_SHOWN = 3
+
+
+def device_named(device: object) -> torch.device:
+    """``"cuda:1"`` as ``torch.device("cuda", 1)``, which may be given as well.
+
+    Raises ``InvalidInputError`` for what names no device, ``UnavailableError`` for a GPU by a number that there is not.
+    """
+    try:
+        named = device if isinstance(device, torch.device) else torch.device(text(device, "device"))
+    except (RuntimeError, InvalidInputError):
+        raise InvalidInputError(f"device is {shown(device)}; use 'cpu', 'cuda', 'cuda:1' or a torch.device") from None
+    if named.type == "cuda" and named.index is not None:
+        require_cuda()
+        if named.index >= torch.cuda.device_count():
+            raise UnavailableError(
+                f"device is '{named}', but there are {torch.cuda.device_count()} GPUs, numbered from 0: use another"
+            )
+    return named
+
+
+def largest_batch_size(problem: ConvProblem, device_type: str) -> int:
+    """Of a mini-batch. On a GPU x and y may have more than ``MOST_ELEMENTS``: its engines get smaller micro-batches."""
+    return MOST_SAMPLES if device_type == "cuda" else min(MOST_SAMPLES, problem.countable_samples())
+
+
+def device_of_convolutions(model: nn.Module) -> torch.device:
+    """That of the filters of all its ``nn.Conv2d``; the CPU for a model without any.
+
+    Raises ``InvalidInputError`` for a model with convolutions on several devices.
+    """
+    convolutions = ((name, m) for name, m in model.named_modules() if isinstance(m, nn.Conv2d))
+    return _only_device(
+        ((name or "the model itself", module.weight) for name, module in convolutions),
+        "has convolutions on several devices",
+        "call mucudnn.optimize on each part, with the input of that part",
+    )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """That of all its parameters and buffers; the CPU for a model without any.
+
+    Raises ``InvalidInputError`` for a model that is on several devices.
+    """
+    return _only_device(
+        chain(model.named_parameters(), model.named_buffers()),
+        "is on several devices",
+        "its headroom is known on one: move it there, or give a limit in bytes",
+    )
+
+
+def made_current(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, ``"cuda"`` is this device, if it is one: what torch allocates, counts and runs there by default.
+
+    Nothing is done where it is the current one already: to ask costs less than to switch.
+    """
+    if device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+def _only_device(tensors: Iterable[tuple[str, Tensor]], what: str, remedy: str) -> torch.device:
+    named: dict[torch.device, list[str]] = {}
+    for name, tensor in tensors:
+        named.setdefault(tensor.device, []).append(name)
+    if len(named) > 1:
+        raise InvalidInputError(f"the model {what}: {_in_words(named)}; {remedy}")
+    return next(iter(named), torch.device("cpu"))
+
+
+def _in_words(named: Mapping[torch.device, list[str]]) -> str:
+    """``cuda:0 (conv1, conv2, conv3 and 5 more), cuda:1 (head)``."""
+    parts = []
+    for device, names in named.items():
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        parts.append(f"{device} ({', '.join(names[:_NAMES_SHOWN])}{more})")
+    return ", ".join(parts)

@@ -1,0 +1,153 @@
+"""What the measuring machine is: everything beside problem and algorithm that could change a measured time."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mucudnn.words.errors import UnavailableError
+
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Environment:
+    """Part of the key of every measurement: a time from another environment says nothing about this one.
+
+    device: CPU model or GPU name. capability: instruction set that torch uses (``AVX512``), or of the GPU (``sm90``).
+    threads: of one operation; 1 on a GPU. torch, library: versions (``2.13.0+cpu``, ``oneDNN 3.12.0``). compiled: which
+    build of mucudnn's own C++ is loaded (``avx512``, ``avx2``, ``plain``), on a GPU what compiles it (``CuPy 14.2.0``),
+    or ``torch`` where there is none. numerics: what the user allows on a GPU, in words; empty on the CPU.
+    """
+
+    device: str
+    capability: str
+    threads: int
+    torch: str
+    library: str
+    compiled: str
+    numerics: str = ""
+
+    @property
+    def device_type(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return "cuda" if self.numerics else "cpu"
+
+    def __str__(self) -> str:
+        """For people: ``AMD EPYC (AVX512), 2 threads, torch 2.13.0+cpu, oneDNN 3.12.0, compiled for avx512``."""
+        device, versions = f"{self.device} ({self.capability})", f"torch {self.torch}, {self.library}"
+        if self.device_type == "cuda":
+            return ", ".join((device, versions, *([] if self.compiled == "torch" else [self.compiled]), self.numerics))
+        threads = f"{self.threads} thread" + ("" if self.threads == 1 else "s")
+        build = "nothing compiled" if self.compiled == "torch" else f"compiled for {self.compiled}"
+        return f"{device}, {threads}, {versions}, {build}"
+
+
+def current_environment(device: str = "cpu") -> Environment:
+    """The environment in which this process measures now: the CPU with torch's thread count at the time of the call, or
+    the current CUDA device with torch's settings.
+
+    Raises ``UnavailableError`` for any other device, and saying what is missing where CUDA is not to be had.
+    """
+    require_known(device)
+    return _on_cpu() if device == "cpu" else _on_cuda()
+
+
+def require_known(device: str) -> None:
+    """Raises ``UnavailableError`` for a device other than ``"cpu"`` and ``"cuda"``, be it there or not."""
+    if device not in ("cpu", "cuda"):
+        raise UnavailableError(
+            f"device is {device!r}; mucudnn measures on 'cpu' and 'cuda': use device='cpu', or 'cuda' for the current "
+            "GPU (CUDA_VISIBLE_DEVICES=1 picks another)"
+        )
+
+
+def _on_cpu() -> Environment:
+    import torch  # here, since `import mucudnn` must not load torch
+
+    from mucudnn.kernels.compiled.library import build_name
+
+    return Environment(
+        device=cpu_model(),
+        capability=torch.backends.cpu.get_cpu_capability(),
+        threads=torch.get_num_threads(),
+        torch=str(torch.__version__),  # which compares as a version, and not as text
+        library=library_version(torch.__config__.show()),
+        compiled=build_name(),
+    )
+
+
+def _on_cuda() -> Environment:
+    import torch
+
+    from mucudnn.kernels.cuda.cupy_launcher import compiler_name
+    from mucudnn.kernels.cudnn.library import library
+    from mucudnn.words.torch_settings import Numerics
+
+    require_cuda()
+    cudnn = library()
+    major, minor = torch.cuda.get_device_capability()
+    _require_young_enough((major, minor), torch.cuda.get_arch_list())
+    return Environment(
+        device=torch.cuda.get_device_name(),
+        capability=f"sm{major}{minor}",
+        threads=1,
+        torch=str(torch.__version__),  # which compares as a version, and not as text
+        library=f"cuDNN {cudnn.version_text}",
+        compiled=compiler_name(),
+        numerics=str(Numerics.of_torch()),
+    )
+
+
+def require_cuda() -> None:
+    """Raises ``UnavailableError``, saying what is missing and what to do, where torch can use no GPU."""
+    import torch
+
+    if torch.version.cuda is None:
+        raise UnavailableError(
+            f"device is 'cuda', but torch {torch.__version__} is built without CUDA: install a CUDA build of torch, or "
+            "use device 'cpu'"
+        )
+    if torch.cuda.is_available():
+        return
+    reason = "there is none"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:  # tells no driver, one that is too old, and no device apart
+        reason = str(error).splitlines()[0]
+    raise UnavailableError(
+        f"device is 'cuda', but torch can use no GPU: {reason}; see nvidia-smi for the driver, or use device 'cpu'"
+    )
+
+
+def _require_young_enough(capability: tuple[int, int], architectures: Sequence[str]) -> None:
+    """architectures: for which torch has code, ``sm_75``, ``sm_90a``, ``compute_120``; empty if it does not say.
+
+    Raises ``UnavailableError`` for a device that is older than all of them.
+    """
+    import torch
+
+    numbers = [int(re.sub(r"\D", "", name)) for name in architectures]
+    oldest = divmod(min(numbers, default=0), 10)
+    if capability < oldest:
+        raise UnavailableError(
+            f"device is 'cuda', but {torch.cuda.get_device_name()} (compute capability {capability[0]}."
+            f"{capability[1]}) is too old for torch {torch.__version__}, which is built for {oldest[0]}.{oldest[1]} "
+            "and later: install an older torch, or use device 'cpu'"
+        )
+
+
+def cpu_model() -> str:
+    """Model name from ``/proc/cpuinfo``, the architecture (``aarch64``) where that gives none."""
+    text = _CPU_INFO.read_text(encoding="utf-8", errors="replace") if _CPU_INFO.exists() else ""
+    match = re.search(r"^model name\s*:\s*(\S.*?)\s*$", text, re.MULTILINE)
+    return match.group(1) if match else platform.machine()
+
+
+def library_version(torch_config: str) -> str:
+    """``oneDNN 3.12.0`` out of torch's description of its build, where oneDNN goes by its former name."""
+    match = re.search(r"(?:MKL-DNN|oneDNN) v([\d.]+)", torch_config)
+    return f"oneDNN {match.group(1)}" if match else "no oneDNN"

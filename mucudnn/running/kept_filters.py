@@ -1,0 +1,210 @@
+"""Kept filters: in inference, what an algorithm prepares from a filter is kept from call to call.
+
+A filter has changed if its bytes have, whoever wrote them: an optimizer, ``.data``, a NumPy array that shares the
+memory, another process. Torch's version counter sees only some of these, so every call fingerprints all bytes of the
+filter (``kernels/compiled/fingerprint.cpp``). That reads it once, as fast as memory allows; preparing it reads it,
+computes, and writes several times as much. Two filters have the same 64-bit fingerprint by chance alone.
+
+On the CPU alone: on a GPU every call would have to wait for its fingerprint, and for all that is queued before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.compiled.library import library, loaded_build
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.running.execution import Recipe, make_releasable
+from mucudnn.running.fallback import note_lack_of_memory
+from mucudnn.running.operators import run_forward
+from mucudnn.running.recipes import recipe_of
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration
+from mucudnn.words.units import format_bytes
+
+# Dense tensors without pending negation or conjugation, made outside and inside inference mode
+with torch.inference_mode(False):
+    _PLAIN = {torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr()}
+with torch.inference_mode():
+    _PLAIN.add(torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFilter:
+    """What is kept for one forward problem: what ``algorithm`` prepares from the filter, ``prepared_bytes``.
+
+    configurations: batch size -> the configuration that runs with it. ``reason``: why it is worth that, for people.
+    """
+
+    problem: ConvProblem
+    algorithm: str
+    prepared_bytes: int
+    configurations: Mapping[int, Configuration]
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """``kept for forward 64x56x56 -> 64, ...: winograd-4x4, 2.25 MiB; batch 8 runs winograd-4x4 2×4; reason``."""
+        largest = max(self.configurations)
+        parts = [
+            f"kept for {self.problem}: {self.algorithm}, {format_bytes(self.prepared_bytes)}",
+            f"batch {largest} runs {self.configurations[largest]}",
+            *([self.reason] if self.reason else ()),
+        ]
+        return "; ".join(parts)
+
+
+def fingerprint(tensor: Tensor) -> int:
+    """64 bits of all bytes of a dense CPU tensor, in the order in which they lie in memory; any thread count gives the
+    same. Raises ``UnavailableError`` where nothing compiled can be used.
+    """
+    fingerprinted: int = library().mucudnn_fingerprint(tensor.data_ptr(), tensor.nbytes, torch.get_num_threads())
+    return fingerprinted
+
+
+def is_inference() -> bool:
+    """Whether calls need no gradient, and are executed as they stand: no tracing, no mode that sees or changes them.
+
+    Forward mode and the transforms of ``torch.func`` do not get as far as this: see ``nn``.
+    """
+    return not (
+        torch.is_grad_enabled()
+        or torch.is_autocast_enabled("cpu")
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+class KeptFilters:
+    """What one module keeps. Filters are prepared when they are first used, and again whenever their bytes change.
+
+    Threads can share it. Copies and pickles know what to keep, and prepare it themselves. ``x_shapes`` are the
+    (N, C, H, W) for which something is kept. ``keeps_workspace``: as for ``Choices``.
+    """
+
+    device_type = "cpu"
+
+    def __init__(self, filters: Iterable[KeptFilter], keeps_workspace: bool = True) -> None:
+        self.filters, self.keeps_workspace = tuple(filters), keeps_workspace
+        self.x_shapes = frozenset(kept.problem.x_shape(n) for kept in self.filters for n in kept.configurations)
+        self.recipes: dict[tuple[Any, ...], Recipe | None] = {}
+        self._of_problem = {kept.problem: kept for kept in self.filters}
+        self._prepared: dict[ConvProblem, _Prepared] = {}
+        self._preparing = Lock()
+        make_releasable(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KeptFilters, (self.filters, self.keeps_workspace)
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Of what is prepared now."""
+        return sum(prepared.buffer.nbytes for prepared in list(self._prepared.values()))
+
+    def release(self) -> None:
+        """Give the memory back; the next call prepares again."""
+        with self._preparing:
+            self._prepared = {}
+
+    def unlock(self) -> None:
+        """In a process that was forked off while another thread prepared."""
+        self._preparing = Lock()
+
+    def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
+        """What runs ``problem`` on ``n`` samples with what is kept; ``None`` if nothing is. Raises as ``Recipe.of``."""
+        kept = self._of_problem.get(problem)
+        configuration = None if kept is None else kept.configurations.get(n)
+        if kept is None or configuration is None:
+            return None
+        return Recipe.of(problem, configuration, kept.algorithm, keeps_workspace=self.keeps_workspace)
+
+    def convolve(
+        self,
+        x: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+    ) -> Tensor | None:
+        """y: (N, K, P, Q), newly allocated; ``None`` where nothing is kept that could compute it, or memory is lacking.
+
+        x: (N, C, H, W), w: (K, C // groups, R, S), bias: (K,). Only where ``is_inference()``.
+        """
+        if x.shape not in self.x_shapes or loaded_build().library is None or not _can_be_kept(w):
+            return None
+        if not _is_plain(x) or not (bias is None or _is_plain(bias)):
+            return None
+        recipe = recipe_of(self, Operation.FORWARD, x, w, bias, stride, padding, dilation, groups)
+        if recipe is None:
+            return None
+        try:
+            return run_forward(recipe, x, w, bias, self._prepared_from(w, recipe))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            note_lack_of_memory(f"no memory to keep the filter of {recipe.problem}; it is not kept", x.device)
+            return None
+
+    def _prepared_from(self, w: Tensor, recipe: Recipe) -> Tensor:
+        source = _Source.of(w)
+        prepared = self._prepared.get(recipe.problem)
+        if prepared is None or prepared.source != source:
+            prepared = self._prepare(w, source, recipe)
+        return prepared.buffer
+
+    def _prepare(self, w: Tensor, source: _Source, recipe: Recipe) -> _Prepared:
+        """Into a new buffer: another thread may be reading the old one.
+
+        It is prepared from a copy: should another thread write to w meanwhile, fingerprint and buffer still belong
+        together.
+        """
+        with self._preparing:
+            prepared = self._prepared.get(recipe.problem)
+            if prepared is not None and prepared.source == source:  # by another thread, while this one waited
+                return prepared
+            self._prepared.pop(recipe.problem, None)  # freed first if nobody reads it
+            copy = w.detach().clone()
+            torch_format = TORCH_FORMATS[recipe.problem.memory_format]
+            buffer = recipe.prepare(copy.contiguous(memory_format=torch_format))
+            prepared = self._prepared[recipe.problem] = _Prepared(_Source.of(copy), buffer)
+            return prepared
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a buffer was prepared from, and for how many threads: algorithms may lay it out for them."""
+
+    fingerprint: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    threads: int
+
+    @classmethod
+    def of(cls, w: Tensor) -> _Source:
+        return cls(fingerprint(w), w.shape, w.stride(), w.dtype, torch.get_num_threads())
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    source: _Source
+    buffer: Tensor  # 1-D uint8
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether its elements are what its bytes say, and no subclass wants to see what is done to it."""
+    plain = type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
+    return plain and torch._C._dispatch_keys(tensor).raw_repr() in _PLAIN
+
+
+def _can_be_kept(w: Tensor) -> bool:
+    return _is_plain(w) and (w.is_contiguous() or w.is_contiguous(memory_format=torch.channels_last))

@@ -1,0 +1,263 @@
+"""The three convolutions as torch operators: ``mucudnn::conv2d``, ``conv2d_backward_data``, ``conv2d_backward_filter``.
+
+All three touch the same tensors x, w and y (or dy), and each is the derivative of the others: so gradients of any order
+are again these operators, and are tuned as well. Which configuration runs is looked up by the integer ``tuning``, the
+handle of a ``Choices``. Where there is none (other shape, larger batch, other dtype, unknown handle, handle 0),
+the operators are torch's own convolution. They have no forward-mode derivative and no rules for ``torch.func``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.kernels.cudnn.algorithms import EngineError
+from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.running.devices import made_current
+from mucudnn.running.execution import MisalignedError, Recipe
+from mucudnn.running.fallback import note_failure, note_lack_of_memory, say_once, working_recipe
+from mucudnn.running.flops import count_flops
+from mucudnn.running.huge_pages import on_huge_pages
+from mucudnn.running.recipes import forget, recipe_of
+from mucudnn.words.errors import UnavailableError
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration
+
+UNTUNED = 0  # the handle of no choices
+_INSTEAD = "torch's own convolution runs instead"
+
+
+class Choices:
+    """What was chosen on one type of device: a configuration for each problem and batch size.
+
+    Immutable, made by ``Choices.of``. On other devices and for other problems torch's own convolution runs.
+
+    ``handle`` names the contents and not the object: it is the same in every process, so a graph that
+    ``torch.compile`` stored, a copy and a pickle (which registers itself when it is loaded) all find it again.
+    ``x_shapes`` are the (N, C, H, W) for which there is any configuration. ``keeps_workspace``: whether the CPU's
+    workspace outlives a call; else it is there only while a convolution runs.
+    """
+
+    __slots__ = ("configurations", "device_type", "handle", "keeps_workspace", "recipes", "x_shapes")
+
+    def __init__(
+        self,
+        configurations: Mapping[ConvProblem, Mapping[int, Configuration]],
+        device_type: str,
+        keeps_workspace: bool,
+    ) -> None:
+        self.configurations = {p: dict(by_size) for p, by_size in configurations.items()}
+        self.device_type, self.keeps_workspace = device_type, keeps_workspace
+        self.handle = _digest(self.configurations, f"{device_type}, {keeps_workspace}")
+        self.x_shapes = frozenset(p.x_shape(n) for p, by_size in self.configurations.items() for n in by_size)
+        self.recipes: dict[tuple[Any, ...], Recipe | None] = {}
+
+    @classmethod
+    def of(
+        cls,
+        configurations: Mapping[ConvProblem, Mapping[int, Configuration]],
+        device_type: str = "cpu",
+        keeps_workspace: bool = True,
+    ) -> Choices:
+        """Register choices, problem -> batch size -> configuration; the same contents give the same object."""
+        choices = cls(configurations, device_type, keeps_workspace)
+        return _registered.setdefault(choices.handle, choices)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Choices.of, (self.configurations, self.device_type, self.keeps_workspace)
+
+    def configuration(self, problem: ConvProblem, n: int) -> Configuration | None:
+        """``None``: torch's own convolution."""
+        chosen = self.configurations.get(problem, {}).get(n)
+        return None if chosen is None or chosen.is_baseline else chosen
+
+    def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
+        """As ``configuration``, ready to run on the current device. Raises as ``working_recipe``."""
+        configuration = self.configuration(problem, n)
+        if configuration is None:
+            return None
+        return working_recipe(problem, configuration, self.device_type, keeps_workspace=self.keeps_workspace)
+
+
+_registered: dict[int, Choices] = {}
+
+
+def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], how: str) -> int:
+    """63 bits of what would run, and how; never ``UNTUNED``."""
+    lines = sorted(
+        f"{p!r} {n} {c.micro_configs!r}" for p, by_size in configurations.items() for n, c in by_size.items()
+    )
+    digest = hashlib.blake2b("\n".join((how, *lines)).encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 1) or 1
+
+
+def _recipe(
+    operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any
+) -> Recipe | None:
+    """``None``: torch's own. third: bias or dy. Raises as ``recipe_of``."""
+    *geometry, tuning = geometry_and_tuning
+    choices = _registered.get(tuning)
+    return None if choices is None else recipe_of(choices, operation, x, w, third, *geometry)
+
+
+def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
+    """What the operation writes, newly allocated. third: bias or dy."""
+    computed = _tuned(operation, x, w, third, *geometry_and_tuning)
+    if computed is not None:
+        return computed
+    dy, bias = (None, third) if operation is Operation.FORWARD else (third, None)
+    return torch_convolution(operation, x, w, dy, bias, *geometry_and_tuning[:-1])
+
+
+def _tuned(
+    operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any
+) -> Tensor | None:
+    """``None`` where nothing is tuned, and where this call cannot be computed as it was tuned.
+
+    A call whose engine fails starts anew with what runs in its place; each failure is remembered, so that it ends.
+    """
+    recipe = None
+    while True:
+        try:
+            recipe = _recipe(operation, x, w, third, *geometry_and_tuning)
+            if recipe is None:
+                return None
+            with made_current(x.device):
+                return _RUNS[operation](recipe, x, w, third)
+        except MisalignedError:
+            return None
+        except EngineError as error:
+            if error.is_lack_of_memory:
+                say_once(f"{error.plan.problem}: {error}; {_INSTEAD}")
+                return None
+            note_failure(error, x.device)
+            forget(_registered[geometry_and_tuning[-1]], recipe)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            tuned_for = f"{operation}, x {tuple(x.shape)}, w {tuple(w.shape)}"
+            note_lack_of_memory(f"no memory for what was tuned for {tuned_for}; {_INSTEAD}", x.device)
+            return None
+        except UnavailableError as error:
+            say_once(f"{error}; {_INSTEAD}")
+            return None
+
+
+def run_forward(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, kept: Tensor | None = None) -> Tensor:
+    """y, newly allocated, by a recipe that fits the tensors. kept: as for ``Recipe.execute``."""
+    torch_format = TORCH_FORMATS[recipe.problem.memory_format]
+    y = on_huge_pages(
+        torch.empty(recipe.problem.y_shape(len(x)), dtype=x.dtype, device=x.device, memory_format=torch_format)
+    )
+    x, w = x.contiguous(memory_format=torch_format), w.contiguous(memory_format=torch_format)
+    recipe.execute(x, w, y, None if bias is None else bias.contiguous(), kept)
+    return y
+
+
+def _run_backward_data(recipe: Recipe, x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
+    torch_format = TORCH_FORMATS[recipe.problem.memory_format]
+    dx = on_huge_pages(torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch_format))
+    recipe.execute(dx, w.contiguous(memory_format=torch_format), dy.contiguous(memory_format=torch_format))
+    return dx
+
+
+def _run_backward_filter(recipe: Recipe, x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
+    torch_format = TORCH_FORMATS[recipe.problem.memory_format]
+    dw = on_huge_pages(torch.empty(w.shape, dtype=w.dtype, device=w.device, memory_format=torch_format))
+    recipe.execute(x.contiguous(memory_format=torch_format), dw, dy.contiguous(memory_format=torch_format))
+    return dw
+
+
+_RUNS: dict[Operation, Callable[..., Tensor]] = {
+    Operation.FORWARD: run_forward,
+    Operation.BACKWARD_DATA: _run_backward_data,
+    Operation.BACKWARD_FILTER: _run_backward_filter,
+}
+
+
+def _torchs(operation: Operation) -> Callable[..., Tensor]:
+    """Torch's convolution with an operator's signature: on fake tensors it gives shape and strides."""
+    if operation is Operation.FORWARD:
+        return lambda x, w, bias, *rest: torch_convolution(operation, x, w, None, bias, *rest[:-1])
+    return lambda x, w, dy, *rest: torch_convolution(operation, x, w, dy, None, *rest[:-1])
+
+
+def _save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, dy, *ctx.rest = inputs
+    ctx.save_for_backward(x, w, dy)
+
+
+def _save_for_conv2d(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, _, *ctx.rest = inputs
+    ctx.save_for_backward(x, w)  # not the bias, which may be changed in place before the backward pass
+
+
+def _conv2d_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    x, w = ctx.saved_tensors
+    of_x, of_w, of_bias = ctx.needs_input_grad[:3]
+    dx = conv2d_backward_data(x, w, dy, *ctx.rest) if of_x else None
+    dw = conv2d_backward_filter(x, w, dy, *ctx.rest) if of_w else None
+    return dx, dw, dy.sum((0, 2, 3)) if of_bias else None, *(None for _ in ctx.rest)
+
+
+def _backward_data_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+    """g: (N, C, H, W), the gradient of dx. x has none: it lends its shape."""
+    _, w, dy = ctx.saved_tensors
+    _, of_w, of_dy = ctx.needs_input_grad[:3]
+    dw = conv2d_backward_filter(g, w, dy, *ctx.rest) if of_w else None
+    return None, dw, conv2d(g, w, None, *ctx.rest) if of_dy else None, *(None for _ in ctx.rest)
+
+
+def _backward_filter_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+    """g: (K, C // groups, R, S), the gradient of dw. w has none: it lends its shape."""
+    x, _, dy = ctx.saved_tensors
+    of_x, _, of_dy = ctx.needs_input_grad[:3]
+    dx = conv2d_backward_data(x, g, dy, *ctx.rest) if of_x else None
+    return dx, None, conv2d(x, g, None, *ctx.rest) if of_dy else None, *(None for _ in ctx.rest)
+
+
+def _autocast(device_type: str) -> Callable[..., Tensor]:
+    """As torch's convolution: computed in the autocast type, float64 excepted."""
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}"))
+
+    def cast_and_compute(*args: Any) -> Tensor:
+        dtype = torch.get_autocast_dtype(device_type)
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return conv2d(*(_cast(a, device_type, dtype) for a in args))
+
+    return cast_and_compute
+
+
+def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+    eligible = isinstance(value, Tensor) and value.is_floating_point() and value.device.type == device_type
+    return value.to(dtype) if eligible and value.dtype != torch.float64 else value
+
+
+def _define(operation: Operation, name: str, gradients: Callable[..., Any]) -> OpOverload[..., Tensor]:
+    forward, qualified = operation is Operation.FORWARD, f"mucudnn::{name}"
+    operands = "Tensor x, Tensor w, Tensor? bias" if forward else "Tensor x, Tensor w, Tensor dy"
+    rest = "SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, SymInt groups, int tuning"
+    _library.define(f"{name}({operands}, {rest}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, lambda *arguments: _computed(operation, *arguments), "CompositeExplicitAutograd")
+    torch.library.register_fake(qualified, _torchs(operation), lib=_library)
+    save = _save_for_conv2d if forward else _save_all
+    torch.library.register_autograd(qualified, gradients, setup_context=save, lib=_library)
+    operator = getattr(torch.ops.mucudnn, name)
+    count_flops(operation, operator)
+    overload: OpOverload[..., Tensor] = operator.default
+    return overload
+
+
+_library: Any = torch.library.Library("mucudnn", "DEF")  # type: ignore[no-untyped-call]
+conv2d = _define(Operation.FORWARD, "conv2d", _conv2d_gradients)
+conv2d_backward_data = _define(Operation.BACKWARD_DATA, "conv2d_backward_data", _backward_data_gradients)
+conv2d_backward_filter = _define(Operation.BACKWARD_FILTER, "conv2d_backward_filter", _backward_filter_gradients)
+for _device_type in ("cpu", "cuda"):
+    _library.impl("conv2d", _autocast(_device_type), f"Autocast{_device_type.upper()}")

@@ -1,0 +1,54 @@
+"""Where commands and demo print: tables to standard output, progress and errors to standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from mucudnn.terminal.command_files import FileCommand
+from mucudnn.words.errors import MucudnnError
+
+PIPED_WIDTH = 320  # columns that a table may have which goes to a file or another program: on CUDA there are many
+
+
+def output() -> Console:
+    """Standard output; wide enough for every table where it is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
+
+
+class ModuleCommand(FileCommand):
+    """A command that ``python -m`` runs: mucudnn's own errors, and files, are told without a traceback, status 1."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except MucudnnError as error:
+            raise click.ClickException(str(error)) from error
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise click.FileError(error.filename, error.strerror) from error
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, float], None]]:
+    """A bar on standard error, only where that is a terminal; removed when it is done.
+
+    Yields the callback that moves it: what is being done, and the fraction that is done.
+    """
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=1.0)
+        yield lambda text, fraction: bar.update(task, description=text, completed=fraction)

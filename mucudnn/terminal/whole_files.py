@@ -1,0 +1,238 @@
+"""Files of results: whole at any moment, however the process that writes them ends, and never over a database."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from io import BufferedWriter, TextIOWrapper
+from math import isfinite
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, TextIO
+
+from mucudnn.words.errors import OutputError
+
+CURVE = "curve"  # what is beside the table of mucudnn explain --csv
+SIDECARS = ("-wal", "-shm", "-journal")  # of an SQLite file
+_SQLITE = b"SQLite format 3\0"
+_STANDARD = {1: "stdout", 2: "stderr"}  # file descriptors
+
+
+def write_each(*files: tuple[Path | None, Callable[[Path], None]]) -> None:
+    """Write the files that were asked for (not ``None``), each by its function: all of them, also where one fails.
+
+    Raises ``OutputError`` in the end, with what failed.
+    """
+    failures = []
+    for path, write in files:
+        if path is not None:
+            try:
+                write(path)
+            except OutputError as error:
+                failures.append(str(error))
+    if failures:
+        raise OutputError("\n".join(failures))
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write one JSON object; a number that JSON cannot hold (infinite, NaN) becomes null. See ``whole_file``."""
+    with whole_text(path) as stream:
+        stream.write(json.dumps(_finite(record), indent=2, allow_nan=False) + "\n")
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a heading, the keys of the first row, and the rows; without rows an empty file. See ``whole_file``."""
+    with whole_text(path) as stream:
+        writer = csv.DictWriter(stream, rows[0] if rows else ())
+        if rows:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+@contextmanager
+def whole_text(path: Path) -> Iterator[TextIO]:
+    """A stream of text, in UTF-8 and with line ends as they are given; see ``whole_file``."""
+    with whole_file(path) as stream:
+        text = TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", newline="", write_through=True)
+        try:
+            yield text
+        finally:
+            text.detach()
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A stream whose content replaces the file when the block ends; after an exception the file is what it was.
+
+    A link stays a link: the file that it names is replaced. Mode and owner stay, too. Devices, pipes and this process's
+    own standard output are written to as they are.
+
+    Raises ``OutputError`` for what ``require_writable`` refuses, and where writing fails.
+    """
+    with _explained(path):
+        found = _accepted(path)
+        with _into(path) if is_stream(path) else _replacing(path, found) as stream:
+            yield stream
+
+
+def require_writable(path: Path) -> None:
+    """Ask before anything is measured, so that no result is lost at the end. Leaves no trace.
+
+    Raises ``OutputError`` where the file cannot be written, or is a database.
+    """
+    with _explained(path):
+        found = _accepted(path)
+        if found is not None and stat.S_ISCHR(found.st_mode):
+            _write_nothing(path)
+        elif not is_stream(path):
+            with _folder_beside(_target(path)):
+                pass
+
+
+def is_stream(path: Path) -> bool:
+    """Whether what is written there replaces nothing: a device, a pipe, or this process's own standard output."""
+    found = _status(path)
+    return found is not None and (not stat.S_ISREG(found.st_mode) or _own_descriptor(found) is not None)
+
+
+def beside(path: Path, what: str) -> Path:
+    """Name of a second file that goes with one: ``memory.csv`` and ``curve`` -> ``memory-curve.csv``."""
+    return path.parent / f"{path.stem}-{what}{path.suffix}"
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(f"{path} cannot be written: {reason}; mend that, or name another file") from error
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """``None``: nothing is there yet. Raises ``OSError`` where nothing can be: a circle of links, too long a name."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _accepted(path: Path) -> os.stat_result | None:
+    """Status of what may be written to. Raises ``OutputError`` for everything else."""
+    found = _status(path)
+    _require_no_sidecar(_target(path))
+    if found is None:
+        _require_folder(path.parent)
+        _require_folder(_target(path).parent)  # of what a link names
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        raise OutputError(f"{path} is a folder; name a file")
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISCHR(found.st_mode) or stat.S_ISFIFO(found.st_mode)):
+        raise OutputError(f"{path} is neither a file nor a stream; name a file")
+    if not os.access(path, os.W_OK):
+        raise OutputError(f"{path} cannot be written; mend its permissions, or name another file")
+    if stat.S_ISREG(found.st_mode) and _is_database(path):
+        raise OutputError(f"{path} is an SQLite database, which would be lost; name another file")
+    return found
+
+
+def _require_no_sidecar(target: Path) -> None:
+    """What SQLite keeps beside a database has rows that are nowhere else."""
+    for sidecar in SIDECARS:
+        database = Path(str(target).removesuffix(sidecar))
+        if database != target and database.is_file() and _is_database(database):
+            raise OutputError(f"{target} belongs to the database {database}, which would lose rows; name another file")
+
+
+def _require_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise OutputError(f"the folder {folder} does not exist; make it, or name another file")
+
+
+def _is_database(path: Path) -> bool:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(_SQLITE)) == _SQLITE
+    except PermissionError:  # that it may be written and not read is no reason against it
+        return False
+
+
+def _target(path: Path) -> Path:
+    """The file that is replaced: what a link names, in the end."""
+    return Path(os.path.realpath(path))
+
+
+def _folder_beside(target: Path) -> TemporaryDirectory[str]:
+    """A folder of its own name, on the same file system: a file made in it gets the mode that new files get there."""
+    return TemporaryDirectory(prefix=".mucudnn-", dir=target.parent, ignore_cleanup_errors=True)
+
+
+@contextmanager
+def _replacing(path: Path, found: os.stat_result | None) -> Iterator[BinaryIO]:
+    target = _target(path)
+    with _folder_beside(target) as folder:
+        new = Path(folder) / "new"
+        with new.open("xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())  # network file systems tell here that there is no room, or never
+        if found is not None:
+            _inherit(new, found)
+        new.replace(target)
+
+
+def _inherit(new: Path, replaced: os.stat_result) -> None:
+    with suppress(PermissionError):  # only root gives files away
+        os.chown(new, replaced.st_uid, replaced.st_gid)
+    new.chmod(stat.S_IMODE(replaced.st_mode))
+
+
+@contextmanager
+def _into(path: Path) -> Iterator[BinaryIO]:
+    """As it is; what reads a pipe may stop before the end."""
+    with suppress(BrokenPipeError), _opened(path) as stream:
+        yield stream
+
+
+def _opened(path: Path) -> BufferedWriter:
+    """Standard output goes on where it is: opened anew, a file that it was redirected to would begin again."""
+    descriptor = _own_descriptor(path.stat())
+    if descriptor is None:
+        return path.open("wb")
+    with suppress(AttributeError):  # None, where it was closed
+        getattr(sys, _STANDARD[descriptor]).flush()
+    return os.fdopen(os.dup(descriptor), "wb")
+
+
+def _own_descriptor(found: os.stat_result) -> int | None:
+    """That of this process's standard output or error, if the file is that."""
+    for descriptor in _STANDARD:
+        with suppress(OSError):  # closed
+            if os.path.samestat(found, os.fstat(descriptor)):
+                return descriptor
+    return None
+
+
+def _write_nothing(path: Path) -> None:
+    """``/dev/full`` refuses even that."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    try:
+        os.write(descriptor, b"")
+    finally:
+        os.close(descriptor)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if isfinite(value) else None
+        case Mapping():
+            return {key: _finite(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_finite(each) for each in value]
+    return value

@@ -1,0 +1,4 @@
+"""Watches models: their convolutions, and the memory of a training step.
+
+Nothing is timed or changed.
+"""

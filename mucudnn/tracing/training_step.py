@@ -1,0 +1,254 @@
+"""What one training step of a model keeps in memory, operator by operator: found by running it on fake tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.contract.caching_allocator import block_bytes
+from mucudnn.running import operators
+from mucudnn.tracing.convolutions import Call, call_of
+from mucudnn.tracing.memory_timeline import ConvolutionCall, Event, MemoryTimeline
+from mucudnn.tracing.undisturbed import undisturbed
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import Operation
+
+_FORWARD = (torch.ops.aten.convolution.default, operators.conv2d)
+_TORCHS_BACKWARD = torch.ops.aten.convolution_backward.default
+_OUR_BACKWARD = {
+    operators.conv2d_backward_data: Operation.BACKWARD_DATA,
+    operators.conv2d_backward_filter: Operation.BACKWARD_FILTER,
+}
+
+
+def trace_step(model: nn.Module, sample_input: Any) -> MemoryTimeline:
+    """Memory of one training step: forward, the sum of all floating outputs as the loss, backward into gradients
+    that start as ``None``.
+
+    sample_input: the only argument, or a tuple of all positional ones. The model trains as it is if it is in training
+    mode, else after ``model.train()``; autocast holds if it is on. Afterwards gradients, buffers (running statistics),
+    mode and random state are as they were.
+
+    The step is run on fake tensors: a copy of the model without memory. Where they do not do (the values of a tensor
+    decide what runs, an operator without a fake kernel, a model that cannot be copied) the model itself is run on real
+    tensors. The output is held until the step ends, as by a training loop that keeps it in a variable.
+
+    Memory is that of the model's type of device; on CUDA, where the allocator hands out blocks of 512 bytes, in blocks.
+
+    Raises ``InvalidInputError`` if the output has no floating tensor, and whatever the model raises.
+    """
+    arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
+    with undisturbed(model):
+        try:
+            return _trace_fake(model, arguments)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return _trace(model, arguments, reason)
+
+
+def _trace_fake(model: nn.Module, arguments: tuple[Any, ...]) -> MemoryTimeline:
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeCopyMode(fake):
+        without_memory = copy.deepcopy(model)
+    inputs = tree_map(lambda value: fake.from_tensor(value) if isinstance(value, Tensor) else value, arguments)
+    with fake:
+        return _trace(without_memory, inputs, None)
+
+
+def _trace(model: nn.Module, arguments: tuple[Any, ...], real_because: str | None) -> MemoryTimeline:
+    inputs = tree_map(_leaf, arguments)
+    base = [*model.parameters(), *model.buffers(), *_tensors(inputs)]
+    tracer = _Tracer(base, base[0].device.type if base else "cpu")
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Conv2d):
+                stack.callback(module.register_forward_pre_hook(tracer.entering(name), with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(tracer.leave, always_call=True).remove)
+        stack.enter_context(tracer)
+        training_step(model, inputs)
+    return MemoryTimeline(tracer.base_bytes, tuple(tracer.events), tuple(tracer.calls), real_because)
+
+
+def training_step(model: nn.Module, arguments: tuple[Any, ...]) -> None:
+    """``model(*arguments)``, the sum of all floating outputs as the loss, and its backward pass if it has one.
+
+    A model that is not in training mode is put into it; one that is stays as it is, with parts that may be frozen.
+    Raises ``InvalidInputError`` if the output has no floating tensor, and whatever the model raises.
+    """
+    if not model.training:
+        model.train()
+    output = model(*arguments)
+    floating = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]
+    if not floating:
+        raise InvalidInputError(
+            f"the model returned {type(output).__name__} without a floating tensor, so that there is no loss to train "
+            "with; return a tensor, or a tuple, list or dict with one"
+        )
+    loss = sum((tensor.sum() for tensor in floating[1:]), floating[0].sum())
+    if loss.requires_grad:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+@dataclass(slots=True)
+class _Forward:
+    """A forward convolution, remembered to find its module again in the backward pass.
+
+    call: ``None`` if no module of the kind that is traced was running. filter: storage and offset of w. shapes: of x
+    and w. done: backward operations that were found to be its own.
+    """
+
+    call: Call | None
+    filter: tuple[int, int]
+    shapes: tuple[torch.Size, torch.Size]
+    done: set[Operation] = field(default_factory=set)
+
+
+class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of storages from the operator that makes them until they die; views cost nothing.
+
+    A storage that is first seen as an operand was there before the step: it is not counted, unless in ``base``. On
+    CUDA they are bytes of the allocator's blocks. Storages on other devices than that of the model are not counted.
+    """
+
+    def __init__(self, base: Sequence[Tensor], device_type: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device_type = device_type
+        self.base_bytes = self.live_bytes = self._bytes_of_all(base)
+        self.events: list[Event] = []
+        self.calls: list[ConvolutionCall] = []
+        self.known: dict[int, ReferenceType[Any]] = {}
+        self.made: dict[int, int] = {}  # bytes of the storages that the step has made
+        self.running: list[Call | None] = []
+        self.forwards: list[_Forward] = []
+
+    def entering(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def enter(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            assert isinstance(module, nn.Conv2d)
+            self.running.append(call_of(name, module, arguments, named))
+
+        return enter
+
+    def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        self.running.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for operand in _tensors((args, kwargs)):
+            self._meet(operand.untyped_storage())
+        before_bytes = self.live_bytes
+        result = func(*args, **(kwargs or {}))
+        results = _tensors(result)
+        for tensor in results:
+            if tensor.device.type == self.device_type:
+                self._count(tensor.untyped_storage())
+        if results:
+            transient_bytes = self._convolutions(func, args, result, before_bytes)
+            self.events.append(Event(str(func), self.live_bytes, transient_bytes))
+        return result
+
+    def _meet(self, storage: torch.UntypedStorage) -> bool:
+        """Whether it is new."""
+        key = storage._cdata
+        if key in self.known:
+            return False
+        self.known[key] = ref(storage, partial(self._died, key))
+        return True
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if self._meet(storage):
+            self.made[key] = 0
+        if key in self.made:  # its size may have changed
+            size_bytes = self._block_bytes(storage.nbytes())
+            self.live_bytes += size_bytes - self.made[key]
+            self.made[key] = size_bytes
+
+    def _died(self, key: int, _: ReferenceType[Any]) -> None:
+        del self.known[key]
+        self.live_bytes -= self.made.pop(key, 0)
+
+    def _block_bytes(self, size_bytes: int) -> int:
+        return block_bytes(size_bytes, self.device_type)
+
+    def _bytes_of_all(self, tensors: Sequence[Tensor]) -> int:
+        storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == self.device_type]
+        return sum({storage._cdata: self._block_bytes(storage.nbytes()) for storage in storages}.values())
+
+    def _convolutions(self, func: Any, args: Any, result: Any, before_bytes: int) -> int:
+        """Record the operations that ``func`` is; returns how far their bytes in use exceed what is left at the end."""
+        first = len(self.calls)
+        if func in _FORWARD:
+            x, w = args[:2]
+            self._remember(x, w)
+            self._record(Operation.FORWARD, x, w, (x, w), self.live_bytes)
+        elif func in _OUR_BACKWARD:
+            x, w, dy = args[:3]
+            operation = _OUR_BACKWARD[func]
+            self._record(operation, x, w, (dy, w if operation is Operation.BACKWARD_DATA else x), self.live_bytes)
+        elif func is _TORCHS_BACKWARD:  # torch computes dx, then dw while dx is there, as our two operators do
+            dy, x, w = args[:3]
+            in_use_bytes = before_bytes
+            for operation, gradient, other in zip(_OUR_BACKWARD.values(), result[:2], (w, x), strict=True):
+                if gradient is not None:
+                    in_use_bytes += self._block_bytes(gradient.untyped_storage().nbytes())
+                    self._record(operation, x, w, (dy, other), in_use_bytes)
+        most_bytes = max((call.in_use_bytes for call in self.calls[first:]), default=0)
+        return max(0, most_bytes - self.live_bytes)
+
+    def _remember(self, x: Tensor, w: Tensor) -> None:
+        call = self.running[-1] if self.running else None
+        if call is not None and (x.shape, w.shape) != (call.problem.x_shape(call.batch_size), call.problem.w_shape()):
+            call = None  # a convolution of the module's own making beside the one that its geometry says
+        self.forwards.append(_Forward(call, _identity(w), (x.shape, w.shape)))
+
+    def _record(
+        self, operation: Operation, x: Tensor, w: Tensor, operands: tuple[Tensor, Tensor], in_use_bytes: int
+    ) -> None:
+        """operands: the two that the operation reads."""
+        forward = self._forward_of(operation, x, w)
+        if forward is not None:
+            forward.done.add(operation)
+        if forward is None or forward.call is None:
+            return
+        problem, batch_size = forward.call.problem.with_operation(operation), forward.call.batch_size
+        torch_format = TORCH_FORMATS[problem.memory_format]
+        copied = [t for t in operands if not t.is_contiguous(memory_format=torch_format)]
+        copied_bytes = sum(self._block_bytes(t.nbytes) for t in copied)
+        event = len(self.events)
+        self.calls.append(ConvolutionCall(forward.call.name, problem, batch_size, in_use_bytes + copied_bytes, event))
+
+    def _forward_of(self, operation: Operation, x: Tensor, w: Tensor) -> _Forward | None:
+        """The latest with this filter and these shapes that is not yet served; where hooks have replaced the saved
+        filter, the latest with these shapes.
+        """
+        open_ones = [f for f in reversed(self.forwards) if f.shapes == (x.shape, w.shape) and operation not in f.done]
+        return next(chain((f for f in open_ones if f.filter == _identity(w)), open_ones), None)
+
+
+def _identity(tensor: Tensor) -> tuple[int, int]:
+    return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    """Those with a storage: sparse ones have none."""
+    return [v for v in tree_leaves(values) if isinstance(v, Tensor) and v.layout is torch.strided]
+
+
+def _leaf(value: Any) -> Any:
+    """Where the gradient of an input ends: not in the caller's tensor."""
+    if not isinstance(value, Tensor):
+        return value
+    trainable = value.clone() if value.is_inference() else value.detach()
+    return trainable.requires_grad_(value.requires_grad)

@@ -1,0 +1,267 @@
+"""Which filters are worth keeping: one budget of memory divided over the layers of a model (WD), then whole runs.
+
+Every module is an item of its own, since it has a filter of its own. It can keep nothing, or what one algorithm
+prepares: then that algorithm's setup is only the fingerprint of the filter, and its prepared bytes count against the
+budget instead of the workspace limit. So other configurations can be the fastest than without.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mucudnn.bench.measure.comparison import Comparison, compare_in_turns
+from mucudnn.bench.measure.operands import Operands, random_operands
+from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.database.database import Database, Verification
+from mucudnn.database.schema import Keeping
+from mucudnn.database.store import Store
+from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.running.conv2d import Conv2d
+from mucudnn.running.kept_filters import KeptFilter, KeptFilters
+from mucudnn.solver.division import Division, solve_wd
+from mucudnn.solver.front import DesirableSets, desirable_sets
+from mucudnn.tuning.choose import LEAST_GAIN
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.words.config import Config
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import NATIVE, Configuration, Measurement, MicroConfig
+
+# What looking at a filter costs instead of preparing it: less than measured, and a constant, so that equal measurements
+# give equal answers; whole runs have the real one.
+FINGERPRINT_BYTES_PER_S = 20e9
+FINGERPRINT_S = 5e-6
+
+_Tuned = tuple[TunedProblem, ...]  # one forward problem of one module: of each batch size, the largest first
+
+
+def keep_filters(
+    model: torch.nn.Module, config: Config, *, machine: Machine | None = None, database: Database | None = None
+) -> Division[str] | None:
+    """Let the tuned convolutions of ``model`` keep what is worth it within ``config.cache_budget``.
+
+    Sets ``kept`` of every ``mucudnn.Conv2d``. What is chosen was faster, by more than the noise, in whole runs in turns
+    with what keeps nothing; what was run before is not run again. Returns how the budget was divided: module and
+    problem -> the configuration with the bytes that are kept, which are 0 where nothing is. ``None`` with a budget of
+    0, where nothing is tuned, and, after a warning, where nothing compiled can take the fingerprints of filters. For
+    convolutions on other devices than the CPU nothing is kept, after a warning, too.
+
+    Raises ``DatabaseError`` for a file that cannot be read.
+    """
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, Conv2d)}
+    for module in modules.values():
+        module.kept = None
+    if config.cache_budget_bytes == 0:
+        return None
+    _warn_of_other_devices(modules.values())
+    items = dict(_items(modules))
+    if not items:
+        return None
+    if reason := loaded_build().why_not_compiled:
+        warnings.warn(f"no filters are kept: their fingerprints need the compiled library: {reason}", stacklevel=2)
+        return None
+    machine = machine or Machine.current()
+    with nullcontext(database) if database is not None else Database(config.database) as opened:
+        keeper = _Keeper(config, machine, Store(opened, machine.environment))
+        division = keeper.divide({item: tuned for item, (_, tuned) in items.items()})
+        kept = {item: keeper.kept_filter(tuned, division.assignment[item]) for item, (_, tuned) in items.items()}
+    for name, module in modules.items():
+        its_own = [kept[item] for item, (owner, _) in items.items() if owner == name]
+        if filters := [one for one in its_own if one is not None]:
+            module.kept = KeptFilters(filters, keeps_workspace=not config.has_headroom_limit)
+    return division
+
+
+def _warn_of_other_devices(modules: Iterable[Conv2d]) -> None:
+    """A filter's bytes tell whether it has changed. Its address and version are not enough: ``.data``, a view that was
+    taken before, CUDA graphs and other processes change bytes without telling. On a GPU they could only be read by
+    waiting, in each call, for all that is queued before.
+    """
+    devices = {str(m.weight.device) for m in modules if m.tuned and m.weight.device.type != KeptFilters.device_type}
+    if devices:
+        where = ", ".join(sorted(devices))
+        warnings.warn(
+            f"no filters are kept on {where}: each call would have to wait for the device to see whether they have "
+            "changed; cache_budget is for the CPU",
+            stacklevel=3,
+        )
+
+
+def kept_run(
+    problem: ConvProblem, configuration: Configuration, algorithm: str, operands: Operands
+) -> Callable[[], object]:
+    """Calls as a module makes them that keeps what ``algorithm`` prepares: the first prepares it."""
+    kept = KeptFilters([KeptFilter(problem, algorithm, 0, {configuration.batch_size: configuration})])
+    geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+
+    @torch.no_grad()
+    def call() -> Tensor | None:
+        return kept.convolve(operands.x, operands.w, None, *geometry)
+
+    return call
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """To keep what ``algorithm`` prepares. ``cost``: all calls together, and the bytes that are kept.
+
+    configurations: of each tuned batch size.
+    """
+
+    algorithm: str
+    configurations: Mapping[int, Configuration]
+    cost: Configuration
+
+
+class _Keeper:
+    """Divides the budget over items, with what whole runs tell."""
+
+    def __init__(self, config: Config, machine: Machine, store: Store) -> None:
+        self.config, self.machine, self.store = config, machine, store
+        self.versions = {algorithm.name: algorithm.version for algorithm in machine.algorithms}
+        self.options: dict[_Tuned, list[_Option]] = {}  # equal layers share theirs, and their whole runs
+        self.reasons: dict[tuple[_Tuned, str], str] = {}  # of algorithms that whole runs confirmed
+
+    def divide(self, items: Mapping[str, _Tuned]) -> Division[str]:
+        """Again and again without what whole runs refute, until all that is chosen is confirmed."""
+        for tuned in items.values():
+            self.options.setdefault(tuned, list(_options(tuned)))
+        while True:
+            offers = {i: [_unkept(t), *(option.cost for option in self.options[t])] for i, t in items.items()}
+            division = solve_wd(offers, self.config.cache_budget_bytes)
+            chosen = {t: option for i, t in items.items() if (option := self._option(t, division.assignment[i]))}
+            refuted = [(tuned, option) for tuned, option in chosen.items() if not self._is_confirmed(tuned, option)]
+            if not refuted:
+                return division
+            for tuned, option in refuted:
+                self.options[tuned].remove(option)
+
+    def kept_filter(self, tuned: _Tuned, cost: Configuration) -> KeptFilter | None:
+        """``None``: nothing."""
+        option = self._option(tuned, cost)
+        if option is None:
+            return None
+        every, problem = _with_smaller_batches(option, tuned), tuned[0].problem
+        configurations = {
+            n: c for n, c in every.items() if n in option.configurations or not self._is_refuted(problem, option, c)
+        }
+        reason = self.reasons[tuned, option.algorithm]
+        return KeptFilter(problem, option.algorithm, cost.workspace_bytes, configurations, reason)
+
+    def _option(self, tuned: _Tuned, cost: Configuration) -> _Option | None:
+        return next((option for option in self.options[tuned] if option.cost == cost), None)
+
+    def _is_confirmed(self, tuned: _Tuned, option: _Option) -> bool:
+        """Whether calls of every tuned batch size are faster by more than the noise."""
+        if (tuned, option.algorithm) in self.reasons:
+            return True
+        runs = [run for one in tuned if (run := self._run(one, option)) is not None]
+        if len(runs) < len(tuned) or not all(map(_is_gain, runs)):
+            return False
+        gain = runs[0].baseline_s / runs[0].time_s
+        reason = f"{gain:.2f} ± {runs[0].noise:.2f} times as fast as not kept, in whole runs"
+        self.reasons[tuned, option.algorithm] = reason
+        return True
+
+    def _is_refuted(self, problem: ConvProblem, option: _Option, configuration: Configuration) -> bool:
+        """Whether it was once run whole, for a model with that batch size, and was not faster than torch's own."""
+        own = MicroConfig(NATIVE, configuration.batch_size)
+        run = self.store.verification(problem, configuration, self.versions, Keeping(option.algorithm, (own,)))
+        return run is not None and not _is_gain(run)
+
+    def _run(self, tuned: TunedProblem, option: _Option) -> Verification | None:
+        """In turns with what keeps nothing; ``None`` if it cannot run."""
+        problem, configuration = tuned.problem, option.configurations[tuned.batch_size]
+        keeping = Keeping(option.algorithm, tuned.configuration.micro_configs)
+        known = self.store.verification(problem, configuration, self.versions, keeping)
+        if known is not None:
+            return known
+        operands = random_operands(problem, tuned.batch_size, self.machine.device)
+        not_kept = partial(self.machine.run, problem, tuned.configuration, operands)
+        kept = kept_run(problem, configuration, option.algorithm, operands)
+        (outcome,) = compare_in_turns(not_kept, [kept], self.machine.clock)
+        if not isinstance(outcome, Comparison):
+            return None
+        found = Verification(outcome.baseline_s, outcome.time_s, outcome.uncertainty)
+        self.store.keep_verification(problem, configuration, self.versions, found, keeping)
+        return found
+
+
+def _is_gain(run: Verification) -> bool:
+    return run.baseline_s / run.time_s - max(run.noise, LEAST_GAIN) > 1
+
+
+def _items(modules: Mapping[str, Conv2d]) -> Iterator[tuple[str, tuple[str, _Tuned]]]:
+    """What each is called, with the name of its module."""
+    for name, module in modules.items():
+        forward = [tuned for tuned in module.tuned if tuned.problem.operation is Operation.FORWARD]
+        if module.weight.device.type != KeptFilters.device_type:
+            continue
+        for problem in dict.fromkeys(tuned.problem for tuned in forward):
+            of_problem = [tuned for tuned in forward if tuned.problem == problem]
+            by_size = sorted({tuned.batch_size: tuned for tuned in of_problem}.items(), reverse=True)
+            yield f"{name or 'the model itself'}, {problem}", (name, tuple(tuned for _, tuned in by_size))
+
+
+def _unkept(tuned: _Tuned) -> Configuration:
+    return replace(tuned[0].configuration, time_s=sum(one.configuration.time_s for one in tuned), workspace_bytes=0)
+
+
+def _options(tuned: _Tuned) -> Iterator[_Option]:
+    """One for each algorithm that prepares anything and has a configuration within the workspace limits."""
+    prepared_bytes: dict[str, int] = {}
+    for m in (m for one in tuned for m in one.allowed_measurements):
+        name = m.micro_config.algorithm
+        prepared_bytes[name] = max(prepared_bytes.get(name, 0), m.prepared_bytes)
+    for name in sorted(name for name, size in prepared_bytes.items() if size):
+        fastest = {one.batch_size: _fastest_with(name, one) for one in tuned}
+        configurations = {n: found for n, found in fastest.items() if found is not None}
+        if len(configurations) == len(tuned):
+            largest = configurations[tuned[0].batch_size]
+            time_s = sum(configuration.time_s for configuration in configurations.values())
+            cost = replace(largest, time_s=time_s, workspace_bytes=prepared_bytes[name])
+            yield _Option(name, configurations, cost)
+
+
+def _fastest_with(name: str, tuned: TunedProblem) -> Configuration | None:
+    """That of all algorithms, if it has the kept one, else of the kept one alone: for whole runs may have refuted a
+    prediction that seems faster.
+    """
+    n, limit = tuned.batch_size, tuned.limit_bytes
+    measurements = _with_kept(name, tuned)
+    own = [m for m in measurements if m.micro_config.algorithm == name]
+    fastest = desirable_sets(measurements, n).fastest(n, limit)
+    if fastest is not None and name in fastest.algorithms:
+        return fastest
+    return desirable_sets(own, n).fastest(n, limit) if own else None
+
+
+def _with_smaller_batches(option: _Option, tuned: _Tuned) -> dict[int, Configuration]:
+    """Batch size -> configuration. Of batches that were not tuned, those for which keeping is the fastest."""
+    configurations: dict[int, Configuration] = {}
+    for one in tuned:  # the largest first: what was tuned for a smaller one overrides
+        sets = desirable_sets(_with_kept(option.algorithm, one), one.batch_size)
+        configurations |= _smaller(option.algorithm, one, sets)
+    return {**configurations, **option.configurations}
+
+
+def _smaller(name: str, tuned: TunedProblem, sets: DesirableSets) -> dict[int, Configuration]:
+    fastest = {n: sets.fastest(n, tuned.limit_bytes) for n in range(1, tuned.batch_size)}
+    return {n: found for n, found in fastest.items() if found is not None and name in found.algorithms}
+
+
+def _with_kept(name: str, tuned: TunedProblem) -> Sequence[Measurement]:
+    """As they would be with what this algorithm prepares kept."""
+    problem = tuned.problem
+    w_bytes = problem.item_bytes * problem.k * (problem.c // problem.groups) * problem.r * problem.s
+    fingerprint_s = FINGERPRINT_S + w_bytes / FINGERPRINT_BYTES_PER_S
+    return [
+        replace(m, setup_s=fingerprint_s, prepared_bytes=0) if m.micro_config.algorithm == name else m
+        for m in tuned.allowed_measurements
+    ]

@@ -1,0 +1,331 @@
+"""Which configuration runs: what the solver finds, corrected by whole runs against torch.
+
+Nothing is measured here. Whole runs come from a callable: the tuner's makes those that are missing, that of a replay
+only looks them up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from mucudnn.database.database import Verification
+from mucudnn.solver.division import Division, solve_wd
+from mucudnn.solver.front import desirable_sets
+from mucudnn.words.errors import InfeasibleError
+from mucudnn.words.results import NATIVE, Configuration, Measurement, MicroConfig
+from mucudnn.words.task import Task
+from mucudnn.words.units import format_bytes
+
+# A smaller lead is not worth it: the machine may be another one tomorrow, and torch's own is never slower than torch.
+LEAST_GAIN = 0.03
+OPERATOR_S = 30e-6  # what a call of ours through torch's dispatcher and autograd costs, and torch's own does not
+MOST_CONTENDERS = 3
+_NEARLY_AS_FAST = 1.15  # predictions this close are within what sums of parts and noise get wrong
+_MOST_ROUNDS = 8  # of solving, running whole and solving again
+
+Outcome = Verification | Exception | None  # the whole run; why it cannot run; None: nobody has run it
+Verify = Callable[[Task, Sequence[Configuration]], Mapping[Configuration, Outcome]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to run, and why. ``baseline_s`` is None where torch's own is not known, ``limit_bytes`` what it may use."""
+
+    configuration: Configuration
+    baseline_s: float | None
+    time_s: float
+    reason: str
+    limit_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """A budget divided: the choice of each task, the account, and the options with the times that were solved with.
+
+    ``options``: what each task could have been given: times are of whole runs where there were any, and contain what a
+    call of ours costs beside its arithmetic.
+    """
+
+    choices: Mapping[Task, Choice]
+    division: Division[Task]
+    options: Mapping[Task, Sequence[Configuration]]
+
+
+def choose(
+    task: Task, measurements: Sequence[Measurement], verify: Verify, baseline_bytes: int | None = None
+) -> Choice:
+    """The contender that whole runs find the fastest; torch's own unless that is faster by more than the noise.
+
+    measurements: those that the config allows; there is a configuration within the task's limit. baseline_bytes: what
+    torch's own needs where it is not among them; None: it is taken to need no more than its micro-batches.
+
+    Raises the error of the whole runs if none succeeds, and torch's own is not within the limit either;
+    ``InfeasibleError`` where torch's own alone may be within the limit, and nobody has run it.
+    """
+    baseline = _baseline(measurements, task.batch_size, baseline_bytes)
+    within = contenders(measurements, task.batch_size, task.limit_bytes) or [baseline]
+    outcomes = verify(task, within)
+    runs = {c: outcome for c, outcome in outcomes.items() if isinstance(outcome, Verification)}
+    if runs:
+        best = max(runs, key=lambda configuration: _speedup(runs[configuration]))
+        return _verdict(task, best, runs[best], _timed(baseline, runs[best]))
+    unrun = [configuration for configuration, outcome in outcomes.items() if outcome is None]
+    if unrun:
+        return _predicted_verdict(task, unrun[0], baseline)
+    failed, error = next((c, outcome) for c, outcome in outcomes.items() if isinstance(outcome, Exception))
+    baseline = _timed(baseline, None if _is_timed(baseline) else verify(task, [baseline])[baseline])
+    if failed.is_baseline or not _fits(task, baseline) or not _is_timed(baseline):
+        raise error
+    reason = f"torch's own: {failed} failed in a whole run: {error}"
+    return Choice(baseline, baseline.time_s, baseline.time_s, reason, task.limit_bytes)
+
+
+def divide(
+    measurements: Mapping[Task, Sequence[Measurement]],
+    budget_bytes: int | None,
+    verify: Verify,
+    baseline_bytes: Mapping[Task, int | None] | None = None,
+) -> Divided:
+    """One configuration for each task, in sum within the budget: workspace division, corrected by whole runs.
+
+    What is chosen is run whole, and the budget divided again with what was learnt, until all that is chosen was run.
+    measurements, baseline_bytes: of each task as for ``choose``.
+
+    Raises ``InfeasibleError`` with the smallest feasible budget.
+    """
+    declared = baseline_bytes or {}
+    every = {task: _Options(task, known, declared.get(task)) for task, known in measurements.items()}
+    for _ in range(_MOST_ROUNDS):
+        for options in every.values():
+            options.require_any(verify)
+        division = _solve(every, budget_bytes)
+        if not _learn(every, division, verify):
+            break
+    else:
+        for options in every.values():
+            options.forget_unknown()
+        division = _solve(every, budget_bytes)
+    choices = {task: options.choice(division.assignment[task]) for task, options in every.items()}
+    return Divided(choices, division, {task: options.costed() for task, options in every.items()})
+
+
+def refuted(
+    task: Task, measurements: Sequence[Measurement], runs: Mapping[tuple[MicroConfig, ...], Verification]
+) -> tuple[tuple[MicroConfig, ...], ...]:
+    """What whole runs have shown not to be worth it for smaller batches, where torch's own is within the limit."""
+    slower = (parts for parts, run in runs.items() if not _is_worth_it(run))
+    sizes = {parts: sum(part.micro_batch_size for part in parts) for parts in slower}
+    baselines = {parts: _baseline(measurements, n, None) for parts, n in sizes.items() if n < task.batch_size}
+    return tuple(sorted(parts for parts, baseline in baselines.items() if _fits(task, baseline)))
+
+
+def contenders(measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None) -> list[Configuration]:
+    """Configurations that deserve a whole run: the fastest by prediction, and the best of single algorithms that come
+    near it, each other than the baseline. Only the baseline if there is no other. They are in the order of prediction.
+    """
+    found = _fastest(measurements, batch_size, limit_bytes)
+    bounds = _least_times(measurements, batch_size)
+    for name in sorted(bounds, key=lambda name: (bounds[name], name)):
+        if bounds[name] > _NEARLY_AS_FAST * min((c.time_s for c in found if not c.is_baseline), default=inf):
+            break
+        own = [m for m in measurements if m.micro_config.algorithm == name]
+        found |= _fastest(own, batch_size, limit_bytes)
+        found |= _fastest([m for m in own if m.micro_config.micro_batch_size < batch_size], batch_size, limit_bytes)
+    ranked = sorted(found, key=lambda c: (c.time_s, c.workspace_bytes, c.micro_configs))
+    others = [c for c in ranked if not c.is_baseline]
+    near = [c for c in others if c.time_s <= _NEARLY_AS_FAST * others[0].time_s]
+    return near[:MOST_CONTENDERS] or ranked
+
+
+def _least_times(measurements: Sequence[Measurement], batch_size: int) -> dict[str, float]:
+    """Algorithm -> seconds that no configuration of it alone can be below: its best time per sample, without setup."""
+    least: dict[str, float] = {}
+    for m in measurements:
+        name, n = m.micro_config.algorithm, m.micro_config.micro_batch_size
+        if n <= batch_size:
+            least[name] = min(m.step_s / n * batch_size, least.get(name, inf))
+    return least
+
+
+def baseline_of(measurements: Sequence[Measurement], batch_size: int) -> Configuration | None:
+    """Torch's own convolution, undivided, if it was measured."""
+    micro_config = MicroConfig(NATIVE, batch_size)
+    for m in measurements:
+        if m.micro_config == micro_config:
+            return Configuration((micro_config,), m.setup_s + m.step_s, m.prepared_bytes + m.scratch_bytes)
+    return None
+
+
+def _baseline(measurements: Sequence[Measurement], batch_size: int, declared_bytes: int | None) -> Configuration:
+    """As it was measured. Else nobody knows its time (inf) but whole runs, which it can pass all the same: measuring
+    takes more memory, for one. Undivided it needs no less than in micro-batches.
+    """
+    measured = baseline_of(measurements, batch_size)
+    if measured is not None:
+        return measured
+    if declared_bytes is None:
+        divided = (m for m in measurements if m.micro_config.algorithm == NATIVE)
+        smaller = (m for m in divided if m.micro_config.micro_batch_size <= batch_size)
+        declared_bytes = max((m.prepared_bytes + m.scratch_bytes for m in smaller), default=0)
+    return Configuration((MicroConfig(NATIVE, batch_size),), inf, declared_bytes)
+
+
+def _is_timed(baseline: Configuration) -> bool:
+    return baseline.time_s < inf
+
+
+def _timed(baseline: Configuration, run: Outcome) -> Configuration:
+    """With the time of a whole run where it was not measured."""
+    if _is_timed(baseline) or not isinstance(run, Verification):
+        return baseline
+    return replace(baseline, time_s=run.baseline_s)
+
+
+@dataclass(slots=True)
+class _Options:
+    """What one task can be given of a budget, and what whole runs have told of it."""
+
+    task: Task
+    measurements: Sequence[Measurement]
+    baseline_bytes: int | None
+    configurations: list[Configuration] = field(init=False)
+    baseline: Configuration = field(init=False)
+    runs: dict[Configuration, Verification | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.configurations = [*desirable_sets(self.measurements, self.task.batch_size).of(self.task.batch_size)]
+        unsolved = _baseline(self.measurements, self.task.batch_size, self.baseline_bytes)
+        self.baseline = next((c for c in self.configurations if c.is_baseline), unsolved)
+        self._offer_baseline()
+
+    def _offer_baseline(self) -> None:
+        """Once its time is known: whole runs may show that it is not as dominated as it seems."""
+        if _is_timed(self.baseline) and not any(c.is_baseline for c in self.configurations):
+            self.configurations.append(self.baseline)
+
+    def require_any(self, verify: Verify) -> None:
+        """Torch's own, if nothing else is left and it runs whole."""
+        if not self.configurations:
+            self.baseline = _timed(self.baseline, verify(self.task, [self.baseline])[self.baseline])
+            self._offer_baseline()
+
+    def costed(self) -> list[Configuration]:
+        """All options, their times as far as they are known."""
+        return [replace(c, time_s=self._time_s(c)) for c in self.configurations]
+
+    def original(self, costed: Configuration) -> Configuration:
+        """With the predicted time."""
+        return next(c for c in self.configurations if c.micro_configs == costed.micro_configs)
+
+    def is_unknown(self, configuration: Configuration) -> bool:
+        return not configuration.is_baseline and configuration not in self.runs
+
+    def learn(self, configuration: Configuration, outcome: Outcome) -> None:
+        if isinstance(outcome, Exception):
+            self.configurations.remove(configuration)
+            return
+        self.runs[configuration] = outcome
+        self.baseline = _timed(self.baseline, outcome)
+        self._offer_baseline()
+
+    def forget_unknown(self) -> None:
+        self.configurations = [c for c in self.configurations if not self.is_unknown(c)]
+
+    def choice(self, costed: Configuration) -> Choice:
+        chosen = self.original(costed)
+        segment = chosen.workspace_bytes
+        run, baseline_s = self.runs.get(chosen), self.baseline.time_s if _is_timed(self.baseline) else None
+        if chosen.is_baseline:
+            reason = "torch's own: nothing else is worth a segment of the budget"
+            return Choice(chosen, chosen.time_s, chosen.time_s, reason, segment)
+        if run is None:
+            return Choice(chosen, baseline_s, chosen.time_s, "best use of the budget by prediction, not run", segment)
+        reason = f"best use of the budget in whole runs, speedup {_with_noise(run)}"
+        if _speedup(run) < 1:
+            reason += f"; torch's own needs {format_bytes(self.baseline.workspace_bytes)}"
+        return Choice(chosen, run.baseline_s, run.time_s, reason, segment)
+
+    def _time_s(self, configuration: Configuration) -> float:
+        """Whole runs count by their ratio to torch's: the machine may have had another pace than when parts ran."""
+        if configuration.is_baseline:
+            return configuration.time_s
+        run = self.runs.get(configuration)
+        if run is None:
+            return configuration.time_s + OPERATOR_S
+        time_s = self.baseline.time_s / _speedup(run) + OPERATOR_S
+        return time_s if _is_worth_it(run) else max(time_s, self.baseline.time_s + OPERATOR_S)
+
+
+def _solve(every: Mapping[Task, _Options], budget_bytes: int | None) -> Division[Task]:
+    options = {task: options.costed() for task, options in every.items()}
+    return solve_wd(options, budget_bytes, counts={task: task.count for task in every})
+
+
+def _learn(every: Mapping[Task, _Options], division: Division[Task], verify: Verify) -> bool:
+    """Run what is chosen and was not run. Whether anything was."""
+    learnt = False
+    for task, options in every.items():
+        chosen = options.original(division.assignment[task])
+        if options.is_unknown(chosen):
+            options.learn(chosen, verify(task, [chosen])[chosen])
+            learnt = True
+    return learnt
+
+
+def _fastest(measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None) -> set[Configuration]:
+    fastest = desirable_sets(measurements, batch_size).fastest(batch_size, limit_bytes) if measurements else None
+    return set() if fastest is None else {fastest}
+
+
+def _verdict(task: Task, best: Configuration, run: Verification, baseline: Configuration) -> Choice:
+    if best.is_baseline:
+        reason = "torch's own, undivided: nothing else that is allowed can compute this"
+        return Choice(baseline, run.baseline_s, run.baseline_s, reason, task.limit_bytes)
+    if not _fits(task, baseline):
+        needed = format_bytes(baseline.workspace_bytes)
+        reason = f"fastest within the limit, speedup {_with_noise(run)}; torch's own needs {needed}"
+    elif _is_worth_it(run):
+        reason = f"fastest in whole runs, speedup {_with_noise(run)}"
+    else:
+        reason = f"torch's own: {best} is not faster by more than the noise or {LEAST_GAIN:.0%}"
+        reason += f", speedup {_with_noise(run)}"
+        return Choice(baseline, run.baseline_s, run.baseline_s, reason, task.limit_bytes)
+    return Choice(best, run.baseline_s, run.time_s, reason, task.limit_bytes)
+
+
+def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configuration) -> Choice:
+    """Where nobody has run anything whole."""
+    if not _is_timed(fastest):
+        raise InfeasibleError(
+            f"{task}, batch {task.batch_size}: nothing that was measured is within the limit of "
+            f"{format_bytes(task.limit_bytes)}, and torch's own was neither measured nor run whole at this batch size: "
+            "measure it with mucudnn tune, where there is memory for it"
+        )
+    if not _is_timed(baseline):
+        reason = "fastest by prediction, not run; torch's own was not measured at this batch size"
+        return Choice(fastest, None, fastest.time_s, reason, task.limit_bytes)
+    predicted = Verification(baseline.time_s, fastest.time_s, 0.0)
+    if fastest.is_baseline or not _fits(task, baseline) or _is_worth_it(predicted):
+        reason = "fastest by prediction, not run"
+        return Choice(fastest, baseline.time_s, fastest.time_s, reason, task.limit_bytes)
+    reason = f"torch's own: by prediction {fastest} is not faster by {LEAST_GAIN:.0%}, not run"
+    return Choice(baseline, baseline.time_s, baseline.time_s, reason, task.limit_bytes)
+
+
+def _fits(task: Task, baseline: Configuration) -> bool:
+    return task.in_headroom or task.limit_bytes is None or baseline.workspace_bytes <= task.limit_bytes
+
+
+def _is_worth_it(run: Verification) -> bool:
+    """Faster than torch's own in a model, by more than the noise."""
+    return run.baseline_s / (run.time_s + OPERATOR_S) - max(run.noise, LEAST_GAIN) > 1
+
+
+def _speedup(run: Verification) -> float:
+    return run.baseline_s / run.time_s
+
+
+def _with_noise(run: Verification) -> str:
+    return f"{_speedup(run):.2f} ± {run.noise:.2f}"

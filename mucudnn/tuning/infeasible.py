@@ -1,0 +1,61 @@
+"""What is said where no configuration fits the memory allowed: which tasks hold it up, and what would be enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from mucudnn.words.errors import InfeasibleError
+from mucudnn.words.results import Failure, source_of
+from mucudnn.words.task import Task
+from mucudnn.words.units import exact_bytes, format_bytes
+
+_Failed = Mapping[Task, Sequence[Failure]]
+
+
+def infeasible(smallest: Mapping[Task, int | None], failed: _Failed | None = None) -> InfeasibleError:
+    """One error for all tasks: what each of them needs at least, without what failed: that could not be measured."""
+    lines = [
+        f"  {task}, batch {task.batch_size}, limit {format_bytes(task.limit_bytes)}: {_at_least(needed)}"
+        f"{_but_for(task, failed)}"
+        for task, needed in smallest.items()
+    ]
+    needed = [size for size in smallest.values() if size is not None]
+    most = max(needed) if len(needed) == len(smallest) else None
+    advice = "" if most is None else f"\nRaise the workspace limit to {exact_bytes(most)} or more"
+    return InfeasibleError("\n".join(("no configuration fits the workspace limit:", *lines)) + advice, most)
+
+
+def unaffordable(
+    smallest: Mapping[Task, int | None], budget_bytes: int | None, failed: _Failed | None = None
+) -> InfeasibleError:
+    """Those that need most first. failed: as for ``infeasible``."""
+    ranked = sorted(smallest.items(), key=lambda item: -(inf if item[1] is None else item[1]))
+    lines = [
+        f"  {task}, batch {task.batch_size}: {_at_least(needed)}{_but_for(task, failed)}"
+        for task, needed in ranked
+        if needed != 0
+    ]
+    needed = [size for size in smallest.values() if size is not None]
+    total = sum(needed) if len(needed) == len(smallest) else None
+    advice = "" if total is None else f"\nRaise the workspace budget to {exact_bytes(total)} or more"
+    what = f"no division fits the workspace budget of {format_bytes(budget_bytes)} over {len(smallest)} problems:"
+    return InfeasibleError("\n".join((what, *lines)) + advice, total)
+
+
+def _but_for(task: Task, failed: _Failed | None) -> str:
+    """What else there would be: the least size of each, since larger ones mostly fail for the same reason.
+
+    What a source offers is not tried again, once its failure is stored.
+    """
+    failures = sorted((failed or {}).get(task, ()), key=lambda failure: failure.micro_config, reverse=True)
+    first = {failure.micro_config.algorithm: failure for failure in failures}
+    names = sorted(first)
+    lines = [f"    {name} {first[name].micro_config.micro_batch_size} failed: {first[name].reason}" for name in names]
+    if any(source_of(name) != name for name in names):
+        lines.append("    mucudnn database prune --failures has stored failures tried again")
+    return "".join(f"\n{line}" for line in lines)
+
+
+def _at_least(needed: int | None) -> str:
+    return "no algorithm can compute it" if needed is None else f"at least {exact_bytes(needed)}"

@@ -1,0 +1,195 @@
+"""Whole models: ``optimize`` tunes a model's convolutions and swaps them, ``report`` tells what was chosen."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, cast
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map
+
+from mucudnn.running.conv2d import Conv2d
+from mucudnn.running.devices import device_of_convolutions, made_current
+from mucudnn.running.kept_filters import KeptFilter
+from mucudnn.running.operators import Choices
+from mucudnn.tuning.result import TunedProblem, configurations_of
+from mucudnn.words.config import Config, config_or_default
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import NATIVE, Configuration
+from mucudnn.words.task import Task
+from mucudnn.words.torch_settings import Numerics
+from mucudnn.words.values import instance
+
+Progress = Callable[[str, float], None]
+_Key = tuple[ConvProblem, int, int | None]  # problem, batch size, limit: what is tuned once
+_Wanted = dict[str, dict[_Key, None]]  # module name -> what it needs, largest batch first
+
+
+def optimize(
+    model: torch.nn.Module,
+    sample_input: Any,
+    config: Config | None = None,
+    *,
+    progress: Progress | None = None,
+) -> torch.nn.Module:
+    """Tune the convolutions that ``model(sample_input)`` runs, and make them ``mucudnn.Conv2d``; returns the model.
+
+    The modules themselves are turned: parameters, hooks, names, mode and device stay as they are, and a module that
+    occurs twice is one still. Subclasses of ``torch.nn.Conv2d``, parametrized ones included, are left alone. The
+    forward pass that finds the shapes leaves no trace in mode, buffers, gradients and random state.
+    ``progress`` is called with what is being measured and the fraction that is done, as in ``tune``.
+    ``report(model)`` tells what was chosen.
+
+    A model on a GPU is tuned there, whichever is the current one. One that is to be wrapped in
+    ``DistributedDataParallel`` or ``DataParallel`` is best optimized before, with the input of one device.
+
+    Raises what ``tune`` raises, ``InvalidInputError`` for convolutions on several devices and for parameters that were
+    made in ``torch.inference_mode()``, and whatever the model raises on ``sample_input``; the model is then unchanged.
+    """
+    # Here and not above: running a tuned model needs neither profiler nor solver
+    from mucudnn.tracing.undisturbed import undisturbed
+    from mucudnn.tuning.cached_filters import keep_filters
+    from mucudnn.tuning.tuner import require_callable, tune_tasks
+
+    config = config_or_default(config)
+    require_callable(progress)
+    _require_own_tensors(instance(torch.nn.Module, model, "model"))
+    device = device_of_convolutions(model)
+    if device.type == "cuda" and config.deterministic and not Numerics.of_torch().deterministic:
+        warnings.warn(
+            "Config(deterministic=True) holds for what mucudnn runs; torch's own convolutions, which run wherever "
+            "nothing is faster, give the same bits after torch.backends.cudnn.deterministic = True",
+            stacklevel=2,
+        )
+    with made_current(device), undisturbed(model):
+        wanted = _wanted(model, tree_map(_recordable, sample_input), config)
+        tasks = _tasks(wanted, in_headroom=config.has_headroom_limit)
+        tuning = tune_tasks(list(tasks.values()), config, device=device.type, progress=progress)
+    _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
+    keep_filters(model, config)
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was chosen for the convolutions of a model, and what they keep in inference, with the names of their
+    modules; ``str`` of it is for people.
+    """
+
+    layers: tuple[tuple[str, TunedProblem], ...]
+    kept: tuple[tuple[str, KeptFilter], ...] = ()
+    convolutions: int = 0  # torch.nn.Conv2d in the model, tuned or not
+
+    def __str__(self) -> str:
+        if self.layers:
+            every = (*self.layers, *self.kept)
+            return "\n".join(f"{name or '(the model itself)'}: {chosen}" for name, chosen in every)
+        if not self.convolutions:
+            return "no convolutions: the model has no torch.nn.Conv2d, there is nothing to tune"
+        return (
+            f"no tuned convolutions among {self.convolutions}: call mucudnn.optimize(model, sample_input) first; "
+            "subclasses of torch.nn.Conv2d, and what the sample input does not reach, stay torch's own"
+        )
+
+
+def report(model: torch.nn.Module) -> Report:
+    """What ``optimize`` chose for each convolution of ``model`` and why; it is empty if nothing is tuned.
+
+    Raises ``InvalidInputError`` for what is no module.
+    """
+    every = [*instance(torch.nn.Module, model, "model").named_modules()]
+    modules = [(name, module) for name, module in every if isinstance(module, Conv2d)]
+    return Report(
+        tuple((name, tuned) for name, module in modules for tuned in module.tuned),
+        tuple((name, kept) for name, module in modules for kept in module.kept_filters),
+        sum(isinstance(module, torch.nn.Conv2d) for _, module in every),
+    )
+
+
+def _require_own_tensors(model: torch.nn.Module) -> None:
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if not is_lazy(tensor) and tensor.is_inference():
+            raise InvalidInputError(
+                f"{name} of the model was made in torch.inference_mode(), where nothing can be recorded for gradients: "
+                "make the model outside of it, or give copy.deepcopy(model), copied outside of it"
+            )
+
+
+def _recordable(value: Any) -> Any:
+    """Tensors made in inference mode cannot be saved for gradients; their copies can, if made outside of it."""
+    return value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
+
+
+def _wanted(model: torch.nn.Module, sample_input: Any, config: Config) -> _Wanted:
+    """One problem for each operation that is tuned; dx of the model's own input is not: nobody asks for it."""
+    from mucudnn.tracing.convolutions import trace  # here and not above: running a tuned model needs no tracing
+
+    modules = dict(model.named_modules())
+    limit_of = _limits(model, sample_input, config)
+    wanted: _Wanted = {}
+    for call in sorted(trace(model, sample_input), key=lambda call: -call.batch_size):
+        if type(modules[call.name]) not in (torch.nn.Conv2d, Conv2d):
+            continue
+        for operation in config.operations:
+            if operation is not Operation.BACKWARD_DATA or call.input_needs_gradient:
+                key = (call.problem.with_operation(operation), call.batch_size, limit_of(call.name, operation))
+                wanted.setdefault(call.name, {})[key] = None
+    return wanted
+
+
+def _limits(model: torch.nn.Module, sample_input: Any, config: Config) -> Callable[[str, Operation], int | None]:
+    """Module name and operation -> workspace limit. What does not run in a training step has no headroom."""
+    if not config.has_headroom_limit:
+        return lambda name, operation: config.workspace_limit_bytes
+    from mucudnn.tracing.headroom import find_headroom  # here and not above: running a tuned model needs no tracing
+
+    limits = find_headroom(model, sample_input).limits
+    return lambda name, operation: limits.get((name, operation), 0)
+
+
+def _tasks(wanted: _Wanted, in_headroom: bool) -> dict[_Key, Task]:
+    """Equal ones once, with the number of modules that need them, largest batch first."""
+    needing: dict[_Key, list[str]] = {}
+    for name, keys in wanted.items():
+        for key in keys:
+            needing.setdefault(key, []).append(name)
+    ordered = sorted(needing.items(), key=lambda item: -item[0][1])
+    return {key: Task(*key, len(names), _task_name(key[0], names), in_headroom) for key, names in ordered}
+
+
+def _task_name(problem: ConvProblem, modules: Sequence[str]) -> str:
+    """``layer1.0.conv1 +3, forward ...``: the first of the modules, and how many more there are."""
+    first = modules[0] or "the model itself"
+    return f"{first} +{len(modules) - 1}, {problem}" if len(modules) > 1 else f"{first}, {problem}"
+
+
+def _swap(model: torch.nn.Module, wanted: _Wanted, tuned: Mapping[_Key, TunedProblem], config: Config) -> None:
+    modules = dict(model.named_modules())
+    for name, keys in wanted.items():
+        its_own = tuple(tuned[key] for key in keys)
+        modules[name].__class__ = Conv2d
+        swapped = cast(Conv2d, modules[name])
+        swapped.tuned = its_own
+        swapped.choices = _choices(its_own, config, swapped.weight.device.type)
+
+
+def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str) -> Choices | None:
+    """``None`` where torch won everywhere: then the module is torch's own, without the operator's overhead.
+
+    Smaller batches than the tuned one were not run against torch, and torch's own was not measured undivided for each
+    of them: so a mere division of it is not taken.
+    """
+    configurations: dict[ConvProblem, dict[int, Configuration]] = {}
+    for tuned in its_own:  # largest batch first: what was tuned for a smaller one overrides
+        for n, configuration in configurations_of(tuned).items():
+            if n == tuned.batch_size or configuration.algorithms != (NATIVE,):
+                configurations.setdefault(tuned.problem, {})[n] = configuration
+    every = [configuration for by_size in configurations.values() for configuration in by_size.values()]
+    if all(configuration.is_baseline for configuration in every):
+        return None
+    return Choices.of(configurations, device_type, keeps_workspace=not config.has_headroom_limit)

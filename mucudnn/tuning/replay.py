@@ -1,0 +1,97 @@
+"""Solving again from stored measurements: what ``tune`` would choose, without a device and without measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Protocol
+
+from mucudnn.database.database import Verification
+from mucudnn.running.environment import Environment
+from mucudnn.solver.front import desirable_sets
+from mucudnn.tuning.choose import Choice, Divided, Outcome, choose, divide
+from mucudnn.tuning.infeasible import infeasible
+from mucudnn.tuning.result import Tuning, allowed, tuned_problem
+from mucudnn.words.config import Config
+from mucudnn.words.results import Configuration, Measurement
+from mucudnn.words.task import Task
+
+
+class Stored(Protocol):
+    """What was measured in one environment."""
+
+    @property
+    def environment(self) -> Environment:
+        """Where it was measured."""
+
+    def measurements(self, task: Task) -> Sequence[Measurement]:
+        """Of the micro-batch sizes that may be used for the task; they cover its mini-batch."""
+
+    def verification(self, task: Task, configuration: Configuration) -> Verification | None:
+        """The whole run of this configuration, with a workspace as the task has it, if there was one."""
+
+
+def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
+    """What ``tune_tasks`` would choose if nothing had to be measured; where whole runs are missing, predictions count.
+
+    With the measurements of a tuning under the same config the answer is that of the tuning.
+
+    Raises ``InfeasibleError`` where no configuration fits, naming the tasks and what would be enough.
+    """
+
+    def look_up(task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
+        return {c: stored.verification(task, c) for c in configurations}
+
+    measured = {task: stored.measurements(task) for task in tasks}
+    bounds = {task: config.error_bound(task.problem.dtype, stored.environment.numerics) for task in tasks}
+    permitted = {task: allowed(known, bounds[task]) for task, known in measured.items()}
+    divided: Divided | None = None
+    choices: Mapping[Task, Choice]
+    if config.workspace_budget_bytes is not None:
+        divided = divide(permitted, config.workspace_budget_bytes, look_up)
+        choices = divided.choices
+    else:
+        _require_feasible(permitted)
+        choices = {task: choose(task, permitted[task], look_up) for task in tasks}
+    problems = [tuned_problem(task, choices[task], measured[task], error_bound=bounds[task]) for task in tasks]
+    return Tuning(config, stored.environment, tuple(problems), divided)
+
+
+def shortcomings(tasks: Sequence[Task], stored: Stored) -> tuple[str, ...]:
+    """What the answer cannot know, in words: mini-batches that were measured in smaller pieces only."""
+    pieces: dict[tuple[int, tuple[int, ...]], int] = {}  # mini-batch, sizes -> how many tasks
+    for task in tasks:
+        micro_configs = {m.micro_config for m in stored.measurements(task)}
+        if task.baseline not in micro_configs:
+            key = task.batch_size, tuple(sorted({of.micro_batch_size for of in micro_configs}))
+            pieces[key] = pieces.get(key, 0) + 1
+    return tuple(
+        f"{count} of {len(tasks)} convolutions, batch {n}: measured in micro-batches of {', '.join(map(str, sizes))} "
+        "only, torch's own undivided not among them; the answer is of these alone, and torch's own may be faster: "
+        "measure it with mucudnn tune"
+        for (n, sizes), count in sorted(pieces.items())
+    )
+
+
+def _require_feasible(measured: dict[Task, list[Measurement]]) -> None:
+    doubtful = {task: known for task, known in measured.items() if not _surely_fits(task, known)}
+    smallest = {task: _smallest_bytes(task, known) for task, known in doubtful.items()}
+    too_large = {
+        task: size
+        for task, size in smallest.items()
+        if size is None or (task.limit_bytes is not None and size > task.limit_bytes)
+    }
+    if too_large:
+        raise infeasible(too_large)
+
+
+def _surely_fits(task: Task, measurements: Sequence[Measurement]) -> bool:
+    """Whether equal micro-batches of one algorithm do: mostly so, and then nothing must be solved to know."""
+    limit = inf if task.limit_bytes is None else task.limit_bytes
+    dividing = (m for m in measurements if task.batch_size % m.micro_config.micro_batch_size == 0)
+    return task.in_headroom or any(m.prepared_bytes + m.scratch_bytes <= limit for m in dividing)
+
+
+def _smallest_bytes(task: Task, measurements: Sequence[Measurement]) -> int | None:
+    smallest = desirable_sets(measurements, task.batch_size).smallest(task.batch_size) if measurements else None
+    return None if smallest is None else smallest.workspace_bytes

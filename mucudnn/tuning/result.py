@@ -1,0 +1,237 @@
+"""What tuning found: the chosen configuration of each problem, the measurements behind it, and why it was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Any
+
+from mucudnn.running.environment import Environment
+from mucudnn.tuning.choose import Choice, Divided
+from mucudnn.words.config import Config
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import NATIVE, Configuration, Failure, Measurement, MicroConfig, source_of
+from mucudnn.words.task import Task
+from mucudnn.words.units import format_bytes, format_seconds
+from mucudnn.words.values import restore
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What a time limit left undone: candidates that were worth measuring and were not, and those that have fewer
+    samples than without it. Not what the race has shown to be hopeless.
+    """
+
+    unmeasured: tuple[MicroConfig, ...] = ()
+    hurried: tuple[MicroConfig, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TunedProblem:
+    """What was chosen for one problem, and why. Times are medians of whole runs, measured in turns with torch's.
+
+    Where a replay has no whole runs they are predictions, as ``reason`` says, and ``baseline_s`` is None where torch's
+    own was not measured at this batch size. ``configuration.time_s`` is what the solver predicted. ``relative_error``
+    is None for torch's own where it could not be compared. ``limit_bytes``: the most workspace that the problem may
+    use, its segment where a budget was divided. ``measurements`` and ``failures`` are of all candidates, also of those
+    that were barred by their error, which is above ``error_bound``, or by the workspace limit. ``left_out``: what was
+    not measured for lack of time. ``refuted``: what whole runs of smaller batches have shown not to be faster than
+    torch's own, though that would fit.
+    """
+
+    problem: ConvProblem
+    batch_size: int
+    configuration: Configuration
+    baseline_s: float | None
+    time_s: float
+    relative_error: float | None
+    reason: str
+    measurements: tuple[Measurement, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    limit_bytes: int | None = None
+    error_bound: float = inf
+    left_out: LeftOut = LeftOut()
+    refuted: tuple[tuple[MicroConfig, ...], ...] = ()
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        restore(self, state)
+
+    @property
+    def allowed_measurements(self) -> list[Measurement]:
+        """Of algorithms that are not barred by their error."""
+        return allowed(self.measurements, self.error_bound)
+
+    @property
+    def speedup(self) -> float | None:
+        """None where torch's time is not known."""
+        return None if self.baseline_s is None else self.baseline_s / self.time_s
+
+    def __str__(self) -> str:
+        chosen = self.configuration
+        speedup = "unknown" if self.speedup is None else f"{self.speedup:.2f}"
+        error = "not measured" if self.relative_error is None else f"{self.relative_error:.1e}"
+        left_out = left_out_in_words([self])
+        return "\n".join(
+            (
+                f"{self.problem}, batch {self.batch_size}",
+                f"  torch      {'not measured' if self.baseline_s is None else format_seconds(self.baseline_s)}",
+                f"  chosen     {chosen}: {format_seconds(self.time_s)} (predicted {format_seconds(chosen.time_s)}), "
+                f"speedup {speedup}",
+                f"  workspace  {format_bytes(chosen.workspace_bytes)}, relative error {error}",
+                f"  why        {self.reason}",
+                *([f"  left out   {left_out}"] if left_out else []),
+            )
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for ``json.dumps``; seconds and bytes."""
+        bound = self.error_bound if isfinite(self.error_bound) else None
+        return asdict(self) | {"speedup": self.speedup, "error_bound": bound}
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The result of ``tune``: printable, and what ``mucudnn.Conv2d`` runs.
+
+    ``divided``: how the workspace budget was divided, None where every problem has a limit of its own.
+    """
+
+    config: Config
+    environment: Environment
+    problems: tuple[TunedProblem, ...] = field(default=())
+    divided: Divided | None = None
+
+    def __getitem__(self, problem: ConvProblem) -> TunedProblem:
+        """Raises ``InvalidInputError`` for a problem that is not among those tuned."""
+        for tuned in self.problems:
+            if tuned.problem == problem:
+                return tuned
+        raise InvalidInputError(f"{problem} is not in this tuning; it has {len(self.problems)} other problems")
+
+    def configurations(self, problem: ConvProblem) -> Mapping[int, Configuration]:
+        """Batch size -> configuration, up to the tuned batch size: see ``configurations_of``.
+
+        Raises ``InvalidInputError`` for a problem that is not among those tuned.
+        """
+        return configurations_of(self[problem])
+
+    def __str__(self) -> str:
+        if not self.problems:
+            return "nothing was tuned"
+        divided = [] if self.divided is None else [str(self.divided.division)]
+        return "\n".join((f"on {self.environment}", *map(str, self.problems), *divided))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for ``json.dumps``; seconds and bytes."""
+        return {
+            "environment": asdict(self.environment),
+            "workspace_limit": self.config.workspace_limit,
+            "problems": [tuned.to_json() for tuned in self.problems],
+            "division": None if self.divided is None else self.divided.division.to_json(),
+        }
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row a problem: its geometry, what was chosen, seconds and bytes."""
+        import pandas
+
+        return pandas.DataFrame([_row(tuned) for tuned in self.problems])
+
+
+class TuningInterrupted(KeyboardInterrupt):
+    """Ctrl-C while tuning. ``partial`` has the problems that are ready; all measurements made so far are stored."""
+
+    def __init__(self, partial: Tuning) -> None:
+        super().__init__(f"tuning was interrupted; {len(partial.problems)} problems are ready")
+        self.partial = partial
+
+
+def tuned_problem(
+    task: Task,
+    choice: Choice,
+    measurements: Sequence[Measurement],
+    failures: Sequence[Failure] = (),
+    *,
+    error_bound: float,
+    left_out: LeftOut = LeftOut(),
+    refuted: tuple[tuple[MicroConfig, ...], ...] = (),
+) -> TunedProblem:
+    """What was chosen for a task, with everything that was known of it."""
+    proviso = "; of what was measured within the time limit" if left_out.unmeasured else ""
+    return TunedProblem(
+        problem=task.problem,
+        batch_size=task.batch_size,
+        configuration=choice.configuration,
+        baseline_s=choice.baseline_s,
+        time_s=choice.time_s,
+        relative_error=relative_error_of(choice.configuration, measurements),
+        reason=choice.reason + proviso,
+        measurements=tuple(measurements),
+        failures=tuple(failures),
+        limit_bytes=choice.limit_bytes,
+        error_bound=error_bound,
+        left_out=left_out,
+        refuted=refuted,
+    )
+
+
+def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
+    """How much of what a time limit left undone, and by which algorithms; empty: nothing."""
+    unmeasured = [of for one in tuned for of in one.left_out.unmeasured]
+    hurried = sum(len(one.left_out.hurried) for one in tuned)
+    worth_measuring = sum(len(one.measurements) for one in tuned) + len(unmeasured)
+    names = ", ".join(sorted({source_of(of.algorithm) for of in unmeasured}))
+    parts = []
+    if unmeasured:
+        parts.append(f"{len(unmeasured)} of {worth_measuring} candidates were not measured ({names}): give it more")
+    if hurried:
+        parts.append(f"{hurried} measured with fewer samples than usual")
+    return f"time limit: {'; '.join(parts)}" if parts else ""
+
+
+def configurations_of(tuned: TunedProblem) -> Mapping[int, Configuration]:
+    """Batch size -> configuration, up to the tuned batch size, all within the problem's own limit.
+
+    The tuned batch size has the verified configuration. Smaller ones have the fastest of the same measurements; but
+    where torch's own convolution was chosen they are left out: then nothing has shown that it is faster. So is what
+    whole runs have refuted.
+    """
+    from mucudnn.solver.front import desirable_sets
+
+    chosen = {tuned.batch_size: tuned.configuration}
+    if tuned.configuration.is_baseline:
+        return chosen
+    sets = desirable_sets(tuned.allowed_measurements, tuned.batch_size)
+    smaller = ((n, sets.fastest(n, tuned.limit_bytes)) for n in range(1, tuned.batch_size))
+    kept = {n: c for n, c in smaller if c is not None and c.micro_configs not in tuned.refuted}
+    return kept | chosen
+
+
+def _row(tuned: TunedProblem) -> dict[str, Any]:
+    return asdict(tuned.problem) | {
+        "batch_size": tuned.batch_size,
+        "configuration": str(tuned.configuration),
+        "baseline_s": tuned.baseline_s,
+        "time_s": tuned.time_s,
+        "predicted_s": tuned.configuration.time_s,
+        "speedup": tuned.speedup,
+        "workspace_bytes": tuned.configuration.workspace_bytes,
+        "relative_error": tuned.relative_error,
+        "unmeasured": len(tuned.left_out.unmeasured),
+        "hurried": len(tuned.left_out.hurried),
+    }
+
+
+def allowed(measurements: Iterable[Measurement], error_bound: float) -> list[Measurement]:
+    """Those whose error is within the bound; torch's own always, since that is what would run without mucudnn."""
+    return [m for m in measurements if m.relative_error <= error_bound or m.micro_config.algorithm == NATIVE]
+
+
+def relative_error_of(configuration: Configuration, measurements: Iterable[Measurement]) -> float | None:
+    """The largest of its algorithms: each was compared with float64 once. None: torch's own, which could not be."""
+    used = set(configuration.algorithms)
+    return max((m.relative_error for m in measurements if m.micro_config.algorithm in used), default=None)

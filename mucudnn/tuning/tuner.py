@@ -1,0 +1,398 @@
+"""From convolutions to chosen configurations: measure what is not yet measured, then choose, with whole runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+
+import torch
+
+from mucudnn.bench.measure.candidates import Candidate, find_candidates
+from mucudnn.bench.measure.comparison import Comparison
+from mucudnn.bench.measure.profiler import Profile
+from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.database.database import Database, Verification
+from mucudnn.database.schema import FreshWorkspace
+from mucudnn.database.store import Store
+from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.running.devices import device_named, largest_batch_size, made_current
+from mucudnn.solver.front import desirable_sets
+from mucudnn.solver.policies import micro_batch_sizes
+from mucudnn.tuning.choose import Choice, Outcome, choose, divide, refuted
+from mucudnn.tuning.infeasible import infeasible, unaffordable
+from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning, TuningInterrupted, allowed, tuned_problem
+from mucudnn.words.config import BatchSizePolicy, Config, config_or_default
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import MOST_ELEMENTS, ConvProblem, Operation
+from mucudnn.words.results import NATIVE, Configuration, Failure, Measurement, MicroConfig, source_of
+from mucudnn.words.task import Task
+from mucudnn.words.torch_settings import deterministic_torch
+from mucudnn.words.values import instance, several, shown, whole
+
+__all__ = ["Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
+
+Progress = Callable[[str, float], None]
+
+
+def tune(
+    problems: Iterable[ConvProblem] | ConvProblem,
+    batch_size: int,
+    config: Config | None = None,
+    *,
+    device: str | torch.device = "cpu",
+    progress: Progress | None = None,
+    names: Mapping[ConvProblem, str] | None = None,
+    database: Database | None = None,
+    machine: Machine | None = None,
+) -> Tuning:
+    """Choose the fastest configuration of each problem within the workspace limit, and verify it against torch.
+
+    With ``config.workspace_budget`` the budget is divided over all problems instead. Problems whose operation is not in
+    ``config.operations`` are passed over. What the database has is not measured again; each new measurement is stored
+    as it is made. ``device``: ``"cpu"``, ``"cuda"`` (the current GPU), a GPU by its number, ``"cuda:1"``, or a
+    ``torch.device``. ``progress`` is called with what is being done and the fraction that is done. ``names``: what
+    problems are called in progress and errors. ``database``: instead of the file that the config names. ``machine``:
+    instead of this one.
+
+    Raises ``InfeasibleError`` (naming the smallest limit of every problem that has no configuration, or the smallest
+    budget), ``InvalidInputError`` for an unknown algorithm, for other values than these and for a batch that is too
+    large, ``UnavailableError`` for a device that is not there,
+    ``DatabaseError`` for a file that cannot be read (where it cannot be written there is a warning instead),
+    ``BrokenDeviceError`` where a candidate leaves the GPU unusable for this process (the next one skips it), and
+    ``TuningInterrupted`` on Ctrl-C, with what is ready.
+    """
+    config, place = config_or_default(config), device_named(device)
+    names = instance(Mapping, {} if names is None else names, "names")  # type: ignore[type-abstract]
+    samples, limit = whole(batch_size, "batch_size", 1), config.workspace_limit_bytes
+    given = [instance(ConvProblem, problem, "one of problems") for problem in several(problems)]
+    wanted = dict.fromkeys(problem for problem in given if problem.operation in config.operations)
+    tasks = [Task(problem, samples, limit, name=names.get(problem, "")) for problem in wanted]
+    with made_current(place):
+        return tune_tasks(tasks, config, device=place.type, progress=progress, database=database, machine=machine)
+
+
+def tune_tasks(
+    tasks: Sequence[Task],
+    config: Config,
+    *,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    database: Database | None = None,
+    machine: Machine | None = None,
+) -> Tuning:
+    """As ``tune``, for tasks of any batch sizes, limits and counts; what was chosen is in the order of the tasks."""
+    require_callable(progress)
+    if database is not None:
+        instance(Database, database, "database")  # a file is named in the config
+    if machine is not None:
+        instance(Machine, machine, "machine")
+    with deterministic_torch(config.deterministic):
+        machine = machine or Machine.current(device)
+        _require_countable(tasks, machine.device)
+        if database is not None:
+            return _Tuner(config, machine, Store(database, machine.environment), progress).tune(tasks)
+        with Database(config.database) as opened:
+            return _Tuner(config, machine, Store(opened, machine.environment), progress).tune(tasks)
+
+
+def require_callable(progress: object) -> None:
+    """Raises ``InvalidInputError`` before anything is measured."""
+    if not (progress is None or callable(progress)):
+        raise InvalidInputError(f"progress is {shown(progress)}; give a function of a text and a fraction, or None")
+
+
+def _require_countable(tasks: Sequence[Task], device: str) -> None:
+    for task in tasks:
+        most = largest_batch_size(task.problem, device)
+        if task.batch_size > most:
+            raise InvalidInputError(
+                f"{task}: batch_size is {task.batch_size}; it must be at most {most} on device {device!r}, so that x "
+                f"and y have at most {MOST_ELEMENTS} elements"
+            )
+
+
+@dataclass(slots=True)
+class _Job:
+    """One task: its candidates, and what is known of each. left_out: what the time limit did to them."""
+
+    task: Task
+    error_bound: float
+    candidates: list[Candidate]
+    unsupported: list[Failure]
+    results: dict[MicroConfig, Measurement | Failure]
+    left_out: LeftOut = field(default_factory=LeftOut)
+
+    def baseline_bytes(self) -> int | None:
+        """What torch's own needs where it was not measured, counted by running it; None: measured, or not to be told.
+
+        It is counted anew: there was no memory, perhaps, when it was first tried.
+        """
+        if isinstance(self.results.get(self.task.baseline), Measurement):
+            return None
+        baseline = next(replace(c) for c in self.candidates if c.micro_config == self.task.baseline)
+        return baseline.workspace_bytes if baseline.is_countable else None
+
+    def forget_failures(self) -> None:
+        """So that they are tried again, but for what a source offers: its first run may have ended a process."""
+        offered = {c.micro_config for c in self.candidates if c.from_source}
+        self.results = {
+            of: result for of, result in self.results.items() if of in offered or isinstance(result, Measurement)
+        }
+
+    def measurements(self) -> list[Measurement]:
+        known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
+        return [result for result in known if isinstance(result, Measurement)]
+
+    def failed_candidates(self) -> list[Failure]:
+        """Without those that their algorithm does not support, and those of sizes that the policy does not have."""
+        known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
+        return [result for result in known if isinstance(result, Failure)]
+
+    def failures(self) -> list[Failure]:
+        return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
+
+    def tuned(self, choice: Choice, runs: Mapping[tuple[MicroConfig, ...], Verification]) -> TunedProblem:
+        """runs: whole ones of any batch size."""
+        measured = self.measurements()
+        return tuned_problem(
+            self.task,
+            choice,
+            measured,
+            self.failures(),
+            error_bound=self.error_bound,
+            left_out=self.left_out,
+            refuted=refuted(replace(self.task, limit_bytes=choice.limit_bytes), measured, runs),
+        )
+
+    def smallest_feasible_bytes(self) -> int | None:
+        """Least workspace of any configuration of candidates that did not fail and are not barred by their error. There
+        may be memory for torch's own even where there was none to measure it, which takes more.
+        """
+        return _smallest_bytes(self._usable(), self.task.batch_size)
+
+    def bytes_in_smallest_pieces(self) -> int | None:
+        """The same for the smallest micro-batches alone, so that little must run to find out what it needs."""
+        usable = self._usable()
+        least = min((c.micro_batch_size for c in usable), default=0)
+        smallest = [c for c in usable if c.micro_batch_size == least]
+        return _smallest_bytes(smallest, self.task.batch_size)
+
+    def is_feasible(self) -> bool:
+        """Torch's own are looked at first: mostly they fit, and nothing else must run to find out what it needs."""
+        if self.task.in_headroom:
+            return True
+        usable = self._usable()
+        limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
+        torchs = [c for c in usable if c.is_native and not c.is_search]
+        for candidates in (torchs, [c for c in usable if c.handed_bytes <= limit]):
+            smallest = _smallest_bytes(candidates, self.task.batch_size)
+            if smallest is not None and smallest <= limit:
+                return True
+        return False
+
+    def _usable(self) -> list[Candidate]:
+        known = self.measurements()
+        permitted = allowed(known, self.error_bound)
+        barred = {m.micro_config.algorithm for m in known} - {m.micro_config.algorithm for m in permitted}
+        failed = {f.micro_config for f in self.failures() if f.is_lasting or f.micro_config != self.task.baseline}
+        return [c for c in self.candidates if c.algorithm.name not in barred and c.micro_config not in failed]
+
+
+def _smallest_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | None:
+    """Workspaces are declared, so the solver can tell before anything is measured: any time will do."""
+    countable = [c.at_any_time() for c in candidates if c.is_countable]
+    if not countable:
+        return None
+    smallest = desirable_sets(countable, batch_size).smallest(batch_size)
+    return None if smallest is None else smallest.workspace_bytes
+
+
+class _Tuner:
+    """Tunes tasks under one config.
+
+    A stored failure of torch's own, undivided, is not believed: everything is compared with it. Other stored failures
+    are, unless nothing is left that fits.
+    """
+
+    def __init__(self, config: Config, machine: Machine, store: Store, progress: Progress | None) -> None:
+        self.config, self.machine, self.store = config, machine, store
+        self.progress = progress or (lambda text, fraction: None)
+        self.algorithms = _algorithms(machine, config)
+        self.versions = {algorithm.name: algorithm.version for algorithm in self.algorithms}
+        self.ready: list[TunedProblem] = []
+
+    def tune(self, tasks: Sequence[Task]) -> Tuning:
+        try:
+            jobs = [self._job(task) for task in tasks]
+            tuning = self._one_by_one(jobs) if self.config.workspace_budget_bytes is None else self._together(jobs)
+        except KeyboardInterrupt:
+            raise TuningInterrupted(self._tuning()) from None
+        self.progress("done", 1.0)
+        return tuning
+
+    def _one_by_one(self, jobs: Sequence[_Job]) -> Tuning:
+        """Workspace reuse: each task under its own limit."""
+        for job in jobs:
+            if not job.is_feasible():
+                job.forget_failures()
+        self._require_feasible(jobs)  # before minutes are spent on measuring
+        without = []
+        for number, job in enumerate(jobs):
+            self._measure(job, job.task.limit_bytes, number / len(jobs), 1 / len(jobs))
+            if job.is_feasible():
+                choice = choose(job.task, self._allowed(job), self._verify, job.baseline_bytes())
+                self.ready.append(job.tuned(choice, self._runs(job.task)))
+            else:
+                without.append(job)
+        self._require_feasible(without)
+        return self._tuning()
+
+    def _together(self, jobs: Sequence[_Job]) -> Tuning:
+        """Workspace division: one budget for all tasks."""
+        budget = self.config.workspace_budget_bytes
+        if not self._is_affordable(jobs):
+            for job in jobs:
+                job.forget_failures()
+        self._require_affordable(jobs)  # before minutes are spent on measuring
+        for number, job in enumerate(jobs):
+            self._measure(job, budget, number / len(jobs), 1 / len(jobs))
+        self._require_affordable(jobs)  # with what failed
+        measured = {job.task: self._allowed(job) for job in jobs}
+        declared = {job.task: job.baseline_bytes() for job in jobs}
+        divided = divide(measured, budget, self._verify, declared)
+        for job in jobs:
+            self.ready.append(job.tuned(divided.choices[job.task], self._runs(job.task)))
+        return Tuning(self.config, self.machine.environment, tuple(self.ready), divided)
+
+    def _tuning(self) -> Tuning:
+        return Tuning(self.config, self.machine.environment, tuple(self.ready))
+
+    def _job(self, task: Task) -> _Job:
+        self.progress(f"{task}: finding algorithms", 0.0)
+        sizes = micro_batch_sizes(BatchSizePolicy(self.config.policy), task.batch_size)
+        every = (*self.algorithms, *self._offered(task.problem, sizes))
+        algorithms = [algorithm for algorithm in every if _is_strict_enough(algorithm, task.problem, self.config)]
+        self.versions |= {algorithm.name: algorithm.version for algorithm in algorithms}
+        stored = self.store.results(task.problem, self.versions)
+        known = [r for r in stored if isinstance(r, Measurement) or r.micro_config != task.baseline]
+        measured = [result for result in known if isinstance(result, Measurement)]
+        candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured)
+        bound = self.config.error_bound(task.problem.dtype, self.machine.environment.numerics)
+        return _Job(task, bound, candidates, unsupported, {result.micro_config: result for result in known})
+
+    def _offered(self, problem: ConvProblem, sizes: Sequence[int]) -> list[Algorithm]:
+        """What sources offer for this problem, as far as the config allows it."""
+        offered = (algorithm for source in self.machine.sources for algorithm in source.offered(problem, sizes))
+        return [algorithm for algorithm in offered if _is_allowed(algorithm, self.config)]
+
+    def _allowed(self, job: _Job) -> list[Measurement]:
+        return allowed(job.measurements(), job.error_bound)
+
+    def _require_feasible(self, jobs: Sequence[_Job]) -> None:
+        without = [job for job in jobs if not job.is_feasible()]
+        if without:
+            needed = {job.task: job.smallest_feasible_bytes() for job in without}
+            raise infeasible(needed, {job.task: job.failed_candidates() for job in without})
+
+    def _is_affordable(self, jobs: Sequence[_Job]) -> bool:
+        """Whether the smallest configurations are within the budget together. The smallest micro-batches are looked at
+        first.
+        """
+        budget = self.config.workspace_budget_bytes
+        for smallest in (_Job.bytes_in_smallest_pieces, _Job.smallest_feasible_bytes):
+            known = [size for job in jobs if (size := smallest(job)) is not None]
+            if budget is None or (len(known) == len(jobs) and sum(known) <= budget):
+                return True
+        return False
+
+    def _require_affordable(self, jobs: Sequence[_Job]) -> None:
+        """Raises ``InfeasibleError`` if the budget is less than the smallest configurations need together."""
+        if not self._is_affordable(jobs):
+            needed = {job.task: job.smallest_feasible_bytes() for job in jobs}
+            failed = {job.task: job.failed_candidates() for job in jobs}
+            raise unaffordable(needed, self.config.workspace_budget_bytes, failed)
+
+    def _measure(self, job: _Job, limit_bytes: int | None, start: float, share: float) -> None:
+        problem = job.task.problem
+        profile = Profile(
+            problem,
+            job.task.batch_size,
+            job.candidates,
+            known=job.measurements(),
+            known_failures=job.failures(),
+            limit_bytes=limit_bytes,
+            max_relative_error=job.error_bound,
+            time_limit_s=self.config.time_limit_s,
+            may_keep=problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
+            device=self.machine.device,
+            clock=self.machine.clock,
+            journal=lambda begun: self.store.begun(problem, self.versions[begun.algorithm], begun),
+        )
+        self.progress(f"{job.task}: measuring", start)
+        with ExitStack() as search:
+            for source in self.machine.sources:
+                search.enter_context(source.measuring())
+            for done, result in enumerate(profile.measure()):
+                self.store.keep(problem, self.versions[result.micro_config.algorithm], result)
+                job.results[result.micro_config] = result
+                name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
+                self.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
+        if self.config.time_limit_s is not None:
+            job.left_out = _left_out(replace(profile, known=job.measurements(), known_failures=job.failures()))
+
+    def _runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], Verification]:
+        return self.store.whole_runs(task.problem, self.versions, _how(task))
+
+    def _verify(self, task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
+        """Whole runs against torch; those that were not run before are run now."""
+        problem, how = task.problem, _how(task)
+        known: dict[Configuration, Outcome] = {
+            c: self.store.verification(problem, c, self.versions, how) for c in configurations
+        }
+        missing = [c for c, verification in known.items() if verification is None]
+        compare = partial(self.machine.compare, keeps_workspace=not task.in_headroom)
+        outcomes = compare(problem, task.batch_size, missing) if missing else []
+        for configuration, outcome in zip(missing, outcomes, strict=True):
+            if isinstance(outcome, Comparison):
+                verification = Verification(outcome.baseline_s, outcome.time_s, outcome.uncertainty)
+                self.store.keep_verification(problem, configuration, self.versions, verification, how)
+                known[configuration] = verification
+            else:
+                known[configuration] = outcome
+        return known
+
+
+def _how(task: Task) -> FreshWorkspace | None:
+    """What is special in the whole runs of a task."""
+    return FreshWorkspace() if task.in_headroom else None
+
+
+def _left_out(measured: Profile) -> LeftOut:
+    """What a run without a time limit would still measure; ``measured`` knows all that there is."""
+    unmeasured = (candidate.micro_config for candidate in measured.missing())
+    return LeftOut(tuple(unmeasured), tuple(candidate.micro_config for candidate in measured.hurried()))
+
+
+def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:
+    """Those that the config allows; it always names torch's own. Raises ``InvalidInputError`` for unknown names."""
+    names = [algorithm.name for algorithm in machine.algorithms]
+    sources = [source.name for source in machine.sources]
+    if unknown := [name for name in config.algorithms or () if source_of(name) not in (NATIVE, *names, *sources)]:
+        there_are = ", ".join((*names, *sources))
+        raise InvalidInputError(f"algorithms has {', '.join(unknown)}; this machine has {there_are}")
+    return [algorithm for algorithm in machine.algorithms if _is_allowed(algorithm, config)]
+
+
+def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
+    """By its name or that of its source, and by its determinism; the baseline always, as torch's settings have it."""
+    name = algorithm.name
+    named = config.algorithms is None or bool({name, source_of(name)} & {NATIVE, *config.algorithms})
+    return named and (algorithm.deterministic or name == NATIVE or not config.deterministic)
+
+
+def _is_strict_enough(algorithm: Algorithm, problem: ConvProblem, config: Config) -> bool:
+    """Torch's own always is."""
+    return not config.strict or algorithm.name == NATIVE or algorithm.is_local(problem)

@@ -1,0 +1,205 @@
+"""Every choice a user can make, in one frozen object with defaults that can stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import Operation
+from mucudnn.words.units import parse_bytes, parse_seconds
+from mucudnn.words.values import flag, member, real, restore, settle, several, shown, texts
+
+_Amount = TypeVar("_Amount")
+_Number = TypeVar("_Number", int, float)
+
+HEADROOM = "headroom"  # a workspace limit: what is free below the peak of a training step, call by call
+DEFAULT_WORKSPACE_LIMIT = "64MiB"
+
+
+class BatchSizePolicy(StrEnum):
+    """Which micro-batch sizes are measured: the paper's three policies (μ-cuDNN, section III)."""
+
+    UNDIVIDED = "undivided"
+    POWER_OF_TWO = "power-of-two"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How to tune.
+
+    workspace_limit: most workspace of any one operation, inclusive; bytes, text such as ``"64MiB"``, or None: no limit.
+    ``"headroom"``: for each call what is free below the peak of a training step, so that the peak stays what it is;
+    only ``optimize`` and networks have a step to trace.
+    workspace_budget: instead of a limit for each: most workspace of all problems of a network in sum, inclusive.
+    cache_budget: most memory, inclusive, for what forward convolutions prepare from frozen weights (the transformed
+    filters), to be kept from call to call in inference; 0: keep nothing; None: no bound. On the CPU alone: whether a
+    filter has changed is told by all of its bytes, for which a GPU would have to be waited for in every call.
+    policy: micro-batch sizes to measure: ``undivided``, ``power-of-two`` (with the batch itself) or ``all``.
+    operations: which operations to tune, one or several; the others run as in torch. None: all three.
+    algorithms: names to choose from, one or several; None: all that the machine has. Torch's own, ``native``, is always
+    a candidate.
+    max_relative_error: bar algorithms whose relative L2 error against float64 is above; None: a default by dtype.
+    deterministic: only algorithms that give the same bits on every run. On a GPU torch's own convolution is measured as
+    torch has it with ``torch.backends.cudnn.deterministic = True``, but where it runs (other shapes, and where nothing
+    is faster) it obeys torch's setting alone, which ``optimize`` leaves to you: it warns where that is off.
+    time_limit: most seconds of measuring per problem, number or text such as ``"60s"``; None: until the noise is small.
+    database: SQLite file of the measurements, ``~`` being your home; None: in the user's cache folder.
+    strict: only algorithms with which a NaN or an infinity in x or dy spoils the same results as with torch's own, and
+    no others; no Winograd or Fourier transforms (docs/numerics.md). Of cuDNN's engines those that say they are none.
+
+    Policy and operations may be given as text, numbers as NumPy's, and several names in any iterable; one text is one
+    name. The fields then have the types that are named below, so that equal configs are equal and hash alike.
+
+    Raises ``InvalidInputError`` for a value that is not allowed.
+    """
+
+    workspace_limit: int | str | None = DEFAULT_WORKSPACE_LIMIT
+    workspace_budget: int | str | None = None
+    cache_budget: int | str | None = 0
+    policy: BatchSizePolicy | str = BatchSizePolicy.POWER_OF_TWO
+    operations: tuple[Operation, ...] = tuple(Operation)
+    algorithms: tuple[str, ...] | None = None
+    max_relative_error: float | None = None
+    deterministic: bool = False
+    time_limit: float | str | None = None
+    database: Path | str | None = None
+    strict: bool = False
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        restore(self, state)
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            workspace_limit=_limit(self.workspace_limit),
+            workspace_budget=_amount(parse_bytes, self.workspace_budget, "workspace_budget"),
+            cache_budget=_amount(parse_bytes, self.cache_budget, "cache_budget"),
+            policy=member(BatchSizePolicy, self.policy, "policy"),
+            operations=_operations(self.operations),
+            algorithms=_algorithms(self.algorithms),
+            max_relative_error=_error_bound(self.max_relative_error),
+            deterministic=flag(self.deterministic, "deterministic"),
+            strict=flag(self.strict, "strict"),
+            time_limit=_amount(parse_seconds, self.time_limit, "time_limit"),
+            database=_file(self.database),
+        )
+        if self.workspace_budget_bytes is not None and self.workspace_limit != DEFAULT_WORKSPACE_LIMIT:
+            raise InvalidInputError(
+                f"workspace_limit is {self.workspace_limit!r} and workspace_budget is {self.workspace_budget!r}; a "
+                "budget is divided instead of a limit for each: give one of the two"
+            )
+
+    @property
+    def has_headroom_limit(self) -> bool:
+        return self.workspace_limit == HEADROOM
+
+    @property
+    def workspace_limit_bytes(self) -> int | None:
+        """Of each problem; None too where a budget is divided. Raises ``InvalidInputError`` for ``"headroom"``."""
+        if self.has_headroom_limit:
+            raise InvalidInputError(
+                f"the workspace limit is {HEADROOM!r}, which needs a model whose training step can be traced: use "
+                "mucudnn.optimize, or name a network or package.module:factory"
+            )
+        return None if self.workspace_budget_bytes is not None else parse_bytes(self.workspace_limit)
+
+    @property
+    def workspace_budget_bytes(self) -> int | None:
+        """Of all problems in sum; None: there is no budget."""
+        return parse_bytes(self.workspace_budget)
+
+    @property
+    def cache_budget_bytes(self) -> int | None:
+        return parse_bytes(self.cache_budget)
+
+    @property
+    def time_limit_s(self) -> float | None:
+        return parse_seconds(self.time_limit)
+
+    def error_bound(self, dtype: str, numerics: str = "") -> float:
+        """Largest relative L2 error allowed for a problem of this dtype, under the ``numerics`` of an environment."""
+        if self.max_relative_error is not None:
+            return self.max_relative_error
+        if dtype == "float32" and _rounds_to_tf32(numerics):
+            return TF32_MAX_RELATIVE_ERROR
+        return DEFAULT_MAX_RELATIVE_ERROR[dtype]
+
+
+# float32: what the bar of the project promises; the others: a few units in the last place of the stored result.
+# TF32 keeps 10 bits of a factor's mantissa: 2**-11 of each is lost at most, and torch's own convolution loses it too.
+TF32_MAX_RELATIVE_ERROR = 1e-3
+DEFAULT_MAX_RELATIVE_ERROR = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
+
+
+def _rounds_to_tf32(numerics: str) -> bool:
+    """Whether torch's own convolutions may: those of cuDNN as they are set, those without it as matrix products are."""
+    words = numerics.split()
+    allowing = "matmul-tf32" if "no-cudnn" in words else "tf32"
+    return allowing in words and "NVIDIA_TF32_OVERRIDE=0" not in words
+
+
+def config_or_default(config: object) -> Config:
+    """``Config()`` for None. Raises ``InvalidInputError`` for what is no config."""
+    if config is None:
+        return Config()
+    if isinstance(config, Config):
+        return config
+    remedy = "mucudnn.Config(**config)" if isinstance(config, Mapping) else "a mucudnn.Config, or None for its defaults"
+    raise InvalidInputError(f"config is {shown(config)}; give {remedy}")
+
+
+def _limit(value: int | str | None) -> int | str | None:
+    is_headroom = isinstance(value, str) and value == HEADROOM
+    return HEADROOM if is_headroom else _amount(parse_bytes, value, "workspace_limit")
+
+
+def _amount(parse: Callable[[_Amount], _Number | None], value: _Amount, name: str) -> str | _Number | None:
+    """A text as it was written, since it is shown again; a number as ``parse`` has it."""
+    try:
+        parsed = parse(value)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{name}: {error}") from None
+    return str(value) if isinstance(value, str) else parsed
+
+
+def _operations(value: object) -> tuple[Operation, ...]:
+    if value is None:
+        return tuple(Operation)
+    operations = tuple(dict.fromkeys(member(Operation, one, "operation") for one in several(value)))
+    if not operations:
+        raise InvalidInputError("operations is empty; name at least one of " + ", ".join(Operation))
+    return operations
+
+
+def _algorithms(value: object) -> tuple[str, ...] | None:
+    names = None if value is None else texts(value, "algorithms")
+    if names is not None and not all(names or [""]):
+        raise InvalidInputError(
+            "algorithms has no name, or an empty one; name some (mucudnn doctor lists them, native is torch's own "
+            "alone), or leave it out for all"
+        )
+    return names
+
+
+def _error_bound(value: object) -> float | None:
+    bound = None if value is None else real(value, "max_relative_error")
+    if bound is not None and bound <= 0:
+        raise InvalidInputError(f"max_relative_error is {shown(value)}; it must be above 0")
+    return bound
+
+
+def _file(value: Path | str | None) -> Path | None:
+    if value is None:
+        return None
+    try:
+        path = Path(value).expanduser()
+    except (TypeError, RuntimeError) as error:  # no path, and nobody's home
+        raise InvalidInputError(f"database is {shown(value)}: {error}; name a file, or None for the default") from None
+    if path == Path() or "\0" in str(path):
+        raise InvalidInputError(f"database is {shown(value)}; name a file, or None for the default")
+    return path

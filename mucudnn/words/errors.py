@@ -1,0 +1,47 @@
+"""Everything mucudnn raises on purpose: messages say what was given, what is allowed and what to do."""
+
+from __future__ import annotations
+
+
+class MucudnnError(Exception):
+    """Base of all errors that are the caller's to mend; the command line shows the message and exits with 2."""
+
+
+class InvalidInputError(MucudnnError, ValueError):
+    """A value that is not allowed: a size, a layer, a name, an option."""
+
+
+class InfeasibleError(MucudnnError):
+    """No configuration fits the workspace limit.
+
+    ``smallest_feasible_bytes`` is the smallest limit for which there is one, ``None`` if no limit would help.
+    """
+
+    def __init__(self, message: str, smallest_feasible_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.smallest_feasible_bytes = smallest_feasible_bytes
+
+
+class DatabaseError(MucudnnError):
+    """The measurements cannot be read or written; the file is never deleted."""
+
+
+class OutputError(MucudnnError):
+    """A file of results cannot be written, or must not be: what is there would be lost."""
+
+
+class UnavailableError(MucudnnError):
+    """A device, data type or algorithm that this machine does not have."""
+
+
+class LibraryError(MucudnnError):
+    """A call of a library that computes convolutions failed, or what it made failed."""
+
+    @property
+    def is_lack_of_memory(self) -> bool:
+        """Whether memory of the host or of the device could not be had; later it may."""
+        return False
+
+
+class BrokenDeviceError(MucudnnError):
+    """A candidate left the device unusable for this process. That is stored, so that the next one passes over it."""

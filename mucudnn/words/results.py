@@ -1,0 +1,107 @@
+"""What was measured and what was chosen: micro-configs, their costs, and configurations made of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from mucudnn.words.values import instance, plain, settle, several, text, whole
+
+NATIVE = "native"  # torch's own convolution in the tensor's memory format
+
+
+def source_of(algorithm: str) -> str:
+    """``cudnn`` of ``cudnn:67 k2=5``: what offers the algorithm of this name; one without a source is its own."""
+    return algorithm.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MicroConfig:
+    """One algorithm on one micro-batch size: the unit that is measured.
+
+    Raises ``InvalidInputError`` for what is no name and no number of samples.
+    """
+
+    algorithm: str
+    micro_batch_size: int
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            algorithm=text(self.algorithm, "algorithm"),
+            micro_batch_size=whole(self.micro_batch_size, "micro_batch_size", 1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The costs of a micro-config on one problem (seconds, bytes), and how far it is from float64.
+
+    ``setup_s`` (open + close, once a call) and ``prepared_bytes`` belong to the algorithm, ``step_s`` and
+    ``scratch_bytes`` to each of its micro-batches. ``noise`` is IQR / median of the step samples.
+    """
+
+    micro_config: MicroConfig
+    setup_s: float
+    step_s: float
+    prepared_bytes: int
+    scratch_bytes: int
+    relative_error: float
+    noise: float = 0.0
+    samples: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A micro-config that could not be measured, with the reason in words.
+
+    is_lasting: it would fail again. Not so for lack of memory, which another run may have: that is not stored.
+    """
+
+    micro_config: MicroConfig
+    reason: str
+    is_lasting: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Micro-configs that together cover a mini-batch, in the order in which they run.
+
+    Equal algorithms stand next to each other, larger micro-batches first. ``time_s`` is predicted: the sum of setups
+    and steps; ``workspace_bytes`` is the sum of prepared bytes plus the largest scratch.
+
+    Raises ``InvalidInputError`` for what are no micro-configs. Costs are checked where they are solved with.
+    """
+
+    micro_configs: tuple[MicroConfig, ...]
+    time_s: float
+    workspace_bytes: int
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            micro_configs=tuple(instance(MicroConfig, one, "micro_config") for one in several(self.micro_configs)),
+            time_s=plain(self.time_s),
+            workspace_bytes=plain(self.workspace_bytes),
+        )
+
+    @property
+    def batch_size(self) -> int:
+        return sum(m.micro_batch_size for m in self.micro_configs)
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(m.algorithm for m in self.micro_configs))
+
+    @property
+    def is_baseline(self) -> bool:
+        """Torch's own convolution, undivided."""
+        return len(self.micro_configs) == 1 and self.micro_configs[0].algorithm == NATIVE
+
+    def __str__(self) -> str:
+        """``winograd-4x4 8×4 + native 1×2``: algorithm, micro-batch size, how often."""
+        parts = []
+        for micro_config, count in Counter(self.micro_configs).items():
+            times = f"×{count}" if count > 1 else ""
+            parts.append(f"{micro_config.algorithm} {micro_config.micro_batch_size}{times}")
+        return " + ".join(parts)

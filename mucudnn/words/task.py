@@ -1,0 +1,47 @@
+"""What is tuned: one operation of one layer, as it is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mucudnn.words.problem import MOST_SAMPLES, ConvProblem
+from mucudnn.words.results import NATIVE, MicroConfig
+from mucudnn.words.values import flag, instance, settle, text, whole
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A problem with its mini-batch. ``limit_bytes``: the most workspace of its own, inclusive; None: no limit.
+
+    ``count``: how often it occurs in the network. ``name``: what it is called in progress, errors and accounts.
+    ``in_headroom``: the limit is what is free below the peak of a training step: torch's own convolution, which makes
+    the peak, is within it whatever it takes, and a workspace is there for one call only.
+
+    Raises ``InvalidInputError`` for other values, and for batches of more than ``MOST_SAMPLES``.
+    """
+
+    problem: ConvProblem
+    batch_size: int
+    limit_bytes: int | None = None
+    count: int = 1
+    name: str = ""
+    in_headroom: bool = False
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            problem=instance(ConvProblem, self.problem, "problem"),
+            batch_size=whole(self.batch_size, "batch_size", 1, MOST_SAMPLES),
+            limit_bytes=None if self.limit_bytes is None else whole(self.limit_bytes, "limit_bytes"),
+            count=whole(self.count, "count", 1),
+            name=text(self.name, "name"),
+            in_headroom=flag(self.in_headroom, "in_headroom"),
+        )
+
+    @property
+    def baseline(self) -> MicroConfig:
+        """Torch's own convolution, undivided."""
+        return MicroConfig(NATIVE, self.batch_size)
+
+    def __str__(self) -> str:
+        return self.name or str(self.problem)

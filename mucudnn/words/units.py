@@ -1,0 +1,101 @@
+"""Bytes and seconds as people write them; inside mucudnn they are int bytes and float seconds."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from math import inf
+
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.values import LARGEST, real, shown, whole
+
+_NUMBER = r"\d{1,999}(?:\.\d{1,999})?"
+_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_DECIMAL_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE_HELP = "write a number and a unit, for example 64MiB (B, KiB, MiB, GiB, TiB), or none for no limit"
+_SECONDS = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0, "h": 3600.0}
+_TIME_HELP = "write for example 60s, 2min or 500ms, or none for no limit"
+
+
+def parse_bytes(text: str | int | None) -> int | None:
+    """``"64MiB"`` -> 67108864; ``None`` and ``"none"`` -> ``None`` (no bound); a whole number is bytes already.
+
+    Raises ``InvalidInputError`` for anything else, and above 2**63 - 1 bytes. Decimal units (MB) are refused, since
+    what is meant differs by 5 to 10 %, and so are bare numbers in text: bytes or MiB cannot be told apart.
+    """
+    if text is None or _is_none(text):
+        return None
+    if not isinstance(text, str):
+        return whole(text, "the number of bytes")
+    match = re.fullmatch(rf"\s*({_NUMBER})\s*([A-Za-z]*)\s*", text)
+    if match is None:
+        raise InvalidInputError(f"size {shown(text)} is not understood; {_SIZE_HELP}")
+    number, unit = match.groups()
+    by_lower = {name.lower(): factor for name, factor in _UNITS.items()}
+    if unit.lower() in by_lower:
+        return _product(text, number, by_lower[unit.lower()])
+    if not unit:
+        raise InvalidInputError(f"size {shown(text)} has no unit; {_SIZE_HELP}")
+    if unit.upper() in _DECIMAL_UNITS:
+        exact = f"{_product(text, number, _DECIMAL_UNITS[unit.upper()])}B"
+        likely = f"{number}{unit[0].upper()}iB"
+        raise InvalidInputError(
+            f"size {shown(text)} is ambiguous: write {likely} (powers of 1024) or {exact} (exactly)"
+        )
+    raise InvalidInputError(f"size {shown(text)} has the unknown unit {shown(unit)}; {_SIZE_HELP}")
+
+
+def _product(text: str, number: str, factor: int) -> int:
+    """Whole bytes, exactly: a float would round what ``exact_bytes`` wrote."""
+    size = Decimal(number) * factor
+    if size > LARGEST:
+        raise InvalidInputError(f"size {shown(text)} is more than {LARGEST} bytes; write a smaller one, or none")
+    return int(size)
+
+
+def _is_none(text: object) -> bool:
+    return isinstance(text, str) and text.strip().lower() == "none"
+
+
+def format_bytes(value: int | None) -> str:
+    """``67108864`` -> ``64 MiB``; ``None`` -> ``no limit``."""
+    if value is None:
+        return "no limit"
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024 * _UNITS[unit]:
+            break
+    else:
+        unit = "GiB"
+    return f"{value / _UNITS[unit]:.3g} {unit}" if value < 1000 * _UNITS[unit] else f"{value // _UNITS[unit]} {unit}"
+
+
+def exact_bytes(value: int) -> str:
+    """``67108864`` -> ``67108864B (64 MiB)``: can be given back as a limit; rounded it may be too small."""
+    return f"{value}B ({format_bytes(value)})"
+
+
+def parse_seconds(text: str | float | None) -> float | None:
+    """``"60s"``, ``"2min"``, ``"500ms"``, ``1e-9`` -> seconds; ``None``, ``"none"`` -> no bound.
+
+    Raises ``InvalidInputError`` for anything else, and for what is negative or not finite.
+    """
+    if text is None or _is_none(text):
+        return None
+    seconds = _seconds(text) if isinstance(text, str) else real(text, "the time in seconds")
+    if not 0 <= seconds < inf:
+        raise InvalidInputError(f"time {shown(text)} is negative or too long; {_TIME_HELP}")
+    return seconds
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(rf"\s*({_NUMBER}(?:e[+-]?\d+)?)\s*([a-z]*)\s*", text)
+    if match is None or match.group(2) not in _SECONDS:
+        raise InvalidInputError(f"time {shown(text)} is not understood; {_TIME_HELP}")
+    return float(match.group(1)) * _SECONDS[match.group(2)]
+
+
+def format_seconds(value: float) -> str:
+    """``0.0123`` -> ``12.3 ms``."""
+    if value < 1e-3:
+        return f"{value * 1e6:.3g} us"
+    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"

@@ -1,0 +1,139 @@
+"""Values as users give them, made into the one type that each has inside mucudnn, or refused in words.
+
+Whatever only equals or resembles that type would pass comparisons in one place and fail in another: a text is equal to
+the member of a ``StrEnum``, but not identical, True is a 1, and SQLite stores a NumPy integer as bytes. NumPy's and
+torch's scalars and arrays count as Python's.
+
+``name`` is what a message calls the value. All functions that have a ``name`` raise ``InvalidInputError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from enum import StrEnum
+from math import inf, isfinite
+from numbers import Integral, Real
+from typing import Any, NoReturn, TypeVar
+
+from mucudnn.words.errors import InvalidInputError
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+_Kind = TypeVar("_Kind")
+
+LARGEST = 2**63 - 1  # whole number that SQLite and C++ can hold
+_MOST_SHOWN = 80  # characters
+
+
+def settle(record: object, **values: object) -> None:
+    """Set fields of a frozen dataclass: for its ``__post_init__`` alone."""
+    for name, value in values.items():
+        if getattr(record, name) is not value:  # which is cheaper than to set it
+            object.__setattr__(record, name, value)
+
+
+def restore(record: Any, state: Sequence[Any]) -> None:
+    """Set all fields of a frozen dataclass with slots: for its ``__setstate__`` alone.
+
+    state: their values in order. Pickles of older versions lack those that were added at the end, which then have their
+    defaults.
+    """
+    every = fields(record)
+    values = (*state, *(each.default for each in every[len(state) :]))
+    for each, value in zip(every, values, strict=True):
+        object.__setattr__(record, each.name, value)
+
+
+def shown(value: object) -> str:
+    """``repr``, on one line and shortened: what is given may be thousands of digits, which Python refuses to write."""
+    try:
+        text = repr(value).replace("\n", " ")
+    except ValueError:
+        return f"a too long {type(value).__name__}"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
+
+
+def plain(value: object) -> Any:
+    """NumPy's and torch's as Python's, without loading either."""
+    convert = None if isinstance(value, type) else getattr(value, "tolist", None)
+    try:
+        return value if convert is None else convert()
+    except (RuntimeError, TypeError):  # of a tensor that has no values (meta), or no such list (sparse)
+        return value
+
+
+def whole(value: object, name: str, least: int = 0, most: int = LARGEST) -> int:
+    """A whole number from ``least`` to ``most``; bools and floats are none."""
+    number = value if type(value) is int else _python_int(value, name)
+    if number < least:
+        _refuse(value, name, f"at least {least}")
+    if number > most:
+        _refuse(value, name, f"at most {most}")
+    return number
+
+
+def pair(value: object, name: str, least: int, most: int) -> tuple[int, int]:
+    """(height, width), of one number for both or of two."""
+    given = value if type(value) is tuple else plain(value)
+    both: Sequence[object] = given if isinstance(given, (tuple, list)) else (given, given)
+    try:
+        height, width = (whole(number, name, least, most) for number in both)
+    except ValueError:
+        _refuse(value, name, f"one or two whole numbers (height, width); both must be at least {least}, at most {most}")
+    return height, width
+
+
+def real(value: object, name: str) -> float:
+    """A finite number; bools are none."""
+    given, number = plain(value), inf
+    if isinstance(given, Real) and not isinstance(given, bool):
+        with suppress(OverflowError):
+            number = float(given)
+    return number if isfinite(number) else _refuse(value, name, "a finite number")
+
+
+def flag(value: object, name: str) -> bool:
+    """True or False; nothing else, since every text is true."""
+    given = plain(value)
+    return given if isinstance(given, bool) else _refuse(value, name, "True or False")
+
+
+def text(value: object, name: str) -> str:
+    return str(value) if isinstance(value, str) else _refuse(value, name, "text")
+
+
+def several(value: object) -> Iterable[object]:
+    """What is in it; a text, and whatever has nothing in it, is the only one itself."""
+    given = plain(value)
+    return given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+
+
+def texts(value: object, name: str) -> tuple[str, ...]:
+    """Each once, in their order; one text is one of them, not its letters."""
+    return tuple(dict.fromkeys(text(one, f"one of {name}") for one in several(value)))
+
+
+def member(kind: type[_Choice], value: object, name: str) -> _Choice:
+    """Of an enum, of itself or of its text."""
+    if type(value) is kind:
+        return value
+    with suppress(ValueError):
+        return kind(text(value, name))
+    raise InvalidInputError(f"{name} is {shown(value)}; allowed are {', '.join(kind)}")
+
+
+def instance(kind: type[_Kind], value: object, name: str) -> _Kind:
+    """Of a class that nothing else can be made into."""
+    return value if isinstance(value, kind) else _refuse(value, name, f"a {kind.__name__}")
+
+
+def _python_int(value: object, name: str) -> int:
+    given = plain(value)
+    if isinstance(given, bool) or not isinstance(given, Integral):
+        _refuse(value, name, "a whole number")
+    return int(given)
+
+
+def _refuse(value: object, name: str, allowed: str) -> NoReturn:
+    raise InvalidInputError(f"{name} is {shown(value)}; it must be {allowed}")

@@ -1,0 +1,98 @@
+"""What is told of a divided budget, where the right answer is known."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.fakes import ENVIRONMENT
+from support.stored_costs import MIB, TABLE, Stored
+
+from mucudnn.bench.analyses.explanation import Explanation, explain
+from mucudnn.bench.analyses.explanation_plot import draw_explanation
+from mucudnn.bench.analyses.explanation_report import (
+    curve_path,
+    explanation_record,
+    explanation_table,
+    in_words,
+    write_tables,
+)
+from mucudnn.bench.report.plots import save_png
+from mucudnn.bench.sources.table_tuning import of_table, table_tasks
+from mucudnn.tuning.replay import replay
+from mucudnn.words.config import Config
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import Operation
+
+
+def explained(budget: str) -> Explanation:
+    config = Config(workspace_budget=budget, operations=(Operation.FORWARD,))
+    return explain(of_table(TABLE, replay(table_tasks(TABLE, config), config, Stored())))
+
+
+def test_each_layer_says_what_it_got_and_what_the_next_faster_needs() -> None:
+    one, two = explained("110MiB").rows
+    assert str(one.chosen) == "large 8"  # it occurs twice
+    assert one.next_faster is None
+    assert (one.extra_bytes, one.saved_s) == (0, 0.0)
+    assert str(two.chosen) == "small 8"
+    assert str(two.next_faster) == "large 8"
+    assert two.extra_bytes == 90 * MIB
+    assert two.saved_s == pytest.approx(0.03, rel=0.01)
+
+
+def test_what_is_saved_is_of_all_occurrences() -> None:
+    one, _ = explained("20MiB").rows
+    assert one.saved_s == pytest.approx(2 * 0.03, rel=0.01)
+
+
+def test_the_curve_has_the_budget_on_it_and_falls() -> None:
+    explanation = explained("111MiB")
+    points = {p.budget_bytes: p.time_s for p in explanation.curve.points}
+    assert points[111 * MIB] == pytest.approx(2 * 0.05 + 0.08, rel=0.01)
+    assert points[0] == pytest.approx(0.3, rel=0.01)
+    assert points[200 * MIB] == pytest.approx(0.15, rel=0.01)
+    assert list(points.values()) == sorted(points.values(), reverse=True)
+
+
+def test_words_say_what_more_and_less_would_change() -> None:
+    text = in_words(explained("110MiB"))
+    assert "110 MiB: 180 ms" in text
+    assert "more: 17 % faster" in text  # 150 ms instead of 180
+    assert "slower" in text
+    assert "optimal" in text
+
+
+def lines_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+def test_the_table_the_files_and_the_record_agree(tmp_path: Path) -> None:
+    explanation = explained("110MiB")
+    stream = io.StringIO()
+    Console(file=stream, width=200).print(explanation_table(explanation))
+    assert "90 MiB" in stream.getvalue()
+    assert "110 MiB" in stream.getvalue()
+    record = json.loads(json.dumps(explanation_record(explanation, ENVIRONMENT)))
+    write_tables(explanation, tmp_path / "memory.csv")
+    rows = lines_of(tmp_path / "memory.csv")
+    assert [row["chosen"] for row in rows] == [row["chosen"] for row in record["problems"]] == ["large 8", "small 8"]
+    assert [int(row["extra_bytes"]) for row in rows] == [0, 90 * MIB]
+    points = lines_of(curve_path(tmp_path / "memory.csv"))
+    assert [float(p["time_s"]) for p in points] == [p["time_s"] for p in record["curve"]["points"]]
+
+
+def test_the_plot_is_a_picture(tmp_path: Path) -> None:
+    save_png(draw_explanation(explained("110MiB")), tmp_path / "memory.png")
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_budget_there_is_nothing_to_explain() -> None:
+    config = Config(operations=(Operation.FORWARD,))
+    tuning = of_table(TABLE, replay(table_tasks(TABLE, config), config, Stored()))
+    with pytest.raises(InvalidInputError, match="no workspace budget"):
+        explain(tuning)

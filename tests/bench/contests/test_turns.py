@@ -1,0 +1,85 @@
+"""Calls in turns, and torch under its settings: in threads of their own, with nothing left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.fakes import FakeClock
+
+from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
+from mucudnn.bench.contests.turns import Cell, Turn, here, take_turns
+
+
+def settings() -> tuple[object, ...]:
+    cudnn = torch.backends.cudnn
+    return cudnn.benchmark, cudnn.benchmark_limit, cudnn.enabled, cudnn.deterministic, cudnn.allow_tf32
+
+
+def test_every_round_runs_each_once_and_the_median_counts() -> None:
+    clock, order = FakeClock(), ""
+    costs = {"a": iter([9.0, 1.0, 5.0, 1.0]), "b": iter([9.0, 2.0, 2.0, 2.0])}
+
+    def run(name: str) -> None:
+        nonlocal order
+        order += name
+        clock.advance(next(costs[name]))
+
+    cells = take_turns([Turn(lambda: run("a")), Turn(lambda: run("b"))], 3, clock)
+    assert order == "aabb" + "ab" * 2  # the first of each does not count
+    assert cells == [Cell(1.0, 2.0), Cell(2.0, 0.0)]
+
+
+def test_the_first_that_fails_ends_it() -> None:
+    def fail() -> None:
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        take_turns([Turn(fail)], 3, FakeClock())
+
+
+def test_the_clock_is_read_where_the_call_is_made() -> None:
+    read_in = set()
+
+    class Watched(FakeClock):
+        def now(self) -> float:
+            read_in.add(threading.current_thread().name)
+            return self.seconds
+
+    def elsewhere(function: Callable[[], Any], /) -> Any:
+        thread = threading.Thread(target=function, name="elsewhere")
+        thread.start()
+        thread.join()
+
+    clock = Watched()
+    take_turns([Turn(lambda: clock.advance(1.0), elsewhere)], 2, clock)
+    assert read_in == {"elsewhere"}
+
+
+def test_on_the_cpu_torch_is_as_the_user_has_it() -> None:
+    with torch_variants("cpu") as variants:
+        assert variants == {TORCH: here}
+
+
+def test_on_cuda_each_setting_has_a_thread_and_the_stream_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch keeps the engine that it picked per thread, whatever the setting under which it did."""
+    streams: dict[int, object] = {}
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the stream")
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: streams.update({threading.get_ident(): stream}))
+    before = settings()
+    with torch_variants("cuda") as variants:
+        seen = {
+            name: {run(lambda: (threading.get_ident(), *settings())) for _ in range(3)}
+            for name, run in variants.items()
+        }
+    assert settings() == before
+    idents = {name: ident for name, ((ident, *_),) in seen.items()}
+    assert len({threading.get_ident(), *idents.values()}) == 4
+    assert streams == dict.fromkeys(idents.values(), "the stream")
+    of_torch, of_ten, of_all = (next(iter(one))[1:] for one in seen.values())
+    assert of_torch == before
+    assert of_ten == (True, 10, *before[2:])
+    assert of_all == (True, 0, *before[2:])

@@ -1,0 +1,308 @@
+"""Layer tables: every convolution of a source, as torch computes it, and bad sources refused by line and name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mucudnn.bench.sources.layers import NETWORKS, TABLES, Layer, convolutions_of, load_source, trace
+from mucudnn.running import recipes
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+
+HEADING = "c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w"
+
+
+def forward(*sizes: Any, **choices: Any) -> ConvProblem:
+    return ConvProblem(Operation.FORWARD, *sizes, **choices)
+
+
+# Tracing
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"padding": (2, 1), "stride": 2}, forward(4, 9, 8, 6, 3, 2, (2, 2), (2, 1))),
+        ({"dilation": (2, 3), "groups": 2}, forward(4, 9, 8, 6, 3, 2, dilation=(2, 3), groups=2)),
+        ({"padding": "valid"}, forward(4, 9, 8, 6, 3, 2)),
+        # 3 rows: one on each side; 2 columns: one on the right, which torch adds beforehand
+        ({"padding": "same"}, forward(4, 9, 9, 6, 3, 2, padding=(1, 0))),
+        ({"padding": (2, 1), "padding_mode": "circular"}, forward(4, 13, 10, 6, 3, 2)),
+        ({"padding": "same", "padding_mode": "reflect"}, forward(4, 11, 9, 6, 3, 2)),
+    ],
+)
+def test_traced_problem_is_what_torch_computes(options: dict[str, Any], expected: ConvProblem) -> None:
+    model = nn.Conv2d(4, 6, (3, 2), **options)
+    x = torch.randn(5, 4, 9, 8)
+    assert convolutions_of(model, x) == [("", expected, 5)]
+    assert expected.y_shape(5) == model(x).shape
+
+
+def test_unbatched_input_is_one_sample() -> None:
+    assert convolutions_of(nn.Conv2d(4, 6, 3), torch.randn(4, 9, 8)) == [("", forward(4, 9, 8, 6, 3, 3), 1)]
+
+
+def test_every_call_of_every_convolution_in_order() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.outer = nn.Sequential(nn.Conv2d(3, 3, 3))
+            self.unused = nn.Conv2d(3, 3, 3)
+
+        def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+            return self.outer[0](input=self.outer(x)[:2] * scale)  # type: ignore[no-any-return]
+
+    found = convolutions_of(Twice(), (torch.randn(4, 3, 9, 9), torch.ones(1)))
+    assert found == [("outer.0", forward(3, 9, 9, 3, 3, 3), 4), ("outer.0", forward(3, 7, 7, 3, 3, 3), 2)]
+
+
+def test_dtype_under_autocast() -> None:
+    model, x = nn.Conv2d(3, 3, 3), torch.randn(1, 3, 9, 9)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert trace(model, x)[0].problem.dtype == "bfloat16"
+        assert trace(model.double(), x.double())[0].problem.dtype == "float64"
+
+
+@pytest.mark.parametrize("converted", ["input", "filter"])
+def test_memory_format_is_that_of_input_or_filter(converted: str) -> None:
+    model, x = nn.Conv2d(3, 3, 3), torch.randn(2, 3, 9, 9)
+    assert trace(model, x)[0].problem.memory_format is MemoryFormat.CONTIGUOUS
+    if converted == "input":
+        x = x.to(memory_format=torch.channels_last)
+    else:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    assert trace(model, x)[0].problem.memory_format is MemoryFormat.CHANNELS_LAST
+
+
+@pytest.mark.parametrize(
+    ("c", "size", "r"), [(4, 1, 1), (4, 3, 1), (1, 3, 3), (4, 3, 3), (1, 1, 1)], ids=lambda value: str(value)
+)
+@pytest.mark.parametrize("x_turned", [False, True])
+@pytest.mark.parametrize("w_turned", [False, True])
+def test_memory_format_is_torchs_where_tensors_are_both(
+    c: int, size: int, r: int, x_turned: bool, w_turned: bool
+) -> None:
+    """What counts is what the operators look up when the model runs."""
+    model = nn.Conv2d(c, 4, r, padding=r // 2)
+    shapes = {name: (n, c, edge, edge) for name, n, edge in (("x", 2, size), ("w", 4, r))}
+    turned = {name: torch.empty_strided(s, (s[1] * s[2] * s[3], 1, s[1] * s[3], s[1])) for name, s in shapes.items()}
+    if w_turned:
+        model.weight = nn.Parameter(turned["w"])
+    x = turned["x"] if x_turned else torch.empty(shapes["x"])
+    expected = recipes._torchs_memory_format(x, model.weight, ((1, 1), (r // 2, r // 2), (1, 1), 1))
+    assert trace(model, x)[0].problem.memory_format is expected
+
+
+def test_what_no_problem_describes_is_left_out() -> None:
+    assert convolutions_of(nn.Conv2d(3, 3, 3), torch.randn(0, 3, 9, 9)) == []
+    assert convolutions_of(nn.Conv2d(1, 1, 1, device="meta"), torch.empty(2**20 + 1, 1, 1, 1, device="meta")) == []
+    assert convolutions_of(nn.Conv2d(3, 3, 3, dtype=torch.complex64), torch.randn(1, 3, 9, 9).to(torch.complex64)) == []
+
+
+def test_hooks_are_removed_even_if_the_model_raises() -> None:
+    model = nn.Conv2d(3, 3, 3)
+    with pytest.raises(RuntimeError):
+        convolutions_of(model, torch.randn(1, 4, 9, 9))
+    assert not model._forward_pre_hooks
+
+
+# Networks and built-in tables
+
+
+def test_alexnet() -> None:
+    layers = load_source("alexnet", batch=32).layers
+    assert [layer.problem for layer in layers] == [
+        forward(3, 224, 224, 64, 11, 11, (4, 4), (2, 2)),
+        forward(64, 27, 27, 192, 5, 5, padding=(2, 2)),
+        forward(192, 13, 13, 384, 3, 3, padding=(1, 1)),
+        forward(384, 13, 13, 256, 3, 3, padding=(1, 1)),
+        forward(256, 13, 13, 256, 3, 3, padding=(1, 1)),
+    ]
+    assert {(layer.batch_size, layer.count) for layer in layers} == {(32, 1)}
+    assert layers[1].name == "features.3"
+
+
+@pytest.mark.parametrize(("name", "calls"), [("alexnet", 5), ("vgg16", 13), ("resnet18", 20), ("resnet50", 53)])
+def test_networks_count_every_convolution(name: str, calls: int) -> None:
+    assert sum(layer.count for layer in load_source(name).layers) == calls
+
+
+def test_only_the_first_layer_has_no_backward_data() -> None:
+    table = load_source("vgg16")
+    without = [layer for layer in table.layers if not layer.input_needs_gradient]
+    assert without == [table.layers[0]]
+    pairs = table.problems(Operation)
+    assert len(pairs) == 3 * len(table.layers) - 1
+    assert (table.layers[0], table.layers[0].problem.with_operation(Operation.BACKWARD_DATA)) not in pairs
+    assert all(problem.with_operation(Operation.FORWARD) == layer.problem for layer, problem in pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "batch_sizes"),
+    [("train", 94, {4, 8, 16, 32}), ("inference-server", 107, {1, 2, 4}), ("inference-device", 17, {1})],
+)
+def test_deepbench_tables_keep_their_batch_sizes(name: str, lines: int, batch_sizes: set[int]) -> None:
+    layers = load_source(f"deepbench-{name}").layers
+    assert sum(layer.count for layer in layers) == lines
+    assert {layer.batch_size for layer in layers} == batch_sizes
+
+
+def test_all_problems_are_as_asked_for() -> None:
+    table = load_source("deepbench-train", batch=3, dtype="bfloat16", memory_format=MemoryFormat.CHANNELS_LAST)
+    found = {(y.batch_size, y.problem.dtype, y.problem.memory_format) for y in table.layers}
+    assert found == {(3, "bfloat16", MemoryFormat.CHANNELS_LAST)}
+
+
+# CSV files
+
+
+def load_csv(tmp_path: Path, text: str, **choices: Any) -> tuple[Layer, ...]:
+    path = tmp_path / "layers.csv"
+    path.write_text(text)
+    return load_source(str(path), **choices).layers
+
+
+def test_csv_file(tmp_path: Path) -> None:
+    text = (
+        "name,n,groups,dilation,count,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w\nfirst,4,2,3,5,6,31,32,8,3,2,1,2,2,1\n"
+    )
+    expected = forward(6, 31, 32, 8, 3, 2, (2, 1), (1, 2), (3, 3), 2)
+    assert load_csv(tmp_path, text) == (Layer("first", expected, 4, 5),)
+
+
+def test_equal_lines_are_merged_and_lines_without_a_name_numbered(tmp_path: Path) -> None:
+    line = "3,9,9,4,3,3,0,0,1,1"
+    layers = load_csv(tmp_path, f"{HEADING}\n{line}\n3,9,9,5,3,3,0,0,1,1\n\n{line}\n", batch=2)
+    assert [(layer.name, layer.problem.k, layer.count, layer.batch_size) for layer in layers] == [
+        ("line 2, line 5", 4, 2, 2),
+        ("line 3", 5, 1, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            f"{HEADING}\n3,9,9,4,3,3,0,0,1,1\n3,9,x,4,3,3,0,0,1,1\n",
+            r"layers\.csv, line 3: w is 'x'; write a whole number",
+        ),
+        (f"{HEADING}\n3,9,9,4,3,3,0,0,1\n", r"layers\.csv, line 2: the number of values"),
+        (f"{HEADING}\n3,9,9,4,3,3,0,0,1,1,7\n", r"layers\.csv, line 2: the number of values"),
+        (f"{HEADING}\n3,9,9,4,11,3,0,0,1,1\n", r"line 2: not a convolution: the filter covers 11x3 .* only 9x9"),
+        (f"{HEADING},n\n3,9,9,4,3,3,0,0,1,1,0\n", "line 2: n is 0; it must be at least 1"),
+        (f"{HEADING},colour\n3,9,9,4,3,3,0,0,1,1,7\n", "line 1: unknown column 'colour'; allowed are c, h"),
+        ("c,h,w,k,r\n3,9,9,4,3\n", "line 1: no column s, pad_h, pad_w"),
+        ("", "line 1: no column c"),
+        (f"{HEADING}\n", "has no convolution"),
+        (f'{HEADING}\n"3,9\n', "cannot be read as a CSV file"),
+        (f"{HEADING},c\n3,9,9,4,3,3,0,0,1,1,5\n", "line 1: column c is there more than once"),
+        (f"{HEADING}\n999999999999,9,9,4,3,3,0,0,1,1\n", "line 2: c is 999999999999; it must be at most 2147483647"),
+        (f"{HEADING}\n3,99999,99999,4,3,3,0,0,1,1\n", "line 2: .* one sample of y has .*; at most 2147483647 are"),
+        (f"{HEADING},n\n3,9,9,4,3,3,0,0,1,1,1000000000\n", "line 2: n is 1000000000; it must be at most"),
+        (f"{HEADING},count\n3,9,9,4,3,3,0,0,1,1,-2\n", "line 2: count is -2; it must be at least 1"),
+        (f"{HEADING}\n{'9' * 5000},9,9,4,3,3,0,0,1,1\n", r"line 2: c is '9+\.\.\. \(5002 characters\); write a whole"),
+    ],
+)
+def test_bad_csv_files_are_refused_by_line(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        load_csv(tmp_path, text)
+
+
+def test_binary_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    path.write_bytes(bytes(range(256)))
+    with pytest.raises(InvalidInputError, match="cannot be read as a CSV file of layers"):
+        load_source(str(path))
+
+
+# The user's own models
+
+
+@pytest.fixture
+def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A module in the working folder, which is not on the path."""
+    name = f"own_{abs(hash(request.node.name))}"
+    (tmp_path / f"{name}.py").write_text(
+        "from torch import nn\n"
+        "def twins(): return nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1))\n"
+        "def frames(): return nn.Sequential(nn.Unflatten(1, (3, 2)), nn.Flatten(0, 1), nn.Conv2d(2, 3, 1))\n"
+        "def fails(): raise KeyError('no weights')\n"
+        "def leaves(): raise SystemExit(3)\n"
+        "def text(): return 'model'\n"
+        "flat = nn.Flatten()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def test_own_model_first_layer_is_kept_apart(own_model: str) -> None:
+    layers = load_source(f"{own_model}:twins", input_shape=(3, 8, 9), batch=4).layers
+    assert [(layer.name, layer.count, layer.input_needs_gradient) for layer in layers] == [
+        ("0", 1, False),
+        ("1, 2", 2, True),
+    ]
+    assert {(layer.problem, layer.batch_size) for layer in layers} == {(forward(3, 8, 9, 3, 1, 1), 4)}
+
+
+def test_axes_folded_into_the_batch_count(own_model: str) -> None:
+    (layer,) = load_source(f"{own_model}:frames", input_shape=(6, 8, 9), batch=4).layers
+    assert layer.batch_size == 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("fails", "cannot be built: KeyError: 'no weights'"),
+        ("leaves", "cannot be built: SystemExit: 3"),
+        ("text", "gives str; it must give a torch.nn.Module"),
+        ("missing", "cannot be built: AttributeError: .*missing"),
+        ("flat", "has no convolution"),
+        ("frames", "cannot compute an input of 1x3x8x9: RuntimeError"),
+    ],
+)
+def test_unusable_models_are_refused(own_model: str, factory: str, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"{own_model}:{factory} {message}"):
+        load_source(f"{own_model}:{factory}", input_shape=(3, 8, 9))
+
+
+def test_unknown_module_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="no_such_package:f cannot be built: ModuleNotFoundError"):
+        load_source("no_such_package:f", input_shape=(3, 8, 9))
+
+
+# Options and names
+
+
+@pytest.mark.parametrize(
+    ("source", "choices", "message"),
+    [
+        ("alexnt", {}, "'alexnt'; did you mean alexnet.*resnet50.*deepbench-train.*CSV file.*package.module:factory"),
+        ("missing.csv", {}, "missing.csv cannot be read as a CSV file of layers: No such file"),
+        ("alexnet", {"batch": 0}, "batch is 0; it must be at least 1"),
+        (
+            "alexnet",
+            {"batch": 1_000_000_000},
+            "batch is 1000000000; it must be at most 1048576",
+        ),
+        ("deepbench-train", {"batch": 134_217_727}, "batch is 134217727; it must be at most"),
+        ("deepbench-train", {"batch": 10**30}, f"batch is {10**30}; it must be at most"),
+        ("deepbench-train", {"batch": 1.5}, "batch is 1.5; it must be a whole number"),
+        ("alexnet", {"input_shape": (3, 8, 8)}, "alexnet cannot compute an input of 1x3x8x8"),
+        ("alexnet", {"dtype": "int8"}, "'int8'; allowed are"),
+        ("deepbench-train", {"input_shape": (3, 8, 8)}, "deepbench-train has its own"),
+        ("torch.nn:Identity", {}, "give --input, for example --input 3x224x224"),
+    ],
+)
+def test_bad_choices_are_refused(source: str, choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        load_source(source, **choices)
+
+
+def test_no_name_is_a_network_and_a_table() -> None:
+    assert not set(NETWORKS) & set(TABLES)

@@ -1,0 +1,132 @@
+"""The benchmark of what a divided call costs: with a clock that counts calls, and on a GPU that only writes down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from mucudnn.bench.measure.synchronized_clock import wall_clock
+from mucudnn.bench.measure.timer import Clock
+from mucudnn.bench.suites.overhead import divided as divided_overhead
+from mucudnn.bench.suites.overhead.divided import COPIES, MICRO_BATCHES, main, measure_overheads
+from mucudnn.kernels.torch_ops.gemm import GEMM
+from mucudnn.words.errors import UnavailableError
+from mucudnn.words.problem import Operation
+
+STEP_S, OTHER_S = 3.0, 0.5
+
+
+class Manual(Clock):
+    """Only what is counted takes time."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Manual:
+    """A step takes three seconds, opening and closing half a second each."""
+    clock = Manual()
+
+    def costing(name: str, seconds: float) -> None:
+        original: Callable[..., None] = getattr(type(GEMM), name)
+
+        def timed(*given: Any) -> None:
+            original(*given)
+            clock.seconds += seconds
+
+        monkeypatch.setattr(type(GEMM), name, timed)
+
+    costing("step", STEP_S)
+    costing("open", OTHER_S)
+    costing("close", OTHER_S)
+    monkeypatch.setattr(divided_overhead, "MICRO_BATCH_SIZES", {"cpu": {"small": 1, "large": 2}})
+    return clock
+
+
+def test_the_overhead_is_what_a_call_has_beyond_its_steps(clock: Manual) -> None:
+    overheads = list(measure_overheads("cpu", rounds=2, clock=clock))
+    assert [(o.size, o.operation, o.micro_batch_size, o.in_graph) for o in overheads] == [
+        (size, operation, n, False) for size, n in (("small", 1), ("large", 2)) for operation in Operation
+    ]
+    for overhead in overheads:
+        assert overhead.steps_s == MICRO_BATCHES * STEP_S
+        assert overhead.call_s == MICRO_BATCHES * STEP_S + 2 * OTHER_S
+        assert overhead.per_micro_batch_s == 2 * OTHER_S / MICRO_BATCHES
+
+
+class Graph:
+    """Instead of a CUDA graph: what is called while it is captured is called again by ``replay``."""
+
+    captured: list[Callable[[], None]]
+
+    def replay(self) -> None:
+        for work in self.captured:
+            work()
+
+
+def test_wall_time_is_read_when_the_device_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("wait"))
+    assert wall_clock("cuda").time(lambda: log.append("call"), 2) >= 0
+    assert log == ["wait", "call", "call", "wait"]
+    assert wall_clock("cpu").time(lambda: log.append("call"), 1) >= 0
+    assert log[4:] == ["call"]
+
+
+def test_graphs_hold_copies_and_times_are_those_of_one(clock: Manual, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Callable[[], None]] = []
+
+    class Capture:
+        def __init__(self, graph: Graph) -> None:
+            self.graph = graph
+
+        def __enter__(self) -> None:
+            called.clear()
+
+        def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+            self.graph.captured = list(called)
+
+    def noting(work: Callable[[], None]) -> Callable[[], None]:
+        def noted() -> None:
+            called.append(work)
+            work()
+
+        return noted
+
+    for name in ("_call", "_steps"):
+        make = getattr(divided_overhead, name)
+        monkeypatch.setattr(divided_overhead, name, lambda *given, make=make: noting(make(*given)))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", Capture)
+    problem = divided_overhead._GEOMETRY
+    times = divided_overhead._times(problem, GEMM, 1, "cpu", True, 2, clock)
+    assert times == (MICRO_BATCHES * STEP_S + 2 * OTHER_S, MICRO_BATCHES * STEP_S)
+    assert clock.seconds >= 2 * COPIES * sum(times)
+
+
+def test_the_command_writes_what_it_prints(clock: Manual, tmp_path: Path) -> None:
+    path = tmp_path / "overhead.json"
+    result = CliRunner().invoke(main, ["--rounds", "1", "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    assert len(result.output.splitlines()) == 6
+    assert "small forward, gemm, 8 x 1, called from Python:" in result.output
+    record = json.loads(path.read_text())
+    assert {"date", "environment", "mucudnn", "micro_batches"} <= record.keys()
+    assert len(record["overheads"]) == 6
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    with pytest.raises(UnavailableError, match="device is 'cuda', but torch"):
+        next(measure_overheads("cuda"))

@@ -1,0 +1,177 @@
+"""The memory benchmark: what is measured, told and recorded; on tiny models."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from support.command_line import fail, invoke
+from torch import Tensor, nn
+
+from mucudnn.bench.measure.timer import Clock
+from mucudnn.bench.sources import networks
+from mucudnn.bench.suites.memory.benchmark import MemoryBenchmark, benchmark_memory
+from mucudnn.bench.suites.memory.report import in_words, memory_record, memory_table
+from mucudnn.words.config import Config
+
+CONFIG = Config(workspace_limit="headroom", algorithms=("gemm",), time_limit="20ms")
+QUICK = ("--algorithms", "gemm", "--time-limit", "20ms", "--threads", "1", "--rounds", "2", "--batch", "2")
+MODEL = """
+from torch import nn
+
+class Own(nn.Sequential):
+    pass
+
+def make():
+    return Own(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3))
+
+def normalised():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(4))
+
+def unpicklable():
+    model = make()
+    model.hook = lambda: None
+    return model
+"""
+
+
+@dataclass
+class Ticking(Clock):
+    """A clock that goes on by one second whenever it is read."""
+
+    seconds: float = 0.0
+
+    def now(self) -> float:
+        self.seconds += 1.0
+        return self.seconds
+
+
+def tiny() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(2, 3, 12, 12)
+
+
+@pytest.fixture(scope="module")
+def benchmark(tmp_path_factory: pytest.TempPathFactory) -> MemoryBenchmark:
+    torch.set_num_threads(1)
+    config = replace(CONFIG, database=tmp_path_factory.mktemp("database") / "measurements.sqlite")
+    return benchmark_memory(tiny(), torch.randn(2, 3, 12, 12), config, name="tiny", rounds=3, runs=0, clock=Ticking())
+
+
+@pytest.fixture
+def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """``trained_models`` in the current folder."""
+    (tmp_path / "trained_models.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("trained_models", None)
+
+
+def test_the_headroom_stands_beside_a_limit(benchmark: MemoryBenchmark) -> None:
+    assert [variant.config.workspace_limit for variant in benchmark.variants] == ["headroom", "64MiB"]
+    first, second = benchmark.variants
+    assert first.peaks.torch_allocator_bytes == second.peaks.torch_allocator_bytes
+    assert first.peaks.allocator_ratio <= 1
+    for variant in benchmark.variants:
+        assert (variant.step.speedup, variant.step.rounds) == (1.0, 3)  # by this clock every step takes as long
+        assert variant.peaks.torch_resident_bytes is None
+
+
+def test_nothing_stands_beside_the_same_limit(x: Tensor) -> None:
+    config = replace(CONFIG, workspace_limit="64MiB")
+    (variant,) = benchmark_memory(tiny(), x, config, rounds=2, runs=0).variants
+    assert variant.config == config
+
+
+def test_a_budget_stands_beside_a_limit(x: Tensor) -> None:
+    config = replace(CONFIG, workspace_limit="64MiB", workspace_budget="1MiB")
+    variants = benchmark_memory(tiny(), x, config, rounds=2, runs=0).variants
+    assert [v.config.workspace_budget for v in variants] == ["1MiB", None]
+
+
+def test_the_model_stays_as_it_is(x: Tensor) -> None:
+    model, seen = tiny().eval(), []
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    benchmark_memory(model, x, CONFIG, rounds=2, runs=0, progress=lambda text, fraction: seen.append(text))
+    assert not model.training
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert {type(module) for module in model} == {nn.Conv2d, nn.BatchNorm2d, nn.ReLU}
+    assert seen[-2:] == ["peaks of memory", "training steps"]
+
+
+def test_the_table_the_words_and_the_record_agree(benchmark: MemoryBenchmark) -> None:
+    stream = io.StringIO()
+    Console(file=stream, width=200).print(memory_table(benchmark))
+    record: Any = json.loads(json.dumps(memory_record(benchmark)))
+    for expected in ("tiny, batch 2: one training step", "within the headroom", "limit 64 MiB", "1000.00", "1.00×"):
+        assert expected in stream.getvalue()
+    for variant in record["variants"]:
+        assert f"{variant['allocator_ratio']:.3f}" in stream.getvalue()
+        assert f"{variant['allocator_ratio']:.3f} of torch's memory, 1.00× as fast" in in_words(benchmark)
+        assert variant["mucudnn_step_s"] == variant["torch_step_s"] == 1.0
+    assert record["input_shape"] == [2, 3, 12, 12]
+    assert {"date", "environment", "config", "mucudnn", "format_version"} <= record.keys()
+    assert "resident" not in in_words(benchmark)
+
+
+def test_the_command_measures_a_model_of_ones_own(own_model: None, tmp_path: Path) -> None:
+    options = ("--input", "3x8x8", "--runs", "1", *QUICK, "--json", "out.json", "--memory-format", "channels-last")
+    result = invoke("bench", "memory", "trained_models:make", *options)
+    assert result.exit_code == 0, result.output
+    assert "trained_models:make, batch 2: one training step" in result.output
+    assert "resident: of a whole process, median of 1" in result.output
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert [variant["workspace_limit"] for variant in record["variants"]] == ["headroom", "64MiB"]
+    assert all(variant["torch_resident_bytes"] > 2**20 for variant in record["variants"])
+
+
+def test_the_command_measures_a_network_with_sensible_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def stop(model: nn.Module, x: Tensor, config: Config, **_: object) -> None:
+        seen.append((model, x, config))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(networks, "build", lambda name: tiny())
+    monkeypatch.setattr("mucudnn.bench.suites.memory.benchmark.benchmark_memory", stop)
+    for _ in range(2):
+        assert invoke("bench", "memory", "alexnet", "--batch", "3").exit_code == 130
+    (model, x, config), (again, _, _) = seen
+    assert (tuple(x.shape), config.workspace_limit) == ((3, 3, 224, 224), "headroom")
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+        assert one.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("layers.csv",), "layers.csv"),
+        (("trained_models:normalised", "--input", "3x8x8"), "cannot be trained on an input of 1x3x8x8: ValueError"),
+        (("trained_models:make",), "give --input, for example --input 3x224x224"),
+        (("trained_models:make", "--input", "3x8x8", "--runs", "-1"), "-1 is not in the range x>=0"),
+        (("trained_models:make", "--input", "3x8x8", "--workspace-limit", "much"), "'much' is not understood"),
+    ],
+)
+def test_bad_values(arguments: tuple[str, ...], expected: str, own_model: None) -> None:
+    assert expected in fail("bench", "memory", *arguments)
+
+
+def test_models_that_cannot_be_pickled_have_no_resident_peak(own_model: None) -> None:
+    options = ("trained_models:unpicklable", "--input", "3x8x8", *QUICK)
+    message = fail("bench", "memory", *options, "--runs", "1")
+    assert "for which the model cannot be pickled: ask for 0 runs" in message
+    assert invoke("bench", "memory", *options, "--runs", "0").exit_code == 0

@@ -1,0 +1,154 @@
+"""The network benchmark on a table of two tiny layers, with a clock that is wound by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mucudnn.bench.contests.turns import Runner, here
+from mucudnn.bench.measure.timer import Clock
+from mucudnn.bench.sources import table_tuning
+from mucudnn.bench.sources.layers import LayerTable, load_source
+from mucudnn.bench.sources.table_tuning import table_tasks, tune_table
+from mucudnn.bench.suites.network import benchmark as network_benchmark
+from mucudnn.bench.suites.network.benchmark import NetworkBenchmark, benchmark_network
+from mucudnn.bench.suites.network.report import network_record, network_table
+from mucudnn.tuning.result import TuningInterrupted
+from mucudnn.words.config import Config
+from mucudnn.words.problem import MemoryFormat, Operation
+
+CSV = """\
+name,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w
+first,4,8,8,4,3,3,1,1,1,1
+second,4,8,8,4,1,1,0,0,1,1
+"""
+
+
+class ManualClock(Clock):
+    """Every reading is one second after the last, so every call takes a whole number of seconds."""
+
+    def __init__(self) -> None:
+        self.readings = 0
+
+    def now(self) -> float:
+        self.readings += 1
+        return float(self.readings)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LayerTable:
+    (tmp_path / "layers.csv").write_text(CSV)
+    return load_source(str(tmp_path / "layers.csv"), batch=2)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(algorithms=("gemm",), time_limit="50ms", database=tmp_path / "measurements.sqlite")
+
+
+@pytest.fixture
+def benchmark(table: LayerTable, config: Config) -> NetworkBenchmark:
+    return benchmark_network(table, config, rounds=3, clock=ManualClock())
+
+
+def test_every_operation_of_every_layer_is_measured_in_both_formats(benchmark: NetworkBenchmark) -> None:
+    assert [(p.layer, p.operation) for p in benchmark.problems] == [
+        (layer, operation) for layer in ("first", "second") for operation in Operation
+    ]
+    for problem in benchmark.problems:
+        assert set(problem.formats) == set(MemoryFormat)
+        for memory_format, result in problem.formats.items():
+            assert result.tuned.problem.memory_format is memory_format
+            assert result.tuned.problem.operation is problem.operation
+
+
+def test_times_are_the_clocks(benchmark: NetworkBenchmark) -> None:
+    cells = [cell for p in benchmark.problems for r in p.formats.values() for cell in (r.torch, r.mucudnn)]
+    assert {cell.time_s for cell in cells} == {1.0}
+    assert {cell.noise for cell in cells} == {0.0}
+    assert benchmark.speedup_best == 1.0
+
+
+def test_one_format_and_one_operation(table: LayerTable, config: Config) -> None:
+    only = replace(config, operations=(Operation.FORWARD,))
+    benchmark = benchmark_network(
+        table, only, memory_formats=[MemoryFormat.CHANNELS_LAST], rounds=1, clock=ManualClock()
+    )
+    assert benchmark.memory_formats == (MemoryFormat.CHANNELS_LAST,)
+    assert len(benchmark.problems) == 2
+
+
+def test_the_variants_run_in_turns(table: LayerTable, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune_table(table, config)
+    order: list[str] = []
+    for name in ("run_torch", "run_whole"):
+        real = getattr(network_benchmark, name)
+        monkeypatch.setattr(network_benchmark, name, lambda *a, n=name, f=real, **k: (order.append(n), f(*a, **k))[1])
+    first = replace(table, layers=table.layers[:1])
+    only = replace(config, operations=(Operation.FORWARD,))
+    benchmark_network(first, only, rounds=3, clock=ManualClock())
+    warm_up_and_rounds = [name for name in ("run_torch", "run_whole") * 2 for _ in range(2)]
+    assert order == warm_up_and_rounds + ["run_torch", "run_whole", "run_torch", "run_whole"] * 2
+
+
+def test_torch_in_benchmark_mode_has_cells_of_its_own(
+    table: LayerTable, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA: each variant is called in its place, and its times are columns beside torch's."""
+    calls = 0
+
+    def elsewhere(function: Callable[[], Any], /) -> Any:
+        nonlocal calls
+        calls += 1
+        return function()
+
+    @contextmanager
+    def variants(device: str) -> Iterator[Mapping[str, Runner]]:
+        yield {"torch": here, "torch-benchmark-10": elsewhere}
+
+    monkeypatch.setattr(network_benchmark, "torch_variants", variants)
+    only = replace(config, operations=(Operation.FORWARD,))
+    benchmark = benchmark_network(table, only, rounds=3, clock=ManualClock())
+    assert calls == 3 * 2 * 2  # rounds, layers, formats
+    assert benchmark.torch_benchmarks == ("torch-benchmark-10",)
+    assert benchmark.torch_benchmark_s("torch-benchmark-10", MemoryFormat.CONTIGUOUS) == 2.0
+    record = network_record(benchmark)
+    assert record["problems"][0]["torch_benchmark_10_channels_last_s"] == 1.0
+    assert record["total"]["torch_benchmark_10_contiguous_s"] == 2.0
+    assert "torch-benchmark-10 ms contiguous" in [column.header for column in network_table(benchmark).columns]
+
+
+def test_the_cpu_has_no_benchmark_mode(benchmark: NetworkBenchmark) -> None:
+    assert benchmark.torch_benchmarks == ()
+    assert not [key for key in network_record(benchmark)["total"] if "benchmark" in key]
+
+
+def test_progress_goes_from_tuning_to_the_end(table: LayerTable, config: Config) -> None:
+    fractions: list[float] = []
+    benchmark_network(
+        table, config, rounds=1, clock=ManualClock(), progress=lambda text, fraction: fractions.append(fraction)
+    )
+    assert fractions == sorted(fractions)
+    assert 0 <= fractions[0] < 0.5 < fractions[-1] <= 1
+
+
+def test_an_interrupted_tuning_keeps_the_rows_that_are_ready(
+    table: LayerTable, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_the_first = [task for task in table_tasks(table, config) if task.name.startswith("first")]
+    complete = table_tuning.tune_tasks(of_the_first, config)
+
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise TuningInterrupted(complete)
+
+    monkeypatch.setattr(table_tuning, "tune_tasks", interrupted)
+    tuning = tune_table(table, config)
+    assert tuning.interrupted
+    assert [row.layer for row in tuning.rows] == ["first"] * 3
+    with pytest.raises(KeyboardInterrupt):
+        benchmark_network(table, config)

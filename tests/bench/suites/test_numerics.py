@@ -1,0 +1,222 @@
+"""``mucudnn bench numerics``: what it says of each algorithm follows from how that computes; ``strict`` end to end."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from math import inf, nan
+from pathlib import Path
+
+import pytest
+import torch
+from support.command_line import HEADING, invoke
+from support.database_rows import HERE
+from support.places import TESTS
+from torch import Tensor
+
+from mucudnn import Config, ConvProblem, Operation, tune
+from mucudnn.bench.measure.operands import Operands, random_operands
+from mucudnn.bench.suites.numerics import benchmark as numerics
+from mucudnn.bench.suites.numerics.benchmark import SAMPLES, Row, dependent_results, geometries, measure, with_pixel
+from mucudnn.database.database import Database
+from mucudnn.kernels.registry import algorithms
+from mucudnn.kernels.winograd.algorithms import ALGORITHMS as WINOGRAD
+from mucudnn.kernels.winograd.algorithms import Winograd
+from mucudnn.kernels.winograd.cook_toom import Matrix
+from mucudnn.words.results import NATIVE, Measurement, MicroConfig
+
+PAGE = TESTS.parent / "docs" / "numerics.md"
+IMAGES = [operation for operation in Operation if operation is not Operation.BACKWARD_FILTER]
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[tuple[str, Operation], Row]:
+    found: dict[tuple[str, Operation], Row] = {}
+    for row in numerics.benchmark_numerics().rows:
+        found.setdefault((row.algorithm, row.problem.operation), row)
+    return found
+
+
+def pixel_alone(problem: ConvProblem) -> Operands:
+    """Ones, and in the image all zeros but for the pixel."""
+    operands = Operands(*(torch.ones(t.shape) for t in _tensors(random_operands(problem, SAMPLES))))
+    image = "y" if problem.operation is Operation.BACKWARD_DATA else "x"
+    return with_pixel(problem, replace(operands, **{image: torch.zeros_like(getattr(operands, image))}), 1.0)
+
+
+def _tensors(operands: Operands) -> tuple[Tensor, Tensor, Tensor]:
+    return operands.x, operands.w, operands.y
+
+
+def reached(winograd: Winograd, position: int, size: int, padding: int) -> int:
+    """Along one axis: results that have a path through the matrices from the element at this position."""
+    matrices = winograd.matrices
+
+    def has_path(output: int, element: int) -> bool:
+        points = range(matrices.a)
+        return any(_holds(matrices.a_t, output, p) and _holds(matrices.b_t, p, element) for p in points)
+
+    return sum(
+        has_path(i % winograd.m, element)
+        for i in range(size)
+        if 0 <= (element := position + padding - i // winograd.m * winograd.m) < matrices.a
+    )
+
+
+def _holds(matrix: Matrix, row: int, column: int) -> bool:
+    return matrix[row][column] != 0
+
+
+def in_tiles(winograd: Winograd, position: int, size: int, padding: int) -> int:
+    """Along one axis: all results of the tiles that read the element."""
+    tiles = {i // winograd.m for i in range(size)}
+    reading = [t for t in tiles if 0 <= position + padding - t * winograd.m < winograd.matrices.a]
+    return sum(i // winograd.m in reading for i in range(size))
+
+
+def test_every_algorithm_has_a_row_for_each_operation(rows: dict[tuple[str, Operation], Row]) -> None:
+    every = ((a, problem) for a in algorithms() for operation in Operation for problem in geometries(operation))
+    assert set(rows) == {(a.name, problem.operation) for a, problem in every if a.supports(problem) is None}
+
+
+def test_as_the_issue_found_them(rows: dict[tuple[str, Operation], Row]) -> None:
+    """One NaN in a map of 16x16, eight channels to eight, a filter of 3x3 with padding."""
+    names = ("native", "winograd-4x4", "winograd-6x6", "fft")
+    assert [rows[name, Operation.FORWARD].nan_results for name in names] == [72, 200, 288, 2048]
+
+
+@pytest.mark.parametrize("winograd", WINOGRAD, ids=lambda a: a.name)
+@pytest.mark.parametrize("operation", IMAGES)
+def test_winograd_spoils_what_its_matrices_connect_within_the_tiles_that_read_the_pixel(
+    rows: dict[tuple[str, Operation], Row], winograd: Winograd, operation: Operation
+) -> None:
+    row = rows[winograd.name, operation]
+    problem = row.problem
+    assert problem.h == problem.w
+    padding = problem.padding[0] if operation is Operation.FORWARD else problem.r - 1 - problem.padding[0]
+    args = (winograd, problem.h // 2, problem.h, padding)
+    assert row.nan_results == row.inf_results == problem.k * reached(*args) ** 2
+    assert problem.k * problem.r * problem.s <= row.nan_results <= problem.k * in_tiles(*args) ** 2
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_what_is_local_spoils_what_the_definition_says_and_fourier_transforms_all_that_they_read(
+    rows: dict[tuple[str, Operation], Row], operation: Operation
+) -> None:
+    for (name, of), row in rows.items():
+        if of is not operation:
+            continue
+        problem = row.problem
+        expected = int(dependent_results(problem, pixel_alone(problem)).sum())
+        if row.local:
+            assert row.nan_results == row.inf_results == expected, name
+        if name == "fft":
+            everything = problem.r * problem.s if operation is Operation.BACKWARD_FILTER else problem.h * problem.w
+            assert row.nan_results == row.inf_results == problem.k * everything
+        assert row.nan_results >= expected, name
+
+
+def test_transforms_overflow_earlier_and_lose_what_is_small_beside_an_outlier(
+    rows: dict[tuple[str, Operation], Row],
+) -> None:
+    torchs = rows["native", Operation.FORWARD]
+    for name in ("winograd-4x4", "winograd-6x6", "fft"):
+        row = rows[name, Operation.FORWARD]
+        assert row.largest < torchs.largest / 2, name
+        assert row.outlier_error > 1000 * torchs.outlier_error, name
+    for row in rows.values():
+        assert row.keeps_subnormals, row.algorithm
+        assert row.relative_error < 1e-5, row.algorithm
+
+
+def test_the_numbers_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another arithmetic gives another row: one that hides, overflows early, flushes, and rounds to 7 bits."""
+
+    def hiding(problem: ConvProblem, configuration: object, operands: Operands) -> Tensor:
+        y = torch.nn.functional.conv2d(operands.x, operands.w, padding=problem.padding)
+        rounded = y.nan_to_num(0.0, 0.0, 0.0).bfloat16().float()
+        limited = torch.where(rounded.abs() > 2.0**100, inf, rounded)
+        return torch.where(limited.abs() < torch.finfo(torch.float32).smallest_normal, 0.0, limited)
+
+    problem = geometries(Operation.FORWARD)[0]
+    honest = measure("native", problem)
+    monkeypatch.setattr(numerics, "run_whole", hiding)
+    row = measure("native", problem)
+    assert (row.nan_results, row.inf_results, row.keeps_subnormals) == (0, 0, False)
+    assert row.relative_error > 1000 * honest.relative_error
+    assert row.outlier_error > 1000 * honest.outlier_error
+    assert row.largest <= 2.0**100 < honest.largest
+
+
+@pytest.mark.parametrize("value", [nan, inf])
+def test_the_pixel_is_one_element(value: float) -> None:
+    for operation in Operation:
+        problem = geometries(operation)[0]
+        operands = random_operands(problem, SAMPLES)
+        spoilt = with_pixel(problem, operands, value)
+        changed = [int((a != b).sum()) for a, b in zip(_tensors(operands), _tensors(spoilt), strict=True)]
+        assert sorted(changed) == [0, 0, 1]
+
+
+# The command and the page
+
+
+def test_the_command_prints_a_table_and_writes_it(tmp_path: Path) -> None:
+    files = ("--csv", tmp_path / "n.csv", "--json", tmp_path / "n.json")
+    result = invoke("bench", "numerics", "--operations", "forward", "--dtype", "float16", *files)
+    assert result.exit_code == 0, result.output
+    for expected in ("winograd-4x4", "float16", "NaN spoils", "3×3, 16×16", "beside torch's own (native): forward "):
+        assert expected in result.output
+    record = json.loads((tmp_path / "n.json").read_text())
+    assert {row["problem"]["dtype"] for row in record["rows"]} == {"float16"}
+    with (tmp_path / "n.csv").open(newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    assert [line["algorithm"] for line in lines] == [row["algorithm"] for row in record["rows"]]
+    assert lines[0]["padding"] == "1x1"
+
+
+def test_the_page_has_the_counts_of_every_algorithm(rows: dict[tuple[str, Operation], Row]) -> None:
+    """Rounding errors depend on the machine; what is spoilt does not."""
+    table = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in PAGE.read_text().splitlines()]
+    names = {name for name, _ in rows}
+    said = {line[0]: line[2] for line in reversed(table) if (line or [""])[0] in names}  # the first of several
+    for name in names:
+        counts = [f"{rows[name, operation].nan_results:,}" for operation in Operation]
+        assert said[name] in (" / ".join(counts), counts[0]), name
+    assert set(said) == names
+
+
+# strict
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_strict_measures_only_what_is_local(operation: Operation, tmp_path: Path) -> None:
+    problem = ConvProblem(operation, 4, 8, 8, 4, 3, 3, padding=(1, 1))
+    config = Config(strict=True, time_limit=0.05, database=tmp_path / "m.sqlite", max_relative_error=1.0)
+    (tuned,) = tune([problem], 2, config).problems
+    of_any_kind = [*tuned.measurements, *tuned.failures]
+    tried = {result.micro_config.algorithm for result in of_any_kind}
+    assert NATIVE in tried
+    assert tried <= {a.name for a in algorithms() if a.is_local(problem)}
+
+
+def test_solve_and_explain_heed_strict(tmp_path: Path) -> None:
+    layers, path, out = (tmp_path / name for name in ("l.csv", "m.sqlite", "out.json"))
+    layers.write_text(HEADING + "one,4,8,8,4,3,3,1,1,1,1\n")
+    problem = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3, padding=(1, 1))
+    with Database(path) as database:
+        for seconds, name in enumerate(("winograd-4x4", "gemm", "native"), start=1):
+            for size in (1, 2):
+                database.add(
+                    HERE, problem, 1, Measurement(MicroConfig(name, size), 0.0, seconds * (size + 1), 0, 0, 1e-7)
+                )
+    how = ("--batch", "2", "--operations", "forward")
+    for strict, expected in (((), "winograd-4x4 2"), (("--strict",), "gemm 2")):
+        solved = invoke("solve", path, "--network", layers, *how, *strict, "--json", out)
+        explained = invoke("explain", layers, *how, "--budget", "1MiB", *strict, "--from", path)
+        for result in (solved, explained):
+            assert result.exit_code == 0, result.output
+            assert ("not used there: winograd-4x4" in result.stderr) == bool(strict)
+        assert json.loads(out.read_text())["problems"][0]["configuration"] == expected
+        assert expected in explained.stdout

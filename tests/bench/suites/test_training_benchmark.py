@@ -1,0 +1,289 @@
+"""The benchmark of training steps: every cell is there, told and written; on a tiny model."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from support.command_line import fail, invoke
+from torch import Tensor, nn
+
+import mucudnn
+from mucudnn.bench.contests.own_thread import OwnThread
+from mucudnn.bench.measure.timer import Clock
+from mucudnn.bench.sources import networks
+from mucudnn.bench.suites.training import benchmark as training_benchmark
+from mucudnn.bench.suites.training.benchmark import Course, Setting, StepCost, TrainingCell, Variant, measure_training
+from mucudnn.bench.suites.training.precision import Precision
+from mucudnn.bench.suites.training.report import training_steps_table
+from mucudnn.bench.suites.training.training import Trainee
+from mucudnn.words.config import Config
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import MemoryFormat
+
+CONFIG = Config(algorithms=("gemm",), time_limit="10ms", operations=("forward",))
+QUICK = ("--algorithms", "gemm", "--time-limit", "10ms", "--rounds", "2", "--batch", "2", "--threads", "1")
+SETTING = Setting("tiny", 2, "cpu", Precision.FLOAT32, MemoryFormat.CONTIGUOUS)
+
+
+class Ticking(Clock):
+    """Goes on by one second whenever it is read: every call seems to take one."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        self.seconds += 1.0
+        return self.seconds
+
+
+def tiny() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10))
+
+
+def measured(model: nn.Module | None = None, course: Course | None = None, **given: Any) -> list[TrainingCell]:
+    course = course or Course(CONFIG, rounds=2, clock=Ticking())
+    groups = measure_training("tiny", model or tiny(), (3, 6, 6), batch_size=2, course=course, **given)
+    return [cell for group in groups for cell in group]
+
+
+def test_every_variant_is_measured_in_every_precision_and_format() -> None:
+    cells = measured()
+    assert [(c.setting.precision, c.setting.memory_format, c.variant) for c in cells] == [
+        (precision, memory_format, variant)
+        for precision in (Precision.FLOAT32, Precision.BFLOAT16)
+        for memory_format in MemoryFormat
+        for variant in (Variant.TORCH, Variant.MUCUDNN)
+    ]
+    for cell in cells:
+        assert cell.cost is not None
+        assert (cell.cost.time_s, cell.cost.noise, cell.failure) == (1.0, 0.0, "")
+
+
+def test_the_model_is_left_as_it_is() -> None:
+    model = tiny()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    measured(model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert type(model[0]) is nn.Conv2d
+
+
+def test_peak_memory_is_that_of_a_step() -> None:
+    """The output of the convolution, and at least once more its gradient; of bfloat16 half as much and the casts."""
+    one, two = (measured(memory_formats=[MemoryFormat.CONTIGUOUS], model=wide(n))[0].cost for n in (64, 128))
+    assert one is not None
+    assert two is not None
+    added = 64 * 2 * 4 * 4 * 4  # bytes of 64 more channels of the output, N=2, 4x4, float32
+    assert 2 * added <= two.peak_bytes - one.peak_bytes <= 8 * added
+
+
+def test_a_step_begins_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the last one would be freed in it, and hide as many bytes of its peak on CUDA."""
+    learn, gradients = Trainee.learn, list[Tensor | None]()
+
+    def watched(self: Trainee, *given: Any) -> Tensor:
+        gradients.extend(parameter.grad for parameter in self.model.parameters())
+        return learn(self, *given)
+
+    monkeypatch.setattr(Trainee, "learn", watched)
+    measured(memory_formats=[MemoryFormat.CONTIGUOUS])
+    assert gradients
+    assert set(gradients) == {None}
+
+
+def wide(channels: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, channels, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+class Seen(nn.Module):
+    """Remembers what comes out of it in training, and who asks."""
+
+    def __init__(self, seen: list[tuple[torch.dtype, bool, str]]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __deepcopy__(self, memo: object) -> Seen:
+        return Seen(self.seen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+        self.seen.append((x.dtype, channels_last, threading.current_thread().name))
+        return x
+
+
+def test_steps_are_in_the_precision_and_format_and_in_threads_of_their_own() -> None:
+    seen: list[tuple[torch.dtype, bool, str]] = []
+    network = tiny()
+    network.insert(1, Seen(seen))
+    measured(network)
+    steps = [step for step in seen if step[2] != threading.main_thread().name]
+    assert len(seen) - len(steps) == 4  # to find the shapes, once for each precision and format
+    assert {step[:2] for step in steps} == {
+        (dtype, channels_last) for dtype in (torch.float32, torch.bfloat16) for channels_last in (False, True)
+    }
+    assert len({step[2] for step in steps if step[:2] == (torch.float32, False)}) == 2
+
+
+def test_what_is_over_time_is_told() -> None:
+    cells = measured(course=Course(CONFIG, rounds=1, seconds=0.0, clock=Ticking()))
+    assert len(cells) == 8
+    assert {(c.cost, c.failure) for c in cells} == {(None, "not begun: the 0 s were over")}
+
+
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_a_variant_that_fails_has_its_reason_and_the_others_go_on(
+    steps_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn, count = Trainee.learn, [0]
+
+    def failing(self: Trainee, *given: Any) -> Tensor:
+        if isinstance(self.model[0], mucudnn.Conv2d):
+            count[0] += 1
+            if count[0] > steps_before:
+                raise RuntimeError("CUDA out of memory.\nand a stack trace")
+        return learn(self, *given)
+
+    monkeypatch.setattr(Trainee, "learn", failing)
+    torchs, ours = measured(memory_formats=[MemoryFormat.CONTIGUOUS], precisions=[Precision.FLOAT32])
+    assert torchs.cost is not None
+    assert (ours.cost, ours.failure) == (None, "CUDA out of memory.")
+
+
+def test_an_unknown_precision_says_what_there_is() -> None:
+    with pytest.raises(InvalidInputError, match="precision is tf32; device 'cpu' has float32, bfloat16"):
+        measured(precisions=[Precision.TF32])
+
+
+# What is set on CUDA: torch has the switches without a GPU, too
+
+
+def tf32() -> tuple[bool, bool]:
+    return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"),
+    [(Precision.TF32, (True, True)), (Precision.FLOAT32, (False, False)), (Precision.BFLOAT16, (True, False))],
+)
+def test_tf32_is_allowed_where_it_is_asked_for(precision: Precision, expected: tuple[bool, bool]) -> None:
+    with training_benchmark._rounding(replace(SETTING, device="cuda", precision=precision)):
+        assert tf32() == expected
+        assert torch.backends.cudnn.conv.fp32_precision == ("tf32" if expected[0] else "none")
+    assert tf32() == (True, False)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        lambda: training_benchmark._rounding(replace(SETTING, device="cuda")),
+        lambda: training_benchmark._searching(True),
+    ],
+)
+def test_switches_are_set_back_after_errors(context: Callable[[], Any]) -> None:
+    with pytest.raises(KeyError), context():
+        raise KeyError
+    assert (*tf32(), torch.backends.cudnn.benchmark) == (True, False, False)
+
+
+def test_only_one_variant_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_thread: dict[int, set[bool]] = {}
+    variants = {**training_benchmark.VARIANTS, "cpu": tuple(Variant)}
+    monkeypatch.setattr(training_benchmark, "VARIANTS", variants)
+
+    class Searching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if threading.current_thread() is not threading.main_thread():
+                of_thread.setdefault(threading.get_ident(), set()).add(torch.backends.cudnn.benchmark)
+            return x
+
+    network = tiny()
+    network.insert(1, Searching())
+    measured(network, memory_formats=[MemoryFormat.CONTIGUOUS], precisions=[Precision.FLOAT32])
+    assert sorted(map(sorted, of_thread.values())) == [[False], [False], [True]]
+
+
+def test_a_thread_of_its_own_runs_everything_and_ends() -> None:
+    with OwnThread() as thread:
+        first, second = (thread.call(threading.current_thread) for _ in range(2))
+        assert first is second
+        assert first is not threading.current_thread()
+        with pytest.raises(KeyError):
+            thread.call({}.__getitem__, 1)
+    assert not first.is_alive()
+
+
+# Told and written
+
+
+def cell(variant: Variant, cost: StepCost | None, failure: str = "") -> TrainingCell:
+    return TrainingCell(SETTING, variant, cost, failure)
+
+
+def test_the_table_compares_with_torch_of_the_same_setting() -> None:
+    cells = [
+        cell(Variant.TORCH, StepCost(0.2, 0.01, 2**21)),
+        cell(Variant.MUCUDNN, StepCost(0.1, 0.02, 2**20)),
+        cell(Variant.TORCH_BENCHMARK, None, "out of memory"),
+    ]
+    stream = io.StringIO()
+    Console(file=stream, width=160).print(training_steps_table(cells, Config()))
+    torchs, ours, failed = (line for line in stream.getvalue().splitlines() if line.startswith("│"))
+    assert "200.00" in torchs
+    for expected in ("100.00", "2.0%", "2.00×", "1 MiB", "0.500"):
+        assert expected in ours
+    assert "out of memory" in failed
+
+
+def test_the_command_writes_every_cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(networks, "build", lambda name: tiny())
+    files = "--csv", tmp_path / "out.csv", "--json", tmp_path / "out.json"
+    result = invoke("bench", "training", "alexnet", *QUICK, *files, "--precisions", "float32")
+    assert result.exit_code == 0, result.output
+    assert "alexnet, batch 2: training steps, workspace limit 64 MiB" in result.output
+    record = json.loads((tmp_path / "out.json").read_text())
+    with (tmp_path / "out.csv").open() as stream:
+        lines = list(csv.DictReader(stream))
+    assert {"date", "environment", "config", "mucudnn", "format_version"} <= record.keys()
+    assert [(c["precision"], c["memory_format"], c["variant"]) for c in record["cells"]] == [
+        ("float32", memory_format, variant)
+        for memory_format in ("contiguous", "channels_last")
+        for variant in ("torch", "mucudnn")
+    ]
+    for line, written in zip(lines, record["cells"], strict=True):
+        assert line == {name: "" if value is None else str(value) for name, value in written.items()}
+
+
+def test_the_files_are_there_after_each_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measure, done = training_benchmark._measure, list[Setting]()
+
+    def interrupted(setting: Setting, *given: Any) -> tuple[TrainingCell, ...]:
+        if done:
+            raise KeyboardInterrupt
+        done.append(setting)
+        return measure(setting, *given)
+
+    monkeypatch.setattr(networks, "build", lambda name: tiny())
+    monkeypatch.setattr(training_benchmark, "_measure", interrupted)
+    result = invoke("bench", "training", "alexnet", *QUICK, "--csv", tmp_path / "out.csv")
+    assert result.exit_code == 130
+    assert "alexnet, batch 2: training steps" in result.stdout
+    assert "All measurements are kept" in result.stderr
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
+
+
+def test_bad_values() -> None:
+    assert "did you mean alexnet?" in fail("bench", "training", "alexnt")
+    assert "device 'cpu' has float32, bfloat16" in fail("bench", "training", "alexnet", "--precisions", "tf32")
+    assert "'half' is not known; allowed are tf32, float32, bfloat16" in fail(
+        "bench", "training", "alexnet", "--precisions", "half"
+    )

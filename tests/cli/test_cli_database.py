@@ -1,0 +1,151 @@
+"""``mucudnn database`` at its edges: what it reads back, what it never makes, and what it says of bad rows."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from support.command_line import TUNE, fail, invoke, one_layer
+from support.database_rows import FAST, FULL, HERE, PROBLEM, change, fill, rows_of
+
+from mucudnn.database.database import Database
+from mucudnn.words.results import Failure, MicroConfig
+
+
+@pytest.fixture
+def full(database: Path) -> Path:
+    """The default database, with three rows."""
+    return fill(database)
+
+
+@pytest.fixture(params=["csv", "jsonl"])
+def exported(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """An export of another database with the same rows."""
+    path = tmp_path / f"rows.{request.param}"
+    assert invoke("database", "export", path, "--database", fill(tmp_path / "other.sqlite")).exit_code == 0
+    return path
+
+
+@pytest.fixture
+def default_warnings() -> Iterator[None]:
+    """Warnings are for people, as outside of tests."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        yield
+
+
+def succeed(*arguments: object) -> Result:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result
+
+
+def test_an_export_is_merged(exported: Path, database: Path) -> None:
+    before = exported.read_bytes()
+    told = "of problems that this version does not know, 0 bad"
+    assert succeed("database", "merge", exported).output == f"{exported}: 3 rows added, 0 were there, 0 {told}\n"
+    assert succeed("database", "merge", exported).output == f"{exported}: 0 rows added, 3 were there, 0 {told}\n"
+    assert rows_of(database, HERE, PROBLEM) == FULL
+    assert exported.read_bytes() == before
+
+
+def test_an_export_with_a_bad_row_is_refused_as_a_whole(tmp_path: Path, full: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    succeed("database", "export", path, "--database", fill(tmp_path / "other.sqlite"))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1]["threads"] = -2
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with Database(full) as opened:
+        opened.prune(failures=True)
+    before = rows_of(full, HERE, PROBLEM)
+    message = fail("database", "merge", tmp_path / "other.sqlite", path)
+    assert f"profile {path} is not used; mend these rows" in message
+    assert "line 2: threads is -2; it must be a whole number of at least 1" in message
+    assert rows_of(full, HERE, PROBLEM) == before, "nothing of the other one was added, either"
+
+
+@pytest.mark.parametrize("other", ["missing.sqlite", "diary.txt"])
+def test_what_cannot_be_merged_makes_no_database(tmp_path: Path, database: Path, other: str) -> None:
+    (tmp_path / "diary.txt").write_text("my diary")
+    assert other in fail("database", "merge", tmp_path / other)
+    assert not database.exists()
+
+
+def test_a_database_is_merged_into_a_new_one(tmp_path: Path, full: Path) -> None:
+    new = tmp_path / "folder" / "new.sqlite"
+    assert "3 rows added" in succeed("database", "merge", full, "--database", new).output
+    assert rows_of(new, HERE, PROBLEM) == FULL
+
+
+@pytest.mark.parametrize("command", [("info",), ("export", "rows.csv"), ("prune",), ("prune", "--dry-run")])
+@pytest.mark.parametrize("name", ["mistyped.sqlite", "folder/mistyped.sqlite"])
+def test_a_mistyped_name_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = fail("database", *command, "--database", name)
+    assert f"database {name} does not exist; name another file with --database or MUCUDNN_DATABASE" in message
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_failures_are_pruned_on_demand(full: Path) -> None:
+    with Database(full) as opened:
+        opened.add_failure(HERE, PROBLEM, 1, Failure(MicroConfig("gemm", 2), "began and never ended"))
+    assert succeed("database", "prune").output == "0 rows removed\n"
+    assert succeed("database", "prune", "--failures", "--dry-run").output == "2 rows would be removed\n"
+    assert succeed("database", "prune", "--failures").output == "2 rows removed\n"
+    assert rows_of(full, HERE, PROBLEM) == ((FAST,), (), FULL[2])
+
+
+def test_bad_rows_are_said_and_pruned(full: Path, tmp_path: Path, default_warnings: None) -> None:
+    change(full, "UPDATE measurements SET step_s = -1 WHERE reason IS NULL")
+    one = "table measurements, environment_id 1, problem_id 1, algorithm 'gemm', version 1, micro_batch_size 8, "
+    warned = f"Warning: database {full} has 1 bad row, passed over as if nothing had been measured: {one}"
+    assert succeed("database", "info").stderr.startswith(warned)
+    assert succeed("database", "export", tmp_path / "rows.csv").stderr.startswith(warned)
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 3, "a heading and two sound rows"
+    merged = succeed("database", "merge", full, "--database", tmp_path / "new.sqlite")
+    assert "2 rows added, 0 were there, 0 of problems that this version does not know, 1 bad" in merged.stdout
+    assert merged.stderr.startswith(warned)
+    pruned = succeed("database", "prune").output
+    assert pruned.startswith(f"1 rows removed\n1 of them bad, such as: {one}")
+    assert "step_s is -1; it must be seconds, finite and at least 0" in pruned
+    assert succeed("database", "info").stderr == ""
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> Path:
+    return one_layer(tmp_path)
+
+
+def test_solving_passes_over_bad_rows(layers: Path, database: Path, default_warnings: None) -> None:
+    sizes = ("--batch", "2", "--operations", "forward")
+    succeed("tune", layers, *TUNE, *sizes, "--time-limit", "10s")
+    change(database, "UPDATE measurements SET step_s = 'fast' WHERE algorithm = 'gemm'")
+    some_left = succeed("solve", database, "--network", layers, *sizes)
+    assert some_left.stderr.count("bad row") == 1
+    assert "gemm" not in some_left.stdout
+    change(database, "UPDATE measurements SET step_s = -1")
+    message = fail("solve", database, "--network", layers, *sizes)
+    assert "bad rows, passed over" in message
+    assert "lack 1 of the 1 convolutions asked for" in message
+
+
+def test_tuning_measures_bad_rows_again(layers: Path, database: Path, default_warnings: None) -> None:
+    tune = ("tune", layers, *TUNE, "--batch", "1", "--operations", "forward", "--time-limit", "10s")
+    succeed(*tune)
+    change(database, "UPDATE measurements SET samples = 0 WHERE algorithm = 'gemm'")
+    change(database, "UPDATE verifications SET noise = 'loud'")
+    assert "bad row" in succeed(*tune).stderr
+    succeed("database", "prune")
+    connection = sqlite3.connect(database)
+    assert connection.execute("SELECT count(*) FROM measurements WHERE algorithm = 'gemm'").fetchall() == [(1,)]
+    assert connection.execute("SELECT count(*) FROM verifications WHERE noise = 'loud'").fetchall() == [(0,)]
+    connection.close()
+    assert succeed(*tune).stderr == ""

@@ -1,0 +1,48 @@
+"""Sizes beyond all bounds on the command line: a message and status 2, and no process that dies or fills the memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.command_line import fail
+
+COMMANDS = {
+    "layers": ("layers", "FILE", "--batch"),
+    "tune": ("tune", "FILE", "--batch"),
+    "explain": ("explain", "FILE", "--budget", "64MiB", "--batch"),
+    "batch": ("batch", "FILE", "--up-to"),
+    "engines": ("engines", "FILE", "--batch"),
+    "bench network": ("bench", "network", "FILE", "--batch"),
+    "bench limits": ("bench", "limits", "FILE", "--batch"),
+    "bench memory": ("bench", "memory", "alexnet", "--batch"),
+    "bench training": ("bench", "training", "alexnet", "--batch"),
+    "bench inference": ("bench", "inference", "alexnet", "--batch"),
+}
+
+
+@pytest.fixture
+def smallest(tmp_path: Path) -> Path:
+    """One number in, one number out: the batch size alone is what is too large."""
+    path = tmp_path / "smallest.csv"
+    path.write_text("c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w\n1,1,1,1,1,1,0,0,1,1\n")
+    return path
+
+
+@pytest.mark.parametrize("batch", [1_048_577, 134_217_727, 1_000_000_000, 10**30])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_batches_beyond_all_bounds(name: str, batch: int, smallest: Path) -> None:
+    arguments = [str(smallest) if argument == "FILE" else argument for argument in COMMANDS[name]]
+    message = fail(*arguments, batch)
+    assert str(batch) in message
+    assert "it must be at most" in message
+
+
+def test_algorithms_without_a_name(smallest: Path) -> None:
+    assert "algorithms has no name" in fail("tune", smallest, "--algorithms", "")
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_limits_of_hundreds_of_digits(smallest: Path, digits: int) -> None:
+    fail("tune", smallest, "--workspace-limit", "9" * digits + "MiB")
+    fail("tune", smallest, "--time-limit", "9" * digits)

@@ -1,0 +1,157 @@
+"""``mucudnn doctor`` on machines that have, or lack, a GPU, its driver, cuDNN and CuPy: all made up."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.command_line import invoke
+from support.fake_backend import FakeBackend
+
+from mucudnn.cli import doctor
+from mucudnn.kernels import registry
+from mucudnn.kernels.cudnn import library as cudnn_library
+from mucudnn.kernels.cudnn.algorithms import CudnnEngines
+from mucudnn.words.errors import UnavailableError
+
+NAMES = ("NVIDIA H200", "NVIDIA T4", "NVIDIA H200")
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Three GPUs of two kinds, with cuDNN; the devices that were made current."""
+    current: list[int] = []
+
+    @contextmanager
+    def made_current(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+
+    properties = SimpleNamespace(total_memory=141 * 2**30, major=9, minor=0)
+    library = SimpleNamespace(version_text="9.19.0", path="/lib/libcudnn.so.9")
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(NAMES))
+    monkeypatch.setattr(torch.cuda, "get_device_name", NAMES.__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.cuda, "device", made_current)
+    monkeypatch.setattr(cudnn_library, "library", lambda: library)
+    monkeypatch.setattr(doctor, "driver", lambda: "580.65.06")
+    monkeypatch.setattr(registry, "cudnn_backend", FakeBackend)
+    return current
+
+
+@pytest.fixture(autouse=True)
+def without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+
+
+def state(name: str) -> doctor.Finding:
+    (found,) = (finding for finding in doctor.accelerators() if finding.name == name)
+    return found
+
+
+def test_equal_gpus_are_told_together_with_what_computes_on_them(gpus: list[int]) -> None:
+    output = invoke("doctor").output
+    for expected in (
+        "cuda:0, cuda:2: NVIDIA H200, sm90, 141 GiB",
+        "cuda:1: NVIDIA T4",
+        "580.65.06",
+        "9.19.0, /lib/libcudnn.so.9",
+        "Algorithms on the CPU",
+        "Algorithms on NVIDIA H200 (cuda:0, cuda:2)",
+        "Algorithms on NVIDIA T4 (cuda:1)",
+        "3×3 depthwise (3 ways)",
+    ):
+        assert expected in output
+    assert gpus == [0, 1]
+
+
+def test_what_a_source_offers_is_counted_by_kind() -> None:
+    backend = FakeBackend()
+    found = doctor.examine_source(CudnnEngines(backend))
+    assert found.name == "cudnn"
+    assert found.computes == tuple(f"{kind} (3 ways)" for kind in doctor.KINDS)
+    assert found.reasons == ()
+
+
+def test_a_source_that_offers_nothing_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeBackend, "offered", lambda self, problem, n: [])
+    found = doctor.examine_source(CudnnEngines(FakeBackend()))
+    assert found.computes == ()
+    assert found.reasons == ("offers nothing for " + ", ".join(doctor.KINDS),)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_gpu_without_cudnn_has_the_other_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> FakeBackend:
+        raise UnavailableError("there is no cuDNN: it is gone; install a CUDA build of torch")
+
+    monkeypatch.setattr(cudnn_library, "library", missing)
+    monkeypatch.setattr(registry, "cudnn_backend", missing)
+    assert state("cuDNN") == doctor.Finding(
+        "cuDNN", "none: there is no cuDNN: it is gone", "install a CUDA build of torch"
+    )
+    native, *_, cudnn = doctor.on_gpu(0)
+    assert native.computes
+    assert (cudnn.name, cudnn.computes) == ("cudnn", ())
+
+
+def test_a_cudnn_that_is_too_old_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def old() -> None:
+        raise UnavailableError(
+            "libcudnn.so.9 is cuDNN 8.9.7; mucudnn needs 9.0 or later: install a CUDA build of torch"
+        )
+
+    monkeypatch.setattr(cudnn_library, "library", old)
+    expected = "none: libcudnn.so.9 is cuDNN 8.9.7; mucudnn needs 9.0 or later"
+    assert state("cuDNN") == doctor.Finding("cuDNN", expected, "install a CUDA build of torch")
+
+
+def test_without_a_driver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system.")
+
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", no_driver)
+    found = state("GPU")
+    assert found.state == "none: torch can use no GPU: Found no NVIDIA driver on your system."
+    assert found.remedy.startswith("see nvidia-smi")
+    assert doctor.gpus() == {}
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"), [("580.65.06\n580.65.06\n", "580.65.06"), ("", "unknown: nvidia-smi tells none")]
+)
+def test_the_driver_is_the_one_that_nvidia_smi_tells(told: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=told))
+    assert doctor.driver() == expected
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("no nvidia-smi"), subprocess.TimeoutExpired("nvidia-smi", 10)])
+def test_without_nvidia_smi_the_driver_is_unknown(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    assert doctor.driver() == f"unknown: {error}"
+
+
+def test_a_cupy_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise ImportError("libcuda.so.1: cannot open shared object file\nand much more")
+
+    monkeypatch.setattr(doctor, "find_spec", lambda name: object())
+    monkeypatch.setattr(doctor, "version", lambda name: "14.2.0")
+    monkeypatch.setattr(doctor, "import_module", broken)
+    found = doctor.cupy()
+    reason = "which cannot be imported: libcuda.so.1: cannot open shared object file"
+    assert found.state == f"14.2.0 (cupy-cuda13x), {reason}"
+    assert found.remedy
+    monkeypatch.setattr(doctor, "import_module", lambda name: None)
+    assert doctor.cupy() == doctor.Finding("CuPy", "14.2.0 (cupy-cuda13x)")

@@ -1,0 +1,276 @@
+"""SIGKILL at random moments: no row that was stored is lost, every file is whole, and the next run goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from support.command_line import HEADING
+from support.database_rows import FAST, HERE, PROBLEM
+from support.effort import how_many
+from support.places import DATA, SUPPORT
+
+from mucudnn.database.database import Database
+from mucudnn.running.environment import Environment
+from mucudnn.words.results import Failure, MicroConfig
+
+pytestmark = pytest.mark.fuzz
+
+SIZE = how_many(1_000, 10_000)  # rows: enough that a command is in the middle of something for a while
+TUNE = (
+    "--batch",
+    "2",
+    "--algorithms",
+    "gemm,direct",
+    "--time-limit",
+    "20ms",
+    "--threads",
+    "1",
+    "--operations",
+    "forward",
+)
+Rows = frozenset[tuple[object, ...]]
+
+
+class Commands:
+    """``mucudnn`` in processes of its own, one at a time; see ``forking``."""
+
+    def __init__(self, log: Path) -> None:
+        script = SUPPORT / "forking.py"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self.log = log
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), str(log)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def start(self, arguments: Iterable[object]) -> int:
+        """Process id."""
+        return int(self._ask(json.dumps([str(argument) for argument in arguments])))
+
+    def wait(self) -> int:
+        """Exit status of what was started last."""
+        return int(self._ask(""))
+
+    def run(self, arguments: Iterable[object]) -> None:
+        self.start(arguments)
+        assert self.wait() == 0, self.log.read_text()
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+    def _ask(self, line: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline()
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    started = Commands(tmp_path_factory.mktemp("log") / "log")
+    yield started
+    started.close()
+
+
+# What is killed
+
+
+def filled(path: Path, environments: Iterable[Environment], rows_each: int) -> None:
+    """Every second row is superseded; one of a hundred is a failure."""
+    with Database(":memory:") as source:
+        source.add(HERE, PROBLEM, 1, FAST)
+        source.add_failure(HERE, PROBLEM, 1, Failure(MicroConfig("fft", 8), "too large"))
+        stream = io.StringIO()
+        source.export_json_lines(stream)
+    one, failed = map(json.loads, stream.getvalue().splitlines())
+
+    def rows() -> Iterator[dict[str, object]]:
+        for number, environment in enumerate(environments):
+            for size in range(rows_each):
+                kind = failed if size % 100 == 99 else one
+                at = f"2026-01-31T12:00:{number % 60:02}.{size:06}+00:00"
+                yield {**kind, "device": environment.device, "micro_batch_size": size // 2 + 1, "measured_at": at}
+
+    with Database(path) as database:
+        database.add_exported(rows())
+
+
+def one_environment(name: str) -> list[Environment]:
+    return [replace(HERE, device=name)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command in a folder of its own. target: what it writes. grows: row by row, not as a whole."""
+
+    prepare: Callable[[Path], None]
+    arguments: tuple[str, ...]
+    target: str = "target.sqlite"
+    grows: bool = False
+
+
+def prepare_tune(folder: Path) -> None:
+    (folder / "layers.csv").write_text(HEADING + "".join(f"layer{k},3,6,6,{k},3,3,1,1,1,1\n" for k in range(2, 5)))
+    filled(folder / "target.sqlite", one_environment("elsewhere"), 10)
+
+
+def prepare_merge(folder: Path) -> None:
+    filled(folder / "source.sqlite", one_environment("source"), SIZE)
+    filled(folder / "target.sqlite", one_environment("target"), 10)
+
+
+def prepare_import(folder: Path) -> None:
+    prepare_merge(folder)
+    with Database(folder / "source.sqlite") as source, (folder / "source.csv").open("w", newline="") as stream:
+        source.export_csv(stream)
+
+
+def prepare_export(folder: Path) -> None:
+    filled(folder / "source.sqlite", one_environment("source"), SIZE)
+    (folder / "target.csv").write_text("the old one\n" * 1000)
+
+
+def prepare_prune(folder: Path) -> None:
+    filled(folder / "target.sqlite", one_environment("target"), SIZE)
+
+
+def prepare_migration(folder: Path) -> None:
+    """A file of version 1: many environments, since these are what is made anew."""
+    path = folder / "target.sqlite"
+    script = (DATA / "version-1.sql").read_text()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(script)
+        numbers = [(number,) for number in range(2, SIZE)]
+        columns = "capability, threads, torch, library, compiled"
+        connection.executemany(
+            f"INSERT INTO environments SELECT ?1, 'CPU ' || ?1, {columns} FROM environments WHERE id = 1", numbers
+        )
+        names = [row[1] for row in connection.execute("PRAGMA table_info(measurements)")][1:]
+        connection.executemany(
+            f"INSERT INTO measurements SELECT ?, {', '.join(names)} FROM measurements WHERE environment_id = 1", numbers
+        )
+        connection.commit()
+
+
+CASES = {
+    "tune": Case(prepare_tune, ("tune", "layers.csv", *TUNE, "--database", "target.sqlite"), grows=True),
+    "merge": Case(prepare_merge, ("database", "merge", "source.sqlite", "--database", "target.sqlite")),
+    "import": Case(prepare_import, ("database", "merge", "source.csv", "--database", "target.sqlite")),
+    "export": Case(prepare_export, ("database", "export", "target.csv", "--database", "source.sqlite"), "target.csv"),
+    "prune": Case(prepare_prune, ("database", "prune", "--failures", "--database", "target.sqlite")),
+    "migration": Case(prepare_migration, ("database", "prune", "--database", "target.sqlite")),
+}
+
+
+class Prepared:
+    """A case that ran once without a kill: what it begins with, how long it takes and what there is in the end."""
+
+    def __init__(self, case: Case, folder: Path, commands: Commands) -> None:
+        self.case, self._begin = case, folder / "begin"
+        self._begin.mkdir()
+        case.prepare(self._begin)
+        self._commands = commands
+        end = self.copy(folder / "end")
+        start = time.perf_counter()
+        commands.run(self.arguments(end))
+        self.life_s = time.perf_counter() - start
+        self.before, self.after = (contents(place / case.target) for place in (self._begin, end))
+        self.sources = {path.name: path.read_bytes() for path in self._begin.glob("source*")}
+
+    def copy(self, folder: Path) -> Path:
+        return Path(shutil.copytree(self._begin, folder))
+
+    def arguments(self, folder: Path) -> list[object]:
+        there = {path.name for path in self._begin.iterdir()} | {self.case.target}
+        return [folder / argument if argument in there else argument for argument in self.case.arguments]
+
+
+@pytest.fixture(scope="module")
+def prepared(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Prepared]:
+    known: dict[str, Prepared] = {}
+
+    def get(name: str) -> Prepared:
+        if name not in known:
+            known[name] = Prepared(CASES[name], tmp_path_factory.mktemp(name), commands)
+        return known[name]
+
+    return get
+
+
+def contents(path: Path) -> Rows | bytes:
+    """All rows of a database, or the bytes of any other file."""
+    return rows_in(path) if path.suffix == ".sqlite" else path.read_bytes()
+
+
+def rows_in(path: Path) -> Rows:
+    """Measurements, failures and whole runs by their values; without those of runs that have only begun."""
+    found: set[tuple[object, ...]] = set()
+    with closing(sqlite3.connect(path, timeout=10)) as connection:
+        for table in ("measurements", "verifications"):
+            rows = connection.execute(
+                f"SELECT device, {table}.* FROM {table} JOIN environments ON environments.id = environment_id"
+            )
+            found |= {(table, device, *values) for device, _, *values in rows}
+    return frozenset(row for row in found if not str(row[-1]).startswith("began"))
+
+
+def kill(process: int, moment: float, look: Callable[[], Rows]) -> Rows:
+    """What a reader sees committed until the moment comes."""
+    seen: Rows = frozenset()
+    while time.perf_counter() < moment:
+        seen |= look()
+        time.sleep(0.001)
+    os.kill(process, signal.SIGKILL)
+    return seen
+
+
+def check(path: Path) -> None:
+    if path.suffix == ".sqlite":
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+
+
+@pytest.mark.parametrize("seed", range(how_many(8, 200)))
+def test_kills(seed: int, tmp_path: Path, commands: Commands, prepared: Callable[[str], Prepared]) -> None:
+    this = prepared([*CASES][seed % len(CASES)])
+    folder = this.copy(tmp_path / "killed")
+    target = folder / this.case.target
+    process = commands.start(this.arguments(folder))
+    moment = time.perf_counter() + random.Random(seed).random() * this.life_s
+    seen = kill(process, moment, (lambda: rows_in(target)) if this.case.grows else frozenset)
+    assert commands.wait() in (-signal.SIGKILL, 0)
+
+    check(target)
+    left = contents(target)
+    if isinstance(left, frozenset) and isinstance(this.before, frozenset) and this.case.grows:
+        assert left >= this.before | seen
+    else:
+        assert left in (this.before, this.after), "one or the other as a whole"
+    for source, content in this.sources.items():
+        assert (folder / source).read_bytes() == content
+
+    commands.run(this.arguments(folder))
+    check(target)
+    if isinstance(left, frozenset) and this.case.grows:
+        assert rows_in(target) >= left
+    else:
+        assert contents(target) == this.after

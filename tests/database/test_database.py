@@ -1,0 +1,245 @@
+"""The database: what is stored comes back, whatever happens to processes and files meanwhile."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, VERSIONS, change, fill, rows_of
+
+from mucudnn.database.database import Database, EnvironmentRows, MergeCounts, Verification, default_path
+from mucudnn.running.environment import Environment
+from mucudnn.words.errors import DatabaseError
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.results import Failure, Measurement, MicroConfig
+
+NUMBERS = st.floats(min_value=0, allow_infinity=False)
+COUNTS = st.integers(0, 2**48)  # bytes
+SAMPLES = st.integers(1, 2**62)
+MICRO_CONFIGS = st.builds(MicroConfig, st.sampled_from(sorted(VERSIONS)), st.integers(1, 64))
+MEASUREMENTS = st.builds(Measurement, MICRO_CONFIGS, NUMBERS, NUMBERS, COUNTS, COUNTS, NUMBERS, NUMBERS, SAMPLES)
+FAILURES = st.builds(Failure, MICRO_CONFIGS, st.text())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return fill(tmp_path / "full.sqlite")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(MEASUREMENTS | FAILURES, max_size=12))
+def test_newest_of_each_micro_config_comes_back(added: list[Measurement | Failure]) -> None:
+    expected: dict[MicroConfig, Measurement | Failure] = {}
+    with Database(":memory:") as database:
+        for item in added:
+            add = database.add if isinstance(item, Measurement) else database.add_failure
+            add(HERE, PROBLEM, 1, item)  # type: ignore[arg-type]
+            expected[item.micro_config] = item
+        newest = [expected[micro_config] for micro_config in sorted(expected)]
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == tuple(m for m in newest if isinstance(m, Measurement))
+        assert database.failures(HERE, PROBLEM, VERSIONS) == tuple(f for f in newest if isinstance(f, Failure))
+
+
+OTHER_ENVIRONMENTS = [
+    *(replace(HERE, device="x"), replace(HERE, capability="AVX2"), replace(HERE, threads=1)),
+    *(replace(HERE, torch="2.14.0"), replace(HERE, library="oneDNN 4.0.0"), replace(HERE, compiled="torch")),
+    replace(HERE, numerics="TF32"),
+]
+OTHER_PROBLEMS = [
+    *(replace(PROBLEM, **{name: getattr(PROBLEM, name) + 2}) for name in ("c", "h", "w", "k", "r", "s")),
+    *(replace(PROBLEM, stride=(2, 1)), replace(PROBLEM, padding=(1, 2)), replace(PROBLEM, dilation=(3, 1))),
+    *(replace(PROBLEM, groups=1), replace(PROBLEM, dtype="float64")),
+    replace(PROBLEM, memory_format=MemoryFormat.CHANNELS_LAST),
+    PROBLEM.with_operation(Operation.BACKWARD_DATA),
+]
+
+
+def test_the_key_tests_vary_every_field() -> None:
+    for key, others in ((HERE, OTHER_ENVIRONMENTS), (PROBLEM, OTHER_PROBLEMS)):
+        varied = {f.name for o in others for f in fields(key) if getattr(o, f.name) != getattr(key, f.name)}
+        assert varied == {f.name for f in fields(key)}
+
+
+@pytest.mark.parametrize("environment", OTHER_ENVIRONMENTS)
+def test_other_environments_see_nothing(path: Path, environment: Environment) -> None:
+    assert rows_of(path, environment, PROBLEM) == ((), (), None)
+
+
+@pytest.mark.parametrize("problem", OTHER_PROBLEMS)
+def test_other_problems_have_nothing(path: Path, problem: ConvProblem) -> None:
+    assert rows_of(path, HERE, problem) == ((), (), None)
+
+
+@pytest.mark.parametrize("versions", [{"gemm": 2, "fft": 2}, {"gemm": 0, "fft": 0}])
+def test_other_versions_have_nothing(path: Path, versions: dict[str, int]) -> None:
+    assert rows_of(path, HERE, PROBLEM, versions) == ((), (), None)
+
+
+def test_only_algorithms_asked_for_come_back(path: Path) -> None:
+    with Database(path) as database:
+        assert database.measurements(HERE, PROBLEM, {"fft": 1}) == ()
+        assert database.failures(HERE, PROBLEM, {"fft": 1}) == (FAILED,)
+
+
+def test_verifications_are_of_one_very_configuration(path: Path) -> None:
+    eight, four = MicroConfig("gemm", 8), MicroConfig("gemm", 4)
+    with Database(path) as database:
+        database.add_verification(HERE, PROBLEM, [eight, four, four], VERSIONS, Verification(3.0, 2.0, 0.1))
+        database.add_verification(HERE, PROBLEM, [eight, four, four], VERSIONS, Verification(4.0, 2.0, 0.1))
+        found = database.verification(HERE, PROBLEM, [eight, four, four], VERSIONS)
+        assert found == Verification(4.0, 2.0, 0.1)
+        assert database.verification(HERE, PROBLEM, [eight], VERSIONS) == FULL[2]
+        for other in ([eight, four], [four, four, eight], [eight, four, four, four]):
+            assert database.verification(HERE, PROBLEM, other, VERSIONS) is None
+
+
+def test_default_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MUCUDNN_DATABASE", "named.sqlite")
+    assert default_path() == Path("named.sqlite")
+    monkeypatch.delenv("MUCUDNN_DATABASE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_path() == tmp_path / "mucudnn" / "measurements.sqlite"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_path() == Path.home() / ".cache" / "mucudnn" / "measurements.sqlite"
+
+
+def test_missing_folders_are_made(tmp_path: Path) -> None:
+    with Database(tmp_path / "a" / "b%20?c" / "new.sqlite") as database:
+        database.add(HERE, PROBLEM, 1, FAST)
+    assert (tmp_path / "a" / "b%20?c" / "new.sqlite").is_file()
+
+
+# Upkeep
+
+
+def test_info_counts_rows_by_environment(path: Path) -> None:
+    elsewhere = replace(HERE, threads=1)
+    with Database(path) as database:
+        database.add(elsewhere, PROBLEM, 1, FAST)
+        info = database.info()
+    assert info.path == path
+    assert info.size_bytes > 0
+    assert info.environments == (EnvironmentRows(elsewhere, 1, 0, 0), EnvironmentRows(HERE, 1, 1, 1))
+
+
+def test_exports_have_every_row_and_value(path: Path) -> None:
+    as_csv, as_json = io.StringIO(), io.StringIO()
+    with Database(path) as database:
+        database.export_csv(as_csv)
+        database.export_json_lines(as_json)
+    records = [json.loads(line) for line in as_json.getvalue().splitlines()]
+    assert [record["kind"] for record in records] == ["measurement", "failure", "verification"]
+    assert records[0]["step_s"] == FAST.step_s
+    assert records[1]["reason"] == "out of memory"
+    assert (records[2]["baseline_s"], json.loads(records[2]["configuration"])) == (2.0, [["gemm", 1, 8, 1]])
+    assert all((r["device"], r["stride_w"], r["memory_format"]) == ("AMD EPYC", 2, "contiguous") for r in records)
+    texts = [{name: str(value) for name, value in record.items() if value != ""} for record in records]
+    lines = list(csv.DictReader(io.StringIO(as_csv.getvalue())))
+    assert [{name: text for name, text in line.items() if text} for line in lines] == texts
+
+
+def test_merge_is_the_union(path: Path, tmp_path: Path) -> None:
+    newer, elsewhere = replace(FAST, step_s=9.0), replace(HERE, threads=1)
+    with Database(tmp_path / "other.sqlite") as other:
+        other.add(elsewhere, PROBLEM, 1, FAST)
+        other.add(HERE, PROBLEM, 1, newer)
+    with Database(tmp_path / "union.sqlite") as union:
+        assert union.merge(other.path) == MergeCounts(added=2, known=0, incompatible=0)
+        assert union.merge(path) == MergeCounts(added=3, known=0, incompatible=0)
+        assert union.merge(path) == MergeCounts(added=0, known=3, incompatible=0)
+        assert union.measurements(HERE, PROBLEM, VERSIONS) == (newer,)  # by its time, although it was merged first
+        assert union.measurements(elsewhere, PROBLEM, VERSIONS) == (FAST,)
+    assert rows_of(path, HERE, PROBLEM) == FULL
+
+
+def test_merge_passes_over_problems_it_does_not_know(path: Path) -> None:
+    change(path, "UPDATE problems SET dtype = 'float4'")
+    with Database(":memory:") as database:
+        assert database.merge(path) == MergeCounts(added=0, known=0, incompatible=3)
+
+
+def test_merge_with_what_is_no_database_changes_nothing(path: Path) -> None:
+    other = path.with_name("other.sqlite")
+    other.write_text("no database")
+    with Database(path) as database, pytest.raises(DatabaseError, match=r"other\.sqlite"):
+        database.merge(other)
+    assert rows_of(path, HERE, PROBLEM) == FULL
+
+
+@pytest.mark.parametrize(
+    ("choice", "removed", "left"),
+    [
+        ({}, 1, FULL),
+        ({"environments": [HERE]}, 2, FULL),
+        ({"environments": [HERE, replace(HERE, threads=1)]}, 1, FULL),
+        ({"environments": [replace(HERE, threads=9)]}, 5, ((), (), None)),
+        ({"versions": {"gemm": 1}}, 2, ((FAST,), (), FULL[2])),
+        ({"versions": {"fft": 1}}, 4, ((), (FAILED,), None)),
+        ({"versions": {}}, 5, ((), (), None)),
+    ],
+)
+def test_prune(path: Path, choice: dict[str, Any], removed: int, left: tuple[object, ...]) -> None:
+    """Five rows, one of them superseded and one from elsewhere."""
+    with Database(path) as database:
+        database.add(HERE, PROBLEM, 1, FAST)
+        database.add(replace(HERE, threads=1), PROBLEM, 1, FAST)
+        assert database.prune(**choice, dry_run=True) == removed
+        assert rows_of(path, HERE, PROBLEM) == FULL
+        assert database.prune(**choice) == removed
+        assert rows_of(path, HERE, PROBLEM) == left
+        assert database.prune(**choice) == 0
+
+
+def test_no_version_of_an_engine_is_pruned(path: Path) -> None:
+    """No list of names has them; whole runs with one go by the versions of the algorithms beside it."""
+    engine = replace(FAST, micro_config=MicroConfig("cudnn:67 k2=5", 8))
+    versions = {"cudnn:67 k2=5": 91900, "gemm": 1}
+    with Database(path) as database:
+        database.add(HERE, PROBLEM, 91900, engine)
+        database.add_verification(HERE, PROBLEM, [engine.micro_config], versions, VERIFIED)
+        database.add_verification(HERE, PROBLEM, [engine.micro_config, FAST.micro_config], versions, VERIFIED)
+        assert database.prune(versions={"gemm": 2}) == 4  # gemm, fft, and whole runs with gemm
+        assert database.measurements(HERE, PROBLEM, versions) == (engine,)
+        assert database.verification(HERE, PROBLEM, [engine.micro_config], versions) == VERIFIED
+
+
+def test_a_failure_that_is_withdrawn_leaves_nothing_and_takes_nothing_else(path: Path) -> None:
+    begun, size = Failure(MicroConfig("gemm", 2), "began"), MicroConfig("gemm", 2)
+    with Database(path) as database:
+        before = exported(database)
+        database.add_failure(HERE, PROBLEM, 1, begun)
+        assert begun in database.failures(HERE, PROBLEM, {"gemm": 1})
+        for other in (replace(begun, reason="another"), replace(begun, micro_config=MicroConfig("gemm", 3))):
+            database.withdraw_failure(HERE, PROBLEM, 1, other)
+        database.withdraw_failure(HERE, PROBLEM, 2, begun)
+        assert begun in database.failures(HERE, PROBLEM, {"gemm": 1})
+        database.add(HERE, PROBLEM, 1, replace(FAST, micro_config=size))
+        with_result = exported(database)
+        database.withdraw_failure(HERE, PROBLEM, 1, begun)
+        assert len(exported(database).splitlines()) == len(with_result.splitlines()) - 1 == len(before.splitlines()) + 1
+        assert not database.failures(HERE, PROBLEM, {"gemm": 1})
+        assert replace(FAST, micro_config=size) in database.measurements(HERE, PROBLEM, {"gemm": 1})
+
+
+def exported(database: Database) -> str:
+    stream = io.StringIO()
+    database.export_csv(stream)
+    return stream.getvalue()
+
+
+def test_an_environment_in_which_nothing_was_measured_is_not_listed(path: Path) -> None:
+    begun = Failure(MicroConfig("gemm", 2), "began")
+    elsewhere = replace(HERE, device="another")
+    with Database(path) as database:
+        before = database.info().environments
+        database.add_failure(elsewhere, PROBLEM, 1, begun)
+        assert elsewhere in database.environments()
+        database.withdraw_failure(elsewhere, PROBLEM, 1, begun)
+        assert database.info().environments == before

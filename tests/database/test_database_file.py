@@ -1,0 +1,264 @@
+"""The database file among faults and other processes: what is committed stays, what is unusable is refused and kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERSIONS, change, fill, rows_of
+from support.places import DATA, TESTS
+
+from mucudnn.database import schema
+from mucudnn.database.database import Database
+from mucudnn.words.errors import DatabaseError
+from mucudnn.words.results import MicroConfig
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return fill(tmp_path / "full.sqlite")
+
+
+def test_a_file_system_without_write_ahead_log_will_do(path: Path) -> None:
+    change(path, "PRAGMA journal_mode = DELETE")
+    with Database(path) as database:
+        database.add(HERE, PROBLEM, 1, FAST)
+    assert rows_of(path, HERE, PROBLEM) == FULL
+
+
+def truncate(path: Path) -> None:
+    with path.open("r+b") as stream:
+        stream.truncate(path.stat().st_size // 2)
+
+
+def raise_version(path: Path) -> None:
+    change(path, "PRAGMA user_version = 99")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(b"no database " * 1000), "is not an SQLite database"),
+        (lambda path: path.write_bytes(path.read_bytes()[:60]), "is damaged"),
+        (truncate, "is damaged"),
+        (raise_version, r"schema 99, of a newer mucudnn \(this one knows 2\): upgrade"),
+        (lambda path: change(path, "PRAGMA application_id = 7"), "belongs to another program"),
+    ],
+)
+def test_unusable_files_are_refused_and_kept(path: Path, damage: Callable[[Path], Any], message: str) -> None:
+    damage(path)
+    before = path.read_bytes()
+    with pytest.raises(DatabaseError, match=f"{path} .*{message}.*--database or MUCUDNN_DATABASE"):
+        Database(path)
+    assert path.read_bytes() == before
+
+
+def test_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match="cannot be opened"):
+        Database(tmp_path)
+
+
+def test_missing_database_is_not_made_for_reading(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match=r"missing\.sqlite does not exist; name another"):
+        Database(tmp_path / "missing.sqlite", read_only=True)
+
+
+def test_locked_longer_than_the_timeout(path: Path) -> None:
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with Database(path, timeout_s=0.01) as database:
+        with pytest.raises(DatabaseError, match="is locked by another process; wait"):
+            database.add(HERE, PROBLEM, 1, FAST)
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)  # readers need not wait
+        holder.execute("COMMIT")
+        database.add(HERE, PROBLEM, 1, FAST)
+    holder.close()
+
+
+def test_read_only_reads_and_refuses_to_write(path: Path) -> None:
+    with Database(path, read_only=True) as database:
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
+        with pytest.raises(DatabaseError, match=r"can only be read; change its permissions"):
+            database.add(HERE, PROBLEM, 1, FAST)
+
+
+def test_copy_in_memory_takes_more_and_leaves_the_file(path: Path) -> None:
+    slower = replace(FAST, step_s=1.0)
+    with Database(path, read_only=True) as database, database.copy_in_memory() as copy:
+        copy.add(HERE, PROBLEM, 1, slower)
+        assert copy.measurements(HERE, PROBLEM, VERSIONS) == (slower,)
+        assert copy.failures(HERE, PROBLEM, VERSIONS) == (FAILED,)
+    assert rows_of(path, HERE, PROBLEM) == FULL
+
+
+@pytest.fixture
+def unwritable(path: Path) -> Iterator[Path]:
+    """The same database in a folder that this process may not write, even where the tests run as root."""
+    folder = Path(tempfile.mkdtemp())
+    copy = Path(shutil.copy(path, folder))
+    copy.chmod(0o444)
+    folder.chmod(0o555)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield copy
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+def test_unwritable_files_are_opened_for_reading(unwritable: Path) -> None:
+    with Database(unwritable) as database:
+        assert database.read_only
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
+    with pytest.raises(DatabaseError, match="does not exist, and cannot be made in that folder"):
+        Database(unwritable.parent / "new.sqlite")
+
+
+# Processes
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from dataclasses import replace
+from support.database_rows import FAST, HERE, PROBLEM, Database, MicroConfig
+with Database(sys.argv[1]) as database:
+    for size in range(1, int(sys.argv[4]) + 1):
+        database.add(HERE, PROBLEM, 1, replace(FAST, micro_config=MicroConfig(sys.argv[2], size)))
+        print(size, flush=True)
+"""
+
+
+def start_writer(path: Path, algorithm: str, rows: int) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-c", WRITER, str(path), algorithm, str(TESTS), str(rows)]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+
+
+def test_sigkill_keeps_every_committed_row(tmp_path: Path) -> None:
+    path = tmp_path / "killed.sqlite"
+    with start_writer(path, "gemm", 10**6) as writer:
+        assert writer.stdout is not None
+        while int(writer.stdout.readline()) < 20:
+            pass
+        writer.send_signal(signal.SIGKILL)
+        committed = max([20, *map(int, writer.stdout.read().splitlines())])
+    with Database(path) as database:
+        kept = [m.micro_config.micro_batch_size for m in database.measurements(HERE, PROBLEM, VERSIONS)]
+        assert kept == list(range(1, len(kept) + 1))
+        assert len(kept) in (committed, committed + 1)  # one may be committed and not yet printed
+        database.add(HERE, PROBLEM, 1, FAST)  # and it goes on
+
+
+def test_two_processes_make_and_fill_one_database(tmp_path: Path) -> None:
+    path = tmp_path / "shared.sqlite"
+    writers = [start_writer(path, algorithm, 200) for algorithm in ("gemm", "fft")]
+    for writer in writers:
+        writer.communicate()
+        assert writer.returncode == 0
+    with Database(path) as database:
+        found = {m.micro_config for m in database.measurements(HERE, PROBLEM, VERSIONS)}
+    assert found == {MicroConfig(algorithm, size) for algorithm in ("gemm", "fft") for size in range(1, 201)}
+
+
+# Files of earlier versions
+
+
+@pytest.fixture
+def version_1(tmp_path: Path) -> Path:
+    """``fill`` as it was written by the first schema."""
+    path = tmp_path / "version-1.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript((DATA / "version-1.sql").read_text())
+    connection.close()
+    return path
+
+
+def dump(path: Path) -> list[str]:
+    connection = sqlite3.connect(path)
+    statements = list(connection.iterdump())
+    connection.close()
+    return statements
+
+
+def version_of(path: Path) -> int:
+    connection = sqlite3.connect(path)
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    connection.close()
+    return int(version)
+
+
+def test_a_file_of_version_1_is_migrated_and_takes_more(version_1: Path) -> None:
+    on_gpu = replace(HERE, numerics="TF32")
+    assert rows_of(version_1, HERE, PROBLEM) == FULL
+    with Database(version_1) as database:
+        database.add(on_gpu, PROBLEM, 1, FAST)
+        assert database.environments() == (HERE, on_gpu)
+        assert database.failures(on_gpu, PROBLEM, VERSIONS) == ()
+    connection = sqlite3.connect(version_1)
+    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    connection.close()
+    assert version_of(version_1) == 2
+
+
+def test_a_migrated_file_has_the_tables_of_a_new_one(version_1: Path, path: Path) -> None:
+    with Database(version_1):
+        pass
+    tables = []
+    for file in (version_1, path):
+        connection = sqlite3.connect(file)
+        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        tables.append(
+            {
+                name: [
+                    connection.execute(f"PRAGMA {pragma}({name})").fetchall()
+                    for pragma in ("table_info", "foreign_key_list", "index_list")
+                ]
+                for name in names
+            }
+        )
+        connection.close()
+    assert tables[0] == tables[1]
+
+
+def test_a_file_of_version_1_is_read_as_it_is(version_1: Path) -> None:
+    before = version_1.read_bytes()
+    with Database(version_1, read_only=True) as database:
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
+        assert database.verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == FULL[2]
+        with pytest.raises(DatabaseError, match=r"can only be read; change its permissions"):
+            database.add(HERE, PROBLEM, 1, FAST)
+        with database.copy_in_memory() as copy:
+            copy.add(replace(HERE, numerics="TF32"), PROBLEM, 1, FAST)
+            assert len(copy.environments()) == 2
+    assert version_1.read_bytes() == before
+    assert version_of(version_1) == 1
+
+
+def test_a_file_of_version_1_is_merged_without_being_changed(version_1: Path, tmp_path: Path) -> None:
+    with Database(tmp_path / "new.sqlite") as database:
+        assert database.merge(version_1).added == 3
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
+    assert version_of(version_1) == 1
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(version_1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = dump(version_1)
+    with monkeypatch.context() as patch:
+        patch.setitem(schema.MIGRATIONS, 1, (*schema.MIGRATIONS[1], "DROP TABLE of_another_name"))
+        with pytest.raises(DatabaseError, match="cannot be used"):
+            Database(version_1)
+    assert (version_of(version_1), dump(version_1)) == (1, before)
+    assert rows_of(version_1, HERE, PROBLEM) == FULL

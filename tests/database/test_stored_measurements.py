@@ -1,0 +1,367 @@
+"""Stored measurements: complete and sound for solving, of one environment and version, or refused with what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.database_rows import HERE
+from support.processes import loaded_by
+
+from mucudnn.database.database import Database, Verification
+from mucudnn.database.schema import FreshWorkspace
+from mucudnn.database.stored import stored_measurements
+from mucudnn.running.environment import Environment
+from mucudnn.solver.policies import micro_batch_sizes
+from mucudnn.words.config import BatchSizePolicy
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig
+from mucudnn.words.task import Task
+
+POWERS, ALL, UNDIVIDED = BatchSizePolicy.POWER_OF_TWO, BatchSizePolicy.ALL, BatchSizePolicy.UNDIVIDED
+FORWARD = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3, padding=(1, 1))
+DATA = FORWARD.with_operation(Operation.BACKWARD_DATA)
+FILTER = FORWARD.with_operation(Operation.BACKWARD_FILTER)
+ELSEWHERE = replace(HERE, device="Xeon", threads=1)
+
+
+def measured(algorithm: str, size: int, step_s: float = 1.0) -> Measurement:
+    return Measurement(MicroConfig(algorithm, size), 0.5, step_s, 8, 16, 1e-7, 0.1, 3)
+
+
+@pytest.fixture
+def opened() -> Iterator[Database]:
+    with Database(":memory:") as database:
+        yield database
+
+
+def fill(
+    database: Database,
+    problems: Sequence[ConvProblem] = (FORWARD,),
+    sizes: Sequence[int] = (1, 2, 4),
+    algorithms: Sequence[str] = ("native", "gemm"),
+    environment: Environment = HERE,
+    version: int = 1,
+) -> None:
+    for problem, algorithm, size in product(problems, algorithms, sizes):
+        database.add(environment, problem, version, measured(algorithm, size))
+
+
+def damage(database: Database, table: str, changes: Mapping[str, object], where: str = "TRUE") -> None:
+    with database._file.writing() as connection:
+        for name, value in changes.items():
+            connection.execute(f"UPDATE {table} SET {name} = ? WHERE {where}", [value])
+
+
+def refusal(database: Database, *tasks: Task, policy: BatchSizePolicy = POWERS, **choice: object) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        stored_measurements(database, tasks, policy, **choice)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_every_task_has_what_was_measured_for_its_problem(opened: Database) -> None:
+    fill(opened, [FORWARD], sizes=[1, 2])
+    fill(opened, [DATA, replace(DATA, k=8)], algorithms=["native"])
+    opened.add_failure(HERE, FORWARD, 1, Failure(MicroConfig("gemm", 2), "out of memory"))
+    tasks = [Task(FORWARD, 2, name="one"), Task(FORWARD, 2, name="two"), Task(DATA, 4)]
+    stored = stored_measurements(opened, tasks, POWERS)
+    assert stored.environment == HERE
+    assert stored.notes == ()
+    for task in tasks:
+        assert tuple(stored.measurements(task)) == opened.measurements(HERE, task.problem, {"native": 1, "gemm": 1})
+
+
+@pytest.mark.parametrize("policy", BatchSizePolicy)
+@given(st.sets(st.integers(1, 12)), st.integers(1, 12))
+def test_sizes_are_those_of_the_policy_and_cover_the_batch(
+    policy: BatchSizePolicy, sizes: set[int], batch_size: int
+) -> None:
+    usable = sizes & {*micro_batch_sizes(policy, batch_size)}
+    covered = {0}
+    for _ in range(batch_size):
+        covered |= {n + size for n in covered for size in usable if n + size <= batch_size}
+    task = Task(FORWARD, batch_size)
+    with Database(":memory:") as database:
+        fill(database, [DATA])  # so that there is an environment
+        fill(database, sizes=sorted(sizes), algorithms=["gemm"])
+        try:
+            stored = stored_measurements(database, [task], policy)
+        except InvalidInputError:
+            assert batch_size not in covered
+        else:
+            assert batch_size in covered
+            assert [m.micro_config.micro_batch_size for m in stored.measurements(task)] == sorted(usable)
+
+
+def test_newest_row_counts_and_a_newer_failure_ends_it(opened: Database) -> None:
+    fill(opened)
+    opened.add(HERE, FORWARD, 1, measured("native", 4, step_s=9.0))
+    opened.add_failure(HERE, FORWARD, 1, Failure(MicroConfig("gemm", 4), "out of memory"))
+    found = stored_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED).measurements(Task(FORWARD, 4))
+    assert tuple(found) == (measured("native", 4, step_s=9.0),)
+
+
+# One environment
+
+
+def test_several_environments_are_refused_with_what_each_has(opened: Database) -> None:
+    fill(opened, [FORWARD, DATA])
+    fill(opened, [DATA], environment=ELSEWHERE)
+    fill(opened, [replace(FORWARD, k=8)], environment=replace(HERE, device="ARM"))
+    message = refusal(opened, Task(FORWARD, 4), Task(DATA, 4))
+    assert "several environments, which are never mixed; pick one with --environment, by its number or part" in message
+    assert f"1: {HERE}; has 2 of the 2 problems asked for" in message
+    assert f"3: {ELSEWHERE}; has 1 of the 2 problems asked for" in message
+    assert "ARM" not in message
+
+
+@pytest.mark.parametrize("text", ["3", "Xeon", "xeon (avx512), 1 thread", str(ELSEWHERE)])
+def test_an_environment_is_picked_by_number_or_text(opened: Database, text: str) -> None:
+    fill(opened, environment=replace(HERE, device="ARM"))
+    fill(opened)
+    fill(opened, environment=ELSEWHERE, version=2)
+    stored = stored_measurements(opened, [Task(FORWARD, 4)], POWERS, environment=text)
+    assert (stored.environment, stored.versions) == (ELSEWHERE, {"gemm": 2, "native": 2})
+
+
+def test_a_whole_description_is_not_part_of_another(opened: Database) -> None:
+    """It is taken as it is, even where another contains it."""
+    longer = replace(HERE, compiled=HERE.compiled + "-vnni")
+    fill(opened)
+    fill(opened, environment=longer)
+    for environment in (HERE, longer):
+        stored = stored_measurements(opened, [Task(FORWARD, 4)], POWERS, environment=str(environment))
+        assert stored.environment == environment
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("9", "environment is '9', which is none of those stored; pick one"),
+        ("0", "environment is '0', which is none"),
+        ("Cray", "environment is 'Cray', which is none of those stored; pick one"),
+        ("torch", "environment is 'torch', which is more than one of those stored; pick one"),
+    ],
+)
+def test_other_numbers_and_texts_are_refused_with_the_list(opened: Database, text: str, expected: str) -> None:
+    fill(opened)
+    fill(opened, environment=ELSEWHERE)
+    message = refusal(opened, Task(FORWARD, 4), environment=text)
+    assert expected in message
+    assert f"\n  1: {HERE}; has 1 of the 1 problems asked for\n  2: {ELSEWHERE}; has 1" in message
+
+
+def test_the_only_environment_with_these_problems_is_taken(opened: Database) -> None:
+    fill(opened, [FORWARD])
+    fill(opened, [DATA], environment=ELSEWHERE)
+    assert stored_measurements(opened, [Task(DATA, 4)], POWERS).environment == ELSEWHERE
+
+
+def test_an_environment_in_which_a_problem_only_failed_does_not_have_it(opened: Database) -> None:
+    fill(opened)
+    opened.add_failure(ELSEWHERE, FORWARD, 1, Failure(MicroConfig("gemm", 4), "out of memory"))
+    assert stored_measurements(opened, [Task(FORWARD, 4)], POWERS).environment == HERE
+
+
+def test_an_empty_database_says_so(opened: Database) -> None:
+    assert "there are no measurements to solve from; make some with mucudnn tune" in refusal(opened, Task(FORWARD, 4))
+
+
+# One version
+
+
+def test_older_versions_are_set_aside_and_named(opened: Database) -> None:
+    fill(opened, version=9)
+    fill(opened, algorithms=["gemm"], version=10)
+    fill(opened, algorithms=["gemm"], version=11, environment=ELSEWHERE)
+    stored = stored_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED, environment="EPYC")
+    assert stored.versions == {"gemm": 10, "native": 9}
+    assert stored.notes == ("gemm was measured in versions 9, 10: only 10, the newest, is used",)
+    assert len(stored.measurements(Task(FORWARD, 4))) == 2
+
+
+def test_the_newest_version_is_that_of_the_environment(opened: Database) -> None:
+    fill(opened, [FORWARD], algorithms=["gemm"])
+    fill(opened, [DATA], algorithms=["gemm"], version=2)
+    assert "measured with other algorithms, or older versions of them, only" in refusal(opened, Task(FORWARD, 4))
+
+
+def test_algorithms_are_those_named_and_torchs_own(opened: Database) -> None:
+    fill(opened, algorithms=["direct", "gemm", "native"])
+    stored = stored_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED, algorithms=("gemm",))
+    assert [m.micro_config.algorithm for m in stored.measurements(Task(FORWARD, 4))] == ["gemm", "native"]
+    expected = "algorithms has gem, x; measured are direct, gemm, native"
+    assert expected in refusal(opened, Task(FORWARD, 4), algorithms=("gem", "direct", "x"))
+
+
+@pytest.mark.parametrize(
+    ("named", "chosen"),
+    [
+        (("cudnn",), {"cudnn:6 k2=5", "cudnn:7"}),
+        (("cudnn:7",), {"cudnn:7"}),
+        (("gemm", "cudnn:7"), {"gemm", "cudnn:7"}),
+    ],
+)
+def test_engines_are_named_one_by_one_or_by_their_source(
+    opened: Database, named: tuple[str, ...], chosen: set[str]
+) -> None:
+    fill(opened, algorithms=["native", "gemm", "cudnn:6 k2=5", "cudnn:7"])
+    stored = stored_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED, algorithms=named)
+    assert set(stored.versions) == {"native", *chosen}
+    assert {m.micro_config.algorithm for m in stored.measurements(Task(FORWARD, 4))} == {"native", *chosen}
+    assert "measured are cudnn, gemm, native" in refusal(opened, Task(FORWARD, 4), algorithms=("cudnn:8",))
+
+
+@pytest.mark.parametrize(
+    ("environment", "problem", "used", "aside"),
+    [
+        (HERE, FORWARD, {"direct", "gemm", "native", "native-other-format"}, "cudnn, magic, winograd-4x4"),
+        (HERE, FILTER, {"gemm", "native", "native-other-format"}, "cudnn, direct, magic, winograd-4x4"),
+        (
+            replace(HERE, numerics="tf32"),
+            FORWARD,
+            {"direct", "gemm", "native"},
+            "cudnn, magic, native-other-format, wi",
+        ),
+    ],
+)
+def test_strict_leaves_what_is_known_to_be_local_for_the_problem_and_says_what_it_sets_aside(
+    opened: Database, environment: Environment, problem: ConvProblem, used: set[str], aside: str
+) -> None:
+    names = ("native", "native-other-format", "gemm", "direct", "winograd-4x4", "cudnn:6 k2=5", "cudnn:7", "magic")
+    fill(opened, [problem], algorithms=names, environment=environment)
+    stored = stored_measurements(opened, [Task(problem, 4)], UNDIVIDED, strict=True)
+    assert {m.micro_config.algorithm for m in stored.measurements(Task(problem, 4))} == used
+    (note,) = stored.notes
+    assert f"not known to be strict for each problem, and not used there: {aside}" in note
+    assert stored_measurements(opened, [Task(problem, 4)], UNDIVIDED).notes == ()
+
+
+# Enough
+
+
+def test_everything_that_is_missing_is_named_with_what_there_is(opened: Database) -> None:
+    fill(opened, [FORWARD, DATA], sizes=[4, 8])
+    fill(opened, [replace(FORWARD, c=12, h=20, w=20)])
+    larger, turned = replace(FORWARD, h=16, w=16), replace(DATA, memory_format=MemoryFormat.CHANNELS_LAST)
+    missing = [
+        Task(larger, 4, name="larger"),
+        Task(turned, 4, name="turned"),
+        Task(ConvProblem(Operation.BACKWARD_FILTER, 1, 9, 9, 1, 1, 1), 4, name="other"),
+        Task(FORWARD, 6, name="uncovered"),
+    ]
+    message = refusal(opened, Task(DATA, 8), *missing)
+    assert (
+        f"lack 4 of the 5 convolutions asked for; ask for what there is, or measure them with mucudnn tune. On {HERE}"
+        in message
+    )
+    assert "\n  larger, batch 4: not measured, but it is with h 8, w 8" in message
+    assert "\n  turned, batch 4: not measured, but it is with memory_format contiguous" in message
+    assert "\n  other, batch 4: not measured, nor anything like it" in message
+    assert (
+        "\n  uncovered, batch 6: measured in micro-batches of 4, 8; those that the policy power-of-two allows"
+        in message
+    )
+    assert str(DATA) not in message
+
+
+# Sound
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"step_s": math.nan}, "step_s is nan; it must be seconds, finite and at least 0"),
+        ({"step_s": math.inf}, "step_s is inf; it must be seconds"),
+        ({"setup_s": -1.0}, "setup_s is -1.0; it must be seconds"),
+        ({"prepared_bytes": -1}, "prepared_bytes is -1; it must be a whole number of at least 0"),
+        ({"scratch_bytes": math.nan}, "scratch_bytes is nan; it must be a whole number"),
+        ({"relative_error": math.nan}, "relative_error is nan; it must be a number"),
+        ({"noise": -0.1, "samples": 0}, "noise is -0.1; it must be a number, finite and at least 0; samples is 0; it"),
+    ],
+)
+def test_measurements_that_cannot_be_are_passed_over(
+    opened: Database, changes: dict[str, float], expected: str
+) -> None:
+    fill(opened)
+    damage(opened, "measurements", changes, "algorithm = 'gemm' AND micro_batch_size = 2")
+    task = Task(FORWARD, 4)
+    with pytest.warns(UserWarning, match="1 bad row, passed over as if nothing had been measured: table meas") as told:
+        found = stored_measurements(opened, [task], POWERS).measurements(task)
+    assert expected.replace("nan", "missing") in str(told[0].message)  # SQLite keeps NaN as NULL
+    assert len(told) == 1
+    assert {m.micro_config for m in found} == {MicroConfig(*key) for key in product(("gemm", "native"), (1, 2, 4))} - {
+        MicroConfig("gemm", 2)
+    }
+    assert stored_measurements(opened, [task], POWERS).measurements(task) == found  # and it is said once
+
+
+def test_tasks_of_which_only_bad_measurements_are_left_are_missing(opened: Database) -> None:
+    fill(opened, [FORWARD, DATA])
+    damage(opened, "measurements", {"step_s": -1.0}, "problem_id = 1")
+    with pytest.warns(UserWarning, match="6 bad rows"):
+        assert "lack 1 of the 2 convolutions asked for" in refusal(opened, Task(FORWARD, 4), Task(DATA, 4))
+
+
+# Whole runs
+
+
+HALVES = Configuration((MicroConfig("gemm", 2),) * 2, 1.0, 0)
+
+
+def test_verifications_are_of_the_same_environment_and_version(opened: Database) -> None:
+    fill(opened, version=2)
+    fill(opened, environment=ELSEWHERE, version=2)
+    newest = Verification(2.0, 1.0, 0.1)
+    for environment, version, verification in (
+        (HERE, 2, Verification(4.0, 1.0, 0.1)),
+        (HERE, 2, newest),
+        (HERE, 1, Verification(5.0, 1.0, 0.1)),
+        (ELSEWHERE, 2, Verification(6.0, 1.0, 0.1)),
+    ):
+        opened.add_verification(environment, FORWARD, HALVES.micro_configs, {"gemm": version}, verification)
+    stored = stored_measurements(opened, [Task(FORWARD, 4)], POWERS, environment="EPYC")
+    assert stored.verification(Task(FORWARD, 4), HALVES) == newest
+    assert stored.verification(Task(FORWARD, 4), replace(HALVES, micro_configs=HALVES.micro_configs[:1])) is None
+    assert stored.verification(Task(DATA, 4), HALVES) is None
+
+
+def test_whole_runs_with_a_fresh_workspace_are_apart(opened: Database) -> None:
+    fill(opened)
+    kept, fresh = Verification(4.0, 1.0, 0.1), Verification(4.0, 2.0, 0.1)
+    for verification, how in ((fresh, FreshWorkspace()), (kept, None)):
+        opened.add_verification(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, verification, how)
+    tasks = [Task(FORWARD, 4), Task(FORWARD, 4, in_headroom=True)]
+    stored = stored_measurements(opened, tasks, POWERS)
+    assert [stored.verification(task, HALVES) for task in tasks] == [kept, fresh]
+
+
+@pytest.mark.parametrize("bad", [Verification(math.nan, 1, 0), Verification(1, 0, 0), Verification(1, 1, math.inf)])
+def test_verifications_that_cannot_be_are_passed_over(opened: Database, bad: Verification) -> None:
+    fill(opened)
+    opened.add_verification(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, Verification(1.0, 1.0, 0.1))
+    damage(opened, "verifications", asdict(bad))
+    stored = stored_measurements(opened, [Task(FORWARD, 4)], POWERS)
+    with pytest.warns(UserWarning, match=r"1 bad row.*gemm.*: \w+ is .*; it must be"):
+        assert stored.verification(Task(FORWARD, 4), HALVES) is None
+
+
+def test_problems_that_this_version_does_not_know_are_passed_over(opened: Database) -> None:
+    fill(opened)
+    fill(opened, [replace(FORWARD, dtype="float64")])
+    with opened._file.writing() as connection:
+        connection.execute("UPDATE problems SET dtype = 'float4' WHERE dtype = 'float64'")
+    assert opened.problems(HERE) == {FORWARD}
+    assert stored_measurements(opened, [Task(FORWARD, 4)], POWERS).environment == HERE
+
+
+def test_nothing_here_needs_torch() -> None:
+    assert (
+        loaded_by("import mucudnn.database.stored, mucudnn.database.profile_file, mucudnn.database.database") == set()
+    )

@@ -1,0 +1,290 @@
+"""One convolution on a GPU: every engine that cuDNN offers, every algorithm, their results and their memory.
+
+``pytest -m gpu`` runs what needs a GPU; the same tests run on the CPU, where a stand-in executes cuDNN's plans. Nothing
+here has been run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from support.fake_backend import PICKY, STEADY, FakeBackend
+from support.on_device import Guarded, offered_engines, peak_requested_bytes, run_in_slices, wait_for_all, written
+
+from mucudnn.bench.measure.operands import random_operands
+from mucudnn.bench.measure.whole_runs import run_torch
+from mucudnn.kernels import registry
+from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.cudnn.algorithms import CudnnEngine
+from mucudnn.kernels.cudnn.library import CudnnError
+from mucudnn.kernels.registry import algorithms
+from mucudnn.running.execution import run
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.results import Configuration, MicroConfig
+
+pytestmark = pytest.mark.filterwarnings("default")  # what a driver or library warns of is no failure of a convolution
+
+BATCH_SIZE = 7
+SPLIT = (4, 2, 1)
+# Far beyond what any of cuDNN's engines rounds to: what is only imprecise, the tuner bars.
+WRONG = {"float64": 1e-9, "float32": 1e-2, "bfloat16": 5e-2, "float16": 2e-2}
+ENGINES_SECONDS = 60.0  # for the engines one by one: some are compiled when they are first used
+PROBLEMS = {
+    "3x3": ConvProblem(Operation.FORWARD, 16, 14, 14, 32, 3, 3, padding=(1, 1)),
+    "1x1": ConvProblem(Operation.FORWARD, 32, 14, 14, 64, 1, 1),
+    "5x5": ConvProblem(Operation.FORWARD, 16, 13, 13, 24, 5, 5, padding=(2, 2)),
+    "stride": ConvProblem(Operation.FORWARD, 16, 15, 15, 32, 3, 3, stride=(2, 2), padding=(1, 1)),
+    "first layer": ConvProblem(Operation.FORWARD, 3, 35, 35, 16, 7, 7, stride=(2, 2), padding=(3, 3)),
+    "depthwise": ConvProblem(Operation.FORWARD, 16, 14, 14, 16, 3, 3, padding=(1, 1), groups=16),
+    "dilation": ConvProblem(Operation.FORWARD, 16, 14, 14, 16, 3, 3, padding=(2, 2), dilation=(2, 2)),
+    "odd": ConvProblem(Operation.FORWARD, 5, 11, 9, 7, 3, 1, padding=(1, 0)),
+}
+DTYPES = {"float32": tuple(PROBLEMS), "bfloat16": ("3x3", "1x1"), "float16": ("3x3", "odd"), "float64": ("3x3",)}
+
+
+def cases(dtypes: Sequence[str] = tuple(DTYPES), names: Sequence[str] = tuple(PROBLEMS)) -> list[object]:
+    return [
+        pytest.param(
+            replace(PROBLEMS[name], operation=operation, memory_format=memory_format, dtype=dtype),
+            id=f"{name}-{operation}-{memory_format}-{dtype}",
+        )
+        for dtype in dtypes
+        for name, operation, memory_format in product(DTYPES[dtype], Operation, MemoryFormat)
+        if name in names
+    ]
+
+
+def why_wrong(algorithm: Algorithm, problem: ConvProblem, sizes: Sequence[int], device: str, before: float = 0) -> str:
+    """Why the algorithm is wrong on slices of these sizes, in words; empty: it is not. before: what dw is added to."""
+    memory = Guarded(device)
+    operands = memory.operands(problem, sum(sizes))
+    if problem.operation is Operation.BACKWARD_FILTER:
+        operands.w.fill_(before)
+    expected = reference(problem, operands.x, operands.w, operands.y) + before
+    try:
+        run_in_slices(algorithm, problem, operands, sizes, memory)
+        wait_for_all(device)
+    except (RuntimeError, CudnnError) as error:
+        return str(error).splitlines()[0]
+    if not memory.is_intact():
+        return "wrote outside its result and workspace"
+    error = relative_l2_error(written(problem, operands), expected)
+    return "" if error <= WRONG[problem.dtype] else f"relative error {error:.1e}"
+
+
+def all_wrong(candidates: Sequence[Algorithm], wrong: Callable[[Algorithm], str]) -> dict[str, str]:
+    """By name; one that fails does not hide the others."""
+    return {candidate.name: reason for candidate in candidates if (reason := wrong(candidate))}
+
+
+@pytest.fixture(scope="module")
+def engines_end_s() -> float:
+    return time.monotonic() + ENGINES_SECONDS
+
+
+@pytest.mark.parametrize("problem", cases())
+def test_every_engine_is_the_convolution(problem: ConvProblem, device: str, engines_end_s: float) -> None:
+    if device == "cuda" and time.monotonic() > engines_end_s:
+        pytest.skip(f"the {ENGINES_SECONDS:g} s for all engines one by one are over")
+    engines = offered_engines(problem, [BATCH_SIZE])
+    assert engines
+    assert all_wrong(engines, lambda engine: why_wrong(engine, problem, [BATCH_SIZE], device)) == {}
+
+
+@pytest.mark.parametrize("problem", cases(names=("3x3", "odd")))
+def test_divided_equals_undivided(problem: ConvProblem, device: str) -> None:
+    engines = offered_engines(problem, SPLIT)
+    everywhere = [e for e in engines if all(e.supports_micro_batch(problem, n) is None for n in SPLIT)]
+    assert everywhere
+    assert all_wrong(everywhere, lambda engine: why_wrong(engine, problem, SPLIT, device)) == {}
+
+
+@pytest.mark.parametrize("problem", [p for p in cases(("float32", "float64"), ("3x3", "1x1")) if "filter" in p.id])
+def test_cudnn_adds_dw_in_place(
+    problem: ConvProblem, device: str, record_property: Callable[[str, object], None]
+) -> None:
+    """By beta = 1. Whether each engine does is recorded; none may say that it does and be wrong."""
+    refused, wrong, right = [], {}, []
+    for engine in offered_engines(problem, [4]):
+        adding = replace(engine, adds_in_place=True)
+        try:
+            adding.workspace(problem, 4)
+        except CudnnError:
+            refused.append(engine.name)
+            continue
+        if reason := why_wrong(adding, problem, (4, 4), device, before=3.0):
+            wrong[engine.name] = reason
+        else:
+            right.append(engine.name)
+    record_property("adds in place", right)
+    record_property("refuses beta = 1", refused)
+    assert right
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("problem", cases(("float32", "float16"), ("3x3", "odd")))
+def test_a_configuration_of_several_engines_is_the_convolution(problem: ConvProblem, device: str) -> None:
+    """Another engine for each size, as far as there are several, through the executor."""
+    offered = [offered_engines(problem, [n]) for n in SPLIT]
+    engines = [of_size[index % len(of_size)] for index, of_size in enumerate(offered)]
+    parts = tuple(MicroConfig(engine.name, n) for engine, n in zip(engines, SPLIT, strict=True))
+    operands = random_operands(problem, BATCH_SIZE, device)
+    expected = reference(problem, operands.x, operands.w, operands.y)
+    run(problem, Configuration(parts, 0.0, 0), operands.x, operands.w, operands.y)
+    assert relative_l2_error(written(problem, operands), expected) <= WRONG[problem.dtype]
+
+
+@pytest.mark.parametrize("problem", cases(("float32",), ("3x3",)))
+def test_the_workspace_is_counted_by_torchs_allocator(problem: ConvProblem, device: str) -> None:
+    engine = max(offered_engines(problem, [4]), key=lambda e: e.workspace(problem, 4).scratch_bytes)
+    configuration = Configuration((MicroConfig(engine.name, 4),) * 2, 0.0, 0)
+    operands = random_operands(problem, 8, device)
+
+    def call() -> None:
+        run(problem, configuration, operands.x, operands.w, operands.y, keeps_workspace=False)
+
+    call()
+    needed = engine.workspace(problem, 4)
+    declared = needed.prepared_bytes + needed.scratch_bytes
+    assert declared > 0
+    assert declared <= peak_requested_bytes(call, device) <= declared + 64  # one boundary between the two
+
+
+@pytest.mark.parametrize("problem", cases(("float32", "bfloat16"), ("3x3", "stride", "depthwise")))
+@pytest.mark.parametrize("sizes", [(4,), (2, 2)], ids=["undivided", "divided"])
+def test_every_algorithm_is_the_convolution(problem: ConvProblem, sizes: tuple[int, ...], device: str) -> None:
+    assert all_wrong(able(problem, sizes, device), lambda a: why_wrong(a, problem, sizes, device)) == {}
+
+
+@pytest.mark.parametrize("problem", cases(("float32", "bfloat16"), ("3x3",)))
+def test_no_algorithm_allocates_more_than_it_declares(problem: ConvProblem, device: str) -> None:
+    def excess(algorithm: Algorithm) -> str:
+        memory, declared = Guarded(device), algorithm.internal_bytes(problem, 4)
+        operands = random_operands(problem, 4, device)
+        needed = algorithm.workspace(problem, 4)
+        prepared, scratch = memory.buffer(needed.prepared_bytes), memory.buffer(needed.scratch_bytes)
+
+        def once() -> None:
+            algorithm.open(problem, operands.w, prepared)
+            algorithm.step(problem, operands.x, operands.w, operands.y, None, prepared, scratch)
+            algorithm.close(problem, operands.w, prepared)
+
+        once()  # libraries create what they keep
+        allocated = peak_requested_bytes(once, device)
+        return f"{allocated} bytes allocated, {declared} declared" if allocated > declared else ""
+
+    candidates = [*able(problem, (4,), device), *offered_engines(problem, [4])]
+    if device == "cpu":  # there torch converts halves as a whole before it adds them
+        candidates = [c for c in candidates if not isinstance(c, CudnnEngine) or problem.dtype == "float32"]
+    assert all_wrong(candidates, excess) == {}
+
+
+def able(problem: ConvProblem, sizes: Sequence[int], device: str) -> list[Algorithm]:
+    """The algorithms of the device that compute slices of these sizes."""
+    return [
+        candidate
+        for candidate in algorithms(device)
+        if candidate.supports(problem) is None
+        and all(candidate.supports_micro_batch(problem, n) is None for n in sizes)
+    ]
+
+
+# Torch's settings
+
+
+@contextmanager
+def cudnn_settings(**settings: bool) -> Iterator[None]:
+    """Of ``torch.backends.cudnn``; afterwards they are as before."""
+    before = {name: getattr(torch.backends.cudnn, name) for name in settings}
+    try:
+        for name, value in settings.items():
+            setattr(torch.backends.cudnn, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(torch.backends.cudnn, name, value)
+
+
+@pytest.mark.parametrize("problem", cases(("float32",), ("3x3", "1x1")))
+def test_engines_are_exact_without_tf32(problem: ConvProblem, device: str) -> None:
+    """1x1 too, for which there may be engines on cuBLASLt: those are listed on a GPU only."""
+    with cudnn_settings(allow_tf32=False):
+        exact = offered_engines(problem, [BATCH_SIZE])
+    with cudnn_settings(allow_tf32=True):
+        every = offered_engines(problem, [BATCH_SIZE])
+    assert {engine.name for engine in exact} < {engine.name for engine in every}
+    operands = random_operands(problem, BATCH_SIZE, device)
+    expected = reference(problem, operands.x, operands.w, operands.y)
+    errors = {}
+    for engine in exact:
+        run(
+            problem,
+            Configuration((MicroConfig(engine.name, BATCH_SIZE),), 0.0, 0),
+            operands.x,
+            operands.w,
+            operands.y,
+        )
+        errors[engine.name] = relative_l2_error(written(problem, operands), expected)
+    assert min(errors.values()) <= 1e-5
+    assert {name: error for name, error in errors.items() if error > 1e-4} == {}  # TF32 is off by 2e-4 and more
+
+
+@pytest.mark.parametrize("problem", [p for p in cases(("float32",), ("3x3", "5x5")) if "filter" in p.id])
+def test_deterministic_engines_give_the_same_bits(problem: ConvProblem, device: str) -> None:
+    with cudnn_settings(deterministic=True):
+        engines = offered_engines(problem, [BATCH_SIZE])
+    assert engines
+    assert all(engine.deterministic for engine in engines)
+    operands = random_operands(problem, BATCH_SIZE, device)
+    for engine in engines:
+        configuration = Configuration((MicroConfig(engine.name, BATCH_SIZE),), 0.0, 0)
+        results = []
+        for _ in range(3):
+            run(problem, configuration, operands.x, operands.w, operands.y)
+            results.append(operands.w.clone())
+        assert all(torch.equal(result, results[0]) for result in results), engine.name
+
+
+# Large tensors
+
+
+def test_more_than_two_to_the_31_elements_run_in_micro_batches_that_fit(device: str) -> None:
+    """In float16, 4 GiB each of x and y; on the CPU a small one goes the same way."""
+    side, n = (1024, 257) if device == "cuda" else (8, 5)
+    if device == "cuda" and torch.cuda.mem_get_info()[0] < 16 * 2**30:
+        pytest.skip(f"needs 16 GiB; {torch.cuda.mem_get_info()[0] / 2**30:.0f} GiB are free")
+    problem = ConvProblem(Operation.FORWARD, 8, side, side, 8, 3, 3, padding=(1, 1), dtype="float16")
+    x = torch.empty(problem.x_shape(n), dtype=torch.float16, device=device)
+    for sample in x:
+        sample.normal_()
+    w = torch.randn(problem.w_shape(), device=device).div_(8).half()
+    y = torch.full(problem.y_shape(n), torch.nan, dtype=torch.float16, device=device)
+    half = (n - 1) // 2
+    parts = [MicroConfig(offered_engines(problem, [size])[0].name, size) for size in (half, half, 1)]
+    run(problem, Configuration(tuple(parts), 0.0, 0), x, w, y)
+    for i in (0, half - 1, half, n - 2, n - 1):
+        expected = reference(problem, x[i : i + 1], w, y[i : i + 1])
+        assert relative_l2_error(y[i : i + 1], expected) <= WRONG["float16"]
+
+
+def test_the_baseline_is_torchs_own(device: str) -> None:
+    problem = PROBLEMS["3x3"]
+    operands = random_operands(problem, 4, device)
+    expected = reference(problem, operands.x, operands.w, operands.y)
+    assert relative_l2_error(run_torch(problem, operands), expected) <= WRONG["float32"]
+
+
+def test_the_stand_in_offers_engines_as_cudnn_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some for every size and some not: else the tests above would show little on the CPU."""
+    monkeypatch.setattr(registry, "cudnn_backend", FakeBackend)
+    one, four = ({engine.config for engine in offered_engines(PROBLEMS["3x3"], [n])} for n in (1, 4))
+    assert STEADY in one
+    assert PICKY not in one
+    assert {STEADY, PICKY} <= four

@@ -1,0 +1,287 @@
+"""Tuned modules and models on a GPU: training, CUDA graphs, ``torch.compile``, streams, threads, several devices.
+
+``pytest -m gpu`` runs what needs a GPU; the same tests run on the CPU, where a graph is a call and all streams are one.
+Nothing here has been run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from support.command_line import HEADING, invoke, rows
+from support.on_device import captured, new_stream, wait_for_all
+from support.small_nets import conv_net
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mucudnn
+from mucudnn.bench.contests.peak_memory import allocator_peak_bytes, repeatable_step
+from mucudnn.bench.suites.training.training import labelled_batches, train_in_turns
+from mucudnn.tuning import choose as choosing
+from mucudnn.words.config import Config
+from mucudnn.words.problem import Operation
+
+pytestmark = pytest.mark.filterwarnings("default")  # what a driver or library warns of is no failure of a convolution
+
+N, C, K, SIZE = 4, 16, 24, 14
+OURS = {"cuda": ("cudnn",), "cpu": ("gemm",)}  # on the CPU there is no source of engines
+TIME_LIMIT = "500ms"  # of a problem: on a GPU torch's own, which comes first, must leave time to build an engine
+CLOSE = {"rtol": 1e-3, "atol": 1e-3}  # sums of a few hundred products of normal numbers, in any order
+
+
+@pytest.fixture(autouse=True)
+def no_tf32() -> Iterator[None]:
+    """So that torch's result is one to compare with."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.fixture(autouse=True)
+def whether_faster_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compared here are results: so ours are chosen even where torch is as fast."""
+    monkeypatch.setattr(choosing, "_is_worth_it", lambda run: True)
+
+
+def config(device: str, **choices: Any) -> Config:
+    return Config(**({"algorithms": OURS[device], "time_limit": TIME_LIMIT} | choices))
+
+
+def tuned(module: nn.Module, x: Tensor, **choices: Any) -> nn.Module:
+    """A copy whose convolutions all run something of ours."""
+    ours = mucudnn.optimize(copy.deepcopy(module), x, config(x.device.type, **choices))
+    chosen = mucudnn.report(ours).layers
+    assert chosen
+    assert [str(tuned) for _, tuned in chosen if tuned.configuration.is_baseline] == []
+    return ours
+
+
+def pair(device: str, **choices: Any) -> tuple[nn.Conv2d, nn.Module]:
+    """Torch's convolution and the tuned one."""
+    torchs = nn.Conv2d(C, K, 3, padding=1).to(device)
+    return torchs, tuned(torchs, torch.randn(N, C, SIZE, SIZE, device=device).requires_grad_(), **choices)
+
+
+def fresh(device: str) -> Tensor:
+    return torch.randn(N, C, SIZE, SIZE, device=device)
+
+
+def results(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    """y and the gradients of x and of the parameters."""
+    x = x.detach().requires_grad_()
+    y = module(x)
+    return y.detach(), *torch.autograd.grad(y.square().mean(), (x, *module.parameters()))
+
+
+def assert_same(module: nn.Module, torchs: nn.Module, x: Tensor) -> None:
+    torch.testing.assert_close(results(module, x), results(torchs, x), **CLOSE)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_tuned_module_is_torchs(memory_format: torch.memory_format, device: str) -> None:
+    torchs = cast(nn.Module, nn.Conv2d(C, K, 3, padding=1).to(device, memory_format=memory_format))
+    x = fresh(device).contiguous(memory_format=memory_format)
+    assert_same(tuned(torchs, x.clone().requires_grad_()), torchs, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast(dtype: torch.dtype, device: str) -> None:
+    torchs, x = nn.Conv2d(C, K, 3, padding=1).to(device), fresh(device)
+    with torch.autocast(device, dtype):
+        ours = tuned(torchs, x.clone().requires_grad_())
+        actual, expected = results(ours, x), results(torchs, x)
+    assert [t.dtype for t in actual] == [t.dtype for t in expected]
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_model_trains_like_torchs(device: str) -> None:
+    """No further from torch than torch is from itself in the other memory format, but for a little."""
+    model = conv_net().to(device)
+    batches = [(x.to(device), labels.to(device)) for x, labels in labelled_batches(3, 8, (3, 12, 12))]
+    comparison = train_in_turns(model, tuned(model, batches[0][0]), batches)
+    assert comparison.difference.loss <= max(1e-4, 10 * comparison.yardstick.loss)
+    assert comparison.difference.gradient <= max(1e-3, 10 * comparison.yardstick.gradient)
+
+
+def test_a_step_takes_no_more_memory_than_the_limit_allows(device: str) -> None:
+    torchs, limit = nn.Conv2d(C, K, 3, padding=1).to(device), 2**20
+    x = fresh(device).requires_grad_()
+    ours = tuned(torchs, x, workspace_limit=limit)
+    peaks = [allocator_peak_bytes(repeatable_step(module, x), device) for module in (torchs, ours)]
+    assert peaks[1] <= peaks[0] + limit + 2**12  # the allocator rounds up
+
+
+def test_the_command_tunes_and_measures_nothing_twice(device: str, tmp_path: Path, database: Path) -> None:
+    (tmp_path / "layers.csv").write_text(HEADING + f"one,{C},{SIZE},{SIZE},{K},3,3,1,1,1,1\n")
+    written = tmp_path / "tuned.json"
+    arguments = ("tune", tmp_path / "layers.csv", "--batch", 2, "--device", device, "--time-limit", TIME_LIMIT)
+    options = ("--algorithms", ",".join(OURS[device]), "--json", written)
+    seen = []
+    for _ in range(2):
+        result = invoke(*arguments, *options)
+        assert result.exit_code == 0, result.output
+        seen.append(rows(database))
+    first, second = seen
+    assert first
+    assert {*first} <= {*second}  # a time limit that was short leaves something to the second run
+    assert len({row[:4] for row in second}) == len(second)
+    assert len(json.loads(written.read_text())["problems"]) == len(Operation)
+
+
+# Where operands lie
+
+
+def test_operands_at_odd_offsets(device: str) -> None:
+    """Views that begin 4 bytes after an aligned address: cuDNN's plans are made for aligned ones."""
+    torchs, ours = pair(device)
+    flat = torch.randn(N * C * SIZE * SIZE + 1, device=device)
+    assert_same(ours, torchs, flat[1:].view(N, C, SIZE, SIZE))
+
+
+def test_other_batch_sizes(device: str) -> None:
+    torchs, ours = pair(device)
+    for n in (1, 3, N, N + 1):
+        assert_same(ours, torchs, torch.randn(n, C, SIZE, SIZE, device=device))
+
+
+def test_a_second_device(device: str) -> None:
+    """While the first one is current."""
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip(f"needs two GPUs; there is {torch.cuda.device_count()}")
+    torchs, ours = pair(device)
+    other = "cuda:1" if device == "cuda" else "cpu"
+    assert_same(ours.to(other), torchs.to(other), fresh(device).to(other))
+    assert_same(ours.to(device), torchs.to(device), fresh(device))
+
+
+# CUDA graphs
+
+
+def test_a_graph_computes_with_fresh_inputs(device: str) -> None:
+    torchs, ours = pair(device)
+    x, y = fresh(device), torch.empty(N, K, SIZE, SIZE, device=device)
+
+    @torch.no_grad()
+    def work() -> None:
+        y.copy_(ours(x))
+
+    replay = captured(work, device)
+    for _ in range(3):
+        x.copy_(fresh(device))
+        replay()
+        wait_for_all(device)
+        torch.testing.assert_close(y, torchs(x).detach(), **CLOSE)
+
+
+def test_a_graph_of_a_training_step(device: str) -> None:
+    torchs, ours = pair(device)
+    x = fresh(device).requires_grad_()
+    operands = (x, *ours.parameters())
+    gradients = [torch.empty_like(operand) for operand in operands]
+
+    def work() -> None:
+        for kept, gradient in zip(gradients, torch.autograd.grad(ours(x).square().mean(), operands), strict=True):
+            kept.copy_(gradient)
+
+    replay = captured(work, device)
+    for _ in range(3):
+        with torch.no_grad():
+            x.copy_(fresh(device))
+        replay()
+        wait_for_all(device)
+        torch.testing.assert_close(tuple(gradients), results(torchs, x)[1:], **CLOSE)
+
+
+@pytest.fixture
+def compile_as(device: str) -> Iterator[dict[str, str]]:
+    """On the CPU without code generation, which takes a compiler and its time."""
+    if device == "cuda":
+        pytest.importorskip("triton", reason="torch.compile needs Triton on a GPU")
+    torch._dynamo.reset()
+    yield {"mode": "reduce-overhead"} if device == "cuda" else {"backend": "aot_eager"}
+    torch._dynamo.reset()
+
+
+def test_compiled_to_graphs(device: str, compile_as: dict[str, Any]) -> None:
+    torchs, ours = pair(device)
+    compiled = cast(nn.Module, torch.compile(nn.Sequential(ours, nn.ReLU()), fullgraph=True, **compile_as))
+    for _ in range(4):  # eagerly, recorded, replayed
+        torch.compiler.cudagraph_mark_step_begin()
+        x = fresh(device)
+        actual = tuple(result.clone() for result in results(compiled, x))
+        torch.testing.assert_close(actual, results(nn.Sequential(torchs, nn.ReLU()), x), **CLOSE)
+
+
+# Streams and threads
+
+
+def test_several_streams_at_once(device: str) -> None:
+    """Each call has a workspace of its own, however many run at the same time."""
+    torchs, ours = pair(device)
+    inputs = [fresh(device) for _ in range(4)]
+    outputs: list[list[Tensor]] = [[] for _ in inputs]
+    streams = [new_stream(device) for _ in inputs]
+    wait_for_all(device)
+    with torch.no_grad():
+        for _ in range(10):
+            for x, y, stream in zip(inputs, outputs, streams, strict=True):
+                with stream:
+                    y.append(ours(x))
+        wait_for_all(device)
+        for x, of_stream in zip(inputs, outputs, strict=True):
+            for y in of_stream:
+                torch.testing.assert_close(y, torchs(x), **CLOSE)
+
+
+def test_several_threads_at_once(device: str) -> None:
+    torchs, ours = pair(device)
+    inputs = [fresh(device) for _ in range(4)]
+
+    def steps(x: Tensor) -> list[tuple[Tensor, ...]]:
+        torch.set_num_threads(1)
+        with new_stream(device):
+            found = [results(ours, x) for _ in range(5)]
+            wait_for_all(device)
+        return found
+
+    with ThreadPoolExecutor(len(inputs)) as threads:
+        every = list(threads.map(steps, inputs))
+    for x, found in zip(inputs, every, strict=True):
+        expected = results(torchs, x)
+        for actual in found:
+            torch.testing.assert_close(actual, expected, **CLOSE)
+
+
+# Settings
+
+
+def test_deterministic_training_gives_the_same_bits(device: str) -> None:
+    torchs, ours = pair(device, deterministic=True)
+    x = fresh(device)
+    once, again = results(ours, x), results(ours, x)
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+    assert_same(ours, torchs, x)
+
+
+def test_what_allows_tf32_is_tuned_anew(device: str) -> None:
+    """Settings are part of the key of measurements; results stay within what TF32 rounds to."""
+    torchs, x = nn.Conv2d(C, K, 3, padding=1).to(device), fresh(device)
+    torch.backends.cudnn.allow_tf32 = True
+    ours = tuned(torchs, x)
+    expected = F.conv2d(*(t.detach().double() for t in (x, torchs.weight, torchs.bias)), padding=1)
+    torch.testing.assert_close(ours(x).detach().double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_a_model_can_be_copied_and_stored(device: str, tmp_path: Path) -> None:
+    torchs, ours = pair(device)
+    torch.save(ours, tmp_path / "model.pt")
+    for module in (copy.deepcopy(ours), torch.load(tmp_path / "model.pt", weights_only=False)):
+        assert_same(module, torchs, fresh(device))

@@ -1,0 +1,258 @@
+"""Plans are built once and executed with little, for each device and thread; this cuDNN computes nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from support.fake_cudnn import BAD_PARAM, FakeCudnn, FakeEngine, workspace_of
+
+from mucudnn.kernels.cudnn import backend as module
+from mucudnn.kernels.cudnn import device as device_module
+from mucudnn.kernels.cudnn.algorithms import CapturingError, Plan, Pointers
+from mucudnn.kernels.cudnn.backend import CudnnBackend
+from mucudnn.kernels.cudnn.constants import Attribute, DescriptorKind, HeuristicMode
+from mucudnn.kernels.cudnn.engines import EngineConfig
+from mucudnn.kernels.cudnn.library import CudnnError, Library
+from mucudnn.words.problem import ConvProblem, Operation
+
+PROBLEM = ConvProblem(Operation.BACKWARD_FILTER, 4, 8, 8, 4, 3, 3)
+PLAN, ADDING, OTHER = (
+    Plan(EngineConfig(2), PROBLEM, 4),
+    Plan(EngineConfig(2), PROBLEM, 4, 1.0),
+    Plan(EngineConfig(0), PROBLEM, 2),
+)
+POINTERS = Pointers(0x100, 0x200, 0x300)
+
+
+@dataclass
+class Cuda:
+    """The runtime: its current device, and whether the current stream is captured."""
+
+    device: int = 0
+    is_capturing: bool = False
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    cuda = Cuda()
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: cuda.device)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: cuda.is_capturing)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return cuda
+
+
+@pytest.fixture
+def cudnn(monkeypatch: pytest.MonkeyPatch) -> FakeCudnn:
+    cudnn = FakeCudnn((FakeEngine(0), FakeEngine(2)), {HeuristicMode.A: [(2, ()), (0, ())]})
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: cudnn)
+    loaded = Library("fake")
+    for user in (module, device_module):
+        monkeypatch.setattr(user, "library", lambda: loaded)
+    return cudnn
+
+
+@pytest.fixture
+def backend(cudnn: FakeCudnn, cuda: Cuda) -> CudnnBackend:
+    return CudnnBackend()
+
+
+def in_a_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+    gc.collect()
+
+
+def test_what_is_executed_is_the_plan_on_the_pointers_with_the_workspace(
+    backend: CudnnBackend, cudnn: FakeCudnn
+) -> None:
+    backend.execute(PLAN, POINTERS, 0x400, 7)
+    ((handle, plan, pack),) = cudnn.executed
+    assert plan[Attribute.EXECUTION_PLAN_HANDLE] == [handle]
+    (configuration,) = plan[Attribute.EXECUTION_PLAN_ENGINE_CONFIG]
+    assert configuration[Attribute.ENGINECFG_WORKSPACE_SIZE] == [workspace_of(2, ())]
+    assert pack == {
+        Attribute.VARIANT_PACK_UNIQUE_IDS: [1, 2, 3],
+        Attribute.VARIANT_PACK_DATA_POINTERS: [0x100, 0x200, 0x300],
+        Attribute.VARIANT_PACK_WORKSPACE: [0x400],
+    }
+    assert backend.engine(PLAN).workspace_bytes == workspace_of(2, ())
+
+
+def test_what_was_built_beforehand_is_executed_with_a_pack_alone(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    for plan in (PLAN, ADDING):
+        backend.build(plan)
+    assert cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN) == 2
+    before = len(cudnn.made)
+    for plan in (PLAN, ADDING):
+        backend.execute(plan, POINTERS, 0x400, 0)
+    assert cudnn.kinds()[before:] == [DescriptorKind.VARIANT_PACK] * 2
+
+
+def test_engines_that_are_not_built_keep_nothing_of_cudnns(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    listed = backend.offered(PROBLEM, 4)
+    gc.collect()
+    before, made = sorted(cudnn.alive), len(cudnn.made)
+    assert [backend.engine(Plan(engine.config, PROBLEM, 4)) for engine in listed] == listed
+    assert len(cudnn.made) == made  # the list says it all
+    for _ in range(2):
+        assert backend.engine(ADDING).workspace_bytes == workspace_of(2, ())
+    gc.collect()
+    assert sorted(cudnn.alive) == before
+    assert cudnn.kinds()[made:].count(DescriptorKind.ENGINECFG) == 1
+
+
+def test_a_plan_that_needs_more_workspace_than_was_said_is_never_executed(
+    backend: CudnnBackend, cudnn: FakeCudnn
+) -> None:
+    cudnn.unsaid_bytes = 1
+    said = workspace_of(2, ())
+    with pytest.raises(CudnnError, match=f"the plan needs {said + 1} bytes of workspace, and the engine said {said}"):
+        backend.execute(PLAN, POINTERS, 0x400, 0)
+    assert not cudnn.executed
+    cudnn.unsaid_bytes = -1
+    backend.execute(PLAN, POINTERS, 0x400, 0)
+    assert len(cudnn.executed) == 1
+
+
+def test_the_same_addresses_need_no_descriptor_again(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    calls = [(POINTERS, 0x400), (POINTERS, 0x800), (Pointers(0x101, 0x200, 0x300), 0x400)]
+    for pointers, workspace in calls:
+        backend.execute(PLAN, pointers, workspace, 0)
+    made = len(cudnn.made)
+    for pointers, workspace in calls:
+        backend.execute(PLAN, Pointers(*pointers), workspace, 0)
+    assert len(cudnn.made) == made
+    executed = [pack[Attribute.VARIANT_PACK_DATA_POINTERS][0] for _, _, pack in cudnn.executed]
+    assert executed == [0x100, 0x100, 0x101] * 2
+
+
+def test_packs_that_were_not_used_for_long_are_destroyed(
+    cudnn: FakeCudnn, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PACKS_KEPT", 3)
+    backend = CudnnBackend()
+    for workspace in (1, 2, 3, 1, 4, 5, 1):
+        backend.execute(PLAN, POINTERS, workspace, 0)
+    gc.collect()
+    packs = [made for made in cudnn.alive.values() if made.kind == DescriptorKind.VARIANT_PACK]
+    assert sorted(pack.content[Attribute.VARIANT_PACK_WORKSPACE] for pack in packs) == [[1], [4], [5]]
+    assert cudnn.kinds().count(DescriptorKind.VARIANT_PACK) == 5
+
+
+def test_plans_of_a_search_are_given_back_and_those_of_before_stay(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    def plans() -> int:
+        gc.collect()
+        return sum(made.kind == DescriptorKind.EXECUTION_PLAN for made in cudnn.alive.values())
+
+    backend.execute(PLAN, POINTERS, 0x400, 0)
+    with backend.building_for_a_while():
+        for plan in (PLAN, OTHER, ADDING):
+            backend.execute(plan, POINTERS, 0x400, 0)
+        assert plans() == 3
+    assert plans() == 1
+    backend.execute(OTHER, POINTERS, 0x400, 0)
+    assert plans() == 2
+    built = cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN)
+    backend.execute(PLAN, POINTERS, 0x400, 0)
+    assert cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN) == built == 4
+
+
+def test_a_search_that_broke_the_device_takes_nothing_apart(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    cudnn.refused["cudnnBackendExecute"] = (5000, b"an illegal memory access was encountered")
+    with pytest.raises(CudnnError, match="illegal"), backend.building_for_a_while():
+        backend.execute(PLAN, POINTERS, 0x400, 0)
+    gc.collect()
+    assert any(made.kind == DescriptorKind.EXECUTION_PLAN for made in cudnn.alive.values())
+
+
+def test_the_stream_is_set_only_when_it_changes(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    for stream in (0, 0, 5, 5, 0):
+        backend.execute(PLAN, POINTERS, 0x400, stream)
+    assert [stream for _, stream in cudnn.streams] == [0, 5, 0]
+
+
+def test_a_stream_that_was_refused_is_set_again(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    backend.execute(PLAN, POINTERS, 0x400, 0)
+    cudnn.refused["cudnnSetStream"] = (BAD_PARAM, b"")
+    with pytest.raises(CudnnError, match="set the stream"):
+        backend.execute(PLAN, POINTERS, 0x400, 5)
+    del cudnn.refused["cudnnSetStream"]
+    backend.execute(PLAN, POINTERS, 0x400, 5)
+    assert [stream for _, stream in cudnn.streams] == [0, 5]
+
+
+def test_a_failure_names_the_engine_in_cudnns_words(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    cudnn.refused["cudnnBackendExecute"] = (5000, b"out of luck")
+    with pytest.raises(CudnnError, match=r"execute cudnn:2 for 4 sample\(s\): CUDNN_STATUS_5000: out of luck"):
+        backend.execute(PLAN, POINTERS, 0x400, 0)
+
+
+def test_every_device_has_its_own_handle_plans_and_stream(backend: CudnnBackend, cudnn: FakeCudnn, cuda: Cuda) -> None:
+    for device, stream in ((0, 5), (1, 5), (0, 5), (1, 5)):
+        cuda.device = device
+        backend.execute(PLAN, POINTERS, 0x400, stream)
+    handles = [handle for handle, _, _ in cudnn.executed]
+    assert handles[0] != handles[1]
+    assert handles == handles[:2] * 2
+    assert [plan[Attribute.EXECUTION_PLAN_HANDLE] for _, plan, _ in cudnn.executed] == [[handle] for handle in handles]
+    assert cudnn.streams == [(handles[0], 5), (handles[1], 5)]
+
+
+def test_threads_share_no_handle_at_a_time_and_pass_them_on(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    backend.execute(PLAN, POINTERS, 0x400, 0)
+    for _ in range(3):
+        in_a_thread(lambda: backend.execute(PLAN, POINTERS, 0x400, 0))
+    (mine, *others) = [handle for handle, _, _ in cudnn.executed]
+    assert len(set(others)) == 1
+    assert mine not in others
+    assert cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN) == 2
+    assert "cudnnDestroy" not in cudnn.calls
+
+
+def test_while_a_graph_is_captured_nothing_is_built(backend: CudnnBackend, cudnn: FakeCudnn, cuda: Cuda) -> None:
+    backend.build(PLAN)
+    made = len(cudnn.made)
+    cuda.is_capturing = True
+    backend.execute(PLAN, POINTERS, 0x400, 0)
+    with pytest.raises(CapturingError, match=r"the plan of cudnn:0 for 2 sample\(s\) is not made in this thread yet"):
+        backend.execute(OTHER, POINTERS, 0x400, 0)
+    assert cudnn.kinds()[made:] == [DescriptorKind.VARIANT_PACK]
+    creations = cudnn.calls.count("cudnnCreate")
+    raised: list[Exception] = []
+
+    def execute_in_a_new_thread() -> None:
+        try:
+            backend.execute(PLAN, POINTERS, 0x400, 0)
+        except CapturingError as error:
+            raised.append(error)
+
+    in_a_thread(execute_in_a_new_thread)
+    assert "cuDNN's handle is not made in this thread yet" in str(*raised)
+    assert cudnn.calls.count("cudnnCreate") == creations
+
+
+def test_what_is_offered_is_asked_once_for_each_device(backend: CudnnBackend, cudnn: FakeCudnn, cuda: Cuda) -> None:
+    for device in (0, 1, 0, 1):
+        cuda.device = device
+        backend.offered(PROBLEM, 4)
+    graphs = [made.content for made in cudnn.made if made.kind == DescriptorKind.OPERATIONGRAPH]
+    assert len({content[Attribute.OPERATIONGRAPH_HANDLE][0] for content in graphs}) == len(graphs) == 2
+
+
+def test_what_cudnn_cannot_compute_is_not_offered(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    assert [engine.config for engine in backend.offered(PROBLEM, 4)] == [EngineConfig(2), EngineConfig(0)]
+    made = len(cudnn.made)
+    in_a_thread(lambda: backend.offered(PROBLEM, 4))
+    assert len(cudnn.made) == made
+    cudnn.refused["cudnnBackendFinalize"] = (3000, b"")
+    assert backend.offered(PROBLEM, 8) == []
+    cudnn.refused["cudnnBackendFinalize"] = (BAD_PARAM, b"wrong")
+    with pytest.raises(CudnnError, match="wrong"):
+        backend.offered(PROBLEM, 16)

@@ -1,0 +1,375 @@
+"""cuDNN's engine configurations as algorithms, and as candidates of the tuner; what executes them is a fake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from support.fake_backend import PICKY, RANDOM, STEADY, FakeBackend, in_the_place_of_cudnn
+from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, linear
+from support.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
+from support.guarded import Call
+
+from mucudnn.bench.measure.operands import Operands, random_operands
+from mucudnn.bench.measure.whole_runs import Machine, run_whole
+from mucudnn.kernels import registry
+from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
+from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.cudnn import backend as cudnn_backend
+from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, Plan
+from mucudnn.kernels.cudnn.constants import NumericalNote
+from mucudnn.kernels.cudnn.engines import Engine
+from mucudnn.kernels.cudnn.library import CudnnError, library
+from mucudnn.kernels.registry import algorithm
+from mucudnn.kernels.torch_ops.native_cuda import NATIVE_ON_CUDA
+from mucudnn.running.execution import run
+from mucudnn.tuning.result import Tuning
+from mucudnn.tuning.tuner import tune
+from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, Config
+from mucudnn.words.errors import InvalidInputError, UnavailableError
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.results import Configuration, MicroConfig
+from mucudnn.words.torch_settings import Numerics
+
+BACKEND = FakeBackend()
+ENGINE = CudnnEngine(STEADY, BACKEND)
+HALVES = ("bfloat16", "float16")
+SIZES = (1, 2, 4)
+
+
+@pytest.fixture(autouse=True)
+def cudnn(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    return in_the_place_of_cudnn(monkeypatch)
+
+
+def cases(geometries: tuple[str, ...], dtypes: tuple[str, ...] = ("float32",)) -> list[object]:
+    return [
+        pytest.param(
+            *geometry(name, operation, memory_format=memory_format, dtype=dtype),
+            id=f"{operation}-{name}-{memory_format}-{dtype}",
+        )
+        for operation, name, memory_format, dtype in product(Operation, geometries, MemoryFormat, dtypes)
+    ]
+
+
+def split(batch_size: int, micro_batch_size: int) -> list[int]:
+    rest = batch_size % micro_batch_size
+    return [micro_batch_size] * (batch_size // micro_batch_size) + [rest] * bool(rest)
+
+
+def bytes_of_conversions(problem: ConvProblem) -> int:
+    """On the CPU torch converts an operand of another dtype as a whole before it adds, on CUDA as it adds."""
+    halves = problem.operation is Operation.BACKWARD_FILTER and problem.dtype in HALVES
+    return 2 * 4 * problem.k * problem.c // problem.groups * problem.r * problem.s if halves else 0
+
+
+@pytest.mark.parametrize("candidate", [ENGINE, CudnnEngine(STEADY, BACKEND, adds_in_place=True)])
+@pytest.mark.parametrize(
+    ("problem", "batch_size", "micro_batch_size"),
+    cases(GEOMETRIES) + cases(ONE_OF_EACH_KIND, ("float64", *HALVES)),
+)
+def test_result_is_the_convolution_in_the_declared_bytes(
+    candidate: CudnnEngine, problem: ConvProblem, batch_size: int, micro_batch_size: int
+) -> None:
+    call = Call(problem, batch_size)
+    expected = reference(problem, call.x, call.w, call.y)
+    actual = call.run(candidate, split(batch_size, micro_batch_size))
+    assert relative_l2_error(actual, expected) <= DEFAULT_MAX_RELATIVE_ERROR[problem.dtype]
+    assert call.undeclared_bytes <= bytes_of_conversions(problem)
+
+
+@pytest.mark.parametrize(("problem", "batch_size", "_size"), cases(ONE_OF_EACH_KIND))
+def test_every_split_gives_the_same(problem: ConvProblem, batch_size: int, _size: int) -> None:
+    call = Call(problem, batch_size)
+    undivided = call.run(ENGINE, [batch_size]).clone()
+    for n in range(1, batch_size):
+        call.written.zero_()
+        assert relative_l2_error(call.run(ENGINE, split(batch_size, n)), undivided) <= 1e-5
+
+
+@pytest.mark.parametrize("memory_format", MemoryFormat)
+def test_bias_is_added_in_forward(memory_format: MemoryFormat) -> None:
+    problem, batch_size, n = geometry("same-3x3", Operation.FORWARD, memory_format=memory_format)
+    call, bias = Call(problem, batch_size), torch.randn(problem.k)
+    expected = reference(problem, call.x, call.w, call.y, bias)
+    assert relative_l2_error(call.run(ENGINE, split(batch_size, n), bias), expected) <= 1e-5
+    assert call.undeclared_bytes <= 0
+
+
+@pytest.mark.parametrize("adds_in_place", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
+def test_filter_gradient_is_added_to_what_is_there(dtype: str, adds_in_place: bool) -> None:
+    problem, batch_size, n = geometry("groups", Operation.BACKWARD_FILTER, dtype=dtype)
+    call = Call(problem, batch_size)
+    expected = reference(problem, call.x, call.w, call.y) + 3.0
+    call.w.fill_(3.0)
+    actual = call.run(replace(ENGINE, adds_in_place=adds_in_place), split(batch_size, n))
+    assert relative_l2_error(actual, expected) <= DEFAULT_MAX_RELATIVE_ERROR[dtype]
+
+
+@pytest.mark.parametrize("adds_in_place", [False, True])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_micro_batches_are_summed_in_float32(dtype: str, adds_in_place: bool) -> None:
+    problem = ConvProblem(Operation.BACKWARD_FILTER, 3, 6, 6, 4, 3, 3, padding=(1, 1), dtype=dtype)
+    call, one = Call(problem, 128), Call(problem, 1)
+    for whole, sample in ((call.x, one.x), (call.y, one.y)):
+        sample.div_(16 if sample is one.y else 1)
+        whole.copy_(sample.expand_as(whole))
+    candidate = replace(ENGINE, adds_in_place=adds_in_place)
+    expected = 128 * one.run(candidate, [1]).double()
+    actual = call.run(candidate, [1] * 128)
+    assert relative_l2_error(actual, expected) <= 2 * torch.finfo(getattr(torch, dtype)).eps
+
+
+def test_workspace_is_cudnns_and_a_temporary_gradient() -> None:
+    of_filter = FORWARD.with_operation(Operation.BACKWARD_FILTER)
+    assert ENGINE.workspace(FORWARD, 3) == Workspace(0, 99)
+    assert ENGINE.workspace(of_filter, 3) == Workspace(0, 128 + 2 * 2 * 4)  # on a boundary of 64 bytes
+    assert ENGINE.workspace(replace(of_filter, dtype="float16"), 3) == Workspace(2 * 2 * 4, 128 + 2 * 2 * 2)
+    assert replace(ENGINE, adds_in_place=True).workspace(of_filter, 3) == Workspace(0, 100)
+
+
+def test_gradients_of_filters_are_offered_in_place_too_where_the_sum_is_exact_enough(cudnn: FakeBackend) -> None:
+    of_filter = FORWARD.with_operation(Operation.BACKWARD_FILTER)
+    source = CudnnEngines(cudnn)
+    plain = [STEADY.name, RANDOM.name]
+    assert [e.name for e in source.offered(FORWARD, [1])] == plain
+    assert [e.name for e in source.offered(replace(of_filter, dtype="float16"), [1])] == plain
+    offered = source.offered(of_filter, [1])
+    assert [e.name for e in offered] == [f"{name}{how}" for name in plain for how in ("", " in-place")]
+    for engine in offered:
+        assert algorithm(engine.name) == engine
+        assert algorithm(engine.name).workspace(of_filter, 2) == engine.workspace(of_filter, 2)
+
+
+def test_an_engine_that_cudnn_does_not_plan_in_place_says_so() -> None:
+    class Refusing(FakeBackend):
+        def engine(self, plan: Plan) -> Engine:
+            if plan.beta:
+                raise CudnnError("plan it with beta = 1", 3000, "CUDNN_STATUS_NOT_SUPPORTED", "its words")
+            return super().engine(plan)
+
+    of_filter = FORWARD.with_operation(Operation.BACKWARD_FILTER)
+    plain, in_place = (e for e in CudnnEngines(Refusing()).offered(of_filter, [1]) if e.config == STEADY)
+    assert plain.supports_micro_batch(of_filter, 1) is None
+    assert "its words" in (in_place.supports_micro_batch(of_filter, 1) or "")
+
+
+def test_a_size_whose_list_fails_costs_no_other_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(FakeBackend):
+        def offered(self, problem: ConvProblem, micro_batch_size: int) -> Sequence[Engine]:
+            if micro_batch_size == 2:
+                raise CudnnError("finalize ENGINEHEUR", 4000, "CUDNN_STATUS_INTERNAL_ERROR", "its words")
+            return super().offered(problem, micro_batch_size)
+
+    backend = Failing()
+    monkeypatch.setattr(registry, "cudnn_backend", lambda: backend)
+    with pytest.warns(RuntimeWarning, match=r"no engines for 2 sample\(s\) of forward .*its words"):
+        tuned = Bench(backend).tune().problems[0]
+    assert tuned.configuration.algorithms == (RANDOM.name,)
+    reasons = {f.micro_config: f.reason for f in tuned.failures}
+    assert "its words" in reasons[MicroConfig(RANDOM.name, 2)]
+
+
+def test_cudnn_adds_only_behind_the_flag(cudnn: FakeBackend) -> None:
+    of_filter = FORWARD.with_operation(Operation.BACKWARD_FILTER)
+    for adds_in_place in (False, True):
+        Call(of_filter, 2).run(CudnnEngine(STEADY, cudnn, adds_in_place=adds_in_place), [1, 1])
+    assert [plan.beta for plan in cudnn.executed] == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_torchs_own_on_cuda_is_the_convolution() -> None:
+    for operation in Operation:
+        call = Call(FORWARD.with_operation(operation), 2)
+        expected = reference(call.problem, call.x, call.w, call.y)
+        NATIVE_ON_CUDA.step(call.problem, call.x, call.w, call.y, None, call.w, call.w)
+        assert relative_l2_error(call.written, expected) <= 1e-5
+
+
+# What is offered
+
+
+def test_a_size_that_is_not_offered_has_a_reason() -> None:
+    picky = CudnnEngine(PICKY, BACKEND)
+    assert picky.supports(FORWARD) is None
+    assert picky.supports_micro_batch(FORWARD, 2) is None
+    assert picky.supports_micro_batch(FORWARD, 1) == "cuDNN does not offer this engine configuration for 1 sample(s)"
+
+
+def offered(sizes: tuple[int, ...], numerics: Numerics, problem: ConvProblem = FORWARD) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Numerics, "of_torch", classmethod(lambda cls: numerics))
+        return [engine.name for engine in CudnnEngines(BACKEND).offered(problem, sizes)]
+
+
+def test_what_any_size_has_is_offered_once_as_far_as_torchs_settings_allow() -> None:
+    steady, picky, random = "cudnn:7", "cudnn:38 k2=5 k13=0", "cudnn:9 k2=-1"
+    assert offered((1,), Numerics()) == [steady, random]
+    assert offered((1, 2, 4), Numerics()) == [picky, steady, random]  # as the largest has them
+    assert offered((2,), Numerics(allow_tf32=False)) == [steady, random]
+    assert offered((2,), Numerics(allow_tf32=False), replace(FORWARD, dtype="float16")) == [picky, steady, random]
+    assert offered((2,), Numerics(deterministic=True)) == [picky, steady]
+
+
+def test_determinism_is_that_of_the_notes() -> None:
+    found = {engine.config: engine.deterministic for engine in CudnnEngines(BACKEND).offered(FORWARD, SIZES)}
+    assert found == {STEADY: True, PICKY: True, RANDOM: False}
+
+
+@pytest.mark.parametrize("note", [n for n in NumericalNote if n.name.startswith(("WINOGRAD", "FFT"))])
+def test_what_cudnn_says_is_a_transform_for_any_size_is_not_local(
+    monkeypatch: pytest.MonkeyPatch, note: NumericalNote
+) -> None:
+    def offered(problem: ConvProblem, size: int) -> list[Engine]:
+        notes = frozenset({note} if size == 2 else ())
+        return [
+            Engine(STEADY, notes, frozenset(), 0),
+            Engine(PICKY, frozenset({NumericalNote.TENSOR_CORE}), frozenset(), 0),
+        ]
+
+    backend = FakeBackend()
+    monkeypatch.setattr(backend, "offered", offered)
+    found = {engine.config: engine.is_local(FORWARD) for engine in CudnnEngines(backend).offered(FORWARD, SIZES)}
+    assert found == {STEADY: False, PICKY: True}
+
+
+def test_of_an_engine_out_of_a_database_nothing_is_promised() -> None:
+    engine = CudnnEngine.named(STEADY.name, BACKEND)
+    assert not engine.deterministic
+    assert not engine.is_local(FORWARD)
+
+
+def test_names_are_resolved(cudnn: FakeBackend) -> None:
+    resolved = algorithm("cudnn:38 k2=5 k13=0")
+    assert resolved == CudnnEngine(PICKY, cudnn)
+    assert isinstance(resolved, Algorithm)
+    assert (resolved.name, resolved.version) == ("cudnn:38 k2=5 k13=0", 91900)
+    assert hash(resolved) == hash(algorithm("cudnn:38 k2=5 k13=0"))
+    with pytest.raises(InvalidInputError, match="'cudnn:fast' is no engine configuration"):
+        algorithm("cudnn:fast")
+
+
+def test_names_without_cudnn_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(registry, "cudnn_backend", cudnn_backend.CudnnBackend)
+    monkeypatch.setattr("mucudnn.kernels.cudnn.library._loaded_by_torch", lambda: None)  # as a CUDA build does
+    monkeypatch.setenv("MUCUDNN_LIBCUDNN", str(tmp_path / "libcudnn.so.9"))
+    library.cache_clear()
+    with pytest.raises(UnavailableError, match=r"there is no cuDNN: .*install a CUDA build of torch"):
+        algorithm("cudnn:7")
+
+
+# Tuning
+
+
+COSTS_S = {PICKY: 0.005, STEADY: 0.01, RANDOM: 0.001}  # of a sample
+
+
+class Bench:
+    """A machine on which torch's own takes 20 ms a sample, and the engines what ``COSTS_S`` says."""
+
+    def __init__(self, backend: FakeBackend) -> None:
+        self.clock, self.backend = FakeClock(), backend
+        backend.started = self._start
+        native = FakeAlgorithm("native", self.clock, linear(0.02), unsupported_sizes=SIZES)
+
+        sources = [CudnnEngines(backend)]
+        self.machine = Machine(
+            ENVIRONMENT, [native], clock=self.clock, run=self._run, run_torch=self._run_torch, sources=sources
+        )
+
+    def _run(self, problem: ConvProblem, configuration: Configuration, operands: Operands, **how: bool) -> None:
+        if configuration.is_baseline:
+            self._run_torch(problem, operands)
+        else:
+            run_whole(problem, configuration, operands, **how)
+
+    def _run_torch(self, problem: ConvProblem, operands: Operands) -> None:
+        self.clock.advance(0.02 * operands.batch_size)
+
+    def _start(self, plan: Plan) -> None:
+        self.clock.advance(COSTS_S[plan.config] * plan.micro_batch_size)
+
+    def tune(self, **choices: object) -> Tuning:
+        return tune([FORWARD], 4, Config(**choices), machine=self.machine)  # type: ignore[arg-type]
+
+
+def chosen(tuning: Tuning) -> str:
+    return str(tuning.problems[0].configuration)
+
+
+def test_engines_are_tuned_stored_and_not_measured_again(cudnn: FakeBackend) -> None:
+    bench = Bench(cudnn)
+    first = bench.tune()
+    assert first.problems[0].configuration.algorithms == ("cudnn:9 k2=-1",)
+    reasons = {failure.micro_config: failure.reason for failure in first.problems[0].failures}
+    assert "does not offer" in reasons[MicroConfig("cudnn:38 k2=5 k13=0", 1)]
+    count = len(cudnn.executed)
+    assert chosen(bench.tune()) == chosen(first)
+    assert len(cudnn.executed) == count
+    cudnn.version = 92000
+    bench.tune()
+    assert len(cudnn.executed) > count
+
+
+def test_what_is_built_to_measure_is_given_back_before_whole_runs(cudnn: FakeBackend) -> None:
+    bench, was_searching = Bench(cudnn), []
+
+    def start(plan: Plan) -> None:
+        was_searching.append(cudnn.is_searching)
+        bench._start(plan)
+
+    cudnn.started = start
+    bench.tune()
+    assert set(was_searching) == {True, False}
+    assert was_searching == sorted(was_searching, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("choices", "engine"),
+    [
+        ({"deterministic": True}, "cudnn:38 k2=5 k13=0"),
+        ({"algorithms": ("cudnn",)}, "cudnn:9 k2=-1"),
+        ({"algorithms": ("cudnn:7",)}, "cudnn:7"),
+        ({"algorithms": ("native",)}, "native"),
+        ({"deterministic": True, "workspace_limit": 65}, "cudnn:7"),
+    ],
+)
+def test_the_config_chooses_among_engines(cudnn: FakeBackend, choices: dict[str, object], engine: str) -> None:
+    assert Bench(cudnn).tune(**choices).problems[0].configuration.algorithms == (engine,)
+
+
+def test_unknown_names_say_what_there_is(cudnn: FakeBackend) -> None:
+    with pytest.raises(InvalidInputError, match="algorithms has gemm; this machine has native, cudnn"):
+        Bench(cudnn).tune(algorithms=("gemm",))
+
+
+@pytest.mark.parametrize(
+    "error", [CudnnError("execute", 5000, "CUDNN_STATUS_EXECUTION_FAILED", ""), MemoryError("full")]
+)
+def test_an_engine_that_fails_is_recorded_and_the_search_goes_on(cudnn: FakeBackend, error: Exception) -> None:
+    bench = Bench(cudnn)
+
+    def start(plan: Plan) -> None:
+        if plan.config == RANDOM:
+            raise error
+        bench._start(plan)
+
+    cudnn.started = start
+    tuned = bench.tune().problems[0]
+    assert tuned.configuration.algorithms == ("cudnn:38 k2=5 k13=0",)
+    assert {f.reason for f in tuned.failures if f.micro_config.algorithm == "cudnn:9 k2=-1"} == {str(error)}
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_a_stored_configuration_runs_by_its_names(operation: Operation) -> None:
+    problem, batch_size, _ = geometry("same-3x3", operation)
+    parts = (MicroConfig("cudnn:38 k2=5 k13=0", 4), *[MicroConfig("cudnn:7", 1)] * (batch_size - 4))
+    operands = random_operands(problem, batch_size)
+    expected = reference(problem, operands.x, operands.w, operands.y)
+    run(problem, Configuration(parts, 1.0, 0), operands.x, operands.w, operands.y)
+    written = {Operation.FORWARD: operands.y, Operation.BACKWARD_DATA: operands.x}.get(operation, operands.w)
+    assert relative_l2_error(written, expected) <= 1e-5

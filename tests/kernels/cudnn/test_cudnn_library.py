@@ -1,0 +1,190 @@
+"""Finding and loading libcudnn, and what is said where that fails; with made-up files, and a library that is none."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.fake_cudnn import BAD_PARAM, NOT_SUPPORTED, FakeCudnn, Function
+
+from mucudnn.kernels.cudnn import library as module
+from mucudnn.kernels.cudnn.library import CudnnError, Library, library
+from mucudnn.words.errors import MucudnnError, UnavailableError
+
+Loader = Callable[[dict[str, object]], list[str]]
+
+
+@pytest.fixture
+def loading(monkeypatch: pytest.MonkeyPatch) -> Loader:
+    """Puts these files in ctypes' reach, and no others; gives the list of what is asked for."""
+
+    def use(files: dict[str, object]) -> list[str]:
+        asked: list[str] = []
+
+        def load(path: str) -> object:
+            asked.append(path)
+            if path not in files:
+                raise OSError(f"{path}: cannot open shared object file")
+            return files[path]
+
+        monkeypatch.setattr(ctypes, "CDLL", load)
+        return asked
+
+    return use
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A place without any cuDNN: nothing mapped, no package, no variable; the file of mappings."""
+    maps = tmp_path / "maps"
+    maps.write_text("7f00-7f01 r-xp 0 08:01 42   /lib/libc.so.6\n7f02-7f03 rw-p 0 00:00 0 \n")
+    monkeypatch.setattr(module, "_MAPS", maps)
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.delenv("MUCUDNN_LIBCUDNN", raising=False)
+    library.cache_clear()
+    yield maps
+    library.cache_clear()
+
+
+PARTS = {f"libcudnn_{part}.so.9": object() for part in module._PARTS}
+OTHERS = {"libcublasLt.so.13": object(), **PARTS}
+
+
+def test_what_is_mapped_comes_before_the_variable(
+    nowhere: Path, loading: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere.write_text(nowhere.read_text() + "7f04-7f05 r-xp 0 08:01 43   /site packages/lib/libcudnn.so.9\n")
+    monkeypatch.setenv("MUCUDNN_LIBCUDNN", "/mine/libcudnn.so.9")
+    loading({"/site packages/lib/libcudnn.so.9": FakeCudnn(), "/mine/libcudnn.so.9": FakeCudnn(), **OTHERS})
+    assert library().path == "/site packages/lib/libcudnn.so.9"
+
+
+def test_the_variable_comes_before_package_and_system(
+    nowhere: Path, loading: Loader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "nvidia" / "cudnn"
+    (package / "lib").mkdir(parents=True)
+    (package / "lib" / "libcudnn.so.9").touch()
+    monkeypatch.setattr(module, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(package)]))
+    of_package = str(package / "lib" / "libcudnn.so.9")
+    loading({name: FakeCudnn() for name in (of_package, "/mine/libcudnn.so.9", "libcudnn.so.9")} | OTHERS)
+    assert library().path == of_package
+    library.cache_clear()
+    monkeypatch.setenv("MUCUDNN_LIBCUDNN", "/mine/libcudnn.so.9")
+    assert library().path == "/mine/libcudnn.so.9"
+
+
+def test_the_system_is_asked_last_and_the_library_loaded_once(nowhere: Path, loading: Loader) -> None:
+    asked = loading({"libcudnn.so.9": FakeCudnn(), **OTHERS})
+    assert library() is library()
+    assert asked == ["libcudnn.so.9", *PARTS, "libcublasLt.so.13"]
+
+
+def test_no_library_says_how_to_get_one(nowhere: Path, loading: Loader) -> None:
+    loading({})
+    with pytest.raises(UnavailableError, match=r"no cuDNN: .*pip install nvidia-cudnn-cu13.*MUCUDNN_LIBCUDNN"):
+        library()
+
+
+def test_another_library_is_told_apart(loading: Loader) -> None:
+    loading({"/lib/libc.so.6": SimpleNamespace()})
+    with pytest.raises(UnavailableError, match=r"/lib/libc\.so\.6 is no cuDNN"):
+        Library("/lib/libc.so.6")
+
+
+@pytest.mark.parametrize(("version", "text"), [(8907, "8.9.7"), (7605, "7.6.5")])
+def test_an_old_library_is_refused_with_its_version(loading: Loader, version: int, text: str) -> None:
+    loading({"libcudnn.so.8": FakeCudnn(version=version), **OTHERS})
+    with pytest.raises(UnavailableError, match=rf"is cuDNN {text}; mucudnn needs 9\.0 or later"):
+        Library("libcudnn.so.8")
+
+
+def test_version_is_told_as_people_write_it(loading: Loader) -> None:
+    loading({"a": FakeCudnn(version=92801), **OTHERS})
+    assert Library("a").version_text == "9.28.1"
+
+
+@pytest.mark.parametrize("folder", ["/n/cudnn/lib", "/n/cudnn/lib/../../cublas/lib", "/n/cudnn/lib/../../cu13/lib"])
+def test_cublaslt_is_loaded_where_cudnn_looks_for_it(loading: Loader, folder: str) -> None:
+    asked = loading({"/n/cudnn/lib/libcudnn.so.9": FakeCudnn(), f"{folder}/libcublasLt.so.13": object(), **PARTS})
+    Library("/n/cudnn/lib/libcudnn.so.9")
+    assert asked[-1] == f"{folder}/libcublasLt.so.13"
+
+
+def test_without_cublaslt_it_says_so_rather_than_letting_cudnn_abort(loading: Loader) -> None:
+    cudnn = FakeCudnn()
+    loading({"/n/cudnn/lib/libcudnn.so.9": cudnn, **PARTS})
+    with pytest.raises(UnavailableError, match=r"needs libcublasLt\.so\.13.*pip install nvidia-cublas"):
+        Library("/n/cudnn/lib/libcudnn.so.9")
+    assert not cudnn.calls
+
+
+@pytest.mark.parametrize("missing", PARTS)
+def test_a_part_that_is_missing_is_named_before_cudnn_aborts_for_it(loading: Loader, missing: str) -> None:
+    """Even to tell its version it needs them."""
+    cudnn = FakeCudnn()
+    cudnn.cudnnGetVersion = Function(lambda: pytest.fail("cuDNN would have aborted"))  # type: ignore[arg-type]
+    loading({"/n/libcudnn.so.9": cudnn, **{name: part for name, part in OTHERS.items() if name != missing}})
+    with pytest.raises(UnavailableError, match=rf"/n/libcudnn\.so\.9 lacks its part {missing}: .*--force-reinstall"):
+        Library("/n/libcudnn.so.9")
+
+
+def test_parts_are_loaded_from_beside_it(loading: Loader, tmp_path: Path) -> None:
+    path = tmp_path / "libcudnn.so.9.19.0"
+    beside = [tmp_path / name for name in PARTS]
+    for file in (path, *beside):
+        file.touch()
+    asked = loading({str(path): FakeCudnn(), **{str(file): object() for file in beside}, **OTHERS})
+    Library(str(path))
+    assert asked[: 1 + len(beside)] == [str(path), *map(str, beside)]
+
+
+def test_an_older_cudnn_is_told_apart_though_it_has_other_parts(loading: Loader) -> None:
+    loading({"/n/libcudnn.so.8.9.7": FakeCudnn(version=8907)})
+    with pytest.raises(UnavailableError, match=r"is cuDNN 8\.9\.7; mucudnn needs 9\.0 or later"):
+        Library("/n/libcudnn.so.8.9.7")
+
+
+def test_a_failed_call_tells_what_which_and_why(loading: Loader) -> None:
+    cudnn = FakeCudnn()
+    loading({"a": cudnn, **OTHERS})
+    cudnn.refused["cudnnSetStream"] = (BAD_PARAM, b"stream is of another device")
+    with pytest.raises(CudnnError) as caught:
+        Library("a").call("cudnnSetStream", "set the stream", None, None)
+    assert str(caught.value) == "cuDNN: set the stream: CUDNN_STATUS_BAD_PARAM: stream is of another device"
+    assert (caught.value.status, caught.value.is_unsupported) == (BAD_PARAM, False)
+    assert isinstance(caught.value, MucudnnError)
+
+
+def test_an_error_without_text_ends_with_its_name(loading: Loader) -> None:
+    cudnn = FakeCudnn()
+    loading({"a": cudnn, **OTHERS})
+    cudnn.refused["cudnnSetStream"] = (NOT_SUPPORTED, b"")
+    with pytest.raises(CudnnError, match=r"CUDNN_STATUS_NOT_SUPPORTED$") as caught:
+        Library("a").call("cudnnSetStream", "set the stream", None, None)
+    assert caught.value.is_unsupported
+
+
+def test_lack_of_memory_is_told_from_what_will_never_work() -> None:
+    assert [CudnnError("execute", status, "", "").is_lack_of_memory for status in (3000, 4003, 4004, 5000)] == [
+        *(False, True, True, False)
+    ]
+
+
+def test_errors_reach_other_processes_whole() -> None:
+    error = pickle.loads(pickle.dumps(CudnnError("set", BAD_PARAM, "CUDNN_STATUS_BAD_PARAM", "why")))
+    assert (type(error), str(error), error.status) == (CudnnError, "cuDNN: set: CUDNN_STATUS_BAD_PARAM: why", BAD_PARAM)
+
+
+def test_nothing_is_destroyed_while_python_ends(loading: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    cudnn = FakeCudnn()
+    loading({"a": cudnn, **OTHERS})
+    loaded = Library("a")
+    monkeypatch.setattr(sys, "is_finalizing", lambda: True)
+    loaded.destroy("cudnnDestroy", ctypes.c_void_p(1))
+    assert not cudnn.calls

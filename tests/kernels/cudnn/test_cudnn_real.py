@@ -1,0 +1,259 @@
+"""Against a real libcudnn without a GPU: ``pytest -m cudnn`` where MUCUDNN_LIBCUDNN or a package brings one.
+
+``pip install 'mucudnn[cudnn]'`` installs the version with which the recording was made.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from enum import IntEnum
+from pathlib import Path
+
+import pytest
+import torch
+from support.command_line import invoke
+from support.recorded_engines import recorded, recorded_offers
+
+from mucudnn.bench.suites.gpu.record_engines import recorded_problems, recording
+from mucudnn.kernels.cudnn import constants
+from mucudnn.kernels.cudnn import operation_graph as graphs
+from mucudnn.kernels.cudnn.constants import Attribute, BehaviorNote, DescriptorKind, HeuristicMode, NumericalNote
+from mucudnn.kernels.cudnn.descriptor import Descriptor
+from mucudnn.kernels.cudnn.device import OLDEST_DESCRIBED_VERSION, Device, current_device, described_device
+from mucudnn.kernels.cudnn.engines import EngineConfig, configured, described, offered_engines
+from mucudnn.kernels.cudnn.library import CudnnError, Library, library
+from mucudnn.kernels.cudnn.operation_graph import operation_graph
+from mucudnn.words.errors import InvalidInputError, UnavailableError
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+
+pytestmark = pytest.mark.cudnn
+
+PROBLEM = ConvProblem(Operation.FORWARD, 64, 28, 28, 64, 3, 3, padding=(1, 1))
+PREFIXES: tuple[tuple[type[IntEnum], str], ...] = (
+    (DescriptorKind, "CUDNN_BACKEND_{}_DESCRIPTOR"),
+    (constants.AttributeType, "CUDNN_TYPE_{}"),
+    (Attribute, "CUDNN_ATTR_{}"),
+    (NumericalNote, "CUDNN_NUMERICAL_NOTE_{}"),
+    (BehaviorNote, "CUDNN_BEHAVIOR_NOTE_{}"),
+    (HeuristicMode, "CUDNN_HEUR_MODE_{}"),
+)
+
+
+@pytest.fixture(scope="module")
+def cudnn() -> Library:
+    try:
+        found = library()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    if found.version < OLDEST_DESCRIBED_VERSION:
+        pytest.skip(f"{found.path} is cuDNN {found.version_text}; 9.8 or later is needed")
+    return found
+
+
+@pytest.fixture
+def device(cudnn: Library) -> Device:
+    return described_device("h200")
+
+
+@pytest.fixture
+def handed_out(cudnn: Library, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One number, kept up to date: descriptors that cuDNN has made and that are not yet destroyed."""
+    balance = [0]
+    call, destroy = Library.call, Library.destroy
+
+    def counted_call(self: Library, name: str, what: str, *arguments: object) -> None:
+        call(self, name, what, *arguments)
+        balance[0] += name == "cudnnBackendCreateDescriptor"
+
+    def counted_destroy(self: Library, name: str, pointer: object) -> None:
+        balance[0] -= name == "cudnnBackendDestroyDescriptor"
+        destroy(self, name, pointer)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Library, "call", counted_call)
+    monkeypatch.setattr(Library, "destroy", counted_destroy)
+    return balance
+
+
+def header_numbers(cudnn: Library) -> Iterator[tuple[str, int]]:
+    """``NAME = 12`` in the header beside the library."""
+    header = Path(cudnn.path).parent.parent / "include" / "cudnn_graph.h"
+    if not header.exists():
+        pytest.skip(f"no {header} to compare with")
+    for name, number in re.findall(
+        r"(CUDNN_\w+)(?: \w+)?\s*=\s*(\d+)", header.read_text(encoding="utf-8", errors="replace")
+    ):
+        yield name, int(number)
+
+
+def test_constants_are_the_headers(cudnn: Library) -> None:
+    numbers = dict(header_numbers(cudnn))
+    ours = {form.format(member.name): member.value for kind, form in PREFIXES for member in kind}
+    ours |= {f"CUDNN_DATA_{n}": constants.DATA_TYPES[t] for t, n in (("float32", "FLOAT"), ("float64", "DOUBLE"))}
+    ours |= {f"CUDNN_DATA_{n}": constants.DATA_TYPES[t] for t, n in (("float16", "HALF"), ("bfloat16", "BFLOAT16"))}
+    ours["CUDNN_CROSS_CORRELATION"] = constants.CROSS_CORRELATION
+    assert {name: numbers.get(name) for name in ours} == ours
+
+
+def test_what_is_offered_equals_the_recording(device: Device) -> None:
+    if device.library.version_text != recorded()["cudnn"]:
+        pytest.skip(f"this is cuDNN {device.library.version_text}, the recording of {recorded()['cudnn']}")
+    differing = [
+        (str(problem), n)
+        for problem, by_size in recorded_offers().items()
+        for n, offered in by_size.items()
+        if device.engines(problem, n) != offered
+    ]
+    assert not differing
+
+
+def test_a_recording_can_be_read_back(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = list(recorded_problems())[:2]
+    monkeypatch.setattr("mucudnn.bench.suites.gpu.record_engines.recorded_problems", lambda: iter(problems))
+    made = json.loads(json.dumps(recording(device)))
+    assert made["device"]["deviceName"] == device.name == "NVIDIA H200"
+    if made["cudnn"] == recorded()["cudnn"]:
+        assert made["problems"] == recorded()["problems"][:2]
+
+
+def test_every_offered_configuration_is_made_again_from_its_name(device: Device) -> None:
+    for operation in Operation:
+        graph = operation_graph(device.library, PROBLEM.with_operation(operation), 8)
+        for engine in offered_engines(device.library, graph, device.properties):
+            config = EngineConfig.named(engine.config.name)
+            assert described(configured(device.library, graph, config, device.properties)) == engine
+
+
+def test_a_plan_needs_the_workspace_that_its_engine_said(device: Device) -> None:
+    for operation in Operation:
+        graph = operation_graph(device.library, PROBLEM.with_operation(operation), 8)
+        for engine in offered_engines(device.library, graph, device.properties):
+            plan = Descriptor(device.library, DescriptorKind.EXECUTION_PLAN)
+            plan.refer(Attribute.EXECUTION_PLAN_DEVICEPROP, device.properties)
+            configuration = configured(device.library, graph, engine.config, device.properties)
+            plan.refer(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, configuration).finalize()
+            assert plan.number(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE) == engine.workspace_bytes
+
+
+def test_every_engine_has_more_than_what_is_offered(device: Device) -> None:
+    offered, everything = device.engines(PROBLEM, 8), device.engines(PROBLEM, 8, every=True)
+    assert everything[: len(offered)] == offered
+    assert len({engine.config for engine in everything}) == len(everything) > len(offered)
+    barred = [engine for engine in everything if NumericalNote.DOWN_CONVERT_INPUTS in engine.numerical_notes]
+    assert barred  # which is why numerics look for it
+
+
+def test_alignment_changes_what_is_offered(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four odd samples begin on 16 bytes; if any sample could begin a slice, it would be on 4."""
+    odd = ConvProblem(Operation.FORWARD, 3, 227, 227, 96, 11, 11, (4, 4), memory_format=MemoryFormat.CHANNELS_LAST)
+    aligned = device.engines(odd, 4)
+    monkeypatch.setattr(graphs, "_alignment", lambda problem, shape: 4)
+    assert len(device.engines(odd, 4)) < len(aligned)
+
+
+def test_sums_into_the_result_need_no_other_workspace(device: Device) -> None:
+    problem = PROBLEM.with_operation(Operation.BACKWARD_FILTER)
+    plain, added = (
+        offered_engines(device.library, operation_graph(device.library, problem, 8, beta=beta), device.properties)
+        for beta in (0.0, 1.0)
+    )
+    assert plain == added
+
+
+def test_every_descriptor_is_destroyed(device: Device, handed_out: list[int]) -> None:
+    device.engines(PROBLEM, 8)
+    graph = operation_graph(device.library, PROBLEM, 8)
+    with pytest.raises(CudnnError):
+        configured(device.library, graph, EngineConfig(99999), device.properties)
+    del graph
+    gc.collect()
+    assert handed_out == [0]
+
+
+def test_results_outlive_what_they_were_found_with(cudnn: Library) -> None:
+    device = described_device("h200")
+    graph = operation_graph(cudnn, PROBLEM, 8)
+    heuristic = Descriptor(cudnn, DescriptorKind.ENGINEHEUR).refer(Attribute.ENGINEHEUR_OPERATION_GRAPH, graph)
+    heuristic.set(Attribute.ENGINEHEUR_MODE, constants.AttributeType.HEUR_MODE, HeuristicMode.A)
+    heuristic.refer(Attribute.ENGINEHEUR_DEVICEPROP, device.properties).finalize()
+    (first,) = heuristic.descriptors(Attribute.ENGINEHEUR_RESULTS, DescriptorKind.ENGINECFG, 1)
+    before = described(first)
+    del heuristic, graph, device
+    gc.collect()
+    assert described(first) == before
+
+
+def test_errors_have_cudnns_own_words(cudnn: Library) -> None:
+    with pytest.raises(CudnnError, match=r"finalize TENSOR: CUDNN_STATUS_BAD_PARAM.*: \S") as caught:
+        Descriptor(cudnn, DescriptorKind.TENSOR).finalize()
+    assert not caught.value.is_unsupported
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"warpSize": None}, "BAD_PARAM.*it lacks warpSize"),
+        ({"deviceVer": "nine"}, "BAD_PARAM"),
+        ({"deviceVer": 300}, "ARCH_MISMATCH"),
+    ],
+)
+def test_a_device_that_cudnn_does_not_take_is_refused(
+    device: Device, tmp_path: Path, change: dict[str, object], reason: str
+) -> None:
+    properties = json.loads(device.properties_json) | change
+    path = tmp_path / "device.json"
+    path.write_text(json.dumps({key: value for key, value in properties.items() if value is not None}))
+    with pytest.raises(InvalidInputError, match=f"device.json is no device that this cuDNN takes.*{reason}"):
+        described_device(str(path))
+
+
+def test_without_a_gpu_there_is_no_current_device(cudnn: Library) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UnavailableError, match=r"no CUDA device can be used here: .*cudaGetDeviceCount"):
+        current_device()
+
+
+def test_without_cublaslt_the_process_goes_on(cudnn: Library, tmp_path: Path) -> None:
+    """The same files in another place; cuDNN by itself would abort."""
+    for file in Path(cudnn.path).parent.glob("libcudnn*"):
+        (tmp_path / file.name).symlink_to(file)
+    path = str(tmp_path / "libcudnn.so.9")
+    if not Path(path).exists():
+        pytest.skip("the system's libcudnn finds the system's cuBLASLt")
+    program = f"from mucudnn.kernels.cudnn.library import Library\nLibrary({path!r})"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={"PATH": ""})
+    if ended.returncode == 0:
+        pytest.skip("the system has a cuBLASLt")
+    assert ended.returncode == 1
+    assert "UnavailableError" in ended.stderr
+    assert "libcublasLt" in ended.stderr
+
+
+@pytest.mark.parametrize("part", ["graph", "engines_runtime_compiled", "engines_precompiled", "heuristic"])
+def test_without_one_of_its_parts_the_process_goes_on(cudnn: Library, tmp_path: Path, part: str) -> None:
+    """cuDNN by itself aborts, refuses everything, or offers nothing."""
+    for file in Path(cudnn.path).parent.glob("libcudnn*"):
+        if part not in file.name:
+            (tmp_path / file.name).symlink_to(file)
+    path = str(tmp_path / "libcudnn.so.9")
+    if not Path(path).exists():
+        pytest.skip("the system's libcudnn finds the system's parts")
+    program = f"from mucudnn.kernels.cudnn.library import Library\nLibrary({path!r})"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={"PATH": ""})
+    if ended.returncode == 0:
+        pytest.skip("the system has this part")
+    assert ended.returncode == 1
+    assert f"lacks its part libcudnn_{part}.so.9" in ended.stderr
+
+
+def test_the_command_lists_a_layer_of_vgg(cudnn: Library) -> None:
+    arguments = ("--layer", "features.10", "--batch", "8", "--device-properties", "h200")
+    result = invoke("engines", "vgg16", *arguments)
+    assert result.exit_code == 0, result.output
+    assert f"NVIDIA H200, cuDNN {cudnn.version_text}" in result.output
+    assert "cudnn:" in result.output

@@ -1,0 +1,125 @@
+"""What a step of one of cuDNN's engines does and refuses beside computing; its failures stay its own."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from support.fake_backend import PICKY, STEADY, FakeBackend, in_the_place_of_cudnn
+from support.fakes import FORWARD
+from support.guarded import Call
+
+from mucudnn.bench.measure.operands import random_operands
+from mucudnn.bench.measure.whole_runs import run_whole
+from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, EngineError, Plan, Pointers
+from mucudnn.kernels.cudnn.engines import EngineConfig
+from mucudnn.kernels.cudnn.library import CudnnError
+from mucudnn.running.execution import MisalignedError, run
+from mucudnn.words.problem import Operation
+from mucudnn.words.results import Configuration, MicroConfig
+
+
+@pytest.fixture(autouse=True)
+def cudnn(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    return in_the_place_of_cudnn(monkeypatch)
+
+
+def test_steps_ask_cudnn_for_nothing_but_the_execution(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FakeBackend()
+    engine = CudnnEngine(STEADY, backend)
+    call = Call(FORWARD.with_operation(Operation.BACKWARD_FILTER), 4)
+    engine.workspace(call.problem, 1)
+    monkeypatch.setattr(engine.backend, "engine", lambda plan: pytest.fail("asked again"))
+    monkeypatch.setattr(backend, "_compute", lambda *_: None)
+    call.run(engine, [1, 1, 1, 1])
+    assert len({id(plan) for plan in backend.executed}) == 1
+
+
+class OnDevice:
+    """As much of a CUDA tensor as a step looks at."""
+
+    is_cuda, shape = True, (1,)
+
+    def get_device(self) -> int:
+        return 3
+
+    def data_ptr(self) -> int:
+        return 64
+
+
+def test_steps_are_started_on_torchs_current_stream_of_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, tensor = FakeBackend(), OnDevice()
+    started: list[tuple[object, ...]] = []
+    monkeypatch.setattr(backend, "execute", lambda *arguments: started.append(arguments[1:]))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 1000 + device, raising=False)
+    CudnnEngine(STEADY, backend).step(FORWARD, tensor, tensor, tensor, None, tensor, tensor)  # type: ignore[arg-type]
+    assert started == [(Pointers(64, 64, 64), 64, 1003)]
+
+
+def test_an_engine_that_fails_says_which_plan_in_cudnns_words() -> None:
+    backend = FakeBackend()
+    error = CudnnError("execute", 5000, "CUDNN_STATUS_EXECUTION_FAILED", "no luck")
+
+    def fail(plan: Plan) -> None:
+        raise error
+
+    backend.started = backend.building = fail
+    engine = CudnnEngine(STEADY, backend)
+    with pytest.raises(EngineError) as executing:
+        Call(FORWARD, 2).run(engine, [2])
+    with pytest.raises(EngineError) as building:
+        engine.build(FORWARD, 2)
+    with pytest.raises(EngineError, match="plan cudnn:99"):
+        CudnnEngine(EngineConfig(99), backend).workspace(FORWARD, 2)
+    for caught in (executing, building):
+        copied = pickle.loads(pickle.dumps(caught.value))
+        assert str(copied) == str(caught.value) == str(error)
+        assert copied.plan == caught.value.plan == Plan(STEADY, FORWARD, 2)
+
+
+TWO_SAMPLES_TOO_LARGE = replace(FORWARD, c=1, k=2**10, h=2**10, w=2**10)
+
+
+def test_tensors_of_more_elements_than_an_int_counts_run_in_smaller_micro_batches() -> None:
+    backend = FakeBackend()
+    steady = CudnnEngine(STEADY, backend)
+    assert steady.supports_micro_batch(TWO_SAMPLES_TOO_LARGE, 1) is None
+    reason = "x or y of 2 sample(s) has more than 2^31 - 1 elements; smaller micro-batches fit"
+    assert steady.supports_micro_batch(TWO_SAMPLES_TOO_LARGE, 2) == reason
+    assert CudnnEngines(backend).offered(TWO_SAMPLES_TOO_LARGE, [2]) == []
+    assert PICKY not in [engine.config for engine in CudnnEngines(backend).offered(TWO_SAMPLES_TOO_LARGE, [1, 2])]
+
+
+def test_while_measuring_nothing_stands_in_for_an_engine_that_fails(cudnn: FakeBackend) -> None:
+    def fail(plan: Plan) -> None:
+        raise CudnnError("execute", 5000, "CUDNN_STATUS_EXECUTION_FAILED", "")
+
+    operands, configuration = random_operands(FORWARD, 2), Configuration((MicroConfig("cudnn:7", 2),), 1.0, 0)
+    run_whole(FORWARD, configuration, operands)
+    cudnn.started = fail
+    for _ in range(2):
+        with pytest.raises(EngineError):
+            run_whole(FORWARD, configuration, operands)
+    assert [plan.config for plan in cudnn.executed] == [STEADY]
+
+
+def test_operands_off_16_bytes_are_refused(cudnn: FakeBackend) -> None:
+    configuration = Configuration((MicroConfig("cudnn:7", 2),), 1.0, 0)
+    whole = random_operands(FORWARD, 3)  # a sample of x or y has 72 bytes
+    for x, y in ((whole.x[1:], whole.y[:2]), (whole.x[:2], whole.y[1:])):
+        with pytest.raises(MisalignedError, match="multiple of 16 bytes; clone views"):
+            run(FORWARD, configuration, x, whole.w, y)
+    assert not cudnn.executed
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_plans_are_built_before_anything_is_executed(cudnn: FakeBackend, operation: Operation) -> None:
+    problem = FORWARD.with_operation(operation)
+    parts = (*[MicroConfig("cudnn:38 k2=5 k13=0", 4)] * 2, MicroConfig("cudnn:7", 2), MicroConfig("cudnn:7", 1))
+    operands, configuration = random_operands(problem, 11), Configuration(parts, 1.0, 0)
+    cudnn.started = lambda plan: cudnn.built.index(plan)
+    for _ in range(2):
+        run(problem, configuration, operands.x, operands.w, operands.y)
+    assert cudnn.built == [Plan(PICKY, problem, 4), Plan(STEADY, problem, 2), Plan(STEADY, problem, 1)]

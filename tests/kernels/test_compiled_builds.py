@@ -1,0 +1,109 @@
+"""Every build of the compiled algorithms that this processor runs computes what torch's operators compute."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support.build_results import Results
+from support.guarded import Call
+from support.places import SUPPORT
+
+from mucudnn.kernels.compiled import library
+from mucudnn.kernels.compiled.implicit_gemm import ImplicitGemm
+from mucudnn.kernels.compiled.library import BUILDS, build_name, loaded_build
+from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.winograd import algorithms as winograd
+from mucudnn.words.problem import ConvProblem, Operation
+
+PROGRAM = SUPPORT / "build_results.py"
+TOLERANCE = 1e-5
+PROBLEM = ConvProblem(Operation.FORWARD, c=5, h=9, w=8, k=7, r=3, s=3, padding=(1, 1))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
+    """By the name of the build that was asked for: all that this processor can run, and torch."""
+    folder = tmp_path_factory.mktemp("builds")
+    best = build_name()
+    names = [*(BUILDS[BUILDS.index(best) :] if best in BUILDS else ()), "torch"]
+    running = {name: _start(name, folder / name) for name in names}
+    for name, process in running.items():
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, f"{name}: {errors}"
+    return {name: Results(**torch.load(folder / name)) for name in names}
+
+
+def _start(build: str, file: Path) -> subprocess.Popen[str]:
+    environment = os.environ | {"MUCUDNN_BUILD": build}
+    return subprocess.Popen([sys.executable, PROGRAM, file], env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def of_build(results: dict[str, Results], build: str) -> Results:
+    if build not in results:
+        pytest.skip(f"this processor does not run {build}, or nothing is compiled")
+    if results[build].build != build:
+        pytest.skip(f"{build} was not built")
+    return results[build]
+
+
+@pytest.mark.parametrize("build", [*BUILDS, "torch"])
+def test_every_build_computes_the_convolution(results: dict[str, Results], build: str) -> None:
+    errors = of_build(results, build).errors
+    assert {case: error for case, error in errors.items() if not error <= TOLERANCE} == {}
+    assert len(errors) >= len(winograd.ALGORITHMS) * len(Operation)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_every_build_gives_the_result_of_torch_s_operators(results: dict[str, Results], build: str) -> None:
+    compiled, in_torch = of_build(results, build).outputs, results["torch"].outputs
+    differences = {case: relative_l2_error(compiled[case], output.double()) for case, output in in_torch.items()}
+    assert {case: difference for case, difference in differences.items() if not difference <= TOLERANCE} == {}
+
+
+@pytest.mark.parametrize("build", [build for build in BUILDS if build != "plain"])
+def test_every_build_gives_the_result_of_plain_instructions(results: dict[str, Results], build: str) -> None:
+    """Of all algorithms: implicit-gemm is there only where something is compiled."""
+    mine, plain = of_build(results, build), of_build(results, "plain")
+    assert mine.outputs.keys() == plain.outputs.keys()
+    assert mine.reasons == {}
+    for case, output in mine.outputs.items():
+        assert relative_l2_error(output, plain.outputs[case].double()) <= TOLERANCE, case
+
+
+def test_torch_s_operators_are_all_there_is_where_that_is_asked_for(results: dict[str, Results]) -> None:
+    assert results["torch"].build == "torch"
+    assert results["torch"].reasons == {"implicit-gemm": "MUCUDNN_BUILD=torch asks for torch's operators"}
+
+
+@pytest.fixture
+def nothing_built(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("MUCUDNN_BUILD", raising=False)
+    monkeypatch.setattr(library, "_path", lambda build: None)
+    loaded_build.cache_clear()
+    yield
+    loaded_build.cache_clear()
+
+
+@pytest.mark.usefixtures("nothing_built")
+def test_where_nothing_was_built_implicit_gemm_says_why() -> None:
+    reason = ImplicitGemm().supports(PROBLEM)
+    assert reason is not None
+    assert "plain was not built" in reason
+    assert "install with a C++ compiler" in reason
+    assert build_name() == "torch"
+
+
+@pytest.mark.usefixtures("nothing_built")
+@pytest.mark.parametrize("operation", Operation)
+def test_where_nothing_was_built_winograd_still_works(operation: Operation) -> None:
+    algorithm = winograd.Winograd(4, 3)
+    assert algorithm.supports(PROBLEM) is None
+    call = Call(PROBLEM.with_operation(operation), 3)
+    expected = reference(call.problem, call.x, call.w, call.y)
+    assert relative_l2_error(call.run(algorithm, [2, 1]), expected) <= TOLERANCE

@@ -1,0 +1,286 @@
+"""The compiled algorithms refuse buffers that are too small and operands that do not belong together.
+
+Before anything is written, in the optimised build, with an exception that says what there is and what is needed. Their
+sizes never wrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from support.guarded import Call
+from torch import Tensor
+
+from mucudnn.kernels.compiled.implicit_gemm import ImplicitGemm
+from mucudnn.kernels.compiled.library import build_name, library, loaded_build
+from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.registry import algorithm
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+
+pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
+NAMES = ("winograd-2x2", "winograd-4x4", "winograd-6x6", "winograd-2x2-5x5", "winograd-4x4-5x5", "implicit-gemm")
+by_name = pytest.mark.parametrize("name", NAMES)
+by_operation = pytest.mark.parametrize("operation", Operation)
+BILLIONS = (10**9, 134_217_727, 134_217_728, 2**31 - 1, 2**31, 2**32 + 1, 2**40)  # tiles, units and tasks pass 32 bits
+
+
+def problem_for(name: str, operation: Operation, **changes: Any) -> ConvProblem:
+    taps = 5 if "5x5" in name else 3
+    sizes = {"c": 18, "h": 11, "w": 10, "k": 22, "r": taps, "s": taps, "padding": (1, 2)} | changes
+    return ConvProblem(operation, **sizes)
+
+
+@dataclass
+class Operands:
+    """Of one whole call: x, w, y, bias, and the buffers as declared, all full of ones."""
+
+    problem: ConvProblem
+    algorithm: Algorithm
+    n: int = 2
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        workspace = self.algorithm.workspace(self.problem, self.n)
+        self.tensors = {
+            "x": torch.ones(self.problem.x_shape(self.n)),
+            "w": torch.ones(self.problem.w_shape()),
+            "y": torch.ones(self.problem.y_shape(self.n)),
+            "bias": torch.ones(self.problem.k),
+            "prepared": torch.ones(workspace.prepared_bytes, dtype=torch.uint8),
+            "scratch": torch.ones(workspace.scratch_bytes, dtype=torch.uint8),
+        }
+        if self.problem.operation is not Operation.FORWARD:
+            del self.tensors["bias"]
+
+    def run(self, part: str) -> None:
+        t = self.tensors
+        if part == "step":
+            given = (t["x"], t["w"], t["y"], t.get("bias"), t["prepared"], t["scratch"])
+            self.algorithm.step(self.problem, *given)
+        else:
+            getattr(self.algorithm, part)(self.problem, t["w"], t["prepared"])
+
+    def assert_refused(self, part: str, message: str, *, writes_nothing: bool = True) -> None:
+        before = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        with pytest.raises(InvalidInputError, match=message):
+            self.run(part)
+        if writes_nothing:
+            assert all(torch.equal(tensor, before[name]) for name, tensor in self.tensors.items())
+
+
+def parts(operation: Operation) -> tuple[str, ...]:
+    """In which compiled code writes."""
+    return ("step", "close") if operation is Operation.BACKWARD_FILTER else ("open", "step")
+
+
+@by_name
+@by_operation
+@pytest.mark.parametrize("buffer", ["prepared", "scratch"])
+def test_a_buffer_that_is_one_byte_too_small_is_refused(name: str, operation: Operation, buffer: str) -> None:
+    for part in parts(operation) if buffer == "prepared" else ("step",):
+        operands = Operands(problem_for(name, operation), algorithm(name))
+        needed = operands.tensors[buffer].nbytes
+        operands.run(part)  # as declared, it is enough
+        operands.tensors[buffer] = operands.tensors[buffer][:-1].clone()
+        operands.assert_refused(part, f"{buffer} holds {needed - 1} bytes; the call needs {needed}")
+
+
+@by_name
+@by_operation
+def test_more_threads_than_the_scratch_was_declared_for_are_refused(name: str, operation: Operation) -> None:
+    """The check counts what this call would write, not what was once declared."""
+    operands = Operands(problem_for(name, operation, h=40, w=40), algorithm(name), n=8)
+    torch.set_num_threads(3)
+    if operation is Operation.BACKWARD_FILTER:
+        operands.run("step")  # whose scratch is shared
+    else:
+        operands.assert_refused("step", "scratch holds")
+
+
+@by_name
+@by_operation
+@pytest.mark.parametrize("tensor", ["x", "y"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t[1:], "number of samples"),
+        (lambda t: torch.cat([t, t[:, :, :1]], 2), "height of"),
+        (lambda t: torch.cat([t, t[..., :1]], 3), "width of"),
+        (lambda t: t.half(), "bytes; in float32 its sizes are"),
+        (lambda t: t.double(), "bytes; in float32 its sizes are"),
+        (lambda t: t[:1].expand(2, -1, -1, -1), "strides"),
+        (lambda t: t.to(memory_format=torch.channels_last), "dense and contiguous"),
+        (lambda t: torch.cat([t] * 64, 1), "prepared holds"),
+        (lambda t: t[:0], "is 0; allowed is 1 to"),
+        (lambda t: t[:, :, :0], "is 0; allowed is 1 to"),
+    ],
+    ids=["samples", "height", "width", "half", "double", "expanded", "format", "channels", "empty", "flat"],
+)
+def test_images_that_do_not_belong_together_are_refused(
+    name: str, operation: Operation, tensor: str, change: Callable[[Tensor], Tensor], message: str
+) -> None:
+    operands = Operands(problem_for(name, operation), algorithm(name))
+    operands.tensors[tensor] = change(operands.tensors[tensor])
+    operands.tensors.pop("bias", None)
+    operands.assert_refused("step", message)
+
+
+@by_name
+@by_operation
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w[:, :, 1:].contiguous(), "the height of the filter is"),
+        (lambda w: torch.cat([w, w], 3), "the width of the filter is"),
+        (lambda w: torch.cat([w] * 64), "prepared holds"),
+        (lambda w: w.half(), "bytes; in float32 its sizes are"),
+        (lambda w: w[:1].expand(22, -1, -1, -1), "strides"),
+    ],
+    ids=["height", "width", "filters", "half", "expanded"],
+)
+def test_a_filter_that_is_not_the_problem_s_is_refused(
+    name: str, operation: Operation, change: Callable[[Tensor], Tensor], message: str
+) -> None:
+    operands = Operands(problem_for(name, operation), algorithm(name))
+    operands.tensors["w"] = change(operands.tensors["w"])
+    operands.assert_refused("close" if operation is Operation.BACKWARD_FILTER else "open", message)
+
+
+@by_name
+def test_a_bias_that_is_too_short_is_refused(name: str) -> None:
+    operands = Operands(problem_for(name, Operation.FORWARD), algorithm(name))
+    operands.tensors["bias"] = torch.ones(21)
+    operands.assert_refused("step", "the bias holds 84 bytes; the call needs 88")
+
+
+@by_name
+@by_operation
+def test_groups_that_do_not_divide_the_channels_are_refused(name: str, operation: Operation) -> None:
+    operands = Operands(problem_for(name, operation), algorithm(name))
+    object.__setattr__(operands.problem, "groups", 4)
+    for part in parts(operation):
+        operands.assert_refused(part, "groups is 2; ")
+
+
+@by_name
+@pytest.mark.parametrize("operation", ["forward", "backward_data", "backward_filter"])
+def test_text_where_an_enum_is_meant_writes_nothing_where_it_does_not_belong(name: str, operation: str) -> None:
+    """No public record lets it through; behind them, whatever branch it takes, every buffer is checked."""
+    problem = problem_for(name, Operation(operation))
+    object.__setattr__(problem, "operation", operation)
+    call = Call(problem_for(name, Operation(operation)), 4)
+    a, memory = algorithm(name), call.memory
+    workspace = a.workspace(problem, 4)
+    prepared, scratch = memory.buffer(workspace.prepared_bytes), memory.buffer(workspace.scratch_bytes)
+    for part in (
+        lambda: a.open(problem, call.w, prepared),
+        lambda: a.step(problem, call.x, call.w, call.y, None, prepared, scratch),
+        lambda: a.close(problem, call.w, prepared),
+    ):
+        with suppress(InvalidInputError):
+            part()
+    assert memory.is_intact()
+
+
+def test_a_transform_that_is_not_compiled_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"F\(3, 3\) is not among the compiled ones"):
+        library().mucudnn_winograd_prepared_bytes(3, 3, 1, 1, 1)
+
+
+def test_no_threads_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="number of threads is 0"):
+        library().mucudnn_winograd_scratch_bytes(4, 3, False, 1, 1, 1, 1, 1, 0)
+
+
+# ---- sizes ----------------------------------------------------------------------------------------------------------
+
+
+@by_name
+@by_operation
+@pytest.mark.parametrize("threads", [1, 3])
+def test_billions_of_samples_need_as_much_as_a_million(name: str, operation: Operation, threads: int) -> None:
+    torch.set_num_threads(threads)
+    a = algorithm(name)
+    for changes in ({}, {"c": 64, "h": 56, "w": 56, "k": 64}, {"groups": 2}):
+        problem = problem_for(name, operation, **changes)
+        million = a.workspace(problem, 10**6)
+        assert million.scratch_bytes >= a.workspace(problem, 1).scratch_bytes > 0
+        assert {a.workspace(problem, n) for n in BILLIONS} == {million}
+
+
+_VECTOR = {"avx512": 16, "avx2": 8, "plain": 4}
+
+
+def defined_scratch_bytes(m: int, r: int, n: int, c: int, k: int, pixels: tuple[int, int], threads: int) -> int:
+    """Of a forward call, in whole numbers without an end: the comments of compiled/winograd.cpp."""
+    lanes = library().mucudnn_vector_length()
+    rows = 14 if build_name() == "avx512" else 6  # of a register tile
+    c_blocks, k_blocks, points = -(-c // lanes), -(-k // lanes), (m + r - 1) ** 2
+    tiles = n * -(-pixels[0] // m) * -(-pixels[1] // m)
+
+    def block(largest: int, sharing: int) -> int:
+        rounds = -(-tiles // (largest * sharing))
+        return -(-tiles // (rounds * sharing))
+
+    def floats(block_tiles: int) -> int:
+        return points * lanes * sum(block_tiles * blocks | 1 for blocks in (c_blocks, k_blocks))
+
+    per_tile = points * (c_blocks + k_blocks) * lanes
+    own = block(min(max(192 * 1024 // per_tile, 2 * rows), 6 * rows), threads)
+    shared = block(12 * rows, 1)
+    filter_floats = points * c_blocks * k_blocks * lanes**2
+    moved = -(-tiles // own) * filter_floats, -(-tiles // shared) * filter_floats + 4 * per_tile * tiles
+    return 4 * (threads * floats(own) if moved[0] <= moved[1] and own >= rows else floats(shared))
+
+
+@pytest.mark.skipif(build_name() not in _VECTOR, reason="nothing is compiled")
+@pytest.mark.parametrize("threads", [1, 2, 3, 64])
+@pytest.mark.parametrize(("c", "k"), [(3, 64), (64, 64), (512, 512), (2048, 17)])
+def test_scratch_is_the_definition_in_whole_numbers(c: int, k: int, threads: int) -> None:
+    for m, r in ((2, 3), (4, 3), (6, 3), (2, 5), (4, 5)):
+        for n in (*range(1, 40), 1000, 123_457, *BILLIONS):
+            for pixels in ((1, 1), (14, 13), (56, 56), (1_201, 999)):
+                size = library().mucudnn_winograd_scratch_bytes(m, r, False, n, c, k, *pixels, threads)
+                assert size == defined_scratch_bytes(m, r, n, c, k, pixels, threads), (m, r, n, pixels)
+
+
+@by_name
+@by_operation
+@pytest.mark.parametrize("n", [2**63 - 1, 2**63, 10**30])
+def test_a_batch_that_64_bits_cannot_count_is_refused_or_needs_as_much(name: str, operation: Operation, n: int) -> None:
+    problem, a = problem_for(name, operation), algorithm(name)
+    try:
+        assert a.workspace(problem, n) == a.workspace(problem, 10**6)
+    except InvalidInputError as error:
+        assert "more than 64 bits" in str(error)  # noqa: PT017
+
+
+def test_channels_whose_filter_64_bits_cannot_count_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="needs more than 64 bits"):
+        library().mucudnn_winograd_prepared_bytes(6, 3, 2**30, 2**30, 2**30)
+    with pytest.raises(InvalidInputError, match=r"is 1073741825; allowed is 1 to 1073741824"):
+        library().mucudnn_winograd_prepared_bytes(6, 3, 1, 2**30 + 1, 1)
+
+
+def test_what_is_too_large_for_the_compiled_algorithms_has_a_reason() -> None:
+    wide = ConvProblem(Operation.FORWARD, 1, 1, 2**30 + 1, 1, 1, 1)
+    assert ImplicitGemm().supports(wide) == "a size is 1073741825; the compiled algorithms take up to 1073741824"
+
+
+@by_operation
+@pytest.mark.parametrize("memory_format", MemoryFormat)
+def test_a_stride_far_beyond_the_map_costs_nothing(operation: Operation, memory_format: MemoryFormat) -> None:
+    """The residues of backward data are those that a tap reaches, not all of the stride."""
+    problem = ConvProblem(
+        operation, 3, 5, 6, 4, 3, 2, stride=(100_000, 200_000), padding=(1, 1), memory_format=memory_format
+    )
+    call = Call(problem, 2)
+    expected = reference(problem, call.x, call.w, call.y)
+    assert relative_l2_error(call.run(ImplicitGemm(), [1, 1]), expected) < 1e-6

@@ -1,0 +1,217 @@
+"""The algorithms for CUDA, without a GPU: on fake CUDA tensors, which tell mixed devices, and on real CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from support.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
+from support.guarded import Call
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+from mucudnn.kernels.contract import allocation
+from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.contract.buffers import empty_activation
+from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.registry import algorithm, algorithms
+from mucudnn.kernels.winograd import algorithms as winograd
+from mucudnn.kernels.winograd import torch_backend as winograd_torch
+from mucudnn.kernels.winograd.algorithms import BACKENDS_ON_CUDA
+from mucudnn.kernels.winograd.compiled_backend import CompiledWinograd
+from mucudnn.kernels.winograd.torch_backend import TorchWinograd
+from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+
+NAMES = [a.name for a in algorithms("cuda")]
+WINOGRADS = [name for name in NAMES if name.startswith("winograd")]
+HALVES = ("bfloat16", "float16")
+LOOSER = {"winograd-6x6": 10.0}  # as in the contract
+
+
+@pytest.fixture(autouse=True)
+def winograd_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any other backend for CUDA needs a device."""
+    monkeypatch.setattr(winograd, "BACKENDS_ON_CUDA", (TorchWinograd(),))
+
+
+@pytest.fixture
+def counted_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What libraries allocate on CUDA is counted by what they allocate here."""
+    count = allocation._count
+    monkeypatch.setattr(allocation, "_count", lambda a, problem, n, device_type: count(a, problem, n, "cpu"))
+    monkeypatch.setattr(allocation, "_counted", {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+def test_there_are_torchs_own_first_and_then_ours_for_every_device() -> None:
+    assert NAMES[:4] == ["native", "native-other-format", "native-benchmark-10", "native-benchmark-0"]
+    on_the_cpu = {a.name for a in algorithms()}
+    assert set(NAMES[4:]) == on_the_cpu - {"native", "native-other-format", "implicit-gemm"}  # which is compiled
+    for name in NAMES:
+        a = algorithm(name, "cuda")
+        assert isinstance(a, Algorithm)
+        assert a == algorithm(name, "cuda")
+        assert hash(a) == hash(algorithm(name, "cuda"))
+
+
+# On fake tensors
+
+
+class AsOperators(TorchFunctionMode):
+    """Calls the operators themselves where torch's Python, on its way to them, asks for CUDA's runtime."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        named = kwargs or {}
+        if function is Tensor.copy_:
+            return torch.ops.aten.copy_(*args, **named)
+        if function is Tensor.__getitem__:
+            return sliced(*args)
+        if function is torch.ops.aten.cudnn_convolution.out:  # a CUDA build picks it, which has no fake kernel
+            x, w, padding, stride, dilation, groups, *_ = args
+            y = torch.ops.aten.convolution(x, w, None, stride, padding, dilation, False, (0, 0), groups)
+            return torch.ops.aten.copy_(named["out"], y)
+        if "out" in named:
+            return getattr(torch.ops.aten, function.__name__).out(*args, **named)
+        return function(*args, **named)
+
+
+def sliced(tensor: Tensor, index: Any) -> Tensor:
+    index = index if isinstance(index, tuple) else (index,)
+    if index[0] is Ellipsis:
+        index = (slice(None),) * (tensor.dim() + 1 - len(index)) + index[1:]
+    dimension = 0
+    for at in index:
+        if isinstance(at, slice):
+            tensor = torch.ops.aten.slice(tensor, dimension, at.start, at.stop, at.step or 1)
+            dimension += 1
+        else:
+            tensor = torch.ops.aten.select(tensor, dimension, at)
+    return tensor
+
+
+@pytest.fixture
+def fake_cuda() -> Iterator[None]:
+    """Tensors on a CUDA device without storage: operators find their devices, shapes and types to agree, or raise."""
+    winograd_torch._filter_matrix.cache_clear()
+    # Constants of the process are made by numpy: such a tensor is taken as what it is, one on the CPU.
+    with FakeTensorMode(allow_non_fake_inputs=True), AsOperators():
+        yield
+    winograd_torch._filter_matrix.cache_clear()
+
+
+def run_on_fakes(a: Algorithm, problem: ConvProblem, n: int) -> None:
+    workspace = a.workspace(problem, n)
+    prepared, scratch = (
+        torch.empty(size, dtype=torch.uint8, device="cuda")
+        for size in (workspace.prepared_bytes, workspace.scratch_bytes)
+    )
+    x, w, y = (
+        empty_activation(problem, shape, "cuda")
+        for shape in (problem.x_shape(n), problem.w_shape(), problem.y_shape(n))
+    )
+    bias = w.new_zeros(problem.k) if problem.operation is Operation.FORWARD else None
+    a.open(problem, w, prepared)
+    a.step(problem, x, w, y, bias, prepared, scratch)
+    a.close(problem, w, prepared)
+    assert {tensor.device.type for tensor in (x, w, y)} == {"cuda"}
+
+
+@pytest.mark.usefixtures("fake_cuda")
+@pytest.mark.parametrize("memory_format", MemoryFormat)
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("name", [name for name in NAMES if "benchmark" not in name])  # they run native elsewhere
+def test_everything_that_is_run_is_on_the_device(name: str, operation: Operation, memory_format: MemoryFormat) -> None:
+    a = algorithm(name, "cuda")
+    for key, dtype in [*product((*ONE_OF_EACH_KIND, "same-5x5", "tiles"), ("float32",)), ("same-3x3", "bfloat16")]:
+        problem, batch_size, _ = geometry(key, operation, memory_format=memory_format, dtype=dtype)
+        if a.supports(problem) is None:
+            run_on_fakes(a, problem, batch_size)
+
+
+# On the CPU
+
+
+def cases(names: list[str], keys: tuple[str, ...], dtypes: tuple[str, ...] = ("float32",)) -> list[object]:
+    parameters: list[object] = []
+    for name, operation, key, memory_format, dtype in product(names, Operation, keys, MemoryFormat, dtypes):
+        problem, batch_size, n = geometry(key, operation, memory_format=memory_format, dtype=dtype)
+        if algorithm(name, "cuda").supports(problem) is None:
+            label = f"{name}-{operation}-{key}-{memory_format}-{dtype}"
+            parameters.append(pytest.param(name, problem, batch_size, n, id=label))
+    return parameters
+
+
+def split(a: Algorithm, problem: ConvProblem, batch_size: int, n: int) -> list[int]:
+    sizes = [n] * (batch_size // n) + [batch_size % n] * bool(batch_size % n)
+    return sizes if all(a.supports_micro_batch(problem, size) is None for size in sizes) else [batch_size]
+
+
+@pytest.mark.usefixtures("counted_on_the_cpu")
+@pytest.mark.parametrize(
+    ("name", "problem", "batch_size", "n"),
+    cases(["fft", "fft-tiled"], GEOMETRIES)
+    + cases([name for name in NAMES if not name.startswith("fft")], ONE_OF_EACH_KIND)
+    + cases(NAMES, ("same-3x3",), ("float64", *HALVES)),
+)
+def test_result_is_the_convolution_in_the_declared_bytes(
+    name: str, problem: ConvProblem, batch_size: int, n: int
+) -> None:
+    a, call = algorithm(name, "cuda"), Call(problem, batch_size)
+    expected = reference(problem, call.x, call.w, call.y)
+    tolerance = LOOSER.get(name, 1.0) * DEFAULT_MAX_RELATIVE_ERROR[problem.dtype]
+    assert relative_l2_error(call.run(a, split(a, problem, batch_size, n)), expected) <= tolerance
+    assert call.undeclared_bytes <= 0
+
+
+@pytest.mark.usefixtures("counted_on_the_cpu")
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", [name for name in NAMES if "benchmark" not in name and "fft" not in name])
+def test_micro_batches_are_summed_in_float32(name: str, dtype: str) -> None:
+    problem = ConvProblem(Operation.BACKWARD_FILTER, 3, 6, 6, 4, 3, 3, padding=(1, 1), dtype=dtype)
+    a, call, one = algorithm(name, "cuda"), Call(problem, 128), Call(problem, 1)
+    if a.supports(problem) is not None:
+        pytest.skip(f"{name} is not for 3x3")
+    one.y.div_(16)
+    for whole, sample in ((call.x, one.x), (call.y, one.y)):
+        whole.copy_(sample.expand_as(whole))
+    expected = 128 * one.run(a, [1]).double()
+    assert relative_l2_error(call.run(a, [1] * 128), expected) <= 2 * torch.finfo(getattr(torch, dtype)).eps
+
+
+@pytest.mark.usefixtures("counted_on_the_cpu")
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("name", ["fft", "fft-tiled"])
+def test_transforms_are_of_whole_micro_batches(
+    name: str, operation: Operation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of launches would take longer than the arithmetic."""
+    problem, batch_size, _ = geometry("tiles", operation)
+    calls = []
+    for transform in ("rfft2", "irfft2"):
+        original = getattr(torch.fft, transform)
+
+        def counting(*operands: Tensor, original: Callable[..., Tensor] = original, **how: object) -> Tensor:
+            calls.append(operands)
+            return original(*operands, **how)
+
+        monkeypatch.setattr(torch.fft, transform, counting)
+    Call(problem, batch_size).run(algorithm(name, "cuda"), [batch_size])
+    assert len(calls) % 3 == 0  # of the filter or its gradient, of one image, and of the other
+    assert len(calls) <= 6  # and as many while counting what they allocate
+
+
+@pytest.mark.parametrize("name", WINOGRADS)
+@pytest.mark.parametrize("operation", Operation)
+def test_winograd_is_never_the_processors_compiled_one(name: str, operation: Operation) -> None:
+    assert not any(isinstance(backend, CompiledWinograd) for backend in BACKENDS_ON_CUDA)
+    a = algorithm(name, "cuda")
+    problem, n, _ = geometry("same-5x5" if "5x5" in name else "same-3x3", operation)
+    assert a.supports(problem) is None
+    assert a.workspace(problem, n) == TorchWinograd().workspace(a.matrices, problem, n)  # type: ignore[attr-defined]

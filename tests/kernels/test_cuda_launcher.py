@@ -1,0 +1,140 @@
+"""How CUDA C++ is compiled and started through CuPy: seen by a CuPy that only remembers what it is told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS
+from mucudnn.kernels.cuda import cupy_launcher
+from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, compiler_name
+from mucudnn.kernels.cuda.launcher import LaunchError
+
+SOURCE = 'extern "C" __global__ void add(float* a, Sizes sizes) {}'
+STREAM = SimpleNamespace(cuda_stream=77)
+CACHED = (cupy_launcher._why_not, cupy_launcher._module, cupy_launcher._function, cupy_launcher._stream)
+
+
+class FakeCompileError(Exception):
+    """Like CuPy's, no ``RuntimeError``."""
+
+
+@dataclass
+class FakeCupy:
+    """``active``: the devices and streams that are entered; ``launched``: with what was active then."""
+
+    failure: Exception | None = None
+    active: list[object] = field(default_factory=list)
+    compiled: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    launched: list[tuple[str, list[object], Any, Any, Any]] = field(default_factory=list)
+
+    def module(self) -> ModuleType:
+        module: Any = ModuleType("cupy")
+        module.__version__ = "14.2.0"
+        module.RawModule = self.raw_module
+        module.cuda = SimpleNamespace(
+            Device=lambda index: Entered(self.active, ("device", index)),
+            Stream=SimpleNamespace(from_external=lambda s: Entered(self.active, ("stream", s.__cuda_stream__()))),
+            compiler=SimpleNamespace(CompileException=FakeCompileError),
+        )
+        return module  # type: ignore[no-any-return]
+
+    def raw_module(self, *, code: str, options: tuple[str, ...]) -> SimpleNamespace:
+        self.compiled.append((code, options))
+        return SimpleNamespace(get_function=self.get_function)
+
+    def get_function(self, name: str) -> object:
+        if self.failure is not None:
+            raise self.failure
+        return lambda *call: self.launched.append((name, list(self.active), *call))
+
+
+@dataclass
+class Entered:
+    active: list[object]
+    what: object
+
+    def __enter__(self) -> None:
+        self.active.append(self.what)
+
+    def __exit__(self, *_: object) -> None:
+        self.active.remove(self.what)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept() -> Iterator[None]:
+    for function in CACHED:
+        function.cache_clear()
+    yield
+    for function in CACHED:
+        function.cache_clear()
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+    fake = FakeCupy()
+    monkeypatch.setitem(sys.modules, "cupy", fake.module())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: STREAM)
+    return fake
+
+
+def launch(device: int = 1) -> None:
+    CupyLauncher().launch(SOURCE, "add", 3, 128, (4096, 0), (5, -1, 7), torch.device("cuda", device))
+
+
+def test_functions_are_started_on_torch_s_stream_of_the_tensor_s_device(cupy: FakeCupy) -> None:
+    launch()
+    (name, active, grid, block, arguments), *others = cupy.launched
+    assert (name, active, grid, block) == ("add", [("device", 1), ("stream", (0, 77))], (3,), (128,))
+    *pointers, structure = arguments
+    assert pointers == [4096, 0]
+    assert isinstance(structure, np.ndarray)
+    assert structure.size == 1  # CuPy passes by value what has one element
+    assert structure.tobytes() == np.array([5, -1, 7], np.int32).tobytes()
+    assert others == []
+    assert cupy.active == []
+
+
+def test_a_source_is_compiled_once_in_a_process(cupy: FakeCupy) -> None:
+    for device in (0, 1, 0):
+        launch(device)
+    assert cupy.compiled == [(SOURCE, ("--std=c++17",))]
+    assert len(cupy.launched) == 3
+
+
+def test_what_cannot_be_compiled_is_an_error_that_fails_a_candidate_only(cupy: FakeCupy) -> None:
+    cupy.failure = FakeCompileError("line 3: expected a ;")
+    with pytest.raises(LaunchError, match=r"cannot compile 'add' for cuda:1: line 3") as error:
+        launch()
+    assert isinstance(error.value, CANDIDATE_ERRORS)
+
+
+def test_measurements_are_of_what_compiles(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiler_name() == "CuPy 14.2.0"
+    monkeypatch.setattr(cupy_launcher, "_why_not", lambda: "there is none")
+    assert compiler_name() == "torch"
+
+
+def test_a_cupy_that_compiles_is_good(cupy: FakeCupy) -> None:
+    assert CupyLauncher().why_not() is None
+    assert cupy.launched == []
+
+
+def test_without_cupy_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert CupyLauncher().why_not() == "CuPy is not installed: pip install 'mucudnn[cuda]'"
+
+
+def test_a_cupy_that_does_not_work_is_said_once(cupy: FakeCupy) -> None:
+    cupy.failure = RuntimeError("\n====\nFailed to find CUDA headers.\nPlease install them")
+    reason = "CuPy does not work here: RuntimeError: Failed to find CUDA headers."
+    with pytest.warns(UserWarning, match="CUDA functions of its own: " + reason) as warned:
+        assert CupyLauncher().why_not() == CupyLauncher().why_not() == reason
+    assert len(warned) == 1

@@ -1,0 +1,69 @@
+"""The algorithms of torch's operators stay within what they are handed, whatever that is: they raise where it is too
+little. Torch resizes an ``out=`` that is too small, and would write behind a slice of a mini-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support.geometries import ONE_OF_EACH_KIND, geometry
+from support.guarded import Call
+from torch import Tensor
+
+from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.registry import algorithm
+from mucudnn.kernels.winograd import algorithms as winograd
+from mucudnn.kernels.winograd.torch_backend import TorchWinograd
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+
+NAMES = ("gemm", "direct", "fft", "winograd-2x2", "winograd-4x4", "winograd-6x6")
+HANDED = ("x", "w", "y", "prepared", "scratch")
+
+
+@pytest.fixture(autouse=True)
+def torch_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(winograd, "BACKENDS", (TorchWinograd(),))
+
+
+def problems(name: str, memory_format: MemoryFormat) -> Iterator[tuple[ConvProblem, int]]:
+    for key in ONE_OF_EACH_KIND:
+        for operation in Operation:
+            for dtype in ("float32", "bfloat16"):
+                problem, n, _ = geometry(key, operation, memory_format=memory_format, dtype=dtype)
+                if algorithm(name).supports(problem) is None:
+                    yield problem, n
+
+
+def run(a: Algorithm, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor) -> None:
+    a.open(problem, w, prepared)
+    a.step(problem, x, w, y, None, prepared, scratch)
+    a.close(problem, w, prepared)
+
+
+@pytest.mark.parametrize("memory_format", MemoryFormat)
+@pytest.mark.parametrize("handed", HANDED)
+@pytest.mark.parametrize("name", NAMES)
+def test_less_than_is_needed_raises_and_nothing_is_written_behind_it(
+    name: str, handed: str, memory_format: MemoryFormat
+) -> None:
+    """One sample, one filter or one byte less than the problem, or the declaration, says."""
+    a = algorithm(name)
+    for problem, n in problems(name, memory_format):
+        workspace, call = a.workspace(problem, n), Call(problem, n)
+        given = {
+            "x": call.x,
+            "w": call.w,
+            "y": call.y,
+            "prepared": call.memory.buffer(workspace.prepared_bytes),
+            "scratch": call.memory.buffer(workspace.scratch_bytes),
+        }
+        if given[handed].numel() == 0:
+            continue
+        last, given[handed] = given[handed][-1:], given[handed][:-1]
+        kept = last.clone()
+        with pytest.raises((RuntimeError, ValueError)):  # of torch, or ours
+            run(a, problem, *given.values())
+        assert call.memory.is_intact()
+        assert torch.equal(last.nan_to_num(7), kept.nan_to_num(7))

@@ -1,0 +1,106 @@
+"""The matrices in exact fractions: they compute a correlation, with the structure that fast transforms rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mucudnn.kernels.winograd.cook_toom import CookToom, Matrix, cook_toom, kronecker
+
+USED = [(2, 3), (4, 3), (6, 3), (2, 5), (4, 5)]
+NUMBERS = st.fractions(min_value=-8, max_value=8, max_denominator=16)
+CUSTOMARY = tuple(Fraction(p) for p in (0, 1, -1, 2, -2))
+
+
+def times(matrix: Matrix, vector: Sequence[Fraction]) -> list[Fraction]:
+    return [sum((x * y for x, y in zip(row, vector, strict=True)), Fraction(0)) for row in matrix]
+
+
+def array(matrix: Matrix) -> np.ndarray:
+    return np.array(matrix, dtype=object)
+
+
+def filtered(f: CookToom, d: Sequence[Fraction], g: Sequence[Fraction]) -> list[Fraction]:
+    products = [x * y for x, y in zip(times(f.g, g), times(f.b_t, d), strict=True)]
+    return times(f.a_t, products)
+
+
+@pytest.mark.parametrize(("m", "r"), USED)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_it_is_the_correlation(m: int, r: int, data: st.DataObject) -> None:
+    f = cook_toom(m, r)
+    d = data.draw(st.lists(NUMBERS, min_size=f.a, max_size=f.a))
+    g = data.draw(st.lists(NUMBERS, min_size=r, max_size=r))
+    assert filtered(f, d, g) == [sum(d[i + j] * g[j] for j in range(r)) for i in range(m)]
+
+
+@pytest.mark.parametrize(("m", "r"), USED)
+def test_nested_it_is_the_correlation_in_two_dimensions(m: int, r: int) -> None:
+    f = cook_toom(m, r)
+    numbers = np.random.default_rng(0).integers(-9, 10, size=(f.a + r, f.a)).astype(object)
+    d, g = numbers[: f.a], numbers[f.a :, :r]
+    a_t, g_matrix, b_t = array(f.a_t), array(f.g), array(f.b_t)
+    y = a_t @ ((g_matrix @ g @ g_matrix.T) * (b_t @ d @ b_t.T)) @ a_t.T
+    expected = [[(d[i : i + r, j : j + r] * g).sum() for j in range(m)] for i in range(m)]
+    assert (y == np.array(expected, dtype=object)).all()
+
+
+@pytest.mark.parametrize(("m", "r"), USED)
+def test_kronecker_is_both_dimensions_at_once(m: int, r: int) -> None:
+    f = cook_toom(m, r)
+    g = np.arange(r * r).reshape(r, r).astype(object) - 3
+    nested = array(f.g) @ g @ array(f.g).T
+    assert times(kronecker(f.g, f.g), g.ravel()) == list(nested.ravel())
+
+
+@pytest.mark.parametrize(("m", "r"), USED)
+def test_tile_transforms_are_exact_in_float32(m: int, r: int) -> None:
+    """So that rounding happens in sums only."""
+    f = cook_toom(m, r)
+    for row in (*f.a_t, *f.b_t):
+        assert all(Fraction(float(np.float32(float(x)))) == x for x in row)
+
+
+@pytest.mark.parametrize(("m", "r"), USED)
+def test_rows_of_a_pair_of_points_differ_in_the_signs_of_alternate_entries(m: int, r: int) -> None:
+    f = cook_toom(m, r)
+    for matrix in (f.b_t, f.g, tuple(zip(*f.a_t, strict=True))):
+        for plus, minus in zip(matrix[1:-1:2], matrix[2:-1:2], strict=True):
+            alternating = tuple(x * (-1) ** i for i, x in enumerate(plus))
+            assert minus in (alternating, tuple(-x for x in alternating))
+
+
+def test_customary_points_give_the_published_matrices() -> None:
+    """F(4, 3) as in Lavin and Gray (2016), section 4.3."""
+    f = cook_toom(4, 3, CUSTOMARY)
+    assert [[int(x) for x in row] for row in f.b_t] == [
+        [4, 0, -5, 0, 1, 0],
+        [0, -4, -4, 1, 1, 0],
+        [0, 4, -4, -1, 1, 0],
+        [0, -2, -1, 2, 1, 0],
+        [0, 2, -1, -2, 1, 0],
+        [0, 4, 0, -5, 0, 1],
+    ]
+    assert [[int(24 * x) for x in row] for row in f.g] == [
+        [6, 0, 0],
+        [-4, -4, -4],
+        [-4, 4, -4],
+        [1, 2, 4],
+        [1, -2, 4],
+        [0, 0, 24],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("m", "r", "points"),
+    [(4, 3, CUSTOMARY[:4]), (2, 3, CUSTOMARY), (2, 3, (Fraction(1),) * 3), (9, 9, None), (0, 3, ())],
+)
+def test_unsuitable_points_are_refused(m: int, r: int, points: tuple[Fraction, ...] | None) -> None:
+    with pytest.raises(ValueError, match=r"different points; given"):
+        cook_toom(m, r, points)

@@ -1,0 +1,254 @@
+"""Winograd's CUDA functions, run on the CPU as plain C++: what they compute, and in what memory."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import guarded
+from support.emulated_cuda import COMPILER, EmulatedLauncher
+from support.guarded import Call
+from support.on_backend import OnBackend
+from torch import Tensor
+
+from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.cuda.launcher import LaunchError
+from mucudnn.kernels.winograd.cook_toom import cook_toom
+from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
+from mucudnn.kernels.winograd.cuda_source import winograd_source
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation, Pair
+
+ALGORITHMS = [(2, 3), (4, 3), (6, 3), (2, 5), (4, 5)]
+ROUNDING = {"float64": 1e-13, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
+by_algorithm = pytest.mark.parametrize(("m", "r"), ALGORITHMS)
+by_operation = pytest.mark.parametrize("operation", list(Operation))
+by_format = pytest.mark.parametrize("memory_format", list(MemoryFormat))
+compiled = pytest.mark.skipif(COMPILER is None, reason="there is no g++ to run CUDA C++ on the CPU with")
+
+
+@pytest.fixture
+def launcher() -> EmulatedLauncher:
+    return EmulatedLauncher()
+
+
+@pytest.fixture(autouse=True)
+def nan_around_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that whatever is read outside of an operand shows, too."""
+    monkeypatch.setattr(guarded, "_PATTERN", 0xFF)
+
+
+def problem_for(operation: Operation, size: Pair, r: int, **changes: object) -> ConvProblem:
+    arguments = {"c": 3, "k": 4, "dtype": "float64"} | changes
+    return ConvProblem(operation, h=size[0], w=size[1], r=r, s=r, **arguments)  # type: ignore[arg-type]
+
+
+def check(
+    launcher: EmulatedLauncher,
+    m: int,
+    problem: ConvProblem,
+    micro_batches: tuple[int, ...] = (1,),
+    bias: Tensor | None = None,
+) -> Tensor:
+    """The result, which is the convolution in the declared bytes."""
+    call = Call(problem, sum(micro_batches))
+    expected = reference(problem, call.x, call.w, call.y, bias)
+    actual = call.run(OnBackend(CudaWinograd(launcher), cook_toom(m, problem.r)), micro_batches, bias)
+    assert relative_l2_error(actual, expected) < ROUNDING[problem.dtype] * (10 if m == 6 else 1)
+    assert call.undeclared_bytes <= 0
+    return actual
+
+
+@compiled
+@by_algorithm
+@by_operation
+@by_format
+class TestConvolution:
+    def test_every_remainder_of_the_last_tile(
+        self, launcher: EmulatedLauncher, m: int, r: int, operation: Operation, memory_format: MemoryFormat
+    ) -> None:
+        for extra in range(m + 1):
+            size = (m + r + extra, 2 * m + r - extra)
+            check(launcher, m, problem_for(operation, size, r, memory_format=memory_format))
+
+    def test_every_padding(
+        self, launcher: EmulatedLauncher, m: int, r: int, operation: Operation, memory_format: MemoryFormat
+    ) -> None:
+        """Beyond r - 1, BACKWARD_DATA crops dy, and whole tiles of the output see nothing but padding."""
+        for padding in [(0, 1), (1, 2), (2, 3), (3, 0), (9, 7)]:
+            check(launcher, m, problem_for(operation, (7, 6), r, padding=padding, memory_format=memory_format))
+
+    def test_maps_smaller_than_a_tile(
+        self, launcher: EmulatedLauncher, m: int, r: int, operation: Operation, memory_format: MemoryFormat
+    ) -> None:
+        for size in [(1, 1), (1, 9), (2, 1), (3, 3)]:
+            check(launcher, m, problem_for(operation, size, r, padding=(r // 2, r // 2), memory_format=memory_format))
+
+    def test_groups_and_micro_batches(
+        self, launcher: EmulatedLauncher, m: int, r: int, operation: Operation, memory_format: MemoryFormat
+    ) -> None:
+        for c, k, groups in [(4, 6, 2), (3, 3, 3), (2, 8, 2), (5, 1, 1)]:
+            changes = {"c": c, "k": k, "groups": groups, "padding": (1, 1), "memory_format": memory_format}
+            check(launcher, m, problem_for(operation, (8, 7), r, **changes), (3, 3, 1))
+
+    def test_float32(
+        self, launcher: EmulatedLauncher, m: int, r: int, operation: Operation, memory_format: MemoryFormat
+    ) -> None:
+        changes = {"c": 33, "k": 20, "padding": (r // 2, r // 2), "memory_format": memory_format, "dtype": "float32"}
+        check(launcher, m, problem_for(operation, (12, 13), r, **changes), (2, 1))
+
+
+@compiled
+@by_format
+@pytest.mark.parametrize("m", [2, 4, 6])
+@pytest.mark.parametrize("width", [12, 13])
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_bias_is_added_in_rows_that_are_stored_in_pieces_and_in_others(
+    launcher: EmulatedLauncher, memory_format: MemoryFormat, m: int, width: int, dtype: str
+) -> None:
+    changes = {"c": 4, "groups": 2, "padding": (1, 1), "dtype": dtype, "memory_format": memory_format}
+    problem = problem_for(Operation.FORWARD, (9, width), 3, **changes)
+    check(launcher, m, problem, (2, 1), torch.randn(problem.k, dtype=getattr(torch, dtype)))
+
+
+@compiled
+@by_operation
+@by_format
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_float32_rounded_once(
+    launcher: EmulatedLauncher, operation: Operation, memory_format: MemoryFormat, dtype: str
+) -> None:
+    arguments = {"c": 8, "k": 8, "padding": (1, 1), "memory_format": memory_format}
+    half = Call(problem_for(operation, (9, 9), 3, dtype=dtype, **arguments), 2)
+    full = Call(problem_for(operation, (9, 9), 3, dtype="float32", **arguments), 2)
+    for wide, narrow in ((full.x, half.x), (full.w, half.w), (full.y, half.y)):
+        wide.copy_(narrow)
+    algorithm = OnBackend(CudaWinograd(launcher), cook_toom(4, 3))
+    expected = full.run(algorithm, [1, 1]).to(getattr(torch, dtype))
+    assert torch.equal(half.run(algorithm, [1, 1]), expected)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_float32_is_rounded_to_half_precision_as_torch_does(launcher: EmulatedLauncher, dtype: torch.dtype) -> None:
+    """Infinities, halfway cases, and NaNs among them: 0x7fffffff is what arithmetic makes on GPUs."""
+    bits = torch.randint(-(2**31), 2**31, (50_000,), dtype=torch.int32)
+    bits[:6] = torch.tensor([0x7FFFFFFF, -1, 0x7F800000, 0x3F808000, 0x3F818000, -(2**31)], dtype=torch.int32)
+    wide = bits.view(torch.float32)
+    narrow = torch.zeros(len(wide), dtype=dtype)
+    source = winograd_source(cook_toom(2, 3), str(dtype).removeprefix("torch."), MemoryFormat.CONTIGUOUS, 128) + (
+        "FUNCTION round_all(const float* from, T* to, Filters all) {"
+        "  if (thread_number() < all.count) narrow(from[thread_number()], to[thread_number()]);"
+        "}"
+    )
+    pointers = (wide.data_ptr(), narrow.data_ptr())
+    launcher.launch(source, "round_all", 400, 128, pointers, (len(wide), 1), torch.device("cpu"))
+    torch.testing.assert_close(narrow, wide.to(dtype), rtol=0, atol=0, equal_nan=True)
+
+
+@compiled
+@by_format
+def test_filter_gradient_is_added_to_what_is_there(launcher: EmulatedLauncher, memory_format: MemoryFormat) -> None:
+    problem = problem_for(Operation.BACKWARD_FILTER, (9, 8), 3, memory_format=memory_format)
+    call = Call(problem, 3)
+    expected = reference(problem, call.x, call.w, call.y) + 3.0
+    call.w.fill_(3.0)
+    actual = call.run(OnBackend(CudaWinograd(launcher), cook_toom(4, 3)), [2, 1])
+    assert relative_l2_error(actual, expected) < ROUNDING["float64"]
+
+
+@compiled
+@by_operation
+def test_the_filter_is_transformed_once_a_call(launcher: EmulatedLauncher, operation: Operation) -> None:
+    check(launcher, 4, problem_for(operation, (9, 9), 3), (2, 2, 1))
+    once, each = {
+        Operation.FORWARD: ("transform_filter", ["transform_source", "inverse_transform"]),
+        Operation.BACKWARD_DATA: ("transform_turned_filter", ["transform_source", "inverse_transform"]),
+        Operation.BACKWARD_FILTER: ("add_filter_gradient", ["transform_source", "transform_gradient"]),
+    }[operation]
+    steps = each * 3
+    assert launcher.launched == ([*steps, once] if operation is Operation.BACKWARD_FILTER else [once, *steps])
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("memory_format", "image_size", "lit"),
+    [
+        (MemoryFormat.CONTIGUOUS, (3, 1, 2**30), (2, 0)),  # the last channel
+        (MemoryFormat.CHANNELS_LAST, (2, 2, 2**30), (0, 1)),  # the first pixel of the second row
+    ],
+)
+def test_offsets_within_a_tensor_may_exceed_32_bits(
+    launcher: EmulatedLauncher, memory_format: MemoryFormat, image_size: tuple[int, int, int], lit: Pair
+) -> None:
+    """A pixel 2^31 elements into a float16 image, seen by the first tile; few pages of the gigabytes are touched."""
+    channels, height, width = image_size
+    channel, row = lit
+    image = torch.from_numpy(np.zeros(channels * height * width, np.float16))
+    image[2**31] = 1.0
+    planes = torch.full((4, 4, channels), torch.nan)
+    source = winograd_source(cook_toom(2, 3), "float16", memory_format, 128)
+    sizes = (channels, channels, 1, 1, 1, height, width, 1, 1)
+    pointers = (image.data_ptr(), planes.data_ptr())
+    launcher.launch(source, "transform_source", 1, 128, pointers, sizes, torch.device("cpu"))
+    tile = torch.zeros(4, 4)
+    tile[1 + row, 1] = 1.0
+    b_t = torch.tensor([[float(entry) for entry in line] for line in cook_toom(2, 3).b_t])
+    expected = torch.zeros(4, 4, channels)
+    expected[..., channel] = b_t @ tile @ b_t.T
+    assert torch.equal(planes, expected)
+
+
+def test_more_tiles_than_32_bits_count_are_refused() -> None:
+    problem = ConvProblem(Operation.FORWARD, 2**16, 2, 2, 1, 3, 3, padding=(1, 1))
+    x, y = (torch.empty(shape, device="meta") for shape in (problem.x_shape(2**15), problem.y_shape(2**15)))
+    backend, matrices = CudaWinograd(), cook_toom(2, 3)
+    workspace = backend.workspace(matrices, problem, 2**15)
+    prepared, scratch = (
+        torch.empty(size, dtype=torch.uint8, device="meta")
+        for size in (workspace.prepared_bytes, workspace.scratch_bytes)
+    )
+    with pytest.raises(LaunchError, match=r"2147483648 elements.*use a smaller micro-batch"):
+        backend.correlate(matrices, problem, x, y, None, prepared, scratch)
+
+
+def test_a_bias_of_another_dtype_is_refused() -> None:
+    problem = problem_for(Operation.FORWARD, (5, 5), 3, dtype="bfloat16")
+    x, y = (torch.empty(shape, dtype=torch.bfloat16) for shape in (problem.x_shape(1), problem.y_shape(1)))
+    with pytest.raises(InvalidInputError, match=r"bias has dtype torch.float32.*torch.bfloat16"):
+        CudaWinograd().correlate(cook_toom(2, 3), problem, x, y, torch.zeros(problem.k), x, x)
+
+
+def test_workspace_is_u_v_and_m() -> None:
+    problem = ConvProblem(Operation.FORWARD, 8, 12, 12, 16, 3, 3, padding=(1, 1), dtype="float16")
+    assert CudaWinograd().workspace(cook_toom(4, 3), problem, 5) == Workspace(
+        prepared_bytes=36 * 8 * 16 * 4, scratch_bytes=36 * (5 * 9) * (8 + 16) * 4
+    )
+
+
+def test_sources_are_made_once_and_without_zeros() -> None:
+    arguments = (cook_toom(4, 3), "float32", MemoryFormat.CONTIGUOUS, 128)
+    source = winograd_source(*arguments)
+    assert source is winograd_source(*arguments)
+    assert "Real(0.0)" not in source
+    assert "out[0] = Real(0.87890625) * in[0] - Real(2.640625) * in[2] + in[4];" in source
+    assert "#include" not in source
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_nvcc_compiles_the_largest_without_spills(architecture: str, tmp_path: Path) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("there is no nvcc")
+    path = tmp_path / "winograd.cu"
+    path.write_text(winograd_source(cook_toom(6, 3), "bfloat16", MemoryFormat.CONTIGUOUS, 128))
+    command = [nvcc, "-cubin", f"-arch={architecture}", "-std=c++17", "-Werror=all-warnings", "-Xptxas=-v", path]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    stacks = [line.strip() for line in told.stderr.splitlines() if "stack frame" in line]
+    assert stacks == ["0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"] * 6

@@ -1,0 +1,164 @@
+"""The mathematics of Winograd convolution: tiles, edges, errors, sums in the transform domain."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+from support.guarded import Call
+
+from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.winograd import algorithms as winograd
+from mucudnn.kernels.winograd.algorithms import ALGORITHMS, Winograd
+from mucudnn.kernels.winograd.cook_toom import cook_toom
+from mucudnn.kernels.winograd.tiling import tiling
+from mucudnn.kernels.winograd.torch_backend import TorchWinograd
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation, Pair
+
+ROUNDING = 1e-13  # of float64, for the largest tiles
+by_name = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
+by_operation = pytest.mark.parametrize("operation", list(Operation))
+
+
+@pytest.fixture
+def torch_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arithmetic in torch, also where another backend would be preferred."""
+    monkeypatch.setattr(winograd, "BACKENDS", (TorchWinograd(),))
+
+
+def problem_for(algorithm: Winograd, operation: Operation, size: Pair, **changes: object) -> ConvProblem:
+    arguments = {"c": 3, "k": 4, "dtype": "float64"} | changes
+    return ConvProblem(operation, h=size[0], w=size[1], r=algorithm.r, s=algorithm.r, **arguments)  # type: ignore[arg-type]
+
+
+def error_of(algorithm: Winograd, problem: ConvProblem, micro_batches: tuple[int, ...] = (1,)) -> float:
+    call = Call(problem, sum(micro_batches))
+    expected = reference(problem, call.x, call.w, call.y)
+    return relative_l2_error(call.run(algorithm, micro_batches), expected)
+
+
+@by_name
+@by_operation
+@pytest.mark.parametrize("memory_format", list(MemoryFormat))
+def test_every_remainder_of_the_last_tile(
+    algorithm: Winograd, operation: Operation, memory_format: MemoryFormat
+) -> None:
+    for extra in range(algorithm.m + 1):
+        size = (algorithm.m + algorithm.r + extra, 2 * algorithm.m + algorithm.r - extra)
+        assert error_of(algorithm, problem_for(algorithm, operation, size, memory_format=memory_format)) < ROUNDING
+
+
+@by_name
+@by_operation
+@pytest.mark.parametrize("padding", [(0, 1), (1, 2), (2, 3), (3, 0), (9, 7)], ids=str)
+def test_every_padding_on_every_side_of_the_filter_size(
+    algorithm: Winograd, operation: Operation, padding: Pair
+) -> None:
+    """Beyond r - 1, BACKWARD_DATA crops dy, and whole tiles of the output see nothing but padding."""
+    assert error_of(algorithm, problem_for(algorithm, operation, (7, 6), padding=padding)) < ROUNDING
+
+
+@by_name
+@by_operation
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (2, 1), (3, 3)], ids=str)
+def test_maps_smaller_than_a_tile(algorithm: Winograd, operation: Operation, size: Pair) -> None:
+    padding = (algorithm.r // 2, algorithm.r // 2)
+    assert error_of(algorithm, problem_for(algorithm, operation, size, padding=padding)) < ROUNDING
+
+
+@by_name
+@by_operation
+@pytest.mark.parametrize(("c", "k", "groups"), [(4, 6, 2), (3, 3, 3), (2, 8, 2)])
+def test_groups_and_depthwise(algorithm: Winograd, operation: Operation, c: int, k: int, groups: int) -> None:
+    problem = problem_for(algorithm, operation, (8, 7), c=c, k=k, groups=groups, padding=(1, 1))
+    assert error_of(algorithm, problem, (2, 1)) < ROUNDING
+
+
+@by_operation
+def test_error_grows_with_the_tile_and_stays_bounded(operation: Operation) -> None:
+    """float32, 256 channels. The bars of the defaults are 1e-5."""
+    errors = []
+    for algorithm in (Winograd(2, 3), Winograd(4, 3), Winograd(6, 3)):
+        problem = problem_for(algorithm, operation, (12, 12), c=256, k=256, padding=(1, 1), dtype="float32")
+        errors.append(error_of(algorithm, problem))
+    assert errors == sorted(errors)
+    assert errors[0] < 1e-6
+    assert errors[1] < 2.5e-6
+    assert errors[2] < 1e-5
+
+
+@pytest.mark.usefixtures("torch_only")
+def test_the_points_are_more_accurate_than_the_customary_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = Winograd(4, 3)
+    problem = problem_for(algorithm, Operation.FORWARD, (12, 12), c=256, k=32, padding=(1, 1), dtype="float32")
+    ours = error_of(algorithm, problem)
+    customary = cook_toom(4, 3, tuple(Fraction(p) for p in (0, 1, -1, 2, -2)))
+    monkeypatch.setattr(Winograd, "matrices", customary)
+    assert 1.5 * ours < error_of(algorithm, problem)
+
+
+@by_name
+def test_sum_in_the_transform_domain_is_the_sum_of_the_parts(algorithm: Winograd) -> None:
+    problem = problem_for(algorithm, Operation.BACKWARD_FILTER, (9, 8), padding=(1, 1))
+    whole = Call(problem, 5)
+    parts = torch.zeros_like(whole.w)
+    for i in range(5):
+        part = Call(problem, 1)
+        part.x.copy_(whole.x[i : i + 1])
+        part.y.copy_(whole.y[i : i + 1])
+        parts += part.run(algorithm, [1])
+    assert relative_l2_error(whole.run(algorithm, [2, 2, 1]), parts) < ROUNDING
+
+
+@pytest.mark.usefixtures("torch_only")
+@pytest.mark.parametrize("operation", [Operation.FORWARD, Operation.BACKWARD_DATA])
+def test_the_filter_is_transformed_once_a_call(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = Winograd(4, 3)
+    calls = []
+    transform = TorchWinograd.transform_filter
+    monkeypatch.setattr(TorchWinograd, "transform_filter", lambda *args: (calls.append(args), transform(*args)))
+    assert error_of(algorithm, problem_for(algorithm, operation, (9, 9)), (2, 2, 1)) < ROUNDING
+    assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("torch_only")
+@by_name
+@by_operation
+def test_half_precision_is_float32_rounded_once(algorithm: Winograd, operation: Operation) -> None:
+    arguments = {"c": 8, "k": 8, "padding": (1, 1)}
+    half = Call(problem_for(algorithm, operation, (9, 9), dtype="bfloat16", **arguments), 2)
+    full = Call(problem_for(algorithm, operation, (9, 9), dtype="float32", **arguments), 2)
+    for wide, narrow in ((full.x, half.x), (full.w, half.w), (full.y, half.y)):
+        wide.copy_(narrow)
+    expected = full.run(algorithm, [1, 1]).bfloat16()
+    assert torch.equal(half.run(algorithm, [1, 1]), expected)
+
+
+@pytest.mark.parametrize(("operation", "padding", "top"), [("forward", 1, 1), ("backward_data", 5, -3)])
+def test_tiles_cover_the_target(operation: str, padding: int, top: int) -> None:
+    problem = ConvProblem(Operation(operation), 6, 10, 9, 4, 3, 3, padding=(padding, padding), groups=2)
+    tiles = tiling(cook_toom(4, 3), problem, 5)
+    assert (tiles.top, tiles.left) == (top, top)
+    assert (tiles.rows, tiles.columns, tiles.count) == (3, 3, 45)
+    channels = (3, 2) if operation == "forward" else (2, 3)
+    assert (tiles.source_channels, tiles.target_channels) == channels
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"r": 5, "s": 5}, "the filter is 5x5; winograd-4x4 is for 3x3"),
+        ({"r": 3, "s": 1}, "the filter is 3x1; winograd-4x4 is for 3x3"),
+        ({"stride": (1, 2)}, "the stride is 1x2; Winograd needs 1x1"),
+        ({"dilation": (2, 1)}, "the dilation is 2x1; Winograd needs 1x1"),
+    ],
+)
+def test_what_is_not_supported_is_said(changes: dict[str, object], reason: str) -> None:
+    arguments = {"c": 3, "h": 9, "w": 9, "k": 4, "r": 3, "s": 3} | changes
+    assert Winograd(4, 3).supports(ConvProblem(Operation.FORWARD, **arguments)) == reason  # type: ignore[arg-type]
+
+
+def test_names_are_the_published_ones() -> None:
+    names = ["winograd-2x2", "winograd-4x4", "winograd-6x6", "winograd-2x2-5x5", "winograd-4x4-5x5"]
+    assert [a.name for a in ALGORITHMS] == names

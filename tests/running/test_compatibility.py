@@ -1,0 +1,254 @@
+"""What of torch works with an optimized model: the table in docs/compatibility.md, row by row."""
+
+from __future__ import annotations
+
+import copy
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from support.tuned_by_hand import ran, tune_by_hand
+from torch import Tensor, distributed, nn
+from torch.ao import quantization
+from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+from torch.nn.utils import fusion, parametrizations, prune
+from torch.utils.checkpoint import checkpoint
+
+import mucudnn
+from mucudnn.words.problem import Operation
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{words}")
+    for words in (
+        *("`torch.jit", "torch.ao.quantization is deprecated", "Please use quant_min", ".*quantize_per_tensor"),
+        *("`isinstance\\(treespec", ".*reduce_range", ".*TypedStorage", "torch.quantization"),
+    )
+]  # of torch, about what it is going to drop
+
+Use = Callable[[nn.Module, Tensor], Tensor]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.relu = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()
+        self.last = nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.relu(self.norm(self.first(x))))
+        return y
+
+
+def through_a_file(save: Callable[[Any, Any], object], load: Callable[[Any], Any], saved: Any) -> Any:
+    file = io.BytesIO()
+    save(saved, file)
+    file.seek(0)
+    return load(file)
+
+
+def fused_by_fx(model: nn.Module, x: Tensor) -> Tensor:
+    from torch.fx.experimental.optimization import fuse  # here: it warns when it is imported
+
+    return cast(Tensor, fuse(model)(x))
+
+
+def traced(model: nn.Module, x: Tensor) -> Tensor:
+    loaded = through_a_file(torch.jit.save, torch.jit.load, torch.jit.trace(model, x))  # type: ignore[no-untyped-call]
+    return cast(Tensor, loaded(x))
+
+
+def exported(model: nn.Module, x: Tensor) -> Tensor:
+    program = torch.export.export(model, (x,)).run_decompositions()
+    return cast(Tensor, through_a_file(torch.export.save, torch.export.load, program).module()(x))
+
+
+def saved(model: nn.Module, x: Tensor) -> Tensor:
+    return cast(Tensor, through_a_file(torch.save, partial(torch.load, weights_only=False), model)(x))
+
+
+def normalised(model: nn.Module, x: Tensor) -> Tensor:
+    assert isinstance(model, Net)
+    parametrizations.weight_norm(model.first)
+    parametrizations.spectral_norm(model.last, n_power_iterations=40)
+    return cast(Tensor, model.eval()(x))
+
+
+def pruned(model: nn.Module, x: Tensor) -> Tensor:
+    assert isinstance(model, Net)
+    prune.l1_unstructured(model.first, "weight", 0.5)
+    return cast(Tensor, model(x))
+
+
+def folded(model: nn.Module, x: Tensor) -> Tensor:
+    assert isinstance(model, Net)
+    return cast(Tensor, model.last(model.relu(fusion.fuse_conv_bn_eval(model.first, model.norm)(x))))
+
+
+def averaged(model: nn.Module, x: Tensor) -> Tensor:
+    return cast(Tensor, torch.optim.swa_utils.AveragedModel(model)(x))
+
+
+def with_parameters_handed_in(model: nn.Module, x: Tensor) -> Tensor:
+    return cast(Tensor, torch.func.functional_call(model, dict(model.named_parameters()), (x,)))
+
+
+def nets() -> tuple[Net, Net, Tensor]:
+    """Torch's, ours and what both are given. Their statistics are not those of a fresh normalization."""
+    torchs, x = Net(), torch.randn(2, 3, 9, 9)
+    torchs(torch.randn(8, 3, 9, 9))
+    torchs.eval()
+    return torchs, tune_by_hand(copy.deepcopy(torchs), x), x
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        traced,
+        exported,
+        saved,
+        normalised,
+        pruned,
+        folded,
+        averaged,
+        with_parameters_handed_in,
+        lambda model, x: torch.fx.experimental.proxy_tensor.make_fx(model)(x)(x),
+        lambda model, x: copy.deepcopy(model)(x),
+        lambda model, x: torch.compile(model, backend="aot_eager", fullgraph=True)(x),
+        lambda model, x: nn.DataParallel(model)(x),
+        lambda model, x: model.share_memory()(x),
+        lambda model, x: checkpoint(model, x, use_reentrant=False),
+        lambda model, x: quantization.quantize_dynamic(model, {nn.Linear})(x),
+    ],
+)
+def test_what_runs_the_tuned_configurations(use: Use) -> None:
+    torchs, ours, x = nets()
+    torch.manual_seed(1)
+    computed = use(ours, x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(computed, use(torchs, x), rtol=1e-3, atol=1e-4)
+    assert ran(ours) == {Operation.FORWARD}
+
+
+def quantized_by_fx(model: nn.Module, x: Tensor) -> Tensor:
+    mapping = quantization.get_default_qconfig_mapping("x86")
+    prepared = prepare_fx(model, mapping, (x,))
+    prepared(x)
+    converted = convert_fx(prepared)
+    assert any("quantized" in type(module).__module__ for module in converted.modules())
+    return cast(Tensor, converted(x))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda model, x: torch.fx.symbolic_trace(model)(x), fused_by_fx],
+)
+def test_what_runs_torchs_convolution(use: Use) -> None:
+    torchs, ours, x = nets()
+    torch.testing.assert_close(use(ours, x), use(torchs, x), rtol=1e-4, atol=1e-4)
+    assert ran(ours) == set()
+
+
+def test_quantization_by_fx() -> None:
+    torchs, ours, x = nets()
+    torch.testing.assert_close(quantized_by_fx(ours, x), quantized_by_fx(torchs, x), rtol=0, atol=0.1)  # some quanta
+
+
+def with_torchs_modules(model: Net) -> Net:
+    """As the documentation says to do it."""
+    for module in model.modules():
+        if type(module) is mucudnn.Conv2d:
+            module.__class__ = nn.Conv2d
+    return model
+
+
+def test_scripting_is_refused_until_the_modules_are_torchs_again() -> None:
+    torchs, ours, x = nets()
+    with pytest.raises(mucudnn.InvalidInputError, match=r"torch\.jit\.trace.*module\.__class__ = torch\.nn\.Conv2d"):
+        torch.jit.script(ours)
+    assert type(ours.first) is mucudnn.Conv2d
+    scripted = torch.jit.optimize_for_inference(torch.jit.script(with_torchs_modules(ours)))
+    torch.testing.assert_close(scripted(x), torchs(x), rtol=1e-4, atol=1e-4)
+
+
+def test_eager_quantization_and_fusing_want_torchs_modules_back() -> None:
+    torchs, ours, x = nets()
+    quantized = [quantized_in_eager_mode(net, x) for net in (with_torchs_modules(ours), torchs)]
+    assert torch.equal(*quantized)
+
+
+def test_eager_fusing_does_not_find_ours() -> None:
+    _, ours, _ = nets()
+    with pytest.raises(AssertionError, match="did not find fuser method"):
+        quantization.fuse_modules(ours, [["first", "norm", "relu"]])
+
+
+def quantized_in_eager_mode(model: Net, x: Tensor) -> Tensor:
+    quantization.fuse_modules(model, [["first", "norm", "relu"]], inplace=True)
+    wrapped = quantization.QuantWrapper(model)
+    wrapped.qconfig = quantization.get_default_qconfig("x86")  # type: ignore[assignment]
+    quantization.prepare(wrapped, inplace=True)
+    wrapped(x)
+    quantization.convert(wrapped, inplace=True)
+    assert any("quantized" in type(module).__module__ for module in wrapped.modules())
+    return cast(Tensor, wrapped(x))
+
+
+def test_what_is_traced_by_fx_can_be_optimized() -> None:
+    torchs, _, x = nets()
+    graph = tune_by_hand(torch.fx.symbolic_trace(torchs), x)
+    torch.testing.assert_close(graph(x), torchs(x), rtol=1e-4, atol=1e-4)
+    assert ran(graph) == {Operation.FORWARD}
+
+
+@contextmanager
+def alone_in_its_group(folder: Path) -> Iterator[None]:
+    distributed.init_process_group("gloo", init_method=f"file://{folder / 'group'}", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not distributed.is_available(), reason="torch is built without torch.distributed")
+@pytest.mark.parametrize("name", ["DDP", "FSDP"])
+def test_wrapped_for_several_processes(tmp_path: Path, name: str) -> None:
+    torchs, ours, x = nets()
+    expected = torch.autograd.grad(torchs(x).sum(), list(torchs.parameters()))
+    with alone_in_its_group(tmp_path):
+        wrapped = nn.parallel.DistributedDataParallel(ours) if name == "DDP" else sharded(ours)
+        torch.autograd.backward(wrapped(x).sum())
+        gradients = [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in wrapped.parameters()]
+    torch.testing.assert_close(gradients, list(expected), rtol=1e-3, atol=1e-4)
+    assert ran(ours) == set(Operation)
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    return cast(nn.Module, fully_shard(model, mesh=init_device_mesh("cpu", (1,))))
+
+
+@pytest.mark.parametrize("kind", ["jit", "export"])
+def test_what_another_process_loads_runs_torchs_own(tmp_path: Path, kind: str) -> None:
+    """Once it has the operators: the choices are not in the file."""
+    torchs, ours, x = nets()
+    if kind == "jit":
+        torch.jit.save(torch.jit.trace(ours, x), tmp_path / "model")  # type: ignore[no-untyped-call]
+    else:
+        torch.export.save(torch.export.export(ours, (x,)), tmp_path / "model.pt2")
+    torch.save((x, torchs(x).detach()), tmp_path / "expected")
+    load = "torch.jit.load('model')" if kind == "jit" else "torch.export.load('model.pt2').module()"
+    program = f"""
+import torch, mucudnn.running.operators
+x, expected = torch.load("expected")
+torch.testing.assert_close({load}(x), expected, rtol=1e-4, atol=1e-4)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)

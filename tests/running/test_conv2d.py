@@ -1,0 +1,457 @@
+"""``mucudnn.Conv2d`` beside ``torch.nn.Conv2d``, and what ``optimize`` does to a model. Nothing is measured here."""
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mucudnn
+from mucudnn.running.environment import Environment
+from mucudnn.running.operators import Choices
+from mucudnn.tuning.result import TunedProblem, Tuning
+from mucudnn.words.config import Config
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.task import Task
+
+# torch says it once a process, and of its own convolution
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+HERE = Environment("test", "none", 1, "2", "none", "torch")
+
+
+def divided(n: int) -> Configuration:
+    return Configuration((MicroConfig("gemm", 1),) * n, time_s=1e-3, workspace_bytes=64)
+
+
+def baseline(n: int) -> Configuration:
+    return Configuration((MicroConfig("native", n),), time_s=1e-3, workspace_bytes=0)
+
+
+class FakeTuner:
+    """Chooses without measuring, in place of ``tune_tasks``; ``asked`` has what it was asked for."""
+
+    def __init__(self) -> None:
+        self.choose: Callable[[int], Configuration] = divided
+        self.asked: list[tuple[ConvProblem, int]] = []
+        measured = MicroConfig("gemm", 1), MicroConfig("native", 1)
+        self.measurements = tuple(Measurement(m, 0.0, 1e-3 * (i + 1), 0, 64, 1e-7) for i, m in enumerate(measured))
+
+    def __call__(self, tasks: Sequence[Task], config: Config, **_: Any) -> Tuning:
+        def tuned(task: Task) -> TunedProblem:
+            problem, n, chosen = task.problem, task.batch_size, self.choose(task.batch_size)
+            return TunedProblem(problem, n, chosen, 2e-3, 1e-3, 1e-7, "it was told to", self.measurements)
+
+        self.asked += [(task.problem, task.batch_size) for task in tasks]
+        torch.rand(1)  # as random data is made
+        return Tuning(config, HERE, tuple(map(tuned, tasks)))
+
+
+@pytest.fixture(autouse=True)
+def tuner(monkeypatch: pytest.MonkeyPatch) -> FakeTuner:
+    fake = FakeTuner()
+    monkeypatch.setattr("mucudnn.tuning.tuner.tune_tasks", fake)
+    return fake
+
+
+def pair(*args: Any, n: int = 3, size: int = 7, **options: Any) -> tuple[nn.Conv2d, mucudnn.Conv2d]:
+    """Torch's module and ours with the same parameters, tuned for n samples of size x size, dx too."""
+    torchs = nn.Conv2d(*args, **options)
+    ours = copy.deepcopy(torchs)
+    x = torch.randn(n, args[0], size, size, dtype=torchs.weight.dtype, requires_grad=True)
+    mucudnn.optimize(ours, x)
+    assert isinstance(ours, mucudnn.Conv2d)
+    assert ours.choices is not None
+    ours.choices.recipes.clear()
+    return torchs, ours
+
+
+def ran(module: mucudnn.Conv2d) -> set[str]:
+    """The operations that ran a configuration."""
+    assert module.choices is not None
+    return {recipe.problem.operation for recipe in module.choices.recipes.values() if recipe is not None}
+
+
+def results(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    """y, dx and the gradients of the parameters."""
+    x = x.detach().requires_grad_()
+    y = module(x)
+    wanted = [x, *module.parameters()]
+    return y, *torch.autograd.grad(y.float().square().mean(), wanted, allow_unused=True, materialize_grads=True)
+
+
+def assert_same(torchs: nn.Module, ours: nn.Module, x: Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(results(ours, x), results(torchs, x), rtol=tolerance, atol=tolerance)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"padding": 1},
+    {"padding": (2, 0), "stride": (2, 1), "dilation": (1, 2), "bias": False},
+    {"groups": 2},
+    *({"padding": 2, "padding_mode": mode} for mode in ("reflect", "replicate", "circular")),
+    {"padding": "valid"},
+    *({"padding": "same", "kernel_size": size} for size in (3, 2, (4, 1), (2, 3))),
+    {"padding": "same", "kernel_size": 2, "dilation": (2, 3)},
+    {"padding": "same", "kernel_size": 2, "padding_mode": "reflect"},
+    {"padding": 1, "dtype": torch.float64},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_training_gives_torchs_result_and_gradients(options: dict[str, Any]) -> None:
+    torchs, ours = pair(4, 6, **{"kernel_size": 3} | options)
+    assert_same(torchs, ours, torch.randn(3, 4, 7, 7, dtype=ours.weight.dtype))
+    assert ran(ours) == set(Operation)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_eval_without_gradients(mode: Callable[[], Any]) -> None:
+    torchs, ours = pair(4, 6, 3)
+    x = torch.randn(3, 4, 7, 7)
+    with mode():
+        torch.testing.assert_close(ours.eval()(x), torchs.eval()(x), rtol=1e-5, atol=1e-5)
+    assert ran(ours) == {Operation.FORWARD}
+
+
+def test_gradients_accumulate() -> None:
+    torchs, ours = pair(4, 6, 3)
+    for x in (torch.randn(3, 4, 7, 7), torch.randn(3, 4, 7, 7)):
+        for module in (torchs, ours):
+            torch.autograd.backward(module(x).square().mean())
+    wanted, gradients = ([p.grad for p in module.parameters()] for module in (torchs, ours))
+    torch.testing.assert_close(gradients, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_double_backward() -> None:
+    torchs, ours = pair(4, 6, 3)
+    x = torch.randn(3, 4, 7, 7, requires_grad=True)
+
+    def penalty_gradients(module: nn.Module) -> tuple[Tensor, ...]:
+        (dx,) = torch.autograd.grad(module(x).square().mean(), x, create_graph=True)
+        return torch.autograd.grad(dx.norm(), (x, *module.parameters()), allow_unused=True, materialize_grads=True)
+
+    torch.testing.assert_close(penalty_gradients(ours), penalty_gradients(torchs), rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_autocast() -> None:
+    torchs, ours = nn.Conv2d(4, 6, 3), mucudnn.Conv2d(4, 6, 3)
+    ours.load_state_dict(torchs.state_dict())
+    x = torch.randn(3, 4, 7, 7)
+    with torch.autocast("cpu", torch.bfloat16):
+        mucudnn.optimize(ours, x.clone().requires_grad_())
+        y, expected = results(ours, x), results(torchs, x)
+    assert [t.dtype for t in y] == [t.dtype for t in expected]
+    torch.testing.assert_close(y, expected, rtol=2e-2, atol=2e-2)
+    assert ran(ours) == set(Operation)
+
+
+def test_module_that_was_converted_after_tuning() -> None:
+    torchs, ours = pair(4, 6, 3)
+    assert_same(torchs.double(), ours.double(), torch.randn(3, 4, 7, 7, dtype=torch.float64))
+    assert ran(ours) == set()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_without_graph_breaks(dynamic: bool) -> None:
+    torchs, ours = pair(4, 6, 2, padding="same")
+    compiled = cast(nn.Module, torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=dynamic))
+    for n in (3, 2):
+        x = torch.randn(n, 4, 7, 7)
+        torch.testing.assert_close(results(compiled, x)[1:], results(torchs, x)[1:], rtol=1e-5, atol=1e-5)
+    assert ran(ours) == set(Operation)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
+def test_copies_are_tuned_too(copied: Callable[[nn.Module], Any]) -> None:
+    torchs, ours = pair(4, 6, 3)
+    copy_of_ours = copied(ours)
+    assert_same(torchs, copy_of_ours, torch.randn(3, 4, 7, 7))
+    assert ran(copy_of_ours) == set(Operation)
+    assert str(mucudnn.report(copy_of_ours)) == str(mucudnn.report(ours))
+
+
+def test_saved_modules_load() -> None:
+    torchs, ours = pair(4, 6, 3)
+    file = io.BytesIO()
+    torch.save(ours, file)
+    file.seek(0)
+    assert_same(torchs, torch.load(file, weights_only=False), torch.randn(3, 4, 7, 7))
+
+
+def test_state_dict_goes_both_ways() -> None:
+    torchs, ours = pair(4, 6, 3)
+    assert list(ours.state_dict()) == list(torchs.state_dict())
+    other = nn.Conv2d(4, 6, 3)
+    ours.load_state_dict(other.state_dict())
+    assert_same(other, ours, torch.randn(3, 4, 7, 7))
+    torchs.load_state_dict(ours.state_dict())
+    assert torch.equal(torchs.weight, other.weight)
+
+
+@pytest.mark.parametrize("tuned", [True, False])
+def test_unbatched_input(tuned: bool) -> None:
+    torchs, ours = pair(4, 6, 3, n=1 if tuned else 3)
+    if not tuned:
+        assert ours.choices is not None
+        ours.choices = Choices.of({p: {3: by_size[3]} for p, by_size in ours.choices.configurations.items()})
+        ours.choices.recipes.clear()
+    assert_same(torchs, ours, torch.randn(4, 7, 7))
+    assert ran(ours) == (set(Operation) if tuned else set())
+
+
+def test_non_contiguous_input() -> None:
+    torchs, ours = pair(4, 6, 3)
+    assert_same(torchs, ours, torch.randn(4, 3, 7, 14).transpose(0, 1)[..., ::2])
+    assert ran(ours) == set(Operation)
+
+
+def test_smaller_batches_have_configurations_from_the_same_sweep() -> None:
+    torchs, ours = pair(4, 6, 3)
+    assert_same(torchs, ours, torch.randn(2, 4, 7, 7))
+    assert ran(ours) == set(Operation)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 7, 7), (4, 4, 7, 7), (3, 4, 8, 7)], ids=["empty", "larger", "other size"])
+def test_what_is_not_tuned_is_torchs(shape: tuple[int, ...]) -> None:
+    torchs, ours = pair(4, 6, 3)
+    x = torch.randn(shape)
+    assert torch.equal(ours(x), torchs(x))
+    assert ran(ours) == set()
+
+
+def test_input_that_needs_no_gradient_and_frozen_parameters() -> None:
+    torchs, ours = pair(4, 6, 3)
+    x = torch.randn(3, 4, 7, 7)
+    torch.autograd.backward(ours(x).sum())
+    assert ran(ours) == {Operation.FORWARD, Operation.BACKWARD_FILTER}
+    for module in (torchs, ours):
+        module.weight.requires_grad_(False)
+    dx, wanted = (torch.autograd.grad(m(x.requires_grad_()).square().sum(), x) for m in (ours, torchs))
+    torch.testing.assert_close(dx, wanted)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7, 7), (4, 7), (3, 4, 1, 1)], ids=str)
+def test_bad_input_gets_torchs_error(shape: tuple[int, ...]) -> None:
+    torchs, ours = pair(4, 6, 3)
+    with pytest.raises(RuntimeError) as expected:
+        torchs(torch.randn(shape))
+    with pytest.raises(RuntimeError) as error:
+        ours(torch.randn(shape))
+    assert str(error.value) == str(expected.value)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward mode uses it
+def test_transforms_forward_mode_and_symbolic_tracing_stay_with_torch() -> None:
+    torchs, ours = pair(4, 6, 3)
+    x, direction = torch.randn(3, 4, 7, 7), torch.randn(3, 4, 7, 7)
+
+    def per_sample(module: nn.Module) -> tuple[Tensor, ...]:
+        tangents = torch.func.jvp(module, (x,), (direction,))
+        parameters = dict(module.named_parameters())
+
+        def loss(parameters: Mapping[str, Tensor], sample: Tensor) -> Tensor:
+            y: Tensor = torch.func.functional_call(module, dict(parameters), sample[None])
+            return y.square().sum()
+
+        gradients = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+        return *tangents, *gradients.values(), torch.fx.symbolic_trace(module)(x)
+
+    torch.testing.assert_close(per_sample(ours), per_sample(torchs))
+
+
+def test_attributes_that_are_changed_later_count() -> None:
+    torchs, ours = pair(4, 6, 3)
+    for module in (torchs, ours):
+        module.padding, module.dilation = (2, 2), (2, 2)
+    assert_same(torchs, ours, torch.randn(3, 4, 7, 7))
+
+
+class Block(nn.Module):
+    """Convolutions of every kind that ``optimize`` meets; draws random numbers, and keeps running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.twice = nn.Conv2d(4, 4, 3, padding=1)
+        self.alias = self.twice
+        self.derived = DerivedConv2d(4, 4, 1)
+        self.parametrized = nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1))
+        self.unused = nn.Conv2d(4, 4, 1)
+        self.norm, self.dropout = nn.BatchNorm2d(4), nn.Dropout()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dropout(self.norm(self.first(x)))
+        y: Tensor = self.parametrized(self.derived(self.twice(self.alias(x))))
+        return y
+
+
+class DerivedConv2d(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + 1
+
+
+def test_optimize_swaps_what_it_can_and_the_model_stays_the_same() -> None:
+    model = Block()
+    torchs = copy.deepcopy(model).eval()
+    assert mucudnn.optimize(model, torch.randn(2, 3, 7, 7)) is model
+    assert type(model.first) is type(model.twice) is mucudnn.Conv2d
+    assert model.alias is model.twice
+    assert type(model.derived) is DerivedConv2d
+    assert type(model.unused) is nn.Conv2d
+    x = torch.randn(2, 3, 7, 7)
+    torch.testing.assert_close(model.eval()(x), torchs(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(results(model, x), results(torchs, x), rtol=1e-4, atol=1e-5)
+
+
+def test_each_problem_is_asked_for_once_and_dx_of_the_input_not_at_all(tuner: FakeTuner) -> None:
+    mucudnn.optimize(Block(), torch.randn(2, 3, 7, 7))
+    asked = [(problem.operation, problem.c, n) for problem, n in tuner.asked]
+    backward_filter = Operation.BACKWARD_FILTER
+    assert asked[:2] == [(Operation.FORWARD, 3, 2), (backward_filter, 3, 2)]
+    assert asked[2:] == [(operation, 4, 2) for operation in Operation]
+
+
+def test_optimize_leaves_no_trace() -> None:
+    model = Block()
+    model.dropout.eval()
+    torch.autograd.backward(model(torch.randn(2, 3, 7, 7)).sum())
+    state = copy.deepcopy(model.state_dict())
+    gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    modes = [module.training for module in model.modules()]
+    random_state = torch.get_rng_state()
+    x = torch.randn(2, 3, 7, 7, generator=torch.Generator().manual_seed(1))
+    mucudnn.optimize(model, x)
+    torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
+    torch.testing.assert_close([p.grad for p in model.parameters()], gradients, rtol=0, atol=0)
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_hooks_and_parameters_survive_the_swap() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    weight = model[0].weight
+    seen: list[object] = []
+    model[0].register_forward_hook(lambda module, args, y: seen.append(type(module)))
+    model[0].register_full_backward_hook(lambda module, dx, dy: seen.append("backward"))
+    mucudnn.optimize(model, torch.randn(2, 3, 7, 7))
+    seen.clear()
+    torch.autograd.backward(model(torch.randn(2, 3, 7, 7, requires_grad=True)).sum())
+    assert seen == [mucudnn.Conv2d, "backward"]
+    assert model[0].weight is weight
+
+
+def test_root_module_that_is_itself_a_convolution() -> None:
+    module = nn.Conv2d(3, 4, 3)
+    assert mucudnn.optimize(module, torch.randn(2, 3, 7, 7)) is module
+    assert type(module) is mucudnn.Conv2d
+
+
+def test_model_without_a_convolution_is_returned_as_it_is() -> None:
+    model = nn.Linear(3, 4)
+    assert mucudnn.optimize(model, torch.randn(2, 3)) is model
+    assert str(mucudnn.report(model)) == "no convolutions: the model has no torch.nn.Conv2d, there is nothing to tune"
+
+
+def test_report_tells_what_is_not_tuned_from_what_is_not_there() -> None:
+    assert str(mucudnn.report(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)))).startswith(
+        "no tuned convolutions among 2: call mucudnn.optimize(model, sample_input) first"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((None, None), "model is None; it must be a Module"),
+        (("resnet18", None), "model is 'resnet18'; it must be a Module"),
+        ((nn.Conv2d(3, 4, 3), torch.ones(1), {"deterministic": True}), r"give mucudnn.Config\(\*\*config\)"),
+    ],
+)
+def test_what_cannot_be_optimized_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        mucudnn.optimize(*arguments)
+
+
+def test_only_models_have_a_report() -> None:
+    with pytest.raises(InvalidInputError, match="model is None"):
+        mucudnn.report(None)  # type: ignore[arg-type]
+
+
+def test_lazy_modules_are_tuned_when_the_sample_has_made_them(tuner: FakeTuner) -> None:
+    model = mucudnn.optimize(nn.Sequential(nn.LazyConv2d(4, 3)), torch.randn(2, 4, 8, 8))
+    assert type(model[0]) is mucudnn.Conv2d  # type: ignore[index]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_tensors_of_inference_mode_are_inputs_as_others(inside: bool, tuner: FakeTuner) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3)).eval()
+    with torch.inference_mode():
+        x = torch.randn(2, 3, 7, 7)
+        expected = model(x)
+    with torch.inference_mode(inside):
+        mucudnn.optimize(model, (x,))
+    assert type(model[0]) is mucudnn.Conv2d
+    assert len(tuner.asked) == 5  # three operations of two layers, but dx of the first
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x), expected)
+
+
+def test_models_made_in_inference_mode_are_refused() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    with pytest.raises(InvalidInputError, match=r"0\.weight of the model was made in"):
+        mucudnn.optimize(model, torch.randn(2, 3, 7, 7))
+
+
+def test_where_torch_wins_there_is_no_operator(tuner: FakeTuner) -> None:
+    tuner.choose = baseline
+    module = mucudnn.Conv2d(3, 4, 3)
+    mucudnn.optimize(module, torch.randn(2, 3, 7, 7))
+    assert module.choices is None
+    assert len(module.tuned) == 2
+
+
+def test_what_was_chosen_for_a_smaller_batch_is_kept(tuner: FakeTuner) -> None:
+    inner = nn.Conv2d(3, 4, 3)
+
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.inner(x)[:2] + self.inner(x[:2])
+            return y
+
+    tuner.choose = lambda n: baseline(n) if n == 2 else divided(n)
+    mucudnn.optimize(Halves(), torch.randn(4, 3, 7, 7))
+    assert isinstance(inner, mucudnn.Conv2d)
+    assert inner.choices is not None
+    for by_size in inner.choices.configurations.values():
+        assert {n: configuration.is_baseline for n, configuration in by_size.items()} == {
+            **{1: False, 2: True, 3: False, 4: False}
+        }
+
+
+def test_model_that_cannot_be_tuned_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Tuning:
+        raise mucudnn.InfeasibleError("nothing fits")
+
+    monkeypatch.setattr("mucudnn.tuning.tuner.tune_tasks", fail)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    with pytest.raises(mucudnn.InfeasibleError):
+        mucudnn.optimize(model, torch.randn(2, 3, 7, 7))
+    assert type(model[0]) is nn.Conv2d
+    assert model[1].num_batches_tracked == 0
+
+
+def test_report_names_layer_choice_and_reason() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    mucudnn.optimize(model, torch.randn(2, 3, 7, 7))
+    text = str(mucudnn.report(model))
+    for part in ("0: forward 3x7x7 -> 4", "gemm 1×2", "speedup 2.00", "it was told to"):
+        assert part in text

@@ -1,0 +1,147 @@
+"""The environment: part of every database key, so each of its fields must follow what it describes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mucudnn.kernels.cudnn import library as cudnn_library
+from mucudnn.running import environment
+from mucudnn.running.environment import Environment, current_environment, library_version
+from mucudnn.words.errors import UnavailableError
+
+
+def test_it_is_the_same_twice_and_can_be_a_key() -> None:
+    assert {current_environment(): 1}[current_environment()] == 1
+
+
+def test_it_holds_plain_values() -> None:
+    """Torch's version is of a class of its own, which takes 2.13 and 2.13.0 for equal."""
+    values = asdict(current_environment()).values()
+    assert {type(value) for value in values} == {str, int}
+
+
+def test_threads_are_those_of_the_moment() -> None:
+    before = current_environment()
+    torch.set_num_threads(1)
+    assert current_environment() == replace(before, threads=1)
+
+
+def test_versions_are_torchs() -> None:
+    now = current_environment()
+    assert now.torch == torch.__version__
+    assert now.library.startswith("oneDNN ")
+    assert now.library.removeprefix("oneDNN ") in torch.__config__.show()
+    assert now.capability == torch.backends.cpu.get_cpu_capability()
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("  - Intel(R) MKL-DNN v3.12.0 (Git Hash 80afa71)\n  - OpenMP 201511", "oneDNN 3.12.0"),
+        ("  - oneDNN v4.0.1 (Git Hash 80afa71)", "oneDNN 4.0.1"),
+        ("  - OpenMP 201511", "no oneDNN"),
+    ],
+)
+def test_library_version(config: str, expected: str) -> None:
+    assert library_version(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("processor : 0\nmodel name\t: AMD EPYC 9R14 \nprocessor : 1\nmodel name\t: other\n", "AMD EPYC 9R14"),
+        ("processor : 0\nBogoMIPS : 50\n", "some-architecture"),
+        (None, "some-architecture"),
+    ],
+)
+def test_cpu_model(text: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "cpuinfo"
+    if text is not None:
+        info.write_text(text)
+    monkeypatch.setattr(environment, "_CPU_INFO", info)
+    monkeypatch.setattr("platform.machine", lambda: "some-architecture")
+    assert environment.cpu_model() == expected
+
+
+def test_other_devices_are_refused_by_name() -> None:
+    with pytest.raises(UnavailableError, match=r"'tpu'.*device='cpu'"):
+        current_environment("tpu")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch with a GPU, and a cuDNN, as far as they are asked."""
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(cudnn_library, "library", lambda: SimpleNamespace(version_text="9.19.0"))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_on_a_gpu_it_is_the_device_cudnn_and_the_numerics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    now = current_environment("cuda")
+    assert now == Environment("NVIDIA H200", "sm90", 1, torch.__version__, "cuDNN 9.19.0", "torch", now.numerics)
+    assert str(now) == f"NVIDIA H200 (sm90), torch {torch.__version__}, cuDNN 9.19.0, {now.numerics}"
+    torch.set_num_threads(2)
+    assert current_environment("cuda") == now
+    with torch.backends.cudnn.flags(deterministic=True, allow_tf32=True):
+        deterministic = current_environment("cuda")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        exact = current_environment("cuda")
+    assert len({now.numerics, deterministic.numerics, exact.numerics, current_environment("cuda").numerics}) == 4
+    assert current_environment().numerics == ""
+
+
+def test_without_cuda_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.cuda", None)
+    with pytest.raises(UnavailableError, match="is built without CUDA: install a CUDA build of torch, or use device"):
+        current_environment("cuda")
+
+    def no_driver() -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check that you have a GPU")
+
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.init", no_driver)
+    with pytest.raises(
+        UnavailableError, match=r"can use no GPU: Found no NVIDIA driver on your system\.; see nvidia-smi"
+    ):
+        current_environment("cuda")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_without_cudnn_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cudnn_library, "library", lambda: cudnn_library.Library(str(tmp_path / "libcudnn.so.9")))
+    with pytest.raises(UnavailableError, match=r"there is no cuDNN: .*install a CUDA build of torch"):
+        current_environment("cuda")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_that_is_too_old_for_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ["sm_90a", "sm_100", "compute_120"])
+    assert current_environment("cuda").capability == "sm90"
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (7, 0))
+    with pytest.raises(
+        UnavailableError, match=r"H200 \(compute capability 7\.0\) is too old .* built for 9\.0 and later"
+    ):
+        current_environment("cuda")
+
+
+def test_for_people() -> None:
+    shown = str(replace(current_environment(), device="AMD EPYC", capability="AVX512", threads=1))
+    assert shown.startswith("AMD EPYC (AVX512), 1 thread, torch 2.")
+
+
+def test_database_and_environment_load_no_torch() -> None:
+    code = "import sys, mucudnn.database, mucudnn.running.environment; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,332 @@
+"""``run`` against torch in float64, and the order in which it calls an algorithm."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, Workspace
+from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.running import execution
+from mucudnn.running.execution import Recipe, make_releasable, release_workspaces, run
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.results import Configuration, MicroConfig
+
+Calls = list[tuple[Any, ...]]
+
+PROBLEM = ConvProblem(Operation.FORWARD, 4, 9, 7, 6, 3, 3, padding=(1, 0), groups=2)
+
+
+def configuration(*micro_configs: tuple[str, int]) -> Configuration:
+    return Configuration(tuple(MicroConfig(*m) for m in micro_configs), time_s=1.0, workspace_bytes=0)
+
+
+def operands(problem: ConvProblem, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    torch_format = execution.TORCH_FORMATS[problem.memory_format]
+    shapes = problem.x_shape(n), problem.w_shape(), problem.y_shape(n)
+    x, w, y = (torch.randn(shape).contiguous(memory_format=torch_format) for shape in shapes)
+    return x, w, y
+
+
+@dataclass
+class Recorder:
+    """An algorithm that writes down what it is handed, and computes nothing."""
+
+    name: str
+    prepared_bytes: int
+    scratch_bytes: int
+    calls: Calls = field(default_factory=list)
+    version: int = 1
+    deterministic: bool = True
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        return "it is square" if problem.h == problem.w else None
+
+    def is_local(self, problem: ConvProblem) -> bool:
+        return True
+
+    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
+        return None
+
+    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
+        return Workspace(self.prepared_bytes, self.scratch_bytes * micro_batch_size)
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        raise AssertionError("to run is to allocate them: they are not asked for beforehand")
+
+    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        self.calls.append(("open", self.name, prepared))
+
+    def step(self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, *rest: Tensor) -> None:
+        _, prepared, scratch = rest
+        assert len(x) == len(y)
+        self.calls.append(("step", self.name, x[:, 0, 0, 0].tolist(), prepared, scratch))
+
+    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        self.calls.append(("close", self.name, prepared))
+
+
+@pytest.fixture
+def recorders(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Registers the algorithms "a" and "b"; their calls."""
+    a = Recorder("a", prepared_bytes=100, scratch_bytes=10)
+    b = Recorder("b", prepared_bytes=0, scratch_bytes=65, calls=a.calls)
+    monkeypatch.setattr(execution, "algorithm_named", lambda name, device_type: {"a": a, "b": b}[name])
+    return a.calls
+
+
+@pytest.mark.parametrize("memory_format", MemoryFormat)
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("parts", [[("gemm", 5)], [("gemm", 2), ("gemm", 2), ("native", 1)], [("native", 5)]])
+def test_run_computes_the_convolution(
+    operation: Operation, memory_format: MemoryFormat, parts: list[tuple[str, int]]
+) -> None:
+    problem = replace(PROBLEM, operation=operation, memory_format=memory_format)
+    x, w, y = operands(problem, 5)
+    bias = torch.randn(6) if operation is Operation.FORWARD else None
+    expected = torch_convolution(
+        operation,
+        *(x.double(), w.double(), y.double(), None if bias is None else bias.double()),
+        *(problem.stride, problem.padding, problem.dilation, problem.groups),
+    )
+    written = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}[operation]
+
+    run(problem, configuration(*parts), x, w, y, bias)
+
+    torch.testing.assert_close(written.double(), expected, rtol=1e-5, atol=1e-5, check_stride=False)
+
+
+def test_algorithms_are_opened_stepped_over_their_slices_and_closed_in_turn(
+    recorders: Calls,
+) -> None:
+    x, w, y = operands(PROBLEM, 6)
+    x[:, 0, 0, 0] = torch.arange(6)
+    run(PROBLEM, configuration(("a", 2), ("a", 1), ("b", 2), ("b", 1)), x, w, y)
+    order = [call[:2] if call[0] != "step" else call[:3] for call in recorders]
+    assert order == [
+        *(("open", "a"), ("step", "a", [0, 1]), ("step", "a", [4]), ("close", "a")),
+        *(("open", "b"), ("step", "b", [2, 3]), ("step", "b", [5]), ("close", "b")),
+    ]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 40)), min_size=1, max_size=12))
+def test_slices_cover_the_batch_and_begin_on_powers_of_two_of_their_sizes(parts: list[tuple[str, int]]) -> None:
+    """Whatever runs when. cuDNN's engines count on it: see test_cudnn_descriptors.py."""
+    named = {name: Recorder(name, 0, 0) for name in "ab"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execution, "algorithm_named", lambda name, device_type: named[name])
+        recipe = Recipe.of(PROBLEM, configuration(*parts))
+    run_in_turn = {part.algorithm.name: part.slices for part in recipe.parts}
+    for name, slices in run_in_turn.items():
+        assert [s.stop - s.start for s in slices] == [size for other, size in parts if other == name]
+        for s in slices:
+            power = max(2**k for k in range(6) if (s.stop - s.start) % 2**k == 0)
+            assert s.start % power == 0
+    samples = sorted(n for slices in run_in_turn.values() for s in slices for n in range(s.start, s.stop))
+    assert samples == list(range(sum(size for _, size in parts)))
+
+
+def test_slices_that_can_lie_as_they_run_do() -> None:
+    sizes = [8, 8, 4, 2, 1]
+    assert [s.start for s in execution._placed(sizes)] == [0, 8, 16, 20, 22]
+
+
+def test_workspace_is_prepared_buffers_then_the_largest_scratch(recorders: Calls) -> None:
+    recipe = Recipe.of(PROBLEM, configuration(("a", 2), ("b", 2), ("b", 1)))
+    recipe.execute(*operands(PROBLEM, 5))
+    opened = [call[2] for call in recorders if call[0] == "open"]
+    scratches = {(call[4].data_ptr(), call[4].numel()) for call in recorders if call[0] == "step"}
+    assert [prepared.numel() for prepared in opened] == [100, 0]
+    assert recipe.workspace_bytes == 256 + 130
+    ((scratch_address, scratch_bytes),) = scratches
+    assert scratch_bytes == 130
+    assert scratch_address == opened[0].data_ptr() + 256
+    assert scratch_address % ALIGNMENT_BYTES == 0
+
+
+def test_workspace_of_size_zero_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = Recorder("nothing", 0, 0)
+    monkeypatch.setattr(execution, "algorithm_named", lambda name, device_type: nothing)
+    release_workspaces()
+    run(replace(PROBLEM, c=8), configuration(("nothing", 1)), *operands(replace(PROBLEM, c=8), 1))
+    assert [call[0] for call in nothing.calls] == ["open", "step", "close"]
+
+
+def test_cpu_workspace_is_kept_grown_and_released(recorders: Calls) -> None:
+    def address_of(parts: tuple[str, int]) -> int:
+        recorders.clear()
+        Recipe.of(PROBLEM, configuration(parts)).execute(*operands(PROBLEM, parts[1]))
+        address: int = recorders[1][4].data_ptr()
+        return address
+
+    release_workspaces()
+    large = address_of(("b", 9))
+    assert address_of(("b", 1)) == address_of(("b", 9)) == large
+    kept = execution._of_this_thread.kept
+    assert kept.buffer is not None
+    assert kept.buffer.numel() == 9 * 65
+    release_workspaces()
+    assert kept.buffer is None
+
+
+def test_every_thread_has_a_workspace_of_its_own(recorders: Calls) -> None:
+    def execute() -> None:
+        Recipe.of(PROBLEM, configuration(("b", 1))).execute(*operands(PROBLEM, 1))
+
+    execute()
+    thread = threading.Thread(target=execute)
+    thread.start()
+    thread.join()
+    mine, other = (call[4] for call in recorders if call[0] == "step")
+    assert mine.data_ptr() != other.data_ptr()
+
+
+def test_workspace_first_used_in_inference_mode_serves_training() -> None:
+    release_workspaces()
+    x, w, y = operands(PROBLEM, 2)
+    with torch.inference_mode():
+        run(PROBLEM, configuration(("gemm", 1), ("gemm", 1)), x, w, torch.empty_like(y))
+    run(PROBLEM, configuration(("gemm", 1), ("gemm", 1)), x, w, y)
+
+
+def test_tensors_that_do_not_fit_are_refused() -> None:
+    x, w, y = operands(PROBLEM, 3)
+    three = configuration(("gemm", 3))
+    with pytest.raises(InvalidInputError, match="x has shape"):
+        run(PROBLEM, three, x[:2], w, y)
+    with pytest.raises(InvalidInputError, match="w has dtype"):
+        run(PROBLEM, three, x, w.double(), y)
+    with pytest.raises(InvalidInputError, match="y does not lie contiguous"):
+        run(PROBLEM, three, x, w, y.contiguous(memory_format=torch.channels_last))
+
+
+def test_algorithm_that_cannot_is_refused_with_its_reason(recorders: Calls) -> None:
+    with pytest.raises(InvalidInputError, match=r"'a' cannot compute .*: it is square"):
+        Recipe.of(replace(PROBLEM, w=9), configuration(("a", 1)))
+
+
+# Devices
+
+
+class Devices:
+    """Four CUDA devices that compute nothing: which is the current one, and how often that was changed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current, self.switches = 0, 0
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: self.current)
+        monkeypatch.setattr(torch.cuda, "device", self.switched)
+
+    @contextmanager
+    def switched(self, device: torch.device) -> Iterator[None]:
+        before, self.current = self.current, device.index
+        self.switches += 1
+        try:
+            yield
+        finally:
+            self.current = before
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
+    execution._cached_recipe.cache_clear()
+    return Devices(monkeypatch)
+
+
+def test_the_device_is_switched_only_where_it_is_another(devices: Devices) -> None:
+    for device, during, switches in (("cpu", 0, 0), ("cuda:0", 0, 0), ("cuda:2", 2, 1)):
+        with execution.made_current(torch.device(device)):
+            assert devices.current == during
+        assert (devices.current, devices.switches) == (0, switches)
+
+
+def test_recipes_are_made_and_run_on_the_device_of_the_tensors(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str, int]] = []
+    monkeypatch.setattr(Recipe, "execute", lambda *_: seen.append(("execute", "", devices.current)))
+
+    def named(name: str, device_type: str) -> Recorder:
+        seen.append((name, device_type, devices.current))
+        return Recorder(name, 0, 0)
+
+    monkeypatch.setattr(execution, "algorithm_named", named)
+    with FakeTensorMode():
+        for index in (1, 1, 0):
+            shapes = PROBLEM.x_shape(2), PROBLEM.w_shape(), PROBLEM.y_shape(2)
+            x, w, y = (torch.empty(shape, device=f"cuda:{index}") for shape in shapes)
+            run(PROBLEM, configuration(("a", 2)), x, w, y)
+    made_and_run = [("a", "cuda", 1), ("execute", "", 1), ("execute", "", 1), ("a", "cuda", 0), ("execute", "", 0)]
+    assert seen == made_and_run
+
+
+class TestOperandsThatCannotBeRead:
+    """``run`` reads bytes: what torch only remembers of a tensor is not in them."""
+
+    DENSE = ConvProblem(Operation.FORWARD, 4, 6, 6, 4, 3, 3, padding=(1, 1))
+    TRIED = configuration(("implicit-gemm", 2))
+
+    @pytest.mark.parametrize(
+        ("bias", "expected"),
+        [
+            (torch.arange(8.0)[::2], r"bias has .* needs \(4,\), dense, torch.float32"),
+            (torch.ones(4, dtype=torch.float64), "bias has .* dtype torch.float64"),
+            (torch.ones(5), r"bias has shape \(5,\)"),
+            (torch._neg_view(torch.ones(4)), "bias is a lazy negation or zero"),
+            (torch.ones(4, device="meta"), "bias is on meta and x on cpu"),
+        ],
+    )
+    def test_bias(self, bias: Tensor, expected: str) -> None:
+        with pytest.raises(InvalidInputError, match=expected):
+            run(self.DENSE, self.TRIED, *operands(self.DENSE, 2), bias)
+
+    @pytest.mark.parametrize("index", range(3))
+    def test_operands(self, index: int) -> None:
+        for unread in (
+            torch._neg_view,
+            lambda tensor: torch._efficientzerotensor(tensor.shape),
+            lambda tensor: tensor.to("meta"),
+        ):
+            given = list(operands(self.DENSE, 2))
+            given[index] = unread(given[index])
+            with pytest.raises(
+                InvalidInputError, match=r"is a lazy negation or zero|all must be on one device|which holds no values"
+            ):
+                run(self.DENSE, self.TRIED, *given)
+
+
+def test_whatever_the_default_device_is_the_workspace_is_the_cpus() -> None:
+    release_workspaces()
+    x, w, y = operands(PROBLEM, 2)
+    with torch.device("meta"):
+        run(PROBLEM, configuration(("implicit-gemm", 2)), x, w, y)
+    torch.testing.assert_close(y, torch.nn.functional.conv2d(x, w, None, padding=(1, 0), groups=2))
+
+
+class Meddled(WeakSet[Any]):
+    """While it is read, other threads list what is theirs."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for kept in super().__iter__():
+            another = threading.Thread(target=lambda: make_releasable(execution._KeptWorkspace()))
+            another.start()
+            another.join(0.05)  # which waits for the list, or has changed it
+            yield kept
+
+
+def test_workspaces_are_released_while_threads_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    workspaces = [execution._KeptWorkspace() for _ in range(3)]
+    monkeypatch.setattr(execution, "_releasable", Meddled(workspaces))
+    for kept in workspaces:
+        kept.at_least(64)
+    release_workspaces()
+    assert all(kept.buffer is None for kept in workspaces)

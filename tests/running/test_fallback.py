@@ -1,0 +1,303 @@
+"""What operators compute where what was tuned cannot run, and what is said of it; cuDNN is a fake on the CPU."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.fake_backend import PICKY, RANDOM, STEADY, FakeBackend, in_the_place_of_cudnn
+from torch import Tensor
+
+from mucudnn.kernels.cudnn.algorithms import CapturingError, EngineError, Plan
+from mucudnn.kernels.cudnn.constants import NumericalNote
+from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
+from mucudnn.kernels.cudnn.library import CudnnError
+from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.running import execution, fallback, operators
+from mucudnn.running.operators import Choices
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration, MicroConfig
+
+FORWARD = ConvProblem(Operation.FORWARD, 4, 5, 4, 2, 3, 3)
+GEOMETRY = (FORWARD.stride, FORWARD.padding, FORWARD.dilation, FORWARD.groups)
+OPERATORS = {
+    Operation.FORWARD: operators.conv2d,
+    Operation.BACKWARD_DATA: operators.conv2d_backward_data,
+    Operation.BACKWARD_FILTER: operators.conv2d_backward_filter,
+}
+
+
+@pytest.fixture(autouse=True)
+def cudnn(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    return in_the_place_of_cudnn(monkeypatch)
+
+
+class Layer:
+    """One operation, tuned to what is given, and the operands of a call."""
+
+    def __init__(self, *engines: tuple[EngineConfig, int], operation: Operation = Operation.FORWARD) -> None:
+        self.problem = FORWARD.with_operation(operation)
+        parts = tuple(MicroConfig(config.name, size) for config, size in engines)
+        n = sum(size for _, size in engines)
+        self.choices = Choices.of({self.problem: {n: Configuration(parts, 1.0, 0)}})
+        self.x, self.w = torch.randn(FORWARD.x_shape(n)), torch.randn(FORWARD.w_shape())
+        self.third = torch.randn(FORWARD.k if operation is Operation.FORWARD else FORWARD.y_shape(n))
+
+    def __call__(self, x: Tensor | None = None) -> None:
+        """One call, and its result is the convolution."""
+        operation, x = self.problem.operation, self.x if x is None else x
+        dy, bias = (None, self.third) if operation is Operation.FORWARD else (self.third, None)
+        expected = torch_convolution(operation, x, self.w, dy, bias, *GEOMETRY)
+        computed = OPERATORS[operation](x, self.w, self.third, *GEOMETRY, self.choices.handle)
+        torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-4)
+
+
+def failing(*configs: EngineConfig, status: int = 5000) -> Callable[[Plan], None]:
+    def fail(plan: Plan) -> None:
+        if plan.config in configs:
+            raise CudnnError(f"execute {plan.config.name}", status, "CUDNN_STATUS_EXECUTION_FAILED", "its words")
+
+    return fail
+
+
+def ran(cudnn: FakeBackend) -> list[tuple[EngineConfig, int]]:
+    done = [(plan.config, plan.micro_batch_size) for plan in cudnn.executed]
+    cudnn.executed.clear()
+    return done
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+# An engine that fails
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_the_next_engine_runs_from_then_on_and_it_is_said_once(cudnn: FakeBackend, operation: Operation) -> None:
+    layer = Layer((PICKY, 4), (STEADY, 1), operation=operation)
+    cudnn.started = failing(PICKY)
+    with pytest.warns(RuntimeWarning) as said:
+        layer()
+    assert [str(warning.message) for warning in said] == [
+        f"cudnn:38 k2=5 k13=0 failed for 4 sample(s) of {layer.problem}: cuDNN: execute cudnn:38 k2=5 k13=0: "
+        "CUDNN_STATUS_EXECUTION_FAILED: its words; from now on cudnn:7 4 + cudnn:7 1 runs there"
+    ]
+    assert ran(cudnn) == [(STEADY, 4), (STEADY, 1)]
+    with silence():
+        layer()
+    assert ran(cudnn) == [(STEADY, 4), (STEADY, 1)]
+
+
+def test_an_engine_that_fails_in_the_middle_leaves_nothing_in_the_sum(cudnn: FakeBackend) -> None:
+    layer = Layer((PICKY, 2), (PICKY, 2), (STEADY, 1), operation=Operation.BACKWARD_FILTER)
+    calls = iter(range(9))
+
+    def fail_second(plan: Plan) -> None:
+        if next(calls) == 1:
+            failing(PICKY)(plan)
+
+    cudnn.started = fail_second
+    with pytest.warns(RuntimeWarning, match=r"from now on cudnn:7 2×2 \+ cudnn:7 1 runs there"):
+        layer()
+
+
+def test_what_has_failed_is_not_tried_by_other_layers_of_the_same_shape(cudnn: FakeBackend) -> None:
+    cudnn.started = failing(PICKY)
+    with pytest.warns(RuntimeWarning):
+        Layer((PICKY, 4))()
+    cudnn.started = lambda plan: pytest.fail("tried again") if plan.config == PICKY else None
+    with pytest.warns(RuntimeWarning, match=r"from now on cudnn:7 4 \+ cudnn:7 1 runs there"):
+        Layer((PICKY, 4), (STEADY, 1))()
+    assert ran(cudnn) == [(STEADY, 4), (STEADY, 4), (STEADY, 1)]
+
+
+def test_where_no_engine_works_torchs_own_does(cudnn: FakeBackend) -> None:
+    layer = Layer((PICKY, 4))
+    cudnn.started = failing(PICKY, STEADY)
+    with pytest.warns(RuntimeWarning) as said:
+        layer()
+    assert [str(warning.message).rpartition("; ")[2] for warning in said] == [
+        "from now on cudnn:7 4 runs there",
+        "from now on torch's own convolution runs there",
+    ]
+    cudnn.started = lambda plan: pytest.fail("tried again")
+    with silence():
+        layer()
+    assert ran(cudnn) == []
+
+
+def test_an_engine_that_cannot_be_built_is_replaced_too(cudnn: FakeBackend) -> None:
+    cudnn.building = failing(PICKY)
+    with pytest.warns(RuntimeWarning, match="from now on cudnn:7 4 runs there"):
+        Layer((PICKY, 4))()
+    assert ran(cudnn) == [(STEADY, 4)]
+
+
+def test_what_needs_more_workspace_does_not_stand_in(cudnn: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``PICKY`` needs twice as much as ``STEADY``, and 66 bytes a sample more than ``RANDOM``."""
+    monkeypatch.setattr(fallback, "_is_as_exact", lambda *_: True)
+    cudnn.started = failing(STEADY)
+    with pytest.warns(RuntimeWarning, match=r"from now on cudnn:9 k2=-1 4 runs there"):
+        Layer((STEADY, 4))()
+    cudnn.started = failing(STEADY, RANDOM)
+    with pytest.warns(RuntimeWarning, match="torch's own"):
+        Layer((RANDOM, 3))()
+
+
+def test_what_is_less_exact_does_not_stand_in(cudnn: FakeBackend) -> None:
+    """Not what may round to TF32 for what does not, not what is random for what is not."""
+    cudnn.started = failing(STEADY)
+    with pytest.warns(RuntimeWarning, match="from now on torch's own convolution runs there"):
+        Layer((STEADY, 4))()
+    assert ran(cudnn) == []
+
+
+def test_what_torchs_settings_forbid_does_not_stand_in(cudnn: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback, "_is_as_exact", lambda *_: True)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    cudnn.started = failing(STEADY)
+    with pytest.warns(RuntimeWarning, match="from now on torch's own convolution runs there"):
+        Layer((STEADY, 4))()
+
+
+@pytest.mark.parametrize("note", [NumericalNote.WINOGRAD_TILE_4x4, NumericalNote.FFT])
+def test_a_transform_does_not_stand_in_for_what_is_local(
+    cudnn: FakeBackend, monkeypatch: pytest.MonkeyPatch, note: NumericalNote
+) -> None:
+    """The choice may have been a strict one."""
+    local, transform = (Engine(c, frozenset(n), frozenset(), 0) for c, n in ((STEADY, ()), (PICKY, (note,))))
+    monkeypatch.setattr(cudnn, "offered", lambda *_: [local, transform])
+    cudnn.started = failing(STEADY)
+    with pytest.warns(RuntimeWarning, match="from now on torch's own convolution runs there"):
+        Layer((STEADY, 4))()
+    cudnn.started = failing(PICKY)
+    with pytest.warns(RuntimeWarning, match=f"from now on {STEADY.name} 3 runs there"):
+        Layer((PICKY, 3))()
+
+
+def test_a_broken_context_is_not_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    def synchronize(device: torch.device) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    error = EngineError(Plan(STEADY, FORWARD, 4), CudnnError("execute", 5003, "CUDNN_STATUS_EXECUTION_FAILED", ""))
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        fallback.note_failure(error, torch.device("cuda", 0))
+
+
+# What is not to be had now
+
+
+def test_without_memory_for_the_workspace_torchs_own_computes_the_call(
+    cudnn: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    layer = Layer((STEADY, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(execution, "_workspace", no_memory)
+        with pytest.warns(RuntimeWarning, match=r"no memory for .* forward, x \(4, 4, 5, 4\), .* torch's own"):
+            layer()
+        with silence():
+            layer()
+    assert ran(cudnn) == []
+    layer()
+    assert ran(cudnn) == [(STEADY, 4)]
+
+
+def test_without_memory_inside_cudnn_the_engine_is_tried_again(cudnn: FakeBackend) -> None:
+    layer = Layer((PICKY, 4))
+    for hook in ("building", "started"):
+        setattr(cudnn, hook, failing(PICKY, status=4004))
+        with pytest.warns(RuntimeWarning, match="its words; torch's own convolution runs instead"):
+            layer()
+        fallback._said.clear()
+        setattr(cudnn, hook, lambda plan: None)
+    layer()
+    assert ran(cudnn) == [(PICKY, 4)]
+
+
+def test_views_off_16_bytes_run_torchs_own_in_silence(cudnn: FakeBackend) -> None:
+    layer = Layer((STEADY, 4))
+    shifted = torch.randn(1 + layer.x.numel())[1:].view(layer.x.shape)
+    with silence():
+        layer(shifted)
+        assert ran(cudnn) == []
+        layer()
+    assert ran(cudnn) == [(STEADY, 4)]
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_a_gradient_off_16_bytes_runs_torchs_own(cudnn: FakeBackend, operation: Operation) -> None:
+    layer = Layer((STEADY, 4), operation=operation)
+    layer.third = torch.randn(1 + layer.third.numel())[1:].view(layer.third.shape)
+    layer()
+    assert ran(cudnn) == ([(STEADY, 4)] if operation is Operation.FORWARD else [])  # the bias is none of cuDNN's
+
+
+@pytest.mark.parametrize("can_be_planned", [False, True])
+def test_an_engine_that_this_device_does_not_offer_leaves_it_to_torch(
+    cudnn: FakeBackend, monkeypatch: pytest.MonkeyPatch, can_be_planned: bool
+) -> None:
+    layer, reason = Layer((PICKY, 1)), "NOT_SUPPORTED"
+    if can_be_planned:
+        monkeypatch.setattr(cudnn, "engine", lambda plan: Engine(plan.config, frozenset(), frozenset(), 0))
+        reason = "cuDNN does not offer this engine configuration for 1 sample"
+    with pytest.warns(RuntimeWarning, match=f"cudnn:38 k2=5 k13=0 1 cannot run here: .*{reason}.* torch's own"):
+        layer()
+    with silence():
+        layer()
+    assert ran(cudnn) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "reason"),
+    [
+        (PICKY, {"allow_tf32": False}, "rounds to TF32"),
+        (RANDOM, {"deterministic": True}, "not deterministic"),
+    ],
+)
+def test_settings_that_have_changed_since_it_was_tuned_leave_it_to_torch(
+    cudnn: FakeBackend, monkeypatch: pytest.MonkeyPatch, config: EngineConfig, settings: dict[str, bool], reason: str
+) -> None:
+    layer = Layer((config, 4))
+    of_torch = fallback.Numerics.of_torch()
+    monkeypatch.setattr(fallback, "Numerics", SimpleNamespace(of_torch=lambda: replace(of_torch, **settings)))
+    with pytest.warns(RuntimeWarning, match=f"{reason}.* torch's own convolution runs instead"):
+        layer()
+    assert ran(cudnn) == []
+
+
+def test_an_algorithm_of_another_version_is_passed_over_in_silence() -> None:
+    layer = Layer((STEADY, 4))
+    later = Configuration((MicroConfig("of-a-later-version", 4),), 1.0, 0)
+    layer.choices = Choices.of({FORWARD: {4: later}})
+    with silence():
+        layer()
+
+
+def test_what_this_thread_has_not_built_is_not_captured(cudnn: FakeBackend) -> None:
+    layer, capturing = Layer((STEADY, 4)), [True]
+
+    def start(plan: Plan) -> None:
+        if capturing:
+            raise CapturingError("the plan is not made in this thread yet")
+
+    cudnn.started = start
+    with pytest.warns(RuntimeWarning, match="not made in this thread yet; torch's own convolution runs instead"):
+        layer()
+    capturing.clear()
+    with silence():
+        layer()
+    assert ran(cudnn) == [(STEADY, 4)]

@@ -1,0 +1,232 @@
+"""Who uses kept filters: inference, with the result of a fresh preparation; all else runs as if there were none."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+from support.kept_layers import PROBLEM, PROBLEMS, configuration, fresh, images, kept_filter, layer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.kernels.registry import algorithms
+from mucudnn.running.execution import Recipe
+from mucudnn.running.kept_filters import KeptFilters
+from mucudnn.running.operators import Choices
+from mucudnn.words.problem import ConvProblem, MemoryFormat
+
+pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is kept")
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("torch_format", [torch.contiguous_format, torch.channels_last])
+def test_a_filter_is_prepared_once_for_all_calls_and_batch_sizes(
+    preparations: list[Recipe], mode: Callable[[], Any], torch_format: torch.memory_format
+) -> None:
+    module = layer().to(memory_format=torch_format)  # type: ignore[call-overload]
+    with mode():
+        for n in (2, 2, 3, 1):
+            x = images(n).contiguous(memory_format=torch_format)
+            y = module(x)
+            assert torch.equal(y, fresh(module, x))
+            assert y.is_contiguous(memory_format=torch_format)
+            assert y.is_inference() == torch.is_inference_mode_enabled()
+            torch.testing.assert_close(y, F.conv2d(x, module.weight, module.bias, padding=1), rtol=1e-4, atol=1e-5)
+    assert len(preparations) == 1
+
+
+KEPT_ALGORITHMS = [a.name for a in algorithms() if a.workspace(PROBLEM, 2).prepared_bytes and not a.supports(PROBLEM)]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.memory_format)
+@pytest.mark.parametrize("name", KEPT_ALGORITHMS)
+def test_steps_of_every_algorithm_only_read_what_is_kept(name: str, problem: ConvProblem) -> None:
+    torch_format = (
+        torch.channels_last if problem.memory_format is MemoryFormat.CHANNELS_LAST else torch.contiguous_format
+    )
+    shapes = problem.x_shape(3), problem.w_shape(), problem.y_shape(3), problem.y_shape(3)
+    x, w, y, expected = (torch.randn(shape).contiguous(memory_format=torch_format) for shape in shapes)
+    bias, mixed = torch.randn(problem.k), configuration((name, 2), ("gemm", 1))
+    recipe = Recipe.of(problem, mixed, kept=name)
+    prepared = recipe.prepare(w)
+    before = prepared.clone()
+    for _ in range(2):
+        recipe.execute(x, w, y.zero_(), bias, prepared)
+        Recipe.of(problem, mixed).execute(x, w, expected, bias)
+        assert torch.equal(y, expected)
+        assert torch.equal(prepared, before)
+    assert recipe.workspace_bytes < Recipe.of(problem, mixed).workspace_bytes
+
+
+class Subclass(Tensor):
+    pass
+
+
+class Observer(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **kwargs or {})
+
+
+def under_autocast(module: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        return cast(Tensor, module(x)).float()
+
+
+@torch.no_grad()
+def compiled(module: nn.Module, x: Tensor) -> Tensor:
+    return cast(Tensor, torch.compile(module, backend="aot_eager", fullgraph=True)(x))
+
+
+@torch.no_grad()
+def traced(module: nn.Module, x: Tensor) -> Tensor:
+    return cast(Tensor, torch.jit.trace(module, x, check_trace=False)(x))  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def made_fx(module: nn.Module, x: Tensor) -> Tensor:
+    graph = torch.fx.experimental.proxy_tensor.make_fx(module)(x)
+    assert "convolution" in graph.code or "conv2d" in graph.code
+    return cast(Tensor, graph(x))
+
+
+@torch.no_grad()
+def under_function_mode(module: nn.Module, x: Tensor) -> Tensor:
+    with Observer():
+        return cast(Tensor, module(x))
+
+
+@torch.no_grad()
+def under_dispatch_mode(module: nn.Module, x: Tensor) -> Tensor:
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        y = module(x)
+    assert counter.get_total_flops() > 0
+    return cast(Tensor, y)
+
+
+@torch.no_grad()
+def vectorised(module: nn.Module, x: Tensor) -> Tensor:
+    return torch.vmap(module)(x[:, None])[:, 0]
+
+
+@torch.no_grad()
+def subclassed(module: nn.Module, x: Tensor) -> Tensor:
+    return cast(Tensor, module(x.as_subclass(Subclass))).as_subclass(Tensor)
+
+
+@torch.no_grad()
+def in_training(module: nn.Module, x: Tensor) -> Tensor:
+    return cast(Tensor, module.train()(x))
+
+
+@torch.no_grad()
+def negated(module: nn.Module, x: Tensor) -> Tensor:
+    """A pending negation: the bytes are not what they mean."""
+    module = copy.deepcopy(module)
+    del module.weight
+    module.weight = torch._neg_view(-torch.ones(6, 4, 3, 3))
+    assert module.weight.is_neg()
+    y = module(x)
+    return cast(Tensor, y - F.conv2d(x, torch.ones(6, 4, 3, 3), module.bias, padding=1))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda module, x: module(x).detach(),
+        in_training,
+        under_autocast,
+        compiled,
+        traced,
+        made_fx,
+        under_function_mode,
+        under_dispatch_mode,
+        vectorised,
+        subclassed,
+        lambda module, x: torch.func.jvp(module, (x,), (x,))[0].detach(),
+    ],
+    ids=[
+        "gradients",
+        "train",
+        "autocast",
+        "compile",
+        "jit",
+        "make_fx",
+        "function mode",
+        "dispatch mode",
+        "vmap",
+        "subclass",
+        "jvp",
+    ],
+)
+def test_nothing_is_kept_where_more_than_inference_goes_on(
+    preparations: list[Recipe], call: Callable[[nn.Module, Tensor], Tensor]
+) -> None:
+    module, x = layer(), images()
+    tolerance = 2e-2 if call is under_autocast else 1e-4
+    expected = F.conv2d(x, module.weight, module.bias, padding=1).detach()
+    torch.testing.assert_close(call(module, x), expected, rtol=tolerance, atol=tolerance)
+    assert preparations == []
+
+
+def test_a_weight_whose_bytes_are_not_what_it_means_is_not_kept(preparations: list[Recipe]) -> None:
+    difference = negated(layer(), images())
+    torch.testing.assert_close(difference, torch.zeros_like(difference), rtol=0, atol=1e-4)
+    assert preparations == []
+
+
+def test_a_weight_that_is_not_dense_is_not_kept(preparations: list[Recipe]) -> None:
+    module, x = layer(), images()
+    module.weight = nn.Parameter(torch.randn(6, 4, 3, 6)[..., ::2])
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), F.conv2d(x, module.weight, module.bias, padding=1))
+    assert preparations == []
+
+
+def test_other_shapes_dtypes_and_batch_sizes_run_what_is_tuned_for_them(preparations: list[Recipe]) -> None:
+    module = layer()
+    module.choices = Choices.of({PROBLEM: {4: configuration(("gemm", 2), ("gemm", 2))}})
+    module.choices.recipes.clear()
+    with torch.no_grad():
+        for x in (images(4), torch.randn(2, 4, 9, 8), torch.randn(0, 4, 8, 8)):
+            torch.testing.assert_close(module(x), F.conv2d(x, module.weight, module.bias, padding=1))
+        wide = copy.deepcopy(module).double()
+        x = images().double()
+        torch.testing.assert_close(wide(x), F.conv2d(x, wide.weight, wide.bias, padding=1))
+    assert preparations == []
+    assert [recipe for recipe in module.choices.recipes.values() if recipe is not None] != []
+
+
+def test_bad_input_gets_torchs_error() -> None:
+    module = layer()
+    for x in (torch.randn(2, 5, 8, 8), torch.randn(2, 4, 8, 8, dtype=torch.float64), torch.randn(4, 8)):
+        with torch.no_grad(), pytest.raises(RuntimeError) as error:
+            module(x)
+        with torch.no_grad(), pytest.raises(RuntimeError) as expected:
+            nn.Conv2d(4, 6, 3, padding=1)(x)
+        assert str(error.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("padding", [{"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}], ids=str)
+def test_padding_of_every_kind(preparations: list[Recipe], padding: dict[str, Any]) -> None:
+    module, x = layer(**padding), images()
+    if "padding_mode" in padding:
+        module.kept = KeptFilters([kept_filter(replace(PROBLEM, h=10, w=10, padding=(0, 0)))])
+    with torch.no_grad():
+        y = module(x)
+        torch.testing.assert_close(y, nn.Conv2d._conv_forward(module, x, module.weight, module.bias))
+    assert len(preparations) == 1
+
+
+def test_unbatched_and_non_contiguous_input(preparations: list[Recipe]) -> None:
+    module, x = layer(), images(1)
+    with torch.no_grad():
+        assert torch.equal(module(x[0]), fresh(module, x)[0])
+        strided = torch.randn(2, 4, 8, 16)[..., ::2]
+        assert torch.equal(module(strided), fresh(module, strided.contiguous()))
+    assert len(preparations) == 1

@@ -1,0 +1,223 @@
+"""Memory that is not to be had on the CPU: torch's own convolution computes the call, in the memory that it takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.kept_layers import images, layer
+from torch import Tensor
+from torch.nn import functional as F
+
+from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.kernels.registry import algorithms
+from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.running import execution, fallback, operators
+from mucudnn.running.execution import Recipe, release_workspaces
+from mucudnn.running.operators import Choices
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration, MicroConfig
+
+FORWARD = ConvProblem(Operation.FORWARD, 4, 9, 8, 6, 3, 3, padding=(1, 1))
+N = 3
+OPERATORS = {
+    Operation.FORWARD: operators.conv2d,
+    Operation.BACKWARD_DATA: operators.conv2d_backward_data,
+    Operation.BACKWARD_FILTER: operators.conv2d_backward_filter,
+}
+# What is left of the address space is enough for torch's own convolution, not for gemm's 77 MiB or fft's 68 MiB.
+LITTLE_IS_LEFT = """
+import resource, warnings
+from pathlib import Path
+import torch
+from torch import nn
+import mucudnn
+from mucudnn.words.results import Configuration, MicroConfig
+from mucudnn.running.operators import Choices
+from mucudnn.words.problem import ConvProblem, Operation
+
+N, LEFT_BYTES = 4, 45 * 2**20
+forward = ConvProblem(Operation.FORWARD, 64, 56, 56, 64, 5, 5, padding=(2, 2))
+configuration = Configuration((MicroConfig({name!r}, N),), 1.0, 0)
+torchs = nn.Conv2d(64, 64, 5, padding=2, bias=False)
+ours = mucudnn.Conv2d(64, 64, 5, padding=2, bias=False)
+ours.load_state_dict(torchs.state_dict())
+ours.choices = Choices.of({{forward.with_operation(operation): {{N: configuration}} for operation in Operation}})
+x, dy = torch.randn(forward.x_shape(N), requires_grad=True), torch.randn(forward.y_shape(N))
+
+def results(module):
+    y = module(x)
+    return [y.detach(), *torch.autograd.grad(y, [x, *module.parameters()], dy)]
+
+wanted, tuned = results(torchs), results(ours)
+assert not all(map(torch.equal, tuned, wanted)), "the algorithm has not run"
+mucudnn.release_workspaces()
+used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used_bytes + LEFT_BYTES, resource.RLIM_INFINITY))
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        scarce = None
+        scarce = results(ours)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(*(warning.message for warning in said), sep="\\n")
+assert all(map(torch.equal, scarce, wanted)), "not torch's own"
+with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    assert all(map(torch.equal, results(ours), tuned)), "what was tuned does not run again"
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_AS is Linux's")
+@pytest.mark.parametrize("name", ["gemm", "fft"])
+def test_a_training_goes_on_in_the_memory_that_torchs_own_takes(name: str) -> None:
+    program = LITTLE_IS_LEFT.format(name=name)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"no memory for what was tuned for {operation}, x (4, 64, 56, 56), w (64, 64, 5, 5); torch's own convolution "
+        "runs instead"
+        for operation in Operation
+    ]
+
+
+@pytest.fixture(autouse=True)
+def workspaces() -> Iterator[None]:
+    """Nothing is kept from tests before, and nothing was said."""
+    release_workspaces()
+    fallback._said.clear()
+    yield
+    fallback._said.clear()
+
+
+class Call:
+    """One operation, tuned to two micro-batches of one algorithm, and its operands."""
+
+    def __init__(self, operation: Operation, name: str) -> None:
+        problem = FORWARD.with_operation(operation)
+        self.operation = operation
+        halves = Configuration((MicroConfig(name, N - 1), MicroConfig(name, 1)), 1.0, 0)
+        self.choices = Choices.of({problem: {N: halves}}, keeps_workspace=False)
+        self.x, self.w = torch.randn(problem.x_shape(N)), torch.randn(problem.w_shape())
+        self.third = torch.randn(problem.k if operation is Operation.FORWARD else problem.y_shape(N))
+        self.geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+
+    def __call__(self) -> Tensor:
+        return OPERATORS[self.operation](self.x, self.w, self.third, *self.geometry, self.choices.handle)
+
+    def torchs(self) -> Tensor:
+        dy, bias = (None, self.third) if self.operation is Operation.FORWARD else (self.third, None)
+        return torch_convolution(self.operation, self.x, self.w, dy, bias, *self.geometry)
+
+
+ALGORITHMS = {algorithm.name: algorithm for algorithm in algorithms() if not algorithm.supports(FORWARD)}
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("method", ["open", "step", "close"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_may_lack_memory_when_it_has_done_a_part(
+    monkeypatch: pytest.MonkeyPatch, name: str, method: str, operation: Operation
+) -> None:
+    call, algorithm = Call(operation, name), type(ALGORITHMS[name])
+    done = getattr(algorithm, method)
+
+    def lack_memory_at_the_end(*arguments: object) -> None:
+        done(*arguments)
+        raise cpu_lacks_memory()
+
+    tuned = call()
+    with monkeypatch.context() as patch:
+        patch.setattr(algorithm, method, lack_memory_at_the_end)
+        with pytest.warns(RuntimeWarning) as said:
+            computed = [call() for _ in range(2)]
+    assert all(torch.equal(result, call.torchs()) for result in computed)
+    assert [str(warning.message) for warning in said] == [
+        f"no memory for what was tuned for {operation}, x (3, 4, 9, 8), w (6, 4, 3, 3); torch's own convolution runs "
+        "instead"
+    ]
+    assert torch.equal(call(), tuned)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("std::bad_alloc")], ids=repr)
+def test_python_and_cpp_may_lack_memory_too(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    call = Call(Operation.FORWARD, "gemm")
+    monkeypatch.setattr(execution, "_workspace", failing(error))
+    with pytest.warns(RuntimeWarning, match="no memory"):
+        assert torch.equal(call(), call.torchs())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("expected a tensor"), ValueError("a number")], ids=repr)
+def test_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    call, module = Call(Operation.FORWARD, "gemm"), layer()
+    monkeypatch.setattr(Recipe, "execute", failing(error))
+    with pytest.raises(type(error), match=str(error)):
+        call()
+    with torch.no_grad(), pytest.raises(type(error), match=str(error)):
+        module(images())
+
+
+def test_what_was_allocated_and_kept_is_free_when_torchs_own_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result that was begun, the copies of operands, and the workspace of the calls before."""
+    call, live = Call(Operation.FORWARD, "gemm"), []
+    call.choices = Choices.of(call.choices.configurations)  # keeps its workspace
+    call.x = torch.randn(N, 4, 8, 9).transpose(2, 3)  # a copy of which is taken
+    call()
+    kept = execution._of_this_thread.kept
+    assert kept.buffer is not None
+    begun: list[weakref.ref[Tensor]] = []
+
+    def begin(recipe: Recipe, x: Tensor, w: Tensor, y: Tensor, *_: object) -> None:
+        begun.extend(map(weakref.ref, (x, y)))
+        raise cpu_lacks_memory()
+
+    def torchs_own(*arguments: Any) -> Tensor:
+        live.append([tensor() for tensor in begun])
+        return torch_convolution(*arguments)
+
+    monkeypatch.setattr(Recipe, "execute", begin)
+    monkeypatch.setattr(operators, "torch_convolution", torchs_own)
+    with pytest.warns(RuntimeWarning, match="no memory"):
+        call()
+    assert live == [[None, None]]
+    assert kept.buffer is None
+
+
+@pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is kept")
+@pytest.mark.parametrize("method", ["prepare", "execute"])
+@torch.no_grad()
+def test_a_filter_that_there_is_no_memory_to_keep(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    module, x = layer(), images()
+    tuned = module(x)
+    assert module.kept is not None
+    release_workspaces()
+    with monkeypatch.context() as patch:
+        patch.setattr(Recipe, method, failing(cpu_lacks_memory()))
+        with pytest.warns(RuntimeWarning) as said:
+            computed = [module(x) for _ in range(2)]
+        assert module.kept.bytes_in_use == 0
+    assert all(torch.equal(y, F.conv2d(x, module.weight, module.bias, padding=1)) for y in computed)
+    assert [str(warning.message) for warning in said] == [
+        "no memory to keep the filter of forward 4x8x8 -> 6, 3x3, padding 1x1, float32 contiguous; it is not kept"
+    ]
+    assert torch.equal(module(x), tuned)
+
+
+def cpu_lacks_memory() -> RuntimeError:
+    """A new one: errors that are kept keep the tensors in their frames."""
+    return RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+        "allocate 65028096 bytes. Error code 12 (Cannot allocate memory)"
+    )
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail

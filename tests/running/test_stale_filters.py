@@ -1,0 +1,244 @@
+"""Every way that torch has to change a weight is noticed: what runs is what a fresh preparation gives."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from support.kept_layers import fresh, images, layer
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, prune
+
+import mucudnn
+from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.running.execution import Recipe
+
+pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is kept")
+
+
+def step_of(make: Callable[..., torch.optim.Optimizer], **options: Any) -> Callable[[nn.Conv2d], None]:
+    def change(module: nn.Conv2d) -> None:
+        optimizer = make(module.parameters(), lr=0.1, **options)
+        for parameter in module.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+
+    return change
+
+
+def without_gradient(change: Callable[[Tensor], object], mode: Any = torch.no_grad) -> Callable[[nn.Conv2d], None]:
+    def changed(module: nn.Conv2d) -> None:
+        with mode():
+            change(module.weight)
+
+    return changed
+
+
+def load(module: nn.Conv2d, assign: bool = False) -> None:
+    module.load_state_dict(nn.Conv2d(4, 6, 3).state_dict(), assign=assign)
+
+
+def assign_data(module: nn.Conv2d) -> None:
+    module.weight.data = torch.randn_like(module.weight)
+
+
+def assign_parameter(module: nn.Conv2d) -> None:
+    module.weight = nn.Parameter(torch.randn_like(module.weight))
+
+
+def parametrized(module: nn.Conv2d) -> None:
+    class Doubled(nn.Module):
+        def forward(self, w: Tensor) -> Tensor:
+            return 2 * w
+
+    parametrize.register_parametrization(module, "weight", Doubled())
+
+
+def parametrized_and_changed(module: nn.Conv2d) -> None:
+    parametrizations.weight_norm(module)
+    with torch.no_grad():
+        cast(Any, module).parametrizations.weight.original0.mul_(3)
+
+
+def weight_norm_hook(module: nn.Conv2d) -> None:
+    nn.utils.weight_norm(module)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        cast(Any, module).weight_g.mul_(2)
+
+
+def through_the_address(module: nn.Conv2d) -> None:
+    ctypes.c_float.from_address(module.weight.data_ptr() + 40).value = 7.5
+
+
+def by_another_process(module: nn.Conv2d) -> None:
+    module.share_memory()
+    array = module.weight.detach().numpy()
+    process = multiprocessing.get_context("fork").Process(target=array.fill, args=(0.5,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def vector_to_parameters(module: nn.Conv2d) -> None:
+    vector = nn.utils.parameters_to_vector(module.parameters())
+    nn.utils.vector_to_parameters(2 * vector, module.parameters())
+
+
+def pruned(module: nn.Conv2d) -> None:
+    prune.l1_unstructured(module, "weight", amount=0.5)  # type: ignore[no-untyped-call]
+
+
+def pruned_for_good(module: nn.Conv2d) -> None:
+    pruned(module)
+    prune.remove(module, "weight")  # type: ignore[no-untyped-call]
+
+
+def swapped(module: nn.Conv2d) -> None:
+    torch.utils.swap_tensors(module.weight, nn.Parameter(torch.randn_like(module.weight)))
+
+
+def to_bfloat16_and_back(module: nn.Conv2d) -> None:
+    module.to(torch.bfloat16).to(torch.float32)
+
+
+def by_one_ulp(weight: Tensor) -> None:
+    weight.view(torch.int32)[5, 3, 2, 2] += 1
+
+
+WAYS: dict[str, Callable[[nn.Conv2d], object]] = {
+    "SGD": step_of(torch.optim.SGD, foreach=False),
+    "SGD foreach": step_of(torch.optim.SGD, momentum=0.9, foreach=True),
+    "SGD fused": step_of(torch.optim.SGD, fused=True),
+    "Adam": step_of(torch.optim.Adam, foreach=False),
+    "Adam foreach": step_of(torch.optim.Adam, foreach=True),
+    "Adam fused": step_of(torch.optim.Adam, fused=True),
+    "AdamW": step_of(torch.optim.AdamW),
+    "RMSprop": step_of(torch.optim.RMSprop),
+    "load_state_dict": load,
+    "load_state_dict assign": lambda module: load(module, assign=True),
+    "copy_": without_gradient(lambda w: w.copy_(torch.randn_like(w))),
+    "in place under no_grad": without_gradient(lambda w: w.mul_(2)),
+    "in place in inference mode": without_gradient(lambda w: w.mul_(2), torch.inference_mode),
+    "one element": without_gradient(lambda w: w[1, 2, 0, 1].add_(1e-3)),
+    "one ulp": without_gradient(by_one_ulp),
+    "two elements exchanged": without_gradient(lambda w: w[0, 0, 0, :2].copy_(w[0, 0, 0, :2].flip(0))),
+    "initialisation": lambda module: nn.init.orthogonal_(module.weight),
+    "reset_parameters": lambda module: module.reset_parameters(),
+    "foreach": without_gradient(lambda w: torch._foreach_mul_([w], 2.0)),
+    ".data in place": lambda module: module.weight.data.mul_(2),
+    ".data =": assign_data,
+    "set_": without_gradient(lambda w: w.set_(torch.randn_like(w))),
+    "weight = Parameter": assign_parameter,
+    "swap_tensors": swapped,
+    "view": lambda module: module.weight.detach().view(-1)[3:9].fill_(0.25),
+    "storage": lambda module: module.weight.untyped_storage().fill_(63),
+    "NumPy": lambda module: np.multiply(module.weight.detach().numpy(), 2, out=module.weight.detach().numpy()),
+    "DLPack": lambda module: torch.from_dlpack(module.weight.detach()).mul_(2),
+    "address": through_the_address,
+    "another process": by_another_process,
+    "parametrization": parametrized,
+    "parametrization changed": parametrized_and_changed,
+    "spectral_norm": parametrizations.spectral_norm,
+    "weight_norm": weight_norm_hook,
+    "vector_to_parameters": vector_to_parameters,
+    "pruning": pruned,
+    "pruning for good": pruned_for_good,
+    "to(dtype)": to_bfloat16_and_back,
+    "channels_last": lambda module: module.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_change_a_weight_is_noticed(preparations: list[Recipe], way: str, mode: Any) -> None:
+    module, x = layer(), images()
+    with mode():
+        before = module(x)
+    WAYS[way](module)
+    module.eval()
+    with mode():
+        after = [module(x), module(x)]
+        weight = module.weight  # parametrizations compute it anew
+    for y in after:
+        assert torch.equal(y, fresh(module, x, weight))
+    assert way == "channels_last" or not torch.equal(after[0], before)
+    assert len(preparations) == 2
+
+
+def test_a_weight_that_is_changed_and_changed_back_runs_what_it_is_each_time(preparations: list[Recipe]) -> None:
+    module, x = layer(), images()
+    first, second = torch.randn(2, *module.weight.shape)
+    with torch.no_grad():
+        for w in (first, second, first, first, second):
+            module.weight.data.copy_(w)
+            assert torch.equal(module(x), fresh(module, x))
+    assert len(preparations) == 4
+
+
+def test_the_same_bytes_in_another_order_of_dimensions() -> None:
+    module, x = layer(), images().contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        assert torch.equal(module(x), fresh(module, x))
+        strides = torch.empty_like(module.weight, memory_format=torch.channels_last).stride()
+        module.weight.data = module.weight.as_strided(module.weight.shape, strides)
+        assert torch.equal(module(x), fresh(module, x))
+
+
+def test_functional_call_with_another_weight() -> None:
+    module, x = layer(), images()
+    other = nn.Parameter(torch.randn_like(module.weight))
+    with torch.no_grad():
+        mine = module(x)
+        y = torch.func.functional_call(module, {"weight": other}, x)
+        assert torch.equal(y, fresh(module, x, other))
+        assert torch.equal(module(x), mine)
+
+
+@pytest.mark.parametrize("average", ["swa", "ema"])
+def test_averaged_models(average: str) -> None:
+    module, x = layer(), images()
+    options = {} if average == "swa" else {"multi_avg_fn": torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)}
+    averaged = torch.optim.swa_utils.AveragedModel(module, **options).eval()
+    inner = cast(mucudnn.Conv2d, averaged.module)
+    for _ in range(3):
+        WAYS["SGD"](module)
+        averaged.update_parameters(module)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            assert torch.equal(averaged(x), fresh(inner, x))
+            assert torch.equal(module(x), fresh(module, x))
+
+
+def test_fusing_a_batch_norm() -> None:
+    module, x, norm = layer(), images(), nn.BatchNorm2d(6).eval()
+    norm.running_var.uniform_(1, 2)
+    with torch.no_grad():
+        module(x)
+        fused = nn.utils.fuse_conv_bn_eval(module, norm)
+        assert torch.equal(fused(x), fresh(fused, x))
+
+
+def test_two_modules_that_share_one_weight() -> None:
+    one, other, x = layer(), layer(), images()
+    other.weight = one.weight
+    with torch.no_grad():
+        for change in (lambda: None, lambda: one.weight.mul_(2), lambda: other.weight.data.add_(1)):
+            change()
+            assert torch.equal(one(x), fresh(one, x))
+            assert torch.equal(other(x), fresh(other, x))
+
+
+def test_a_changed_bias_needs_no_preparation(preparations: list[Recipe]) -> None:
+    module, x = layer(), images()
+    with torch.no_grad():
+        module(x)
+        cast(Tensor, module.bias).add_(1)
+        assert torch.equal(module(x), fresh(module, x))
+        module.bias = None
+        assert torch.equal(module(x), fresh(module, x))
+    assert len(preparations) == 1

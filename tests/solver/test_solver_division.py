@@ -1,0 +1,216 @@
+"""Workspace division: against brute force and dynamic programming, limits, ties, order of input, the account."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from itertools import count, product
+from typing import Any
+
+import pytest
+from support.solver_cases import Options, configuration, correlated, hard_division, least_bytes
+
+from mucudnn.solver import Status, solve_wd
+from mucudnn.words.errors import InfeasibleError, InvalidInputError
+from mucudnn.words.results import Configuration
+
+
+def random_options(source: random.Random, problems: int, most: int, largest: int = 9) -> Options:
+    """Small whole numbers, so that ties are frequent; some options are dominated."""
+    return {
+        f"p{i}": [
+            configuration(f"a{j}", source.randint(0, largest) * 1e-3, source.randint(0, largest), source.choice([1, 2]))
+            for j in range(source.randint(1, most))
+        ]
+        for i in range(problems)
+    }
+
+
+def _order(chosen: Sequence[Configuration], counts: Sequence[int]) -> tuple[object, ...]:
+    """By definition: time, then workspace, then micro-batches, then names. Times are whole milliseconds here."""
+    return (
+        sum(round(c.time_s * 1e3) * count for c, count in zip(chosen, counts, strict=True)),
+        sum(c.workspace_bytes for c in chosen),
+        sum(len(c.micro_configs) for c in chosen),
+        [str(c) for c in chosen],
+    )
+
+
+def test_equal_to_brute_force_ties_included() -> None:
+    source = random.Random(1)
+    for _ in range(200):
+        options = random_options(source, source.randint(1, 5), 4)
+        counts = {key: source.randint(1, 3) for key in options}
+        budget = least_bytes(options) + source.randint(0, 20)
+        fitting = [c for c in product(*options.values()) if sum(o.workspace_bytes for o in c) <= budget]
+        expected = min(fitting, key=lambda c: _order(c, list(counts.values())))
+        found = solve_wd(options, budget, counts=counts)
+        assert tuple(found.assignment.values()) == expected
+        assert found.status is Status.OPTIMAL
+        assert (
+            found.objective_s
+            == found.bound_s
+            == pytest.approx(sum(c.time_s * counts[k] for k, c in found.assignment.items()))
+        )
+
+
+def test_equal_to_dynamic_programming_over_bytes() -> None:
+    source = random.Random(2)
+    for _ in range(20):
+        options = random_options(source, 15, 8, largest=99)
+        budget = least_bytes(options) + source.randint(0, 400)
+        table = [0.0] * (budget + 1)  # the least time within each number of bytes
+        for row in options.values():
+            table = [
+                min((table[b - c.workspace_bytes] + c.time_s for c in row if c.workspace_bytes <= b), default=math.inf)
+                for b in range(budget + 1)
+            ]
+        assert solve_wd(options, budget).objective_s == pytest.approx(table[budget], abs=1e-9)
+
+
+def test_the_budget_is_inclusive_and_the_smallest_feasible_one_is_named() -> None:
+    options = random_options(random.Random(3), 8, 5, largest=10**6)
+    smallest = least_bytes(options)
+    assert solve_wd(options, smallest).workspace_bytes == smallest
+    with pytest.raises(InfeasibleError, match=f"smallest feasible budget is {smallest}B") as failure:
+        solve_wd(options, smallest - 1)
+    assert failure.value.smallest_feasible_bytes == smallest
+    most = max(options, key=lambda key: min(c.workspace_bytes for c in options[key]))
+    assert f"Most is needed by {most} (at least" in str(failure.value)
+    assert "and 3 more" in str(failure.value)
+
+
+def test_no_option_at_all_is_infeasible_at_any_budget() -> None:
+    with pytest.raises(InfeasibleError, match=r"no configuration at all.*measure again: b") as failure:
+        solve_wd({"a": [configuration("x", 1.0, 0)], "b": []}, None)
+    assert failure.value.smallest_feasible_bytes is None
+
+
+def test_without_a_budget_each_problem_gets_its_fastest() -> None:
+    options = random_options(random.Random(4), 20, 6)
+    found = solve_wd(options, None)
+    for key, chosen in found.assignment.items():
+        assert chosen == min(options[key], key=lambda c: _order([c], [1]))
+    assert (found.solver, found.notes) == ("bounds alone", ())
+
+
+def test_more_budget_is_never_slower() -> None:
+    options = correlated()
+    times = [solve_wd(options, least_bytes(options) + more).objective_s for more in range(0, 4000, 350)]
+    assert times == sorted(times, reverse=True)
+    assert len(set(times)) > 5
+
+
+def test_shuffled_input_gives_the_same_answer() -> None:
+    source = random.Random(5)
+    for _ in range(20):
+        options = random_options(source, 8, 6, largest=3)
+        shuffled = {key: source.sample(options[key], len(options[key])) for key in source.sample([*options], 8)}
+        budget = least_bytes(options) + 6
+        answers = [solve_wd(given, budget) for given in (options, shuffled)]
+        assert answers[0].assignment == answers[1].assignment
+
+
+@pytest.mark.parametrize("keys", [["a", "b"], ["b", "a"]])
+def test_ties_are_settled_problem_by_problem_in_the_order_of_their_names(keys: list[str]) -> None:
+    fast, slow = configuration("fast", 1.0, 10), configuration("slow", 2.0, 0)
+    assert solve_wd({key: [slow, fast] for key in keys}, 10).assignment == {"a": fast, "b": slow}
+
+
+def test_another_seed_of_hashes_gives_the_same_answer() -> None:
+    """Of new processes: sets and dictionaries of text come in another order in each."""
+    code = """
+from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.solver import solve_wd, solve_wr, time_curve
+names = {f"algorithm {i}" for i in range(12)}
+rows = [Measurement(MicroConfig(name, size), 0.0, size * 1e-3, 0, 4, 0.0) for name in names for size in (1, 2, 4)]
+options = {name: [Configuration((MicroConfig(other, 4),), 50.0 - len(other), len(other)) for other in names]
+           for name in names}
+print(solve_wr(rows, 7, None), sorted(solve_wd(options, 137).assignment.items()), time_curve(options))
+"""
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True
+        ).stdout
+        for seed in "012"
+    }
+    assert len(answers) == 1
+
+
+def test_more_options_are_never_slower() -> None:
+    source = random.Random(6)
+    for _ in range(20):
+        options = random_options(source, 6, 6)
+        fewer = {key: source.sample(row, source.randint(1, len(row))) for key, row in options.items()}
+        budget = least_bytes(fewer) + 6
+        assert solve_wd(options, budget).objective_s <= solve_wd(fewer, budget).objective_s
+
+
+def test_an_option_off_the_hull_is_found_where_it_is_needed() -> None:
+    rows = [configuration("small", 10e-3, 0), configuration("off", 9e-3, 6), configuration("large", 1e-3, 10)]
+    assert str(solve_wd({"p": rows}, 9).assignment["p"]) == "off 8"
+
+
+def test_counts_weigh_the_time_and_not_the_workspace() -> None:
+    fast, slow = configuration("fast", 1e-3, 10), configuration("slow", 3e-3, 0)
+    options = {"once": [fast, slow], "often": [fast, slow]}
+    found = solve_wd(options, 10, counts={"once": 1, "often": 4})
+    assert found.assignment == {"once": slow, "often": fast}
+    assert found.objective_s == pytest.approx(7e-3)
+    assert solve_wd({}, 0).objective_s == solve_wd({}, 0).gap == 0
+
+
+@pytest.mark.parametrize(
+    ("time_s", "workspace_bytes", "message"),
+    [
+        (-1.0, 0, "p: time_s of a 8 is -1.0"),
+        (math.nan, 0, "p: time_s of a 8 is nan"),
+        (math.inf, 0, "p: time_s of a 8 is inf"),
+        (1.0, -1, "p: workspace_bytes of a 8 is -1"),
+        (1.0, 1.5, r"p: workspace_bytes of a 8 is 1\.5"),
+    ],
+)
+def test_options_that_cannot_be_are_named_and_refused(time_s: float, workspace_bytes: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        solve_wd({"p": [configuration("a", time_s, workspace_bytes)]}, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget_bytes": -1}, "budget is -1 bytes"),
+        ({"time_limit_s": -1.0}, r"time limit is -1\.0 s"),
+        ({"time_limit_s": math.nan}, "time limit is nan"),
+        ({"counts": {"p": 0}}, "p: the count is 0"),
+        ({"counts": {"q": 1}}, "only one has p; q"),
+    ],
+)
+def test_limits_and_counts_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        solve_wd({"p": [configuration("a", 1.0, 0)]}, **{"budget_bytes": None, **arguments})
+
+
+def test_the_time_to_solve_is_from_the_call_to_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hard_division() == hard_division()  # whatever time each took
+    ticks = count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    found = solve_wd({"p": [configuration("a", 1.0, 0)]}, 0)
+    assert found.solve_time_s == next(ticks) - 1 > 2
+
+
+def test_the_account_tells_how_it_was_found() -> None:
+    found = hard_division()
+    told = json.loads(json.dumps(found.to_json()))
+    assert told["status"] == "optimal"
+    assert told["gap"] == 0
+    assert told["options"] == 48 >= told["undominated_options"] >= told["remaining_options"] >= 12
+    assert sum(row["workspace_bytes"] for row in told["assignment"]) == told["workspace_bytes"] <= told["budget_bytes"]
+    assert sum(row["time_s"] * row["count"] for row in told["assignment"]) == pytest.approx(told["objective_s"])
+    assert "12 problems: " in str(found)
+    assert "optimal; 48 options" in str(found)

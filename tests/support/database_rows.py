@@ -1,0 +1,45 @@
+"""What the database tests store, and expect to find again."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from mucudnn.database.database import Database, Verification
+from mucudnn.running.environment import Environment
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Failure, Measurement, MicroConfig
+
+HERE = Environment("AMD EPYC", "AVX512", 2, "2.13.0", "oneDNN 3.12.0", "avx512")
+PROBLEM = ConvProblem(Operation.FORWARD, 64, 27, 28, 192, 5, 4, (1, 2), (2, 1), (1, 3), 2)
+FAST = Measurement(MicroConfig("gemm", 8), 1e-6, 2.5e-3, 64, 2**40, 1e-16, 0.01, 5)
+FAILED = Failure(MicroConfig("fft", 8), "out of memory")
+VERSIONS = {"gemm": 1, "fft": 1}
+VERIFIED = Verification(2.0, 1.0, 0.1)
+FULL = ((FAST,), (FAILED,), VERIFIED)
+
+
+def fill(path: Path) -> Path:
+    """Make a database with one measurement, one failure and one verification."""
+    with Database(path) as database:
+        database.add(HERE, PROBLEM, 1, FAST)
+        database.add_failure(HERE, PROBLEM, 1, FAILED)
+        database.add_verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS, VERIFIED)
+    return path
+
+
+def rows_of(
+    path: Path, environment: Environment, problem: ConvProblem, versions: dict[str, int] = VERSIONS
+) -> tuple[object, ...]:
+    with Database(path) as database:
+        return (
+            database.measurements(environment, problem, versions),
+            database.failures(environment, problem, versions),
+            database.verification(environment, problem, [FAST.micro_config], versions),
+        )
+
+
+def change(path: Path, sql: str) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(sql)
+    connection.close()

@@ -1,0 +1,120 @@
+"""Running on a GPU, or on the CPU in its place: guard zones, memory that is counted, graphs and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mucudnn.bench.measure.operands import Operands, random_operands
+from mucudnn.kernels import registry
+from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
+from mucudnn.words.problem import ConvProblem, Operation
+
+_GUARD_BYTES = 64 * 2**10
+_PATTERN = 0xA5
+_GARBAGE = 0xFF  # NaN in every floating-point type
+
+
+def offered_engines(problem: ConvProblem, sizes: Sequence[int]) -> list[CudnnEngine]:
+    """What cuDNN, or what stands in for it, offers for micro-batches of these sizes, as torch's settings allow."""
+    return CudnnEngines(registry.cudnn_backend()).offered(problem, sizes)
+
+
+def written(problem: ConvProblem, operands: Operands) -> Tensor:
+    """The tensor that the operation writes."""
+    by_operation = {Operation.FORWARD: operands.y, Operation.BACKWARD_DATA: operands.x}
+    return by_operation.get(problem.operation, operands.w)
+
+
+@dataclass
+class Guarded:
+    """Memory on a device, full of NaN, between zones that know whether anything was written to them."""
+
+    device: str
+    raws: list[Tensor] = field(default_factory=list)
+
+    def buffer(self, size_bytes: int) -> Tensor:
+        raw = torch.full((size_bytes + 2 * _GUARD_BYTES,), _PATTERN, dtype=torch.uint8, device=self.device)
+        self.raws.append(raw)
+        return raw[_GUARD_BYTES : _GUARD_BYTES + size_bytes].fill_(_GARBAGE)
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """Of the same shape, strides and dtype."""
+        flat = self.buffer(tensor.numel() * tensor.element_size()).view(tensor.dtype)
+        return flat.as_strided(tensor.shape, tensor.stride())
+
+    def operands(self, problem: ConvProblem, batch_size: int) -> Operands:
+        """Random ones, of which only the written one is guarded: NaN, or zero where it is added to."""
+        random = random_operands(problem, batch_size, self.device)
+        result = self.like(written(problem, random))
+        if problem.operation is Operation.BACKWARD_FILTER:
+            return Operands(random.x, result.zero_(), random.y)
+        forward = problem.operation is Operation.FORWARD
+        return Operands(random.x if forward else result, random.w, result if forward else random.y)
+
+    def is_intact(self) -> bool:
+        zones = (zone for raw in self.raws for zone in (raw[:_GUARD_BYTES], raw[-_GUARD_BYTES:]))
+        return all(bool((zone == _PATTERN).all()) for zone in zones)
+
+
+def run_in_slices(
+    algorithm: Algorithm, problem: ConvProblem, operands: Operands, sizes: Sequence[int], memory: Guarded
+) -> None:
+    """Open, step over consecutive slices, close; prepared and scratch are of exactly the declared bytes."""
+    needed = [algorithm.workspace(problem, n) for n in sizes]
+    prepared = memory.buffer(max(each.prepared_bytes for each in needed))
+    algorithm.open(problem, operands.w, prepared)
+    start = 0
+    for n, each in zip(sizes, needed, strict=True):
+        x, y = operands.x[start : start + n], operands.y[start : start + n]
+        algorithm.step(problem, x, operands.w, y, None, prepared, memory.buffer(each.scratch_bytes))
+        start += n
+    algorithm.close(problem, operands.w, prepared)
+
+
+def peak_requested_bytes(function: Callable[[], object], device: str) -> int:
+    """Most bytes that the function asks torch's allocator for at once, by ``torch.cuda.memory_stats`` on a GPU."""
+    if device == "cpu":
+        return peak_allocated_bytes(function)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    function()
+    torch.cuda.synchronize()
+    return int(torch.cuda.memory_stats()["requested_bytes.all.peak"] - before)
+
+
+def captured(work: Callable[[], None], device: str) -> Callable[[], None]:
+    """What runs ``work`` again: a CUDA graph of it, captured as torch's notes on CUDA graphs say."""
+    if device == "cpu":
+        return work
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def new_stream(device: str) -> AbstractContextManager[object]:
+    """What runs inside is on a stream of its own, after what was started before."""
+    if device == "cpu":
+        return nullcontext()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    return torch.cuda.stream(stream)
+
+
+def wait_for_all(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,7 @@
+"""Where the tests and their files are."""
+
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+DATA = TESTS / "data"
+SUPPORT = TESTS / "support"

@@ -1,0 +1,26 @@
+"""Races of algorithms whose costs are known, by a clock that they move."""
+
+from __future__ import annotations
+
+from support.fakes import FORWARD, FakeAlgorithm, FakeClock, linear
+
+from mucudnn.bench.measure.candidates import find_candidates
+from mucudnn.bench.measure.profiler import Profile
+from mucudnn.words.results import Failure, Measurement
+
+SIZES = (1, 2, 4, 8)
+CLOCK = FakeClock()
+
+
+def fake(name: str, seconds_per_sample: float = 0.01, **settings: object) -> FakeAlgorithm:
+    return FakeAlgorithm(name, CLOCK, linear(seconds_per_sample), **settings)
+
+
+def profile_of(*algorithms: FakeAlgorithm, known: tuple[Measurement, ...] = (), **bounds: object) -> Profile:
+    candidates, _ = find_candidates(FORWARD, algorithms, SIZES, known)
+    return Profile(FORWARD, max(SIZES), candidates, known, clock=CLOCK, **bounds)
+
+
+def results_of(*algorithms: FakeAlgorithm, **bounds: object) -> dict[tuple[str, int], Measurement | Failure]:
+    found = profile_of(*algorithms, **bounds).measure()
+    return {(r.micro_config.algorithm, r.micro_config.micro_batch_size): r for r in found}

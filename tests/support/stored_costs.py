@@ -1,0 +1,30 @@
+"""A table of two layers, and what is stored of them: costs that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from support.fakes import ENVIRONMENT, FORWARD
+
+from mucudnn.bench.sources.layers import Layer, LayerTable
+from mucudnn.database.database import Verification
+from mucudnn.running.environment import Environment
+from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.task import Task
+
+MIB = 2**20
+TABLE = LayerTable("mynet", (Layer("one", FORWARD, 8, 2), Layer("two", replace(FORWARD, k=3), 8, 1)))
+
+
+class Stored:
+    """Torch takes 100 ms, ``small`` 80 ms with 10 MiB, ``large`` 50 ms with 100 MiB, in each of the layers."""
+
+    environment: Environment = ENVIRONMENT
+
+    def measurements(self, task: Task) -> Sequence[Measurement]:
+        costs = {"native": (0.1, 0), "small": (0.08, 10 * MIB), "large": (0.05, 100 * MIB)}
+        return [Measurement(MicroConfig(a, 8), 0.0, step_s, 0, size, 1e-7) for a, (step_s, size) in costs.items()]
+
+    def verification(self, task: Task, configuration: Configuration) -> Verification | None:
+        return Verification(0.1, configuration.time_s - 30e-6, 0.0)

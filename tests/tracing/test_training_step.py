@@ -1,0 +1,261 @@
+"""Tracing a training step: its bytes against torch's allocator, and that it finds every convolution."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from support.small_nets import DataDependent, conv_net
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import mucudnn
+from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.running.operators import Choices
+from mucudnn.tracing.convolutions import trace
+from mucudnn.tracing.memory_timeline import MemoryTimeline
+from mucudnn.tracing.training_step import trace_step, training_step
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import MemoryFormat, Operation
+from mucudnn.words.results import Configuration, MicroConfig
+
+ALL = set(Operation)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.body, x, use_reentrant=False)
+
+
+def step_bytes(timeline: MemoryTimeline) -> int:
+    return timeline.peak_bytes - timeline.base_bytes
+
+
+def allocated_bytes(model: nn.Module, x: Tensor) -> int:
+    """Peak of a real step, by torch's allocator."""
+    training_step(model, (x,))
+    model.zero_grad(set_to_none=True)
+    peak_bytes = peak_allocated_bytes(lambda: training_step(model, (x,)))
+    model.zero_grad(set_to_none=True)
+    return peak_bytes
+
+
+def linear_net() -> nn.Module:
+    features = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(), nn.Flatten())
+    return nn.Sequential(features, nn.Linear(3 * 8 * 8, 20), nn.ReLU(), nn.Linear(20, 5))
+
+
+def test_peak_is_what_torchs_allocator_counts() -> None:
+    model, x = linear_net(), torch.randn(6, 3, 16, 16)
+    timeline = trace_step(model, x)
+    assert timeline.real_because is None
+    assert step_bytes(timeline) == allocated_bytes(model, x)
+    parameters = sum(p.nbytes for p in model.parameters())
+    assert timeline.base_bytes == parameters + x.nbytes
+
+
+def test_live_bytes_are_those_of_the_storages() -> None:
+    """Every number of a step that is small enough to add up by hand."""
+    linear = nn.Linear(10, 5)
+    timeline = trace_step(linear, torch.randn(2, 10))
+    live = {event.operator: event.live_bytes - timeline.base_bytes for event in timeline.events}
+    y, loss, of_weight, of_bias = 2 * 5 * 4, 4, 10 * 5 * 4, 5 * 4
+    assert live["aten.addmm.default"] == y
+    assert live["aten.sum.default"] == y + loss
+    assert live["aten.mm.default"] == y + 2 * loss + of_weight  # the gradient of the loss is the second of its size
+    assert timeline.events[-1].live_bytes - timeline.base_bytes == y + 2 * loss + of_weight + of_bias
+
+
+def test_fake_and_real_tensors_give_the_same_timeline() -> None:
+    model, x = conv_net(), torch.randn(4, 3, 12, 12)
+    fake = trace_step(model, x)
+
+    class Unfakeable(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Any:
+            x.sum().item()
+            return self.model(x)
+
+    real = trace_step(Unfakeable(), x)
+    assert real.real_because is not None
+    assert [call.in_use_bytes for call in real.calls] == [call.in_use_bytes for call in fake.calls]
+    assert real.peak_bytes == fake.peak_bytes
+    assert real.base_bytes == fake.base_bytes
+
+
+def test_calls_are_those_of_the_modules() -> None:
+    """Problems as ``bench.tracing`` finds them; forward in order, backward in the opposite order."""
+    model, x = conv_net(), torch.randn(4, 3, 12, 12)
+    calls = trace_step(model, x).calls
+    forward = [(call.name, call.problem, call.batch_size) for call in calls if call.operation is Operation.FORWARD]
+    assert forward == [(call.name, call.problem, call.batch_size) for call in trace(model, x)]
+    names = [name for name, _, _ in forward]
+    assert [c.name for c in calls if c.operation is Operation.BACKWARD_FILTER] == names[::-1]
+    assert [c.name for c in calls if c.operation is Operation.BACKWARD_DATA] == names[:0:-1]  # x needs no gradient
+    of_name = {name: problem for name, problem, _ in forward}
+    assert all(call.problem == of_name[call.name].with_operation(call.operation) for call in calls)
+
+
+def test_bytes_in_use_at_a_convolution() -> None:
+    conv = nn.Conv2d(3, 8, 3, padding=1)
+    x = torch.randn(4, 3, 6, 6, requires_grad=True)
+    timeline = trace_step(conv, x)
+    in_use = {call.operation: call.in_use_bytes - timeline.base_bytes for call in timeline.calls}
+    y, dx, dw, scalar = 4 * 8 * 6 * 6 * 4, x.nbytes, conv.weight.nbytes, 4
+    dy = y  # torch expands the gradient of the sum: what reads it makes a copy
+    assert in_use[Operation.FORWARD] == y
+    assert in_use[Operation.BACKWARD_DATA] == y + 2 * scalar + dy + dx
+    assert in_use[Operation.BACKWARD_FILTER] == y + 2 * scalar + dy + dx + dw
+
+
+def test_copies_of_operands_in_another_memory_format_are_in_use() -> None:
+    conv = nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 8, 9, 9)
+    timeline = trace_step(conv, x)
+    forward = timeline.calls[0]
+    assert forward.problem.memory_format is MemoryFormat.CHANNELS_LAST
+    y = 2 * 8 * 7 * 7 * 4
+    assert forward.in_use_bytes == timeline.base_bytes + y + x.nbytes
+    assert timeline.events[forward.event].transient_bytes == x.nbytes
+    assert timeline.peak_bytes >= forward.in_use_bytes
+
+
+def test_a_module_that_runs_twice_gives_two_calls() -> None:
+    conv = nn.Conv2d(4, 4, 3, padding=1)
+    model = nn.Sequential(conv, nn.ReLU(), conv, nn.MaxPool2d(2), conv)
+    calls = trace_step(model, torch.randn(2, 4, 8, 8)).calls
+    assert Counter(call.operation for call in calls) == {
+        Operation.FORWARD: 3,
+        Operation.BACKWARD_FILTER: 3,
+        Operation.BACKWARD_DATA: 2,
+    }
+    assert [call.problem.h for call in calls if call.operation is Operation.BACKWARD_FILTER] == [4, 8, 8]
+
+
+def test_recomputed_convolutions_are_calls_too() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Checkpointed(conv_body()), nn.Conv2d(4, 4, 1))
+    x = torch.randn(2, 3, 8, 8)
+    calls = Counter((call.name, call.operation) for call in trace_step(model, x).calls)
+    assert [calls["1.body.0", operation] for operation in Operation] == [2, 1, 1]
+    for name in ("1.body.3", "2"):  # torch stops recomputing at the last tensor that was saved, the input of 1.body.3
+        assert [calls[name, operation] for operation in Operation] == [1, 1, 1]
+    assert [calls["0", operation] for operation in Operation] == [1, 0, 1]
+
+
+def conv_body() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+
+
+def test_saved_tensors_that_were_replaced_are_found_by_shape() -> None:
+    """Also behind a convolution of the same shapes that is no module's."""
+
+    class Offloaded(nn.Sequential):
+        def forward(self, x: Tensor) -> Any:
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t.clone()):
+                return nn.functional.conv2d(super().forward(x), torch.ones(4, 4, 3, 3, requires_grad=True), padding=1)
+
+    model = Offloaded(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3)))
+    calls = trace_step(model, torch.randn(2, 4, 9, 9)).calls
+    assert [call.name for call in calls if call.operation is Operation.BACKWARD_FILTER] == ["2", "1", "0"]
+
+
+def test_other_convolutions_are_no_calls() -> None:
+    class Others(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.up = nn.Conv2d(4, 4, 3, padding=1), nn.ConvTranspose2d(4, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Any:
+            return nn.functional.conv2d(self.up(self.conv(x)), torch.ones(4, 4, 3, 3, requires_grad=True), padding=1)
+
+    calls = trace_step(Others(), torch.randn(2, 4, 8, 8)).calls
+    assert [(call.name, call.operation) for call in calls] == [
+        ("conv", Operation.FORWARD),
+        ("conv", Operation.BACKWARD_FILTER),
+    ]
+
+
+def test_a_second_convolution_of_a_module_is_no_call() -> None:
+    class Scaled(nn.Conv2d):
+        def forward(self, x: Tensor) -> Any:
+            return nn.functional.conv2d(super().forward(x), torch.ones(4, 4, 1, 1))
+
+    calls = trace_step(Scaled(3, 4, 3), torch.randn(2, 3, 8, 8)).calls
+    assert [call.operation for call in calls] == [Operation.FORWARD, Operation.BACKWARD_FILTER]
+    assert {call.problem.r for call in calls} == {3}
+
+
+@pytest.mark.parametrize("torch_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_an_optimized_model_is_traced_alike(torch_format: torch.memory_format) -> None:
+    """Filters stay contiguous: with inputs in channels_last they have to be copied."""
+    x = torch.randn(4, 3, 12, 12).to(memory_format=torch_format).requires_grad_()
+    model = conv_net()
+    torchs = trace_step(model, x)
+    for call in trace(model, x):
+        module = model.get_submodule(call.name)
+        module.__class__ = mucudnn.Conv2d
+        divided = Configuration((MicroConfig("gemm", 1),) * 4, time_s=1e-3, workspace_bytes=0)
+        module.choices = Choices.of({call.problem.with_operation(op): {4: divided} for op in Operation})
+    ours = trace_step(model, x)
+    assert any("mucudnn.conv2d_backward_filter" in event.operator for event in ours.events)
+    assert [(c.name, c.problem, c.in_use_bytes) for c in ours.calls] == [
+        (c.name, c.problem, c.in_use_bytes) for c in torchs.calls
+    ]
+    assert ours.peak_bytes == torchs.peak_bytes
+
+
+def test_the_reason_for_real_tensors_is_said() -> None:
+    timeline = trace_step(DataDependent(), torch.randn(4, 3, 12, 12))
+    assert timeline.real_because is not None
+    assert "DataDependent" in timeline.real_because
+
+
+def test_no_gradient_where_nothing_can_be_trained() -> None:
+    model = conv_net().requires_grad_(False)
+    assert {call.operation for call in trace_step(model, torch.randn(2, 3, 12, 12)).calls} == {Operation.FORWARD}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_autocast_holds(dtype: torch.dtype) -> None:
+    with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+        calls = trace_step(conv_net(), torch.randn(4, 3, 12, 12)).calls
+    assert {call.problem.dtype for call in calls} == {str(dtype).removeprefix("torch.")}
+    assert {call.operation for call in calls} == ALL
+
+
+def test_an_output_without_a_floating_tensor_is_refused() -> None:
+    class Labels(nn.Conv2d):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x).argmax(1)
+
+    with pytest.raises(InvalidInputError, match="without a floating tensor"):
+        trace_step(Labels(3, 4, 1), torch.randn(2, 3, 4, 4))
+
+
+def test_errors_of_the_model_are_its_own() -> None:
+    with pytest.raises(RuntimeError, match="channels"):
+        trace_step(nn.Conv2d(3, 4, 1), torch.randn(2, 5, 4, 4))
+
+
+def test_as_json_and_as_a_frame() -> None:
+    timeline = trace_step(conv_net(), torch.randn(4, 3, 12, 12))
+    record = timeline.to_json()
+    assert record["peak_bytes"] == timeline.peak_bytes
+    assert [event["live_bytes"] for event in record["events"]] == [event.live_bytes for event in timeline.events]
+    frame = timeline.to_frame()
+    assert list(frame["name"]) == [call.name for call in timeline.calls]
+    assert list(frame["in_use_bytes"]) == [call.in_use_bytes for call in timeline.calls]
+    assert set(frame["operation"]) == ALL
+
+
+def test_an_empty_timeline_peaks_at_its_base() -> None:
+    assert MemoryTimeline(7, (), ()).peak_bytes == 7

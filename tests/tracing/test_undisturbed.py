@@ -1,0 +1,68 @@
+"""Tracing a training step leaves the model as it was, and does not depend on what it was left with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.small_nets import DataDependent, conv_net
+from torch import nn
+
+from mucudnn.tracing.training_step import trace_step, training_step
+from mucudnn.words.problem import Operation
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("model", [conv_net(), DataDependent()], ids=["fake", "real"])
+def test_leaves_no_trace(model: nn.Module, training: bool) -> None:
+    x = torch.randn(4, 3, 12, 12, requires_grad=True)
+    model.train(training)
+    training_step(model, (x.detach(),))
+    model.train(training)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    gradients = {name: (p.grad, p.grad.clone()) for name, p in model.named_parameters() if p.grad is not None}
+    assert gradients
+    random_state = torch.get_rng_state()
+    timeline = trace_step(model, x)
+    assert (timeline.real_because is None) == isinstance(model, nn.Sequential)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    for name, parameter in model.named_parameters():
+        gradient, before = gradients[name]
+        assert parameter.grad is gradient
+        assert torch.equal(gradient, before)
+    assert x.grad is None
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(module.training is training for module in model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not isinstance(model(x), torch._subclasses.FakeTensor)
+
+
+@pytest.mark.parametrize("model", [conv_net(), DataDependent()], ids=["fake", "real"])
+def test_gradients_start_as_none(model: nn.Module) -> None:
+    x = torch.randn(4, 3, 12, 12)
+    random_state = torch.get_rng_state()
+    fresh = trace_step(model, x)
+    training_step(model, (x,))
+    torch.set_rng_state(random_state)
+    assert trace_step(model, x) == fresh
+
+
+def test_parts_that_are_frozen_stay_so() -> None:
+    model = conv_net()
+    frozen = model[1].eval()
+    running = frozen.running_mean.clone()
+    operators = [event.operator for event in trace_step(model, torch.randn(4, 3, 12, 12)).events]
+    assert not frozen.training
+    assert torch.equal(frozen.running_mean, running)
+    assert operators.count("aten.add_.Tensor") == 1  # the batches counted by the other batch normalisation
+
+
+@pytest.mark.parametrize("switched_off", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_computed_where_they_are_switched_off(switched_off: Callable[[], Any]) -> None:
+    model = conv_net()
+    with switched_off():
+        calls = trace_step(model, torch.randn(4, 3, 12, 12)).calls
+        assert not torch.is_grad_enabled()
+    assert {call.operation for call in calls} == set(Operation)

@@ -1,0 +1,169 @@
+"""A budget divided over tasks, with whole runs that correct what was predicted. Whole runs are told, not made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from support.fakes import FORWARD
+
+from mucudnn.database.database import Verification
+from mucudnn.tuning.choose import OPERATOR_S, Outcome, choose, divide
+from mucudnn.words.errors import InfeasibleError
+from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.task import Task
+
+BATCH = 4
+
+
+def measured(algorithm: str, step_s: float, scratch_bytes: int, size: int = BATCH) -> Measurement:
+    return Measurement(MicroConfig(algorithm, size), 0.0, step_s, 0, scratch_bytes, 1e-7)
+
+
+# Torch in 100 ms without workspace; the more workspace, the faster.
+TORCH = measured("native", 0.1, 0)
+SMALL = measured("small", 0.08, 10)
+LARGE = measured("large", 0.05, 100)
+FIRST, SECOND = Task(FORWARD, BATCH, name="first"), Task(replace(FORWARD, k=3), BATCH, name="second")
+
+
+@dataclass
+class WholeRuns:
+    """Every whole run takes what was predicted, times ``slowdown``; ``asked`` are the configurations that were run."""
+
+    slowdown: Callable[[Task, str], float] = lambda task, algorithm: 1.0
+    outcome: Callable[[Task, str], Outcome] | None = None
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+    def __call__(self, task: Task, configurations: Sequence[Configuration]) -> Mapping[Configuration, Outcome]:
+        return {c: self._run(task, c) for c in configurations}
+
+    def _run(self, task: Task, configuration: Configuration) -> Outcome:
+        algorithm = configuration.micro_configs[0].algorithm
+        self.asked.append((task.name, algorithm))
+        if self.outcome is not None:
+            return self.outcome(task, algorithm)
+        return Verification(TORCH.step_s, configuration.time_s * self.slowdown(task, algorithm), 0.0)
+
+
+def chosen(measurements: Mapping[Task, Sequence[Measurement]], budget: int | None, runs: WholeRuns) -> dict[str, str]:
+    divided = divide(measurements, budget, runs)
+    assert budget is None or divided.division.workspace_bytes <= budget
+    assert divided.division.workspace_bytes == sum(c.configuration.workspace_bytes for c in divided.choices.values())
+    return {task.name: choice.configuration.micro_configs[0].algorithm for task, choice in divided.choices.items()}
+
+
+BOTH = {FIRST: [TORCH, SMALL, LARGE], SECOND: [TORCH, SMALL, LARGE]}
+
+
+@pytest.mark.parametrize(
+    ("budget", "algorithms"),
+    [
+        (None, {"first": "large", "second": "large"}),
+        (200, {"first": "large", "second": "large"}),
+        (199, {"first": "large", "second": "small"}),
+        (110, {"first": "large", "second": "small"}),
+        (109, {"first": "large", "second": "native"}),
+        (99, {"first": "small", "second": "small"}),
+        (10, {"first": "small", "second": "native"}),
+        (0, {"first": "native", "second": "native"}),
+    ],
+)
+def test_the_budget_goes_where_it_saves_most(budget: int | None, algorithms: dict[str, str]) -> None:
+    found = chosen(BOTH, budget, WholeRuns())
+    assert sorted(found.values()) == sorted(algorithms.values())
+
+
+def test_a_layer_that_occurs_often_comes_first() -> None:
+    often = replace(SECOND, count=3)
+    assert chosen({FIRST: BOTH[FIRST], often: BOTH[SECOND]}, 100, WholeRuns())["second"] == "large"
+
+
+def test_only_what_is_chosen_is_run_and_each_once() -> None:
+    runs = WholeRuns()
+    divide(BOTH, 110, runs)
+    assert len(runs.asked) == len(set(runs.asked)) == 2
+
+
+def test_what_whole_runs_tell_changes_the_division() -> None:
+    """Predicted to be best, but slower than torch in one of the two tasks: its segment goes to the other."""
+    runs = WholeRuns(slowdown=lambda task, algorithm: 3.0 if (task.name, algorithm) == ("first", "large") else 1.0)
+    assert chosen(BOTH, 110, runs) == {"first": "small", "second": "large"}
+    assert ("first", "large") in runs.asked or ("second", "large") in runs.asked
+
+
+def test_where_nothing_is_faster_in_whole_runs_torch_stays() -> None:
+    runs = WholeRuns(slowdown=lambda task, algorithm: 4.0)
+    assert chosen(BOTH, None, runs) == {"first": "native", "second": "native"}
+
+
+def test_a_slower_one_is_taken_where_torch_needs_too_much() -> None:
+    needy = {task: [replace(TORCH, scratch_bytes=1000), SMALL] for task in BOTH}
+    divided = divide(needy, 1010, WholeRuns(slowdown=lambda task, algorithm: 4.0))
+    assert sorted(c.configuration.algorithms for c in divided.choices.values()) == [("native",), ("small",)]
+    slower = next(c for c in divided.choices.values() if c.configuration.algorithms == ("small",))
+    assert slower.baseline_s is not None
+    assert slower.time_s > slower.baseline_s
+    assert "torch's own needs 1000 B" in slower.reason
+
+
+def test_what_cannot_run_whole_is_left_out() -> None:
+    def outcome(task: Task, algorithm: str) -> Outcome:
+        return RuntimeError("it crashed") if algorithm == "large" else Verification(0.1, 0.08, 0.0)
+
+    assert chosen(BOTH, None, WholeRuns(outcome=outcome)) == {"first": "small", "second": "small"}
+
+
+def test_without_whole_runs_predictions_count() -> None:
+    divided = divide(BOTH, 110, WholeRuns(outcome=lambda task, algorithm: None))
+    assert {c.reason for c in divided.choices.values()} == {"best use of the budget by prediction, not run"}
+    assert {c.baseline_s for c in divided.choices.values()} == {0.1}
+
+
+def test_endless_bad_news_ends_in_what_was_run() -> None:
+    """Each option proves to be far slower than predicted; there are more of them than rounds."""
+    many = [measured(f"a{i:02}", 0.05 + i * 1e-4, i) for i in range(30)]
+    runs = WholeRuns(slowdown=lambda task, algorithm: 1.9)
+    divided = divide({FIRST: [replace(TORCH, scratch_bytes=10**6), *many]}, 500, runs)
+    ran = [algorithm for _, algorithm in runs.asked]
+    assert len(ran) == len(set(ran)) < len(many)
+    assert divided.choices[FIRST].configuration.micro_configs[0].algorithm in ran
+
+
+def test_options_have_the_times_that_were_solved_with() -> None:
+    divided = divide({FIRST: [TORCH, LARGE]}, None, WholeRuns(slowdown=lambda task, algorithm: 1.2))
+    times = {c.micro_configs[0].algorithm: c.time_s for c in divided.options[FIRST]}
+    assert times == {"native": 0.1, "large": pytest.approx(0.06 + OPERATOR_S)}
+    assert divided.division.objective_s == pytest.approx(times["large"])
+    assert divided.choices[FIRST].configuration.time_s == 0.05  # as predicted
+
+
+def test_too_small_a_budget_names_the_smallest_and_who_holds_it_up() -> None:
+    needy = {task: [replace(TORCH, scratch_bytes=1000), SMALL] for task in BOTH}
+    with pytest.raises(InfeasibleError, match="first") as caught:
+        divide(needy, 19, WholeRuns())
+    assert caught.value.smallest_feasible_bytes == 20
+    assert divide(needy, 20, WholeRuns()).division.workspace_bytes == 20
+
+
+def test_no_tasks_need_nothing() -> None:
+    assert divide({}, 0, WholeRuns()).choices == {}
+
+
+def test_the_account_names_the_tasks() -> None:
+    record = json.loads(json.dumps(divide(BOTH, 110, WholeRuns()).division.to_json()))
+    assert [row["problem"] for row in record["assignment"]] == ["first", "second"]
+
+
+def test_alone_without_whole_runs_the_prediction_is_taken_and_said() -> None:
+    unknown = WholeRuns(outcome=lambda task, algorithm: None)
+    choice = choose(replace(FIRST, limit_bytes=99), BOTH[FIRST], unknown)
+    assert (choice.configuration.algorithms, choice.baseline_s, choice.time_s) == (("small",), 0.1, 0.08)
+    assert choice.reason == "fastest by prediction, not run"
+    lead = measured("small", 0.0975, 10)  # below the least gain
+    assert choose(FIRST, [TORCH, lead], unknown).configuration.is_baseline
+    alone = choose(FIRST, [LARGE], unknown)
+    assert alone.baseline_s is None
+    assert "torch's own was not measured" in alone.reason

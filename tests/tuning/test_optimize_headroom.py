@@ -1,0 +1,204 @@
+"""``optimize`` within the headroom: tuned convolutions, and the peak of a training step is not above torch's."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.fakes import ENVIRONMENT
+from torch import Tensor, nn
+
+import mucudnn
+from mucudnn.bench.contests.peak_memory import compare_peaks
+from mucudnn.bench.sources.networks import Residual
+from mucudnn.database.database import Verification
+from mucudnn.running.environment import Environment
+from mucudnn.tuning import choose as choosing
+from mucudnn.tuning.replay import replay
+from mucudnn.tuning.tuner import tune_tasks
+from mucudnn.words.config import Config
+from mucudnn.words.errors import InfeasibleError
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.task import Task
+
+ALGORITHMS = ("winograd-4x4", "implicit-gemm", "gemm")
+FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+def body(channels: int) -> list[nn.Module]:
+    conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+    return [conv, nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
+
+
+def net() -> nn.Sequential:
+    """Its convolutions 1.body.0, 1.body.3 and 2 have one geometry, and run at different heights of the memory."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, padding=1, bias=False), Residual(nn.Sequential(*body(16), *body(16)), nn.Identity())),
+        *(*body(16), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten()),
+        nn.Linear(32 * 9, 5),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The same model with torch's convolutions and with ours."""
+
+    torchs: nn.Module
+    ours: nn.Module
+    x: Tensor
+
+    @property
+    def convolutions(self) -> list[mucudnn.Conv2d]:
+        return [module for module in self.ours.modules() if isinstance(module, mucudnn.Conv2d)]
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Whatever fits is taken to be worth it, so that the layers are tuned however fast the machine is."""
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    torch_format = FORMATS[request.param]
+    model = net().to(memory_format=torch_format)  # type: ignore[call-overload]
+    x = torch.randn(4, 3, 24, 24).contiguous(memory_format=torch_format)
+    config = Config(
+        workspace_limit="headroom",
+        algorithms=ALGORITHMS,
+        time_limit="100ms",
+        database=tmp_path_factory.mktemp("headroom") / "measurements.sqlite",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choosing, "_is_worth_it", lambda run: True)
+        yield Pair(model, mucudnn.optimize(copy.deepcopy(model), x, config), x)
+
+
+def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """y, and the gradients of all parameters."""
+    model = copy.deepcopy(model).train()
+    y = model(x)
+    y.square().sum().backward()
+    return [y, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
+
+
+def test_the_peak_is_not_above_torchs(pair: Pair) -> None:
+    assert any(not tuned.configuration.is_baseline for module in pair.convolutions for tuned in module.tuned)
+    comparison = compare_peaks(pair.torchs, pair.ours, pair.x, runs=0)
+    assert comparison.mucudnn_allocator_bytes <= comparison.torch_allocator_bytes
+
+
+def test_copies_and_pickles_stay_below_the_peak(pair: Pair) -> None:
+    for copied in (copy.deepcopy(pair.ours), pickle.loads(pickle.dumps(pair.ours))):
+        comparison = compare_peaks(pair.torchs, copied, pair.x, runs=0)
+        assert comparison.mucudnn_allocator_bytes <= comparison.torch_allocator_bytes
+
+
+def test_no_workspace_outlives_a_call(pair: Pair) -> None:
+    every = [module.choices for module in pair.convolutions if module.choices is not None]
+    assert every
+    assert not any(choices.keeps_workspace for choices in every)
+
+
+def test_result_and_gradients_are_right(pair: Pair) -> None:
+    expected = gradients(copy.deepcopy(pair.torchs).double(), pair.x.double())
+    for ours, reference in zip(gradients(pair.ours, pair.x), expected, strict=True):
+        assert (ours - reference).norm() <= 1e-4 * reference.norm() + 1e-6
+
+
+def test_what_is_chosen_is_within_its_limit(pair: Pair) -> None:
+    for _, tuned in mucudnn.report(pair.ours).layers:
+        assert tuned.limit_bytes is not None
+        assert tuned.configuration.is_baseline or tuned.configuration.workspace_bytes <= tuned.limit_bytes
+
+
+def test_equal_problems_have_limits_of_their_own(pair: Pair) -> None:
+    """The first of equal layers has the most room in the forward pass, and the least in the backward pass."""
+    limits = {(name, tuned.problem): tuned.limit_bytes for name, tuned in mucudnn.report(pair.ours).layers}
+    first, last = ({problem for name, problem in limits if name == wanted} for wanted in ("1.body.0", "2"))
+    shared = first & last
+    assert {problem.operation for problem in shared} == set(Operation)
+    for problem in shared:
+        assert limits["1.body.0", problem] != limits["2", problem]
+        if problem.operation is Operation.FORWARD:
+            assert limits["1.body.0", problem] > limits["2", problem]  # type: ignore[operator]
+
+
+def frozen_backbone() -> nn.Module:
+    model = net()
+    model[0].requires_grad_(False)
+    model[1].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [frozen_backbone, lambda: net().eval(), lambda: net().requires_grad_(False), lambda: nn.Conv2d(3, 4, 3)],
+    ids=["frozen backbone", "eval", "all frozen", "the convolution itself"],
+)
+def test_models_that_train_in_part_or_not_at_all(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert callable(make)
+    monkeypatch.setattr(choosing, "_is_worth_it", lambda run: True)
+    model, x = make(), torch.randn(2, 3, 24, 24)
+    modes = [module.training for module in model.modules()]
+    config = Config(workspace_limit="headroom", algorithms=("gemm",), time_limit="20ms")
+    ours = mucudnn.optimize(copy.deepcopy(model), x, config)
+    assert [module.training for module in ours.modules()] == modes
+    comparison = compare_peaks(model, ours, x, runs=0)
+    assert comparison.mucudnn_allocator_bytes <= comparison.torch_allocator_bytes
+
+
+class Autocast(nn.Sequential):
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+def test_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "_is_worth_it", lambda run: True)
+    model, x = Autocast(*net()), torch.randn(2, 3, 24, 24)
+    config = Config(workspace_limit="headroom", algorithms=("gemm",), time_limit="20ms")
+    ours = mucudnn.optimize(copy.deepcopy(model), x, config)
+    comparison = compare_peaks(model, ours, x, runs=0)
+    assert {tuned.problem.dtype for _, tuned in mucudnn.report(ours).layers} == {"bfloat16"}
+    assert comparison.mucudnn_allocator_bytes <= comparison.torch_allocator_bytes
+
+
+PROBLEM = ConvProblem(Operation.FORWARD, c=16, h=16, w=16, k=16, r=3, s=3, padding=(1, 1))
+
+
+class Stored:
+    """Torch's own needs 10 MiB, ``frugal`` 1 MiB."""
+
+    environment: Environment = ENVIRONMENT
+
+    def measurements(self, task: Task) -> Sequence[Measurement]:
+        needs = {"native": 10 * 2**20, "frugal": 2**20}
+        return [Measurement(MicroConfig(name, 4), 0.0, 1.0, 0, size, 1e-7) for name, size in needs.items()]
+
+    def verification(self, task: Task, configuration: Configuration) -> Verification | None:
+        return None
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 2**20 - 1])
+def test_torchs_own_fits_where_nothing_else_does(limit_bytes: int) -> None:
+    config = Config(workspace_limit="headroom")
+    (tuned,) = replay([Task(PROBLEM, 4, limit_bytes, in_headroom=True)], config, Stored()).problems
+    assert tuned.configuration.is_baseline
+    with pytest.raises(InfeasibleError):
+        replay([Task(PROBLEM, 4, limit_bytes)], config, Stored())
+
+
+def test_torchs_own_is_tuned_where_nothing_else_fits(tmp_path: Path) -> None:
+    config = Config(
+        workspace_limit="headroom", algorithms="native", time_limit="20ms", database=tmp_path / "own.sqlite"
+    )
+    (tuned,) = tune_tasks([Task(PROBLEM, 1, 0, in_headroom=True)], config).problems
+    assert tuned.configuration.is_baseline
+    assert tuned.configuration.workspace_bytes > 0  # what makes it infeasible otherwise
+    with pytest.raises(InfeasibleError):
+        tune_tasks([Task(PROBLEM, 1, 0)], config)

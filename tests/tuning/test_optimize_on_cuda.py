@@ -1,0 +1,130 @@
+"""``optimize`` with a model on a GPU, as far as the tuning: device, dtype and memory format of what is tuned.
+
+Nothing is measured: tensors are fake ones, or those of the CPU in the place of the GPU's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.fake_cuda import MODE, module_on_cuda, on_cuda
+from torch import nn
+
+import mucudnn
+from mucudnn.tracing.convolutions import trace
+from mucudnn.tuning import models, tuner
+from mucudnn.tuning.cached_filters import keep_filters
+from mucudnn.tuning.result import Tuning
+from mucudnn.words.config import Config
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.task import Task
+
+PROBLEM = ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=8, r=3, s=3, padding=(1, 1))
+GPU = torch.device("cuda", 1)
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1))
+
+
+class StoppedError(Exception):
+    """Instead of tuning."""
+
+
+@pytest.fixture
+def tuned_on(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """A CPU model counts as one on ``GPU``; the devices that were current, and the one asked for, when it was tuned."""
+    current: list[object] = []
+    asked: list[object] = []
+
+    @contextmanager
+    def made_current(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.remove(device)
+
+    def tune_tasks(tasks: Sequence[Task], config: Config, *, device: str, progress: Any) -> Tuning:
+        asked.extend((*current, device))
+        raise StoppedError
+
+    monkeypatch.setattr(models, "device_of_convolutions", lambda model: GPU)
+    monkeypatch.setattr(models, "made_current", made_current)
+    monkeypatch.setattr(tuner, "tune_tasks", tune_tasks)
+    return asked
+
+
+def test_it_is_tuned_on_the_models_own_gpu(tuned_on: list[object]) -> None:
+    model = net()
+    with pytest.raises(StoppedError):
+        mucudnn.optimize(model, torch.randn(2, 3, 8, 8))
+    assert tuned_on == [GPU, "cuda"]
+    assert type(model[0]) is nn.Conv2d
+
+
+@pytest.mark.parametrize("set_in_torch", [False, True])
+@pytest.mark.usefixtures("tuned_on")
+def test_determinism_of_torchs_own_is_left_to_the_user_and_said(set_in_torch: bool) -> None:
+    config = Config(deterministic=True)
+    torch.backends.cudnn.deterministic = set_in_torch
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with pytest.raises(StoppedError):
+            mucudnn.optimize(net(), torch.randn(2, 3, 8, 8), config)
+    left, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, False
+    assert left is set_in_torch
+    warned = ["torch.backends.cudnn.deterministic = True" in str(one.message) for one in said]
+    assert warned == ([] if set_in_torch else [True])
+
+
+def test_convolutions_on_several_devices_are_refused_before_anything_runs() -> None:
+    model = net()
+    model[2] = module_on_cuda(model[2])
+    with pytest.raises(InvalidInputError, match=r"cpu \(0\), cuda:0 \(2\)"):
+        mucudnn.optimize(model, torch.randn(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_under_autocast_the_traced_dtype_is_that_of_the_gpus(dtype: torch.dtype) -> None:
+    model, x = module_on_cuda(net()), on_cuda(torch.empty(2, 3, 8, 8))
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", dtype)
+    try:
+        with MODE, torch.no_grad():
+            traced = {call.problem.dtype for call in trace(model, x)}
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", torch.float16)
+    assert traced == {str(dtype).removeprefix("torch.")}
+
+
+def test_autocast_of_the_cpu_is_not_that_of_the_gpu() -> None:
+    model, x = module_on_cuda(net()), on_cuda(torch.empty(2, 3, 8, 8))
+    with MODE, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert {call.problem.dtype for call in trace(model, x)} == {"float32"}
+
+
+def test_in_channels_last_all_but_float64_is_traced_so() -> None:
+    for dtype in (torch.float32, torch.float16, torch.float64):
+        model = module_on_cuda(net().to(dtype=dtype, memory_format=torch.channels_last))
+        x = on_cuda(torch.empty(2, 3, 8, 8, dtype=dtype))
+        with MODE, torch.no_grad():
+            (first, *_) = trace(model, x)
+        is_exact = dtype == torch.float64
+        assert first.problem.memory_format is (MemoryFormat.CONTIGUOUS if is_exact else MemoryFormat.CHANNELS_LAST)
+
+
+def test_filters_are_not_kept_on_a_gpu_and_it_is_said() -> None:
+    model = module_on_cuda(net())
+    for module in (model[0], model[2]):
+        module.__class__ = mucudnn.Conv2d
+        module.tuned = (SimpleNamespace(problem=PROBLEM),)  # type: ignore[assignment]
+    with pytest.warns(UserWarning, match="no filters are kept on cuda:0: .*cache_budget is for the CPU"):
+        assert keep_filters(model, Config(cache_budget="1MiB")) is None
+    assert keep_filters(model, Config()) is None

@@ -1,0 +1,163 @@
+"""What a time limit left out is said wherever the answer is, and made up for by the next run that has the time."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import io
+import json
+import pickle
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear
+from support.known_costs import BATCH, NO_LIMIT, Bench
+
+from mucudnn.bench.analyses.tuning_report import tuning_record, tuning_table
+from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
+from mucudnn.database.database import Database
+from mucudnn.tuning.models import Report
+from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning
+from mucudnn.tuning.tuner import tune
+from mucudnn.words.config import Config
+from mucudnn.words.results import MicroConfig
+
+SIZES = (1, 2, 4, 8)
+HURRIED = replace(NO_LIMIT, time_limit=1e-3)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """``quick`` is four times as fast as torch's own, and looked at after it."""
+    made = Bench()
+    made.native.step_s, made.quick.step_s = linear(0.04), linear(0.01)
+    return made
+
+
+def short(bench: Bench, config: Config) -> TunedProblem:
+    return bench.tune(config=config)[FORWARD]
+
+
+def test_what_the_limit_left_out_is_told(bench: Bench) -> None:
+    tuned = short(bench, HURRIED)
+    assert tuned.left_out.unmeasured == tuple(MicroConfig("quick", size) for size in SIZES)
+    assert not bench.quick.sizes_run
+    assert tuned.reason.endswith("; of what was measured within the time limit")
+    expected = "time limit: 4 of 8 candidates were not measured (quick): give it more"
+    assert expected in str(tuned)
+    assert expected in str(Report((("conv", tuned),)))
+
+
+def test_the_same_without_a_limit_leaves_out_nothing(bench: Bench) -> None:
+    for config in (NO_LIMIT, replace(NO_LIMIT, time_limit=1e6)):
+        tuned = short(bench, config)
+        assert tuned.left_out == LeftOut()
+        assert tuned.configuration.algorithms == ("quick",)
+        assert "time limit" not in str(tuned)
+        bench.database = Database(":memory:")
+
+
+def test_the_next_run_with_time_enough_measures_what_was_left_out(bench: Bench) -> None:
+    assert short(bench, HURRIED).configuration.is_baseline
+    ran = len(bench.native.sizes_run)
+    tuned = short(bench, NO_LIMIT)
+    assert tuned.configuration.algorithms == ("quick",)
+    assert tuned.left_out == LeftOut()
+    assert len(bench.native.sizes_run) == ran  # only what was left out
+    steps = bench.steps
+    assert short(bench, NO_LIMIT).left_out == LeftOut()
+    assert bench.steps == steps
+
+
+def test_each_run_within_the_limit_goes_on_where_the_last_one_ended(bench: Bench) -> None:
+    config, left = replace(NO_LIMIT, time_limit=0.05), []
+    while not left or left[-1]:
+        left.append(len(short(bench, config).left_out.unmeasured))
+        assert len(left) < 9
+    assert left == sorted(left, reverse=True)
+    assert len(set(left)) == len(left) > 2
+
+
+def test_what_the_race_drops_and_what_fails_is_not_left_out(bench: Bench) -> None:
+    hopeless = FakeAlgorithm("hopeless", bench.clock, linear(0.5), scratch_bytes_per_sample=1)
+    failing = FakeAlgorithm("failing", bench.clock, linear(0.01), failing_sizes=SIZES)
+    inexact = FakeAlgorithm("inexact", bench.clock, linear(0.001), error=0.01)
+    too_large = FakeAlgorithm("large", bench.clock, linear(0.001), prepared_bytes=10**6)
+    algorithms = [bench.native, bench.quick, hopeless, failing, inexact, too_large]
+    config, machine = Config(workspace_limit=1000, time_limit=1e6), fake_machine(bench.clock, algorithms)
+    (tuned,) = tune([FORWARD], BATCH, config, database=bench.database, machine=machine).problems
+    assert MicroConfig("hopeless", 8) not in {m.micro_config for m in tuned.measurements}
+    assert tuned.left_out == LeftOut()
+
+
+def test_fewer_samples_than_usual_are_told(bench: Bench) -> None:
+    """As soon as there is time for a first sample of each, there is none for a second."""
+    limits = (tenths / 10 for tenths in range(1, 100))
+    tuned = next(found for limit in limits if not (found := afresh(bench, limit)).left_out.unmeasured)
+    few = {m.micro_config for m in tuned.measurements if m.samples < 3}
+    assert tuned.left_out.hurried
+    assert set(tuned.left_out.hurried) <= few
+    assert f"time limit: {len(tuned.left_out.hurried)} measured with fewer samples than usual" in str(tuned)
+    assert "of what was measured" not in tuned.reason
+
+
+def afresh(bench: Bench, limit: float) -> TunedProblem:
+    bench.database = Database(":memory:")
+    return short(bench, replace(NO_LIMIT, time_limit=limit))
+
+
+def table(tuned: TunedProblem) -> TableTuning:
+    return TableTuning("mynet", HURRIED, (TunedLayer("one", 1, tuned), TunedLayer("two", 2, whole(tuned))), 2)
+
+
+def whole(tuned: TunedProblem) -> TunedProblem:
+    return replace(tuned, left_out=LeftOut())
+
+
+def test_tables_records_and_frames_have_it(bench: Bench) -> None:
+    tuned = short(bench, HURRIED)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(tuning_table(table(tuned)))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    told = "time limit: 4 of 12 candidates were not measured (quick)"
+    for expected in ("not measured", "4 of 8", told):
+        assert expected in printed
+    one, two = json.loads(json.dumps(tuning_record(table(tuned), ENVIRONMENT)))["problems"]
+    assert one["unmeasured"] == [{"algorithm": "quick", "micro_batch_size": size} for size in SIZES]
+    assert (two["unmeasured"], two["hurried"]) == ([], [])
+    frame = Tuning(HURRIED, ENVIRONMENT, (tuned, whole(tuned))).to_frame()
+    assert list(frame.unmeasured) == [4, 0]
+    assert tuned.to_json()["left_out"]["unmeasured"]
+
+
+def test_where_nothing_is_left_out_tables_have_no_such_column(bench: Bench) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    complete = table(whole(short(bench, NO_LIMIT)))
+    console.print(tuning_table(complete))
+    assert "not measured" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+# Of version f318f0f, where nothing was known of what was left out
+OLD = (
+    "fCQDP0RR910001t4sCT~b!2XCE_8KnX>Mnfj0{wDZe?Upa&Ka6Wo?v`lqrFfU6d${4{dd0b!2XCE^u;hVr*q?l#B~QZ*F!_a&Ka6"
+    "Wo?v`lqrFfU6d$j1&j$#aAk5~bZKvHl#`T<2WD?_cVTj5l!cU1luH6j14{!-0!sl)0ZRc(0fv-I080RdlxPo20gMM`Y;R$7GcuHD"
+    "1&j<$Wo>VAc}8z?ZDDkjla!1KV{dMBX=inBb#s)3lv0#sVoL~&6>W86b!2XCE@N+QW@%@2a$$67Z*G)~4MT5kW@%@2a$$67Z*G*6"
+    "lqrFfU6d$j7mN!{X=8G4LvL<oX=jv^lqrFfU6d${1#xw0V{4R42xVf0lt(|bdf`W|6njgwWnxD^#CqXJt`vJmKeT$`N3IlmM?QMj"
+    "@|wJ_NQ@O`VRLk4b95kSZXkDPZ){~Ca&>NVlxP=>3r%HVb9HiMZDnqBl#`Sxfs|d8C}<u>0000000000M?bWB;YY3%drM?XP)9y`"
+    "*YcXYuSiD#000000000>0cB!^lqpNdM?U2EwTR<r@nvEz"
+)
+
+
+def test_pickles_of_older_versions_are_read() -> None:
+    old = pickle.loads(base64.b85decode(OLD))
+    assert (old.batch_size, old.limit_bytes, old.error_bound) == (8, 200, 1e-5)
+    assert old.left_out == LeftOut()
+    assert "left out" not in str(old)
+    assert old == TunedProblem(**{name: getattr(old, name) for name in TunedProblem.__slots__})
+
+
+def test_pickles_and_copies_keep_it() -> None:
+    old = pickle.loads(base64.b85decode(OLD))
+    new = replace(old, left_out=LeftOut((MicroConfig("fft", 1),)))
+    assert pickle.loads(pickle.dumps(new)) == copy.deepcopy(new) == copy.copy(new) == new

@@ -1,0 +1,401 @@
+"""Tuning from end to end, on a machine whose costs are known."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear
+from support.known_costs import BATCH, NO_LIMIT, Bench
+
+from mucudnn.database.database import Database
+from mucudnn.tuning.choose import contenders
+from mucudnn.tuning.tuner import TuningInterrupted, tune
+from mucudnn.words.config import Config
+from mucudnn.words.errors import DatabaseError, InfeasibleError, InvalidInputError, UnavailableError
+from mucudnn.words.problem import Operation
+
+OTHER = replace(FORWARD, k=3)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_the_fastest_is_chosen_and_verified(bench: Bench) -> None:
+    tuned = bench.tune()[FORWARD]
+    assert tuned.configuration.algorithms == ("quick",)
+    assert tuned.configuration.batch_size == BATCH
+    assert tuned.speedup == pytest.approx(2.0)
+    assert tuned.time_s == pytest.approx(tuned.configuration.time_s)
+    assert tuned.reason.startswith("fastest in whole runs")
+
+
+def test_the_baseline_is_chosen_where_whole_runs_are_not_faster() -> None:
+    bench = Bench(slowdown=lambda configuration: 1.0 if configuration.is_baseline else 2.0)
+    tuned = bench.tune()[FORWARD]
+    assert tuned.configuration.is_baseline
+    assert tuned.time_s == tuned.baseline_s
+    assert "not faster by more than the noise" in tuned.reason
+
+
+@pytest.mark.parametrize(("slowdown", "is_chosen"), [(1.96, False), (1.90, True)])
+def test_a_lead_below_three_percent_is_not_worth_it(slowdown: float, is_chosen: bool) -> None:
+    """The machine has no noise at all: only the least gain decides. ``quick`` is twice as fast as torch by itself."""
+    bench = Bench(slowdown=lambda configuration: 1.0 if configuration.is_baseline else slowdown)
+    assert bench.tune()[FORWARD].configuration.is_baseline is not is_chosen
+
+
+@pytest.mark.parametrize(("per_sample_s", "is_chosen"), [(5e-6, False), (50e-6, True)])
+def test_what_the_operator_costs_must_be_won_too(bench: Bench, per_sample_s: float, is_chosen: bool) -> None:
+    """``quick`` is twice as fast as torch: of a tiny convolution that is less than a call through the dispatcher."""
+    bench.native.step_s, bench.quick.step_s = linear(per_sample_s), linear(per_sample_s / 2)
+    assert bench.tune()[FORWARD].configuration.is_baseline is not is_chosen
+
+
+def test_the_frame_has_a_row_for_each_problem(bench: Bench) -> None:
+    tuning = bench.tune(FORWARD, OTHER)
+    frame = tuning.to_frame()
+    assert list(frame.k) == [FORWARD.k, OTHER.k]
+    assert list(frame.configuration) == [str(tuned.configuration) for tuned in tuning.problems]
+    assert list(frame.baseline_s / frame.time_s) == list(frame.speedup)
+
+
+def test_the_contender_that_whole_runs_like_best_is_chosen(bench: Bench) -> None:
+    bench.quick.step_s = linear(0.01, 1e-4)  # predicted: the fewer micro-batches, the faster
+    bench.slowdown = lambda configuration: 1.5 if len(configuration.micro_configs) == 1 else 1.0
+    assert len(bench.tune()[FORWARD].configuration.micro_configs) > 1
+
+
+@pytest.mark.parametrize(("limit", "workspace"), [(180, 180), (179, 140), (110, 110)])
+def test_the_limit_is_kept_and_used_to_the_last_byte(bench: Bench, limit: int, workspace: int) -> None:
+    bench.quick.step_s = linear(0.01, 0.001)
+    chosen = bench.tune(config=Config(workspace_limit=limit))[FORWARD].configuration
+    assert chosen.workspace_bytes == workspace
+
+
+def test_a_limit_below_what_quick_needs_leaves_torch(bench: Bench) -> None:
+    assert bench.tune(config=Config(workspace_limit=109))[FORWARD].configuration.algorithms == ("native",)
+
+
+def test_torch_over_the_limit_is_not_chosen_even_if_it_is_faster(bench: Bench) -> None:
+    bench.native.scratch_bytes_per_sample = 1000
+    bench.quick.step_s = linear(0.03)
+    tuned = bench.tune(config=Config(workspace_limit=200))[FORWARD]
+    assert tuned.configuration.algorithms == ("quick",)
+    assert tuned.speedup < 1
+    assert "within the limit" in tuned.reason
+
+
+def test_the_error_bound_bars_an_algorithm(bench: Bench) -> None:
+    bench.quick.error = 1e-4
+    assert bench.tune()[FORWARD].configuration.algorithms == ("native",)
+    loose = replace(NO_LIMIT, max_relative_error=1e-3)
+    tuned = bench.tune(config=loose)[FORWARD]
+    assert tuned.configuration.algorithms == ("quick",)
+    assert tuned.relative_error == pytest.approx(1e-4, rel=1e-2)
+
+
+def test_only_the_named_algorithms_and_torch_are_run(bench: Bench) -> None:
+    tuned = bench.tune(config=replace(NO_LIMIT, algorithms=("native",)))[FORWARD]
+    assert tuned.configuration.is_baseline
+    assert not bench.quick.sizes_run
+    with pytest.raises(InvalidInputError, match="has fft; this machine has native, quick"):
+        bench.tune(config=replace(NO_LIMIT, algorithms=("fft",)))
+
+
+def test_only_algorithms_that_give_the_same_bits_are_run_where_that_is_asked_for(bench: Bench) -> None:
+    bench.quick.deterministic = False
+    assert bench.tune(config=replace(NO_LIMIT, deterministic=True))[FORWARD].configuration.is_baseline
+    assert not bench.quick.sizes_run
+    assert bench.tune()[FORWARD].configuration.algorithms == ("quick",)
+
+
+def test_only_algorithms_that_spoil_no_more_than_torch_are_run_where_that_is_asked_for(bench: Bench) -> None:
+    bench.quick.local = bench.native.local = False
+    strict = replace(NO_LIMIT, strict=True)
+    tuned = bench.tune(config=strict)[FORWARD]
+    assert tuned.configuration.is_baseline
+    assert {m.micro_config.algorithm for m in tuned.measurements} == {"native"}  # torch's own is, whatever it declares
+    assert not bench.quick.sizes_run
+    assert bench.tune()[FORWARD].configuration.algorithms == ("quick",)
+    assert bench.tune(config=strict)[FORWARD].configuration.is_baseline
+
+
+def test_operations_that_are_not_asked_for_are_passed_over(bench: Bench) -> None:
+    config = replace(NO_LIMIT, operations=(Operation.FORWARD,))
+    tuning = bench.tune(FORWARD, FORWARD.with_operation(Operation.BACKWARD_DATA), FORWARD, config=config)
+    assert [tuned.problem for tuned in tuning.problems] == [FORWARD]
+
+
+def test_the_second_run_measures_nothing_and_gives_the_same(bench: Bench) -> None:
+    first = bench.tune(FORWARD, OTHER)
+    steps, seconds = bench.steps, bench.clock.now()
+    second = bench.tune(FORWARD, OTHER)
+    assert (bench.steps, bench.clock.now()) == (steps, seconds)
+    assert [str(tuned) for tuned in second.problems] == [str(tuned) for tuned in first.problems]
+
+
+def test_a_new_version_of_an_algorithm_is_measured_again(bench: Bench) -> None:
+    bench.tune()
+    bench.quick.version, bench.quick.step_s = 2, linear(0.005)
+    assert bench.tune()[FORWARD].speedup == pytest.approx(4.0)
+
+
+def test_interrupted_tuning_has_what_is_ready_and_is_resumed(bench: Bench) -> None:
+    def interrupt(text: str, fraction: float) -> None:
+        if str(OTHER) in text and "measuring" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(TuningInterrupted) as caught:
+        tune([FORWARD, OTHER], BATCH, NO_LIMIT, database=bench.database, machine=bench.machine, progress=interrupt)
+    assert [tuned.problem for tuned in caught.value.partial.problems] == [FORWARD]
+    expected = bench.steps
+    bench.tune(FORWARD)
+    assert bench.steps == expected
+    assert len(bench.tune(FORWARD, OTHER).problems) == 2
+
+
+def test_measurements_are_stored_as_they_are_made(bench: Bench) -> None:
+    def interrupt(text: str, fraction: float) -> None:
+        if text.endswith("quick 1"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(TuningInterrupted):
+        tune([FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=bench.machine, progress=interrupt)
+    stored = bench.database.measurements(ENVIRONMENT, FORWARD, {"quick": 1})
+    assert 1 in {m.micro_config.micro_batch_size for m in stored}
+
+
+def test_an_infeasible_limit_is_found_before_measuring_and_names_every_problem(bench: Bench) -> None:
+    bench.native.scratch_bytes_per_sample = 50
+    with pytest.raises(InfeasibleError) as caught:
+        bench.tune(FORWARD, OTHER, config=Config(workspace_limit=49))
+    message = str(caught.value)
+    assert str(FORWARD) in message
+    assert str(OTHER) in message
+    assert "at least 50B" in message
+    assert caught.value.smallest_feasible_bytes == 50
+    assert bench.steps == 0
+    assert bench.tune(config=Config(workspace_limit=50)).problems
+
+
+def test_torchs_search_is_not_run_to_find_out_what_fits(bench: Bench) -> None:
+    """It takes seconds for each problem, all before the first measurement is stored."""
+    search = FakeAlgorithm("native-benchmark-10", bench.clock, linear(0.02))
+    asked: list[int] = []
+
+    def note(text: str, fraction: float) -> None:
+        if text.endswith("measuring"):
+            asked.append(len(search.internals_asked))
+
+    machine = fake_machine(bench.clock, [bench.native, bench.quick, search])
+    tune([FORWARD], BATCH, Config(workspace_limit=180), database=bench.database, machine=machine, progress=note)
+    assert asked == [0]
+    assert search.internals_asked
+
+
+def test_failures_are_part_of_the_result_and_of_feasibility(bench: Bench) -> None:
+    bench.native.scratch_bytes_per_sample = 50
+    bench.quick.failing_sizes = (1, 2, 4, 8)
+    bench.native.failing_sizes = (1,)
+    tuned = bench.tune()[FORWARD]
+    assert {f.micro_config.algorithm for f in tuned.failures} == {"native", "quick"}
+    with pytest.raises(InfeasibleError, match="at least 100B"):
+        bench.tune(config=Config(workspace_limit=99))
+
+
+def test_smaller_batches_have_configurations_of_the_same_sweep(bench: Bench) -> None:
+    tuning = bench.tune(config=Config(workspace_limit=150))
+    configurations = tuning.configurations(FORWARD)
+    assert set(configurations) == set(range(1, BATCH + 1))
+    assert configurations[BATCH] == tuning[FORWARD].configuration
+    for n, configuration in configurations.items():
+        assert configuration.batch_size == n
+        assert configuration.workspace_bytes <= 150
+    with pytest.raises(InvalidInputError, match="is not in this tuning"):
+        tuning.configurations(OTHER)
+
+
+def test_where_torch_won_smaller_batches_are_left_to_torch(bench: Bench) -> None:
+    bench.quick.step_s = linear(0.04)
+    assert list(bench.tune().configurations(FORWARD)) == [BATCH]
+
+
+def test_the_account_can_be_printed_and_written(bench: Bench) -> None:
+    tuning = bench.tune()
+    text = str(tuning)
+    for part in (str(FORWARD), "speedup 2.00", "quick", "predicted", "workspace", "relative error", "why"):
+        assert part in text
+    record = json.loads(json.dumps(tuning.to_json()))
+    assert record["problems"][0]["speedup"] == pytest.approx(2.0)
+    assert record["problems"][0]["problem"]["operation"] == "forward"
+
+
+def test_a_database_that_cannot_be_written_is_warned_of_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise DatabaseError("the disk is full")
+
+    for name in ("add", "add_failure", "add_verification"):
+        monkeypatch.setattr(Database, name, refuse)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tuning = bench.tune(FORWARD, OTHER)
+    assert len(tuning.problems) == 2
+    assert [str(w.message) for w in caught] == ["tuning goes on, but what it measures is not stored: the disk is full"]
+
+
+def test_progress_tells_the_problem_and_ends_at_one(bench: Bench) -> None:
+    told: list[tuple[str, float]] = []
+    tune([FORWARD, OTHER], BATCH, NO_LIMIT, database=bench.database, machine=bench.machine,
+         progress=lambda text, fraction: told.append((text, fraction)))  # fmt: skip
+    fractions = [fraction for _, fraction in told]
+    assert fractions == sorted(fractions)
+    assert told[-1] == ("done", 1.0)
+    assert any(text.startswith(str(OTHER)) for text, _ in told)
+
+
+def test_only_the_baseline_contends_where_there_is_nothing_else(bench: Bench) -> None:
+    measurements = bench.tune(config=replace(NO_LIMIT, algorithms=("native",), policy="undivided"))[
+        FORWARD
+    ].measurements
+    (only,) = contenders(measurements, BATCH, None)
+    assert only.is_baseline
+
+
+def budget(size: int) -> Config:
+    return Config(workspace_budget=size)
+
+
+@pytest.mark.parametrize(("size", "workspaces"), [(360, [180, 180]), (359, [140, 180]), (110, [0, 110]), (109, [0, 0])])
+def test_a_budget_is_divided_over_all_problems(bench: Bench, size: int, workspaces: list[int]) -> None:
+    bench.quick.step_s = linear(0.01, 0.001)
+    tuning = bench.tune(FORWARD, OTHER, config=budget(size))
+    assert sorted(tuned.configuration.workspace_bytes for tuned in tuning.problems) == workspaces
+    assert tuning.divided is not None
+    assert tuning.divided.division.workspace_bytes == sum(workspaces)
+    assert "optimal" in str(tuning)
+    assert json.loads(json.dumps(tuning.to_json()))["division"]["budget_bytes"] == size
+
+
+def test_a_divided_budget_is_verified_and_measured_only_once(bench: Bench) -> None:
+    first = bench.tune(FORWARD, OTHER, config=budget(360))
+    steps, seconds = bench.steps, bench.clock.now()
+    second = bench.tune(FORWARD, OTHER, config=budget(360))
+    assert (bench.steps, bench.clock.now()) == (steps, seconds)
+    assert [str(tuned) for tuned in second.problems] == [str(tuned) for tuned in first.problems]
+    assert all("whole runs, speedup 2.00" in tuned.reason for tuned in first.problems)
+
+
+def test_too_small_a_budget_is_found_before_measuring_and_names_every_problem(bench: Bench) -> None:
+    bench.native.scratch_bytes_per_sample = 50
+    with pytest.raises(InfeasibleError) as caught:
+        bench.tune(FORWARD, OTHER, config=budget(99))
+    message = str(caught.value)
+    assert str(FORWARD) in message
+    assert str(OTHER) in message
+    assert "at least 50B" in message
+    assert "100B" in message
+    assert caught.value.smallest_feasible_bytes == 100
+    assert bench.steps == 0
+    assert len(bench.tune(FORWARD, OTHER, config=budget(100)).problems) == 2
+
+
+def test_smaller_batches_stay_within_the_segment(bench: Bench) -> None:
+    bench.quick.step_s = linear(0.01, 0.001)
+    tuning = bench.tune(FORWARD, OTHER, config=budget(300))
+    for tuned in tuning.problems:
+        for configuration in tuning.configurations(tuned.problem).values():
+            assert configuration.workspace_bytes <= tuned.configuration.workspace_bytes
+
+
+def test_interrupted_before_the_budget_is_divided_nothing_is_ready(bench: Bench) -> None:
+    def interrupt(text: str, fraction: float) -> None:
+        if str(OTHER) in text and "measuring" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(TuningInterrupted) as caught:
+        tune([FORWARD, OTHER], BATCH, budget(360), database=bench.database, machine=bench.machine, progress=interrupt)
+    assert caught.value.partial.problems == ()
+
+
+def test_a_limit_beside_a_budget_and_headroom_without_a_model_are_refused(bench: Bench) -> None:
+    with pytest.raises(InvalidInputError, match="give one of the two"):
+        Config(workspace_limit="1MiB", workspace_budget="2MiB")
+    with pytest.raises(InvalidInputError, match="needs a model"):
+        bench.tune(config=Config(workspace_limit="headroom"))
+
+
+@pytest.mark.parametrize(("numerics", "is_allowed"), [("tf32", True), ("no-tf32", False), ("", False)])
+def test_where_float32_is_rounded_to_tf32_errors_of_that_size_are_allowed(numerics: str, is_allowed: bool) -> None:
+    bench = Bench()
+    bench.quick.error = 3e-4
+    machine = replace(bench.machine, environment=replace(ENVIRONMENT, numerics=numerics))
+    (tuned,) = tune([FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=machine).problems
+    assert (tuned.configuration.algorithms == ("quick",)) is is_allowed
+    assert any(m.micro_config.algorithm == "quick" for m in tuned.allowed_measurements) is is_allowed
+    assert not Config(max_relative_error=1e-6).error_bound("float32", "tf32") > 1e-6
+    assert Config().error_bound("float32", "tf32 NVIDIA_TF32_OVERRIDE=0") == Config().error_bound("float32")
+
+
+@pytest.mark.parametrize("batch_size", [1.5, "2", True, 0, -1, None, 10**30, 134_217_728])
+def test_batch_sizes_that_cannot_be_are_refused(bench: Bench, batch_size: Any) -> None:
+    with pytest.raises(InvalidInputError, match="batch_size is "):
+        tune([FORWARD], batch_size, NO_LIMIT, database=bench.database, machine=bench.machine)
+    assert bench.steps == 0
+
+
+def test_batches_of_more_elements_than_libraries_count_are_refused_on_the_cpu(bench: Bench) -> None:
+    large = replace(FORWARD, c=2**10, h=2**10, w=2**10)
+    with pytest.raises(InvalidInputError, match="batch_size is 2; it must be at most 1 on device 'cpu'"):
+        tune([large], 2, NO_LIMIT, database=bench.database, machine=bench.machine)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"problems": None}, "one of problems is None"),
+        ({"problems": ["forward"]}, "one of problems is 'forward'; it must be a ConvProblem"),
+        (
+            {"config": {"workspace_limit": None}},
+            r"config is {'workspace_limit': None}; give mucudnn.Config\(\*\*config\)",
+        ),
+        ({"config": "64MiB"}, "config is '64MiB'; give a mucudnn.Config"),
+        ({"device": "gpu"}, "device is 'gpu'; use 'cpu', 'cuda', 'cuda:1' or a torch.device"),
+        ({"device": 0}, "device is 0; use 'cpu'"),
+        ({"names": ["a"]}, r"names is \['a'\]; it must be a Mapping"),
+        ({"machine": 5}, "machine is 5; it must be a Machine"),
+        ({"progress": 3}, "progress is 3; give a function of a text and a fraction"),
+        ({"database": "measurements.sqlite"}, "database is 'measurements.sqlite'; it must be a Database"),
+    ],
+)
+def test_other_arguments_that_cannot_be_are_refused(bench: Bench, given: dict[str, Any], message: str) -> None:
+    usual = {"problems": [FORWARD], "batch_size": BATCH, "config": NO_LIMIT}
+    with pytest.raises(InvalidInputError, match=message):
+        tune(**(usual | {"database": bench.database, "machine": bench.machine} | given))
+    assert bench.steps == 0
+
+
+def test_one_problem_may_be_given_by_itself(bench: Bench) -> None:
+    tuning = tune(FORWARD, BATCH, NO_LIMIT, database=bench.database, machine=bench.machine)
+    assert [tuned.problem for tuned in tuning.problems] == [FORWARD]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])
+def test_devices_may_be_torchs(device: str | torch.device, tmp_path: Path) -> None:
+    config = Config(algorithms="native", policy="undivided", time_limit=1e-9, database=tmp_path / "m.sqlite")
+    (tuned,) = tune([FORWARD], 1, config, device=device).problems
+    assert tuned.configuration.is_baseline
+
+
+@pytest.mark.parametrize("device", ["mps", torch.device("meta"), "cuda", "cuda:0", torch.device("cuda", 0)])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_devices_that_are_not_there_are_named(device: str | torch.device) -> None:
+    with pytest.raises(UnavailableError, match=f"device is '{torch.device(device).type}"):
+        tune([FORWARD], 1, device=device)

@@ -1,0 +1,183 @@
+"""What does not end a tuning, what does, and what the next one knows of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
+from support.known_costs import BATCH, NO_LIMIT, Bench
+from support.places import TESTS
+
+from mucudnn.bench.measure.timer import Clock
+from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.database.database import Database
+from mucudnn.tuning.tuner import TuningInterrupted, tune
+from mucudnn.words.config import Config
+from mucudnn.words.errors import BrokenDeviceError
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import Failure, MicroConfig
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_failures_for_lack_of_memory_are_told_but_another_run_tries_again(bench: Bench) -> None:
+    bench.quick.prepared_bytes = 2**60
+    (failure,) = {
+        f.micro_config: f for f in bench.tune()[FORWARD].failures if f.micro_config.micro_batch_size == 1
+    }.values()
+    assert "available" in failure.reason
+    assert not bench.database.failures(ENVIRONMENT, FORWARD, {"quick": 1})
+    bench.quick.prepared_bytes = 0
+    assert bench.tune()[FORWARD].configuration.algorithms == ("quick",)
+
+
+class Hungry(FakeAlgorithm):
+    """Counting what it allocates inside takes more memory than there is."""
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        raise MemoryError("out of memory")
+
+
+@pytest.mark.parametrize("config", [Config(), Config(workspace_budget="1MiB")])
+def test_bytes_that_cannot_be_counted_end_no_tuning(bench: Bench, config: Config) -> None:
+    hungry = Hungry("hungry", bench.clock, linear(0.001))
+    machine = fake_machine(bench.clock, [bench.native, bench.quick, hungry])
+    (tuned,) = tune([FORWARD], BATCH, config, database=bench.database, machine=machine).problems
+    assert tuned.configuration.algorithms == ("quick",)
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_without_memory_for_a_whole_run_of_torchs_own_the_prediction_is_used(bench: Bench) -> None:
+    machine = replace(bench.machine, run_torch=refuse)
+    (tuned,) = tune([FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=machine).problems
+    assert tuned.configuration.algorithms == ("quick",)
+    assert "by prediction, not run" in tuned.reason
+
+
+def test_without_memory_for_a_whole_run_of_ours_torchs_own_is_used(bench: Bench) -> None:
+    machine = replace(bench.machine, run=refuse)
+    (tuned,) = tune([FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=machine).problems
+    assert tuned.configuration.is_baseline
+    assert "failed in a whole run: CUDA out of memory" in tuned.reason
+    bench.native.scratch_bytes_per_sample = 1000
+    with pytest.raises(torch.OutOfMemoryError):  # torch's own is over the limit
+        tune([FORWARD], BATCH, Config(workspace_limit=200), database=Database(":memory:"), machine=machine)
+
+
+def foreign(bench: Bench, **settings: object) -> tuple[FakeAlgorithm, Machine]:
+    """An algorithm as a source offers it, on a machine that has torch's own beside it."""
+    offered = FakeAlgorithm("cudnn:7", bench.clock, linear(0.01), version=91900, **settings)  # type: ignore[arg-type]
+    return offered, fake_machine(bench.clock, [bench.native, offered])
+
+
+def stored_failures(bench: Bench) -> tuple[Failure, ...]:
+    return bench.database.failures(ENVIRONMENT, FORWARD, {"cudnn:7": 91900})
+
+
+def test_while_it_first_runs_a_foreign_candidate_is_stored_as_failed(bench: Bench) -> None:
+    class Looking(FakeAlgorithm):
+        def step(self, *operands: object) -> None:  # type: ignore[override]
+            seen.append(stored_failures(bench))
+            super().step(*operands)  # type: ignore[arg-type]
+
+    seen: list[tuple[Failure, ...]] = []
+    looking = Looking("cudnn:7", bench.clock, linear(0.01), version=91900)
+    tune(
+        [FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=fake_machine(bench.clock, [bench.native, looking])
+    )
+    assert seen[0][0].micro_config == MicroConfig("cudnn:7", 1)
+    assert seen[0][0].reason.startswith("began and never ended")
+    assert max(map(len, seen)) == 1  # only the one that runs
+    assert () in seen  # and not for the rest of the race
+    assert not stored_failures(bench)
+
+
+def test_ctrl_c_is_no_failure(bench: Bench) -> None:
+    class Interrupted(FakeAlgorithm):
+        def step(self, *operands: object) -> None:  # type: ignore[override]
+            assert stored_failures(bench)
+            raise KeyboardInterrupt
+
+    machine = fake_machine(
+        bench.clock, [bench.native, Interrupted("cudnn:7", bench.clock, linear(0.01), version=91900)]
+    )
+    with pytest.raises(TuningInterrupted):
+        tune([FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=machine)
+    assert not stored_failures(bench)
+
+
+def test_one_that_breaks_the_device_is_stored_and_left_out_by_the_next_run(bench: Bench) -> None:
+    offered, machine = foreign(bench, failing_sizes=(4,))
+    unbroken = bench.clock.now
+
+    def now() -> float:
+        if 4 in offered.sizes_run:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        return unbroken()
+
+    broken = replace(machine, clock=Delegating(now))
+    with pytest.raises(BrokenDeviceError, match=r"cudnn:7 .* unspecified launch failure"):
+        tune([FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=broken)
+    (failure,) = stored_failures(bench)
+    assert failure.micro_config == MicroConfig("cudnn:7", 4)
+    offered.sizes_run.clear()
+    (tuned,) = tune([FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=machine).problems  # a new process
+    assert 4 not in offered.sizes_run
+    assert tuned.configuration.algorithms == ("cudnn:7",)
+
+
+@dataclass
+class Delegating(Clock):
+    tell: Callable[[], float]
+
+    def now(self) -> float:
+        return self.tell()
+
+
+KILLED = """
+import os
+import sys
+sys.path.insert(0, {tests!r})
+from support.fakes import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
+from mucudnn.words.config import Config
+from mucudnn.database.database import Database
+from mucudnn.tuning.tuner import tune
+
+class Deadly(FakeAlgorithm):
+    def step(self, problem, x, *rest):
+        if x.shape[0] == 2:
+            os.abort()
+        super().step(problem, x, *rest)
+
+clock = FakeClock()
+machine = fake_machine(clock, [FakeAlgorithm("native", clock, linear(0.02)), Deadly("cudnn:7", clock, linear(0.01))])
+tune([FORWARD], 8, Config(workspace_limit=None), database=Database({path!r}), machine=machine)
+"""
+
+
+def test_one_that_kills_the_process_is_left_out_by_the_next(tmp_path: Path) -> None:
+    path = str(tmp_path / "killed.sqlite")
+    code = KILLED.format(tests=str(TESTS), path=path)
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode < 0
+    clock = FakeClock()
+    survivor = FakeAlgorithm("cudnn:7", clock, linear(0.01))
+    machine = fake_machine(clock, [FakeAlgorithm("native", clock, linear(0.02)), survivor])
+    with Database(path) as database:
+        (failure,) = database.failures(ENVIRONMENT, FORWARD, {"cudnn:7": 1})
+        assert failure.micro_config == MicroConfig("cudnn:7", 2)
+        tune([FORWARD], BATCH, NO_LIMIT, database=database, machine=machine)
+        assert 2 not in survivor.sizes_run
+        assert {1, 4, 8} <= set(survivor.sizes_run)
+        assert database.failures(ENVIRONMENT, FORWARD, {"cudnn:7": 1}) == (failure,)

@@ -1,0 +1,54 @@
+"""A config's own rules."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+
+import pytest
+
+from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, TF32_MAX_RELATIVE_ERROR, Config
+
+
+@pytest.mark.parametrize(
+    ("numerics", "rounds"),
+    [
+        ("", False),
+        ("tf32", True),
+        ("tf32 deterministic benchmark=10", True),
+        ("tf32 matmul-tf32", True),
+        ("no-tf32", False),
+        ("no-tf32 matmul-tf32", False),
+        ("tf32 NVIDIA_TF32_OVERRIDE=0", False),
+        ("tf32 NVIDIA_TF32_OVERRIDE=0 matmul-tf32", False),
+        ("tf32 NVIDIA_TF32_OVERRIDE=1", True),
+        ("tf32 no-cudnn", False),
+        ("tf32 no-cudnn matmul-tf32", True),
+        ("no-tf32 no-cudnn matmul-tf32", True),
+        ("tf32 NVIDIA_TF32_OVERRIDE=0 no-cudnn matmul-tf32", False),
+    ],
+)
+def test_errors_of_tf32_are_allowed_where_torchs_own_convolution_rounds_to_it(numerics: str, rounds: bool) -> None:
+    expected = TF32_MAX_RELATIVE_ERROR if rounds else DEFAULT_MAX_RELATIVE_ERROR["float32"]
+    assert Config().error_bound("float32", numerics) == expected
+    for dtype in ("float64", "float16", "bfloat16"):
+        assert Config().error_bound(dtype, numerics) == DEFAULT_MAX_RELATIVE_ERROR[dtype]
+    assert Config(max_relative_error=1e-7).error_bound("float32", numerics) == 1e-7
+
+
+# Config(deterministic=True, time_limit="5s", database="x.sqlite") of version f318f0f, which had no strict
+OLD = (
+    "gASVygAAAAAAAACMDm11Y3Vkbm4uY29uZmlnlIwGQ29uZmlnlJOUKYGUXZQojAU2NE1pQpROSwBoAIwPQmF0Y2hTaXplUG9saWN5lJOUjAxwb3dlci1v"
+    "Zi10d2+UhZRSlIwPbXVjdWRubi5wcm9ibGVtlIwJT3BlcmF0aW9ulJOUjAdmb3J3YXJklIWUUpRoDYwNYmFja3dhcmRfZGF0YZSFlFKUaA2MD2JhY2t3"
+    "YXJkX2ZpbHRlcpSFlFKUh5ROToiMAjVzlIwIeC5zcWxpdGWUZWIu"
+)
+
+
+def test_pickles_of_older_versions_are_read() -> None:
+    old = pickle.loads(base64.b64decode(OLD))
+    assert (old.deterministic, old.time_limit, old.database, old.strict) == (True, "5s", "x.sqlite", False)
+
+
+def test_pickles_keep_everything() -> None:
+    config = Config(strict=True, algorithms="gemm", time_limit=2.5)
+    assert pickle.loads(pickle.dumps(config)) == config
