@@ -22,7 +22,7 @@ from mucudnn.testing.guarded_call import Call
 from mucudnn.testing.not_finite import IMAGE, READ, SAMPLES, dependent, kinds, spoil
 from mucudnn.words.problem import ConvProblem
 
-_OTHER_THREADS = 3  # divides no size of the suite
+UNEVEN_THREADS = 3  # divides no size of the suite
 
 
 def split(algorithm: Algorithm, problem: ConvProblem, batch_size: int, micro_batch_size: int) -> list[int]:
@@ -36,10 +36,10 @@ def split(algorithm: Algorithm, problem: ConvProblem, batch_size: int, micro_bat
 
 
 @contextmanager
-def other_threads() -> Iterator[None]:
-    """Run what is inside with a number of threads that does not divide anything."""
+def threads(count: int) -> Iterator[None]:
+    """Run what is inside with so many threads."""
     before = torch.get_num_threads()
-    torch.set_num_threads(_OTHER_THREADS)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
@@ -78,7 +78,7 @@ def check_splits(algorithm: Algorithm, problem: ConvProblem, batch_size: int, bo
 
 def check_determinism(algorithm: Algorithm, problem: ConvProblem, micro_batches: Sequence[int]) -> None:
     """Require the same bits of every run, in several threads."""
-    with other_threads():
+    with threads(UNEVEN_THREADS):
         call = Call(problem, sum(micro_batches))
         first = call.run(algorithm, micro_batches).clone()
         for run in range(2, 5):

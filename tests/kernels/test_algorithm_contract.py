@@ -12,6 +12,7 @@ from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.testing.checks import (
+    UNEVEN_THREADS,
     check_added,
     check_determinism,
     check_float32_sums,
@@ -19,8 +20,8 @@ from mucudnn.testing.checks import (
     check_result,
     check_splits,
     check_workspace,
-    other_threads,
     split,
+    threads,
 )
 from mucudnn.testing.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
 from mucudnn.testing.guarded_call import Call
@@ -74,7 +75,7 @@ def test_every_split_gives_the_same(name: str, problem: ConvProblem, batch_size:
 def test_threads_change_neither_result_nor_bounds(
     name: str, problem: ConvProblem, batch_size: int, micro_batch_size: int
 ) -> None:
-    with other_threads():
+    with threads(UNEVEN_THREADS):
         test_result_is_the_convolution_in_the_declared_bytes(name, problem, batch_size, micro_batch_size)
 
 

@@ -1,0 +1,86 @@
+"""Finds the algorithms that other packages bring, and says what keeps a value from being one."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.values import flag, shown, text, whole
+
+GROUP = "mucudnn.algorithms"  # of entry points
+DEVICE_TYPES = ("cpu", "cuda")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_MEMBERS = tuple(name for name in vars(Algorithm) if not name.startswith("_"))
+
+
+@dataclass(frozen=True, slots=True)
+class PlugIn:
+    """A package that brings algorithms.
+
+    package: its name and version. algorithms: the names of what it brings. error: why it brings none, or empty.
+    """
+
+    package: str
+    algorithms: tuple[str, ...] = ()
+    error: str = ""
+
+
+def require_algorithm(value: object) -> Algorithm:
+    """Return the value, which is an algorithm. Raises ``InvalidInputError`` that says what it lacks."""
+    remedy = "give an instance of a class that inherits from mucudnn.BaseAlgorithm"
+    if isinstance(value, type):
+        raise InvalidInputError(f"algorithm is the class {value.__name__}; {remedy}")
+    if lacking := [member for member in _MEMBERS if not hasattr(value, member)]:
+        raise InvalidInputError(f"algorithm is {shown(value)}, which lacks {', '.join(lacking)}; {remedy}")
+    assert isinstance(value, Algorithm)
+    name = text(value.name, "name of an algorithm")
+    if not _NAME.fullmatch(name):
+        raise InvalidInputError(
+            f"name of an algorithm is {shown(name)}; it must be of letters, digits, '.', '_' and '-', and begin with a "
+            "letter or a digit: databases keep it for ever (a colon is for the libraries that offer many)"
+        )
+    whole(value.version, f"version of {name}", 1)
+    flag(value.deterministic, f"deterministic of {name}")
+    if device_type_of(value) not in DEVICE_TYPES:
+        allowed = ", ".join(DEVICE_TYPES)
+        raise InvalidInputError(f"device_type of {name} is {shown(device_type_of(value))}; allowed are {allowed}")
+    return value
+
+
+def device_type_of(algorithm: Algorithm) -> str:
+    """Where it runs: on the CPU, unless it says so otherwise."""
+    return getattr(algorithm, "device_type", "cpu")
+
+
+def load(register: Callable[[Algorithm], None]) -> tuple[PlugIn, ...]:
+    """Register what installed packages bring, by the entry points of ``mucudnn.algorithms``.
+
+    A package that cannot be loaded, or brings what is no algorithm, is passed over with a warning.
+    """
+    return tuple(_load(entry_point, register) for entry_point in entry_points(group=GROUP))
+
+
+def _load(entry_point: EntryPoint, register: Callable[[Algorithm], None]) -> PlugIn:
+    distribution = entry_point.dist
+    package = entry_point.value if distribution is None else f"{distribution.name} {distribution.version}"
+    try:
+        loaded = entry_point.load()
+        algorithms = tuple(loaded) if isinstance(loaded, (tuple, list)) else (loaded,)
+        for algorithm in algorithms:
+            register(algorithm)
+    except (Exception, SystemExit) as error:  # other people's code can fail in any way
+        reason = f"{type(error).__name__}: {error}"
+        warnings.warn(
+            f"the algorithms of {package} are passed over: its entry point {entry_point.name!r} "
+            f"({entry_point.value}) raised {reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return PlugIn(package, error=reason)
+    return PlugIn(package, tuple(algorithm.name for algorithm in algorithms))
