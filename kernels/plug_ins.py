@@ -15,7 +15,7 @@ from mucudnn.words.values import flag, shown, text, whole
 GROUP = "mucudnn.algorithms"  # of entry points
 DEVICE_TYPES = ("cpu", "cuda")
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _MEMBERS = tuple(name for name in vars(Algorithm) if not name.startswith("_"))
 
 
@@ -42,8 +42,8 @@ def require_algorithm(value: object) -> Algorithm:
     name = text(value.name, "name of an algorithm")
     if not _NAME.fullmatch(name):
         raise InvalidInputError(
-            f"name of an algorithm is {shown(name)}; it must be of letters, digits, '.', '_' and '-', and begin with a "
-            "letter or a digit: databases keep it for ever (a colon is for the libraries that offer many)"
+            f"name of an algorithm is {shown(name)}; write 'package/name', each of letters, digits, '.', '_' and '-': "
+            "databases keep it for ever, so it must differ from what others bring, now and later"
         )
     whole(value.version, f"version of {name}", 1)
     flag(value.deterministic, f"deterministic of {name}")

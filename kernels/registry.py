@@ -11,7 +11,7 @@ from functools import cache
 from mucudnn.kernels import plug_ins
 from mucudnn.kernels.compiled import implicit_gemm
 from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
-from mucudnn.kernels.cudnn.algorithms import SOURCE_NAME, CudnnEngine, CudnnEngines
+from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
 from mucudnn.kernels.cudnn.backend import cudnn_backend
 from mucudnn.kernels.cudnn.engines import PREFIX
 from mucudnn.kernels.plug_ins import PlugIn
@@ -20,8 +20,8 @@ from mucudnn.kernels.torch_ops.gemm import GEMM, GEMM_ON_CUDA
 from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
 from mucudnn.kernels.torch_ops.native_cuda import BENCHMARKS, NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA
 from mucudnn.kernels.winograd import algorithms as winograd
-from mucudnn.words.errors import InvalidInputError, UnavailableError, UnknownAlgorithmError
-from mucudnn.words.torch_settings import TORCHS_OWN
+from mucudnn.words.errors import InvalidInputError, UnavailableError
+from mucudnn.words.results import package_of
 from mucudnn.words.values import shown
 
 _CPU: tuple[Algorithm, ...] = (
@@ -43,8 +43,6 @@ _CUDA: tuple[Algorithm, ...] = (
     *fft.ON_CUDA,
 )
 _OURS = {"cpu": _CPU, "cuda": _CUDA}
-_OUR_NAMES = frozenset(algorithm.name for every in _OURS.values() for algorithm in every)
-_RESERVED = (TORCHS_OWN, SOURCE_NAME)  # what names of torch's own and of cuDNN's begin with, now and later
 _registered: dict[tuple[str, str], Algorithm] = {}  # by device type and name
 
 
@@ -52,34 +50,25 @@ def register(algorithm: Algorithm) -> None:
     """Let an algorithm take part in tuning and running, beside those that mucudnn has.
 
     It is measured, compared with float64 at every micro-batch size between guard zones, stored with its version, and
-    chosen where it is the fastest. It runs on the device type that it names in ``device_type``, else on the CPU. See
-    CONTRIBUTING.md, and ``mucudnn.testing.check_algorithm``, which checks it before.
+    chosen where it is the fastest. Its name is ``package/name``. It runs on the device type that it names in
+    ``device_type``, else on the CPU. ``mucudnn.testing.check_algorithm`` checks it before.
 
-    Registering is for this process, and for those that are forked off it later. Other processes, such as workers that
-    are spawned and the command ``mucudnn``, find an algorithm by an entry point of the group ``mucudnn.algorithms``
-    that names it, or a list of some. To register an equal one again does nothing.
+    Registering is for this process, and for those that are forked off it later. Other processes, such as spawned
+    workers and the command ``mucudnn``, find the algorithm by an entry point of the group ``mucudnn.algorithms``, which
+    names it, or a tuple of several. Registering an equal one again does nothing.
 
     Raises ``InvalidInputError`` for what is no algorithm, and for a name that is taken or malformed.
     """
     algorithm = plug_ins.require_algorithm(algorithm)
-    name = algorithm.name
-    if name in _OUR_NAMES or name.startswith(_RESERVED):
-        raise InvalidInputError(f"name of an algorithm is {name!r}, which is one of mucudnn's own; choose another")
-    known = _registered.setdefault((plug_ins.device_type_of(algorithm), name), algorithm)
+    known = _registered.setdefault((plug_ins.device_type_of(algorithm), algorithm.name), algorithm)
     if known != algorithm:
-        raise InvalidInputError(f"name of an algorithm is {name!r}, which {shown(known)} has; choose another")
+        raise InvalidInputError(f"name of an algorithm is {algorithm.name!r}, which {shown(known)} has; choose another")
 
 
 @cache
 def installed_plug_ins() -> tuple[PlugIn, ...]:
     """Packages that bring algorithms by entry points; found, and their algorithms registered, on the first call."""
     return plug_ins.load(register)
-
-
-def is_foreign(algorithm: Algorithm) -> bool:
-    """Whether other people's code computes: a library's, or that of a package that brings the algorithm."""
-    key = plug_ins.device_type_of(algorithm), algorithm.name
-    return algorithm.source is not None or _registered.get(key) == algorithm
 
 
 def algorithms(device_type: str = "cpu") -> tuple[Algorithm, ...]:
@@ -104,19 +93,17 @@ def algorithm(name: str, device_type: str = "cpu") -> Algorithm:
     """Return the algorithm of this name for a device type: one that is the same for every problem, or one of cuDNN's
     engine configurations (``cudnn:67 k2=5``).
 
-    Raises ``UnknownAlgorithmError`` for a name that nothing here has, ``UnavailableError`` for a device type that has
-    no algorithms, and for an engine configuration without cuDNN.
+    Raises ``InvalidInputError`` for an unknown one, and ``UnavailableError`` for a device type that has none, for an
+    engine configuration without cuDNN, and for an algorithm of a package that is not here.
     """
     if name.startswith(PREFIX):
         return CudnnEngine.named(name, cudnn_backend())
     for candidate in _every(device_type):
         if candidate.name == name:
             return candidate
-    names = _names(a.name for a in _every(device_type))
-    raise UnknownAlgorithmError(
-        f"algorithm is {name!r}; allowed are {names}, and others once the package that brings them is installed, or "
-        "has registered them"
-    )
+    if package_of(name) is not None:
+        raise UnavailableError(f"algorithm {name!r} is of a package that is not installed here, or has not registered it")
+    raise InvalidInputError(f"algorithm is {name!r}; allowed are {_names(a.name for a in _every(device_type))}")
 
 
 def _every(device_type: str) -> Iterator[Algorithm]:

@@ -10,7 +10,7 @@ from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS, give_back_c
 from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Failure, Measurement, MicroConfig
+from mucudnn.words.results import Failure, Measurement, MicroConfig, package_of
 
 # A larger micro-batch is at most so much faster per sample than the best smaller one of the same algorithm. Against
 # times of an earlier run the factor is smaller: what that run passed over must not be measured later for mere noise.
@@ -80,6 +80,11 @@ class Candidate:
     def from_source(self) -> bool:
         """Whether an ``AlgorithmSource`` offers it: see ``Algorithm.source``."""
         return self.algorithm.source is not None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether other people's code computes: it is checked at every size, and its first run may end the process."""
+        return self.from_source or package_of(self.algorithm.name) is not None
 
     @property
     def workspace_bytes(self) -> int:

@@ -177,7 +177,7 @@ class _Session:
         return any(self.profile.batch_size % c.micro_batch_size == 0 for c in fitting)
 
     def _try_first_sample(self, candidate: Candidate) -> _Entry | Exception:
-        journal = self.profile.journal if candidate.from_source else nullcontext
+        journal = self.profile.journal if candidate.is_foreign else nullcontext
         try:
             with journal(candidate.micro_config):
                 return self._first_sample(candidate)
@@ -199,7 +199,7 @@ class _Session:
         """Our algorithms are tested at every size, so that one check finds out how exact they are here; what a source
         offers is foreign, and compiled anew for each size.
         """
-        if candidate.from_source:
+        if candidate.is_foreign:
             return self.workbench.relative_error(candidate)
         name = candidate.algorithm.name
         if name not in self.relative_error:
@@ -228,7 +228,7 @@ class _Session:
                 "the process anew, and tune again"
             )
         if is_lasting := not is_out_of_memory(error):
-            named = isinstance(error, UnsoundError) and candidate.from_source
+            named = isinstance(error, UnsoundError) and candidate.is_foreign
             reason = f"{_who(candidate)}: {error}" if named else first_line(error)
         else:
             reason = first_line(error)

@@ -15,7 +15,7 @@ from mucudnn import BaseAlgorithm, ConvProblem, MemoryFormat, Operation
 class Pointwise(BaseAlgorithm):
     """What ``BaseAlgorithm`` answers already is left out: it takes slices of any size, and is handed no workspace."""
 
-    name = "own-pointwise"  # databases keep it for ever
+    name = "own/pointwise"  # package/name; databases keep it for ever
     version = 1  # raise it when speed, workspace or rounding change: what is stored is then measured again
     deterministic = True  # equal operands give equal bits
 

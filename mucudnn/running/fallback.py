@@ -14,7 +14,7 @@ import torch
 
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.running.execution import Recipe, StepError, release_workspaces
-from mucudnn.words.errors import CapturingError, LibraryError, UnavailableError, UnknownAlgorithmError
+from mucudnn.words.errors import CapturingError, LibraryError, UnavailableError
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, MicroConfig
 
@@ -28,17 +28,16 @@ def working_recipe(
 ) -> Recipe | None:
     """The configuration's recipe for the current device, built, with alternatives in the place of failed steps.
 
-    ``None``: torch's own convolution, where the device or torch's settings are not those that it was tuned for, the
-    package that brings an algorithm is missing, or no alternative works. Raises ``InvalidInputError`` for an algorithm
-    that cannot compute the problem, ``CapturingError`` where a CUDA graph is being captured, ``StepError`` where there
-    is no memory to build.
+    ``None``: torch's own convolution, where the device or torch's settings are not those that it was tuned for, or no
+    alternative works. Raises ``InvalidInputError`` for an algorithm that is not registered or cannot compute the
+    problem, ``CapturingError`` where a CUDA graph is being captured, ``StepError`` where there is no memory to build.
     """
     if device_type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise CapturingError(f"{problem} was not run before a CUDA graph is captured: run it once, then capture it")
     try:
         recipe = Recipe.of(problem, configuration, device_type=device_type, keeps_workspace=keeps_workspace)
         reason = _why_not_here(recipe)
-    except (LibraryError, UnavailableError, UnknownAlgorithmError) as error:
+    except (LibraryError, UnavailableError) as error:
         reason = str(error)
     if reason is not None:
         say_once(f"{problem}: {configuration} cannot run here: {reason}; torch's own convolution runs instead")

@@ -136,7 +136,7 @@ class _Job:
 
     def forget_failures(self) -> None:
         """So that they are tried again, but for what a source offers: its first run may have ended a process."""
-        offered = {c.micro_config for c in self.candidates if c.from_source}
+        foreign = {c.micro_config for c in self.candidates if c.is_foreign}
         self.results = {
             of: result for of, result in self.results.items() if of in offered or isinstance(result, Measurement)
         }

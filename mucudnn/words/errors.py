@@ -11,10 +11,6 @@ class InvalidInputError(MucudnnError, ValueError):
     """A value that is not allowed: a size, a layer, a name, an option."""
 
 
-class UnknownAlgorithmError(InvalidInputError):
-    """A name that no algorithm here has: a wrong one, or that of an algorithm whose package is not installed."""
-
-
 class InfeasibleError(MucudnnError):
     """No configuration fits the workspace limit.
 
