@@ -25,6 +25,6 @@ def first_line(error: Exception) -> str:
 
 
 def give_back_cache() -> None:
-    """What torch's allocator keeps for itself on a GPU may be what cuDNN or CUDA lacked."""
+    """Give back what torch's allocator keeps for itself on a GPU: a library may have lacked it."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()

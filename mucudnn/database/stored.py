@@ -55,8 +55,8 @@ def stored_measurements(
 ) -> StoredMeasurements:
     """Everything that is needed to solve the tasks again without measuring; no device is asked for anything.
 
-    algorithms: names to choose from, or of their source (``cudnn``), beside torch's own; None: all that were measured.
-    strict: of those only what is known to be local, and torch's own; of an engine of cuDNN's its name says nothing.
+    algorithms: names to choose from, or of their source, beside torch's own; None: all that were measured.
+    strict: of those only what is known to be local, and torch's own; of what a source offers the name says nothing.
     environment: part of the description of the one to use, or its number in the error that lists them; None: the only
     one that has measurements of the tasks' problems. Environments are never mixed. Of each algorithm the newest version
     that the environment has is used, and the others are set aside.

@@ -17,7 +17,7 @@ def numerics_table(benchmark: NumericsBenchmark) -> Table:
     """A line for each algorithm and geometry, a section for each geometry; cells have a value for each operation."""
     columns = ("NaN spoils", "Inf spoils", "largest", "error beside outlier", "subnormals", "relative error", "strict")
     operations = " / ".join(dict.fromkeys(row.problem.operation for row in benchmark.rows))
-    printed = new_table(f"beside torch's own (native): {operations}", ("algorithm", "filter, image"), columns)
+    printed = new_table(f"beside torch's own ({TORCHS_OWN}): {operations}", ("algorithm", "filter, image"), columns)
     for (name, geometry), rows in _by_line(benchmark).items():
         if name == TORCHS_OWN:
             printed.add_section()
