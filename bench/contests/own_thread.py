@@ -1,8 +1,8 @@
 """A thread of its own for each rival, where libraries keep by thread what they found out.
 
-Torch keeps the plan of every convolution that a thread has run, and looks there first, whether it is told to search
-(``torch.backends.cudnn.benchmark``) or not: in one thread, the first to run decides for all. (``run_single_conv`` and
-the ``thread_local benchmark_cache`` of aten/src/ATen/native/cudnn/Conv_v8.cpp; not run on a GPU yet.)
+Torch keeps the plan of every convolution that a thread has run on a GPU, and looks there first, whether it is told to
+search or not: in one thread, the first to run decides for all. (``run_single_conv`` and the ``thread_local
+benchmark_cache`` of torch's Conv_v8.cpp; not run on a GPU yet.)
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def inference_record(benchmark: InferenceBenchmark) -> Record:
 
 
 def _configurations(layer: LayerResult) -> str:
-    """``native 1 → winograd-4x4 1``: without and with what is kept."""
+    """``gemm 1 → winograd-4x4 1``: without and with what is kept."""
     not_kept = str(layer.tuned.configuration)
     if layer.kept is None:
         return not_kept

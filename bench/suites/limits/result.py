@@ -102,7 +102,7 @@ class LimitsComparison:
     """All problems that were reached, in their order; ``wanted`` is how many there are.
 
     limits: ascending, None (no limit) last. reference: the torch variant whose time and workspace count: that with
-    cuDNN's benchmark mode where there is one. rivals: what the undivided ones are, in words.
+    torch's benchmark mode where there is one. rivals: what the undivided ones are, in words.
     """
 
     source: str
