@@ -27,10 +27,10 @@ from mucudnn.bench.suites.training.precision import PRECISIONS, Precision
 from mucudnn.bench.suites.training.training import Batch, Trainee, labelled_batches
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.cudnn.library import CudnnError
-from mucudnn.tuning.tuner import Progress
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError, MucudnnError
 from mucudnn.words.problem import MemoryFormat
+from mucudnn.words.progress import Progress, silent
 
 ROUNDS = 9
 _RULE = replace(EVERY_ROUND, sample_s=0.25)  # short steps follow each other, as in training: no step is waited for
@@ -95,7 +95,7 @@ class Course:
     rounds: int = ROUNDS
     seconds: float | None = None
     clock: Clock | None = None
-    progress: Progress = lambda text, fraction: None
+    progress: Progress = silent
 
 
 def measure_training(
