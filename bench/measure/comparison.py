@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from math import inf, sqrt
 from statistics import quantiles
 
+from mucudnn.bench.measure.rounds import sample_in_rounds
 from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
+from mucudnn.database.database import Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,11 @@ class Comparison:
     @property
     def speedup(self) -> float:
         return self.baseline_s / self.time_s
+
+    @property
+    def verification(self) -> Verification:
+        """The same, as the database keeps it."""
+        return Verification(self.baseline_s, self.time_s, self.uncertainty)
 
     @property
     def is_clear(self) -> bool:
@@ -50,14 +57,13 @@ def compare_in_turns(
     limit_s = clock.comparison_s if time_limit_s is None else time_limit_s
     rule = replace(EVERY_ROUND, sample_s=clock.step_rule.sample_s, max_calls=clock.step_rule.max_calls)
     timers = [Timer(run, clock, rule) for run in (baseline, *runs)]
-    for done in range(1, max_rounds + 1):
-        for timer in timers:
-            timer.sample()
+    for done in sample_in_rounds(timers):
         if timers[0].error is not None:
             raise timers[0].error
         results = [timer.error or _comparison(timers[0], timer) for timer in timers[1:]]
         spent_s = sum(timer.spent_s for timer in timers)
-        if done >= min_rounds and (spent_s >= limit_s or all(map(_is_settled, results))):
+        is_enough = spent_s >= limit_s or all(map(_is_settled, results))
+        if done >= max_rounds or (done >= min_rounds and is_enough):
             break
     return results
 

@@ -1,4 +1,4 @@
-"""Measuring time: one Timer a candidate, all candidates in turns.
+"""Measures time: one ``Timer`` for each candidate, and the clocks that timers read.
 
 The method is nvbench's (stopping criteria that look at the noise, or at the noise that no longer shrinks, inside a hard
 limit of time) with the robust statistics of ``torch.utils.benchmark``: median, and IQR / median for the spread.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 from statistics import median, quantiles
+from typing import Protocol, TypeVar
 
 from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS, without_frames
+
+T = TypeVar("T")
 
 
 class Stop(StrEnum):
@@ -92,18 +95,35 @@ def relative_spread(values: Sequence[float]) -> float:
     return (upper - lower) / middle if middle > 0 else 0.0
 
 
+class Runner(Protocol):
+    """Where, and under which settings, a function is called."""
+
+    def __call__(self, function: Callable[[], T], /) -> T:
+        """Return what the function returns. Raises what it raises."""
+
+
+def here(function: Callable[[], T], /) -> T:
+    """Call the function in this thread, under the settings that there are."""
+    return function()
+
+
+def _nothing() -> None:
+    """Stands in for a function that failed."""
+
+
 @dataclass(slots=True, eq=False)
 class Timer:
     """Seconds per call of a function: ``sample`` until ``stop`` says why it is enough.
 
-    calls_per_pass: as for ``Clock.time``. An error of the function (no memory, or a RuntimeError) ends the measurement
-    and is kept in ``error``.
+    calls_per_pass: as for ``Clock.time``. runner: where samples are taken, and the clock is read. An error of the
+    function (no memory, or a RuntimeError) ends the measurement and is kept in ``error``.
     """
 
     function: Callable[[], object]
     clock: Clock = field(default_factory=WallClock)
     rule: StoppingRule = field(default_factory=StoppingRule)
     calls_per_pass: int = 1
+    runner: Runner = here
     samples_s: list[float] = field(default_factory=list)
     spent_s: float = 0.0
     stop: Stop | None = None
@@ -127,6 +147,9 @@ class Timer:
         The first is preceded by a call that is not counted: code is loaded, pages are touched, and the number of calls
         that make a sample is found.
         """
+        self.runner(self._sample)
+
+    def _sample(self) -> None:
         if self._fastest_s is None:
             self._fastest_s = self._time(1)
         if self.stop is not None:
@@ -147,6 +170,7 @@ class Timer:
             elapsed_s = self.clock.time(self.function, calls, self.calls_per_pass)
         except CANDIDATE_ERRORS as error:
             self.error, self.stop = without_frames(error), Stop.FAILED
+            self.function = _nothing  # lets go of what the function holds: the others may need that memory
             return inf
         self.spent_s += elapsed_s
         return elapsed_s / calls
@@ -163,21 +187,3 @@ class Timer:
             if self._unimproved >= self.rule.patience:
                 return Stop.STEADY
         return Stop.TIME if self.spent_s >= self.rule.time_limit_s else None
-
-
-def measure_in_turns(timers: Sequence[Timer], is_hopeless: Callable[[Timer], bool] | None = None) -> Iterator[Timer]:
-    """Sample all timers round by round, so that a slow minute of the machine hits all, and yield each when it stops.
-
-    A timer that ``is_hopeless`` after a round is dropped: it keeps its samples and is yielded like the others.
-    """
-    yield from (timer for timer in timers if timer.stop is not None)
-    racing = [timer for timer in timers if timer.stop is None]
-    while racing:
-        for timer in racing:
-            timer.sample()
-        if is_hopeless is not None:
-            for timer in racing:
-                if timer.stop is None and is_hopeless(timer):
-                    timer.stop = Stop.DROPPED
-        yield from (timer for timer in racing if timer.stop is not None)
-        racing = [timer for timer in racing if timer.stop is None]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import mucudnn
-from mucudnn.bench.contests.turns import Cell
-from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer, WallClock
+from mucudnn.bench.contests.timing import Contestant, MedianTime, time_in_turns
+from mucudnn.bench.measure.timer import Clock, WallClock
 from mucudnn.running.environment import Environment, current_environment
 from mucudnn.running.kept_filters import KeptFilter, KeptFilters
 from mucudnn.tuning.cached_filters import keep_filters
@@ -34,9 +34,9 @@ ROUNDS = 25
 class Variants:
     """The same computation three times."""
 
-    torch: Cell
-    not_kept: Cell
-    kept: Cell
+    torch: MedianTime
+    not_kept: MedianTime
+    kept: MedianTime
 
     @property
     def speedup(self) -> float:
@@ -184,11 +184,4 @@ def _call(module: nn.Module, x: Tensor) -> Callable[[], Tensor]:
 
 
 def _measure(calls: Sequence[Callable[[], Tensor]], rounds: int, clock: Clock) -> Variants:
-    """In turns, round by round."""
-    timers = [Timer(call, clock, EVERY_ROUND) for call in calls]
-    for _ in range(rounds):
-        for timer in timers:
-            timer.sample()
-            if timer.error is not None:
-                raise timer.error
-    return Variants(*map(Cell.of, timers))
+    return Variants(*time_in_turns([*map(Contestant, calls)], rounds, clock))

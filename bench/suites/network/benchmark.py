@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from functools import partial
 from statistics import median
 
+from mucudnn.bench.contests.timing import Contestant, MedianTime, time_in_turns
 from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
-from mucudnn.bench.contests.turns import Cell, Runner, Turn, here, take_turns
 from mucudnn.bench.measure.operands import random_operands
-from mucudnn.bench.measure.timer import Clock
+from mucudnn.bench.measure.timer import Clock, Runner, here
 from mucudnn.bench.measure.whole_runs import Machine, run_torch, run_whole
 from mucudnn.bench.sources.layers import LayerTable
 from mucudnn.bench.sources.table_tuning import tune_table
@@ -37,10 +37,10 @@ class FormatResult:
     torch_benchmarks: torch in its benchmark mode, by the names of ``torch_variants``; empty on the CPU.
     """
 
-    torch: Cell
-    mucudnn: Cell
+    torch: MedianTime
+    mucudnn: MedianTime
     tuned: TunedProblem
-    torch_benchmarks: Mapping[str, Cell] = field(default_factory=dict)
+    torch_benchmarks: Mapping[str, MedianTime] = field(default_factory=dict)
 
     @property
     def speedup(self) -> float:
@@ -175,18 +175,18 @@ def _measure(
     clock: Clock,
 ) -> dict[MemoryFormat, FormatResult]:
     """Torch's calls and ours of one problem in every format, in turns."""
-    turns = [turn for chosen in tuned.values() for turn in _turns(chosen, variants, device)]
-    cells = iter(take_turns(turns, rounds, clock))
+    contestants = [one for chosen in tuned.values() for one in _contestants(chosen, variants, device)]
+    times = iter(time_in_turns(contestants, rounds, clock))
     results = {}
     for memory_format, chosen in tuned.items():
-        torchs = {name: next(cells) for name in variants}
-        results[memory_format] = FormatResult(torchs.pop(TORCH), next(cells), chosen, torchs)
+        torchs = {name: next(times) for name in variants}
+        results[memory_format] = FormatResult(torchs.pop(TORCH), next(times), chosen, torchs)
     return results
 
 
-def _turns(tuned: TunedProblem, variants: Mapping[str, Runner], device: str) -> list[Turn]:
+def _contestants(tuned: TunedProblem, variants: Mapping[str, Runner], device: str) -> list[Contestant]:
     """Torch under each of its settings, then ours, on the same random tensors; each returns one that it allocates."""
     operands = random_operands(tuned.problem, tuned.batch_size, device)
-    torchs = [Turn(partial(run_torch, tuned.problem, operands), runner) for runner in variants.values()]
+    torchs = [Contestant(partial(run_torch, tuned.problem, operands), runner) for runner in variants.values()]
     ours = partial(run_whole, tuned.problem, tuned.configuration, operands)
-    return [*torchs, Turn(ours, variants[TORCH] if tuned.configuration.is_baseline else here)]
+    return [*torchs, Contestant(ours, variants[TORCH] if tuned.configuration.is_baseline else here)]

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from mucudnn.bench.contests.turns import Runner, here
-from mucudnn.bench.measure.timer import Clock
+from mucudnn.bench.measure.timer import Clock, Runner, here
 from mucudnn.bench.sources import table_tuning
 from mucudnn.bench.sources.layers import LayerTable, load_source
 from mucudnn.bench.sources.table_tuning import table_tasks, tune_table
