@@ -14,11 +14,11 @@ from rich.table import Table
 
 from mucudnn.bench.analyses.layers import layers_table
 from mucudnn.bench.analyses.tuning_report import tuning_record, tuning_table
-from mucudnn.bench.contests.turns import Cell
+from mucudnn.bench.contests.timing import MedianTime
 from mucudnn.bench.sources.layers import load_source
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
-from mucudnn.bench.suites.network.benchmark import FormatResult, NetworkBenchmark, ProblemResult
 from mucudnn.bench.suites.network.report import network_record, network_table
+from mucudnn.bench.suites.network.result import FormatResult, NetworkBenchmark, ProblemResult
 from mucudnn.bench.suites.training.demo_report import training_table
 from mucudnn.bench.suites.training.training import (
     Difference,
@@ -49,11 +49,11 @@ def table_tuning(wanted: int = 2) -> TableTuning:
 
 def benchmark() -> NetworkBenchmark:
     formats = {
-        MemoryFormat.CONTIGUOUS: FormatResult(Cell(0.06, 0.01), Cell(0.02, 0.02), tuned()),
-        MemoryFormat.CHANNELS_LAST: FormatResult(Cell(0.03, 0.01), Cell(0.024, 0.02), tuned()),
+        MemoryFormat.CONTIGUOUS: FormatResult(MedianTime(0.06, 0.01), MedianTime(0.02, 0.02), tuned()),
+        MemoryFormat.CHANNELS_LAST: FormatResult(MedianTime(0.03, 0.01), MedianTime(0.024, 0.02), tuned()),
     }
     problem = ProblemResult("conv1", Operation.FORWARD, 2, formats)
-    return NetworkBenchmark("mynet", Config(), ENVIRONMENT, (problem,))
+    return NetworkBenchmark("mynet", Config(), ENVIRONMENT, (problem,), rounds=15)
 
 
 def text(table: Table) -> str:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from support.fakes import ENVIRONMENT, FORWARD
 
-from mucudnn.bench.contests.turns import Cell
+from mucudnn.bench.contests.timing import MedianTime
 from mucudnn.bench.report.export import write_csv
 from mucudnn.bench.suites.limits.report import in_words, limits_record, limits_rows, limits_table
 from mucudnn.bench.suites.limits.result import (
@@ -31,7 +31,7 @@ MIB = 2**20
 
 
 def run(time_s: float, workspace_bytes: int = 0, algorithm: str = "cudnn:7") -> Run:
-    return Run(Configuration((MicroConfig(algorithm, 8),), time_s, workspace_bytes), Cell(time_s, 0.01))
+    return Run(Configuration((MicroConfig(algorithm, 8),), time_s, workspace_bytes), MedianTime(time_s, 0.01))
 
 
 def compared(
@@ -39,7 +39,7 @@ def compared(
 ) -> ComparedProblem:
     """Seconds of rival and ours with a limit of 8 MiB and without; bytes for the time of torch, which takes 1 s."""
     runs = [None if time_s is None else run(time_s) for time_s in (*tight, *free)]
-    torch = {"torch": Cell(2.0, 0.02), "torch-benchmark-10": Cell(1.0, 0.03)}
+    torch = {"torch": MedianTime(2.0, 0.02), "torch-benchmark-10": MedianTime(1.0, 0.03)}
     same = SameTime(theirs, None if ours is None else run(1.0, ours))
     under = (UnderLimit(8 * MIB, *runs[:2]), UnderLimit(None, *runs[2:]))
     return ComparedProblem(Task(FORWARD, 8, count=2, name=f"{name}, {FORWARD}"), torch, under, same)

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.sources import networks
-from mucudnn.bench.suites.memory.benchmark import MemoryBenchmark, benchmark_memory
+from mucudnn.bench.suites.memory.benchmark import benchmark_memory
 from mucudnn.bench.suites.memory.report import in_words, memory_record, memory_table
+from mucudnn.bench.suites.memory.result import MemoryBenchmark
 from mucudnn.words.config import Config
 
 CONFIG = Config(workspace_limit="headroom", algorithms=("gemm",), time_limit="20ms")

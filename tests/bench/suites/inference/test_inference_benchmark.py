@@ -16,8 +16,9 @@ from torch import nn
 
 from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.sources import networks
-from mucudnn.bench.suites.inference.benchmark import InferenceBenchmark, benchmark_inference
+from mucudnn.bench.suites.inference.benchmark import benchmark_inference
 from mucudnn.bench.suites.inference.report import inference_record, inference_table
+from mucudnn.bench.suites.inference.result import InferenceBenchmark
 from mucudnn.cli.main import main
 from mucudnn.running.kept_filters import KeptFilter
 from mucudnn.words.config import Config
