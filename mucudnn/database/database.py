@@ -24,26 +24,13 @@ from typing import Any, Self, TextIO
 from mucudnn.database import profiles, schema, upkeep
 from mucudnn.database.file import MEMORY, DatabaseFile
 from mucudnn.database.rules import row_faults
-from mucudnn.database.schema import How
 from mucudnn.database.sound import SoundRows, StoredRow, every_row
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Failure, Measurement, MicroConfig
+from mucudnn.words.results import Failure, How, Measurement, MicroConfig, Verification
 
 _NEVER = datetime.max.isoformat()  # later than every time stamp
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """A configuration run whole, and its baseline, measured in turns: medians, and the relative noise.
-
-    The baseline is torch's own convolution; of a run with a kept filter it is what keeps nothing.
-    """
-
-    baseline_s: float
-    time_s: float
-    noise: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
 from mucudnn.running.environment import Environment
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import MicroConfig
+from mucudnn.words.results import FreshWorkspace, How, Keeping, MicroConfig
 
 VERSION = 2  # 1: the first one; 2: environments have numerics
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
@@ -148,24 +148,6 @@ def problem_from(values: Sequence[Any]) -> ConvProblem:
         *(stride, padding, dilation),
         *(groups, dtype, MemoryFormat(memory_format)),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """Of a whole run with a kept filter: the algorithm that prepares it, and what the run was compared with, which
-    keeps nothing. (All others are compared with torch's own convolution.)
-    """
-
-    algorithm: str
-    instead_of: tuple[MicroConfig, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FreshWorkspace:
-    """Of a whole run whose workspace was allocated for the call. (That of all others is kept from call to call.)"""
-
-
-How = Keeping | FreshWorkspace | None  # None: as calls are made without a kept filter, with a kept workspace
 
 
 def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int], how: How = None) -> str:

@@ -20,11 +20,11 @@ from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, V
 from support.places import DATA
 
 from mucudnn.database import schema
-from mucudnn.database.database import Database, Verification
+from mucudnn.database.database import Database
 from mucudnn.database.profile_file import open_stored, read_profile
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Failure, Measurement, MicroConfig
+from mucudnn.words.results import Failure, Keeping, Measurement, MicroConfig, Verification
 
 FORMATS = {"csv": Database.export_csv, "json-lines": Database.export_json_lines}
 TWO_BYTES = st.integers(0, 2**16)
@@ -108,7 +108,7 @@ def test_all_kinds_of_rows_come_back(tmp_path: Path, name: str) -> None:
 
 def test_runs_with_a_kept_filter_come_back(tmp_path: Path) -> None:
     key = (HERE, PROBLEM, [FAST.micro_config, FAILED.micro_config], VERSIONS)
-    keeping = schema.Keeping("gemm", instead_of=(FAILED.micro_config,))
+    keeping = Keeping("gemm", instead_of=(FAILED.micro_config,))
     with Database(":memory:") as database:
         database.add_verification(*key, VERIFIED, keeping)
         path = write(tmp_path / "profile", exported(database, "json-lines"))

@@ -16,9 +16,8 @@ from statistics import median
 
 from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
 from mucudnn.bench.contests.turns import Cell, Runner, Turn, here, take_turns
-from mucudnn.bench.measure.operands import random_operands
 from mucudnn.bench.measure.timer import Clock
-from mucudnn.bench.measure.whole_runs import Machine, run_torch, run_whole
+from mucudnn.bench.measure.whole_runs import Machine, run_torch, training_operands, whole_run
 from mucudnn.bench.sources.layers import LayerTable
 from mucudnn.bench.sources.table_tuning import tune_table
 from mucudnn.running.environment import Environment
@@ -186,7 +185,7 @@ def _measure(
 
 def _turns(tuned: TunedProblem, variants: Mapping[str, Runner], device: str) -> list[Turn]:
     """Torch under each of its settings, then ours, on the same random tensors; each returns one that it allocates."""
-    operands = random_operands(tuned.problem, tuned.batch_size, device)
+    operands = training_operands(tuned.problem, tuned.batch_size, device)
     torchs = [Turn(partial(run_torch, tuned.problem, operands), runner) for runner in variants.values()]
-    ours = partial(run_whole, tuned.problem, tuned.configuration, operands)
+    ours = whole_run(tuned.problem, tuned.configuration, operands)
     return [*torchs, Turn(ours, variants[TORCH] if tuned.configuration.is_baseline else here)]
