@@ -1,7 +1,7 @@
 """What runs where a tuned configuration cannot: the next engine that cuDNN offers, or torch's own convolution.
 
-Only for the operators, which must never stop a training. While measuring, configurations go by ``execution.run``, where
-an engine's failure surfaces, and so does a lack of memory. What is replaced is said once.
+Only for training and inference, which must never stop. While measuring, an engine's failure and a lack of memory are
+errors: see ``operators.Measured``. What is replaced is said once.
 """
 
 from __future__ import annotations

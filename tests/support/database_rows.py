@@ -17,6 +17,7 @@ FAILED = Failure(MicroConfig("fft", 8), "out of memory")
 VERSIONS = {"gemm": 1, "fft": 1}
 VERIFIED = Verification(2.0, 1.0, 0.1)
 FULL = ((FAST,), (FAILED,), VERIFIED)
+MIGRATED = ((FAST,), (FAILED,), Verification(2.0, 1.00003, 0.1))  # from before the operator was in whole runs
 
 
 def fill(path: Path) -> Path:
