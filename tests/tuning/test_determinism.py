@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.fake_backend import RANDOM, FakeBackend
-from support.fakes import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
+from support.fakes import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
 
 from mucudnn.bench.measure.operands import Operands
 from mucudnn.bench.measure.whole_runs import Machine
@@ -34,7 +34,8 @@ class Watched:
         self.seen: list[bool] = []
         self.clock = clock = FakeClock()
         self.machine = fake_machine(clock, [FakeAlgorithm(name, clock, linear(1.0)) for name in ("native", "other")])
-        self.machine = replace(self.machine, run=lambda *_, **__: clock.advance(20.0), run_torch=self._run_torch)
+        ours = made_ready(lambda *_, **__: clock.advance(20.0))
+        self.machine = replace(self.machine, whole_run=ours, run_torch=self._run_torch)
 
     def _run_torch(self, problem: ConvProblem, operands: Operands) -> None:
         self.clock.advance(10.0)

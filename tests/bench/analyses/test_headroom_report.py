@@ -29,14 +29,13 @@ from mucudnn.bench.report.plots import save_png
 from mucudnn.bench.sources.headroom import module_by_module
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.sources.table_tuning import TableTuning, of_table, table_tasks
-from mucudnn.database.database import Verification
 from mucudnn.running.environment import Environment
 from mucudnn.tracing.headroom import Headroom, headroom_limits
 from mucudnn.tracing.memory_timeline import ConvolutionCall, Event, MemoryTimeline
 from mucudnn.tuning.replay import replay
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, Verification
 from mucudnn.words.task import Task
 
 MIB = 2**20
