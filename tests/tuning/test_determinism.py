@@ -12,7 +12,7 @@ from support.fakes import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linea
 
 from mucudnn.bench.measure.operands import Operands
 from mucudnn.bench.measure.whole_runs import Machine
-from mucudnn.cli.shared import running
+from mucudnn.cli.shared import layer_tables
 from mucudnn.kernels.cudnn.algorithms import CudnnEngines
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.tuner import tune
@@ -77,5 +77,5 @@ def test_the_command_shows_the_environment_that_was_measured_in(monkeypatch: pyt
         return Environment(device, "sm90", 1, "torch", "cuDNN", "torch", str(TorchSettings.current()))
 
     monkeypatch.setattr("mucudnn.running.environment.current_environment", now)
-    assert running.tuning_environment("cuda", Config(deterministic=True)).numerics == "tf32 deterministic"
-    assert running.tuning_environment("cuda", Config()).numerics == "tf32"
+    assert layer_tables.tuning_environment("cuda", Config(deterministic=True)).numerics == "tf32 deterministic"
+    assert layer_tables.tuning_environment("cuda", Config()).numerics == "tf32"
