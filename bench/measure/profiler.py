@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import inf
 
 from mucudnn.bench.measure.candidate_errors import (
-    CANDIDATE_ERRORS,
     UnsoundError,
     give_back_cache,
     without_frames,
 )
-from mucudnn.bench.measure.candidates import Candidate, Race
-from mucudnn.bench.measure.timer import Clock, Stop, Timer, WallClock, measure_in_turns
+from mucudnn.bench.measure.candidates import Candidate, Journal, Race
+from mucudnn.bench.measure.rounds import measure_in_turns
+from mucudnn.bench.measure.timer import Clock, Stop, Timer, WallClock
 from mucudnn.bench.measure.workbench import Workbench
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.words.errors import BrokenDeviceError, first_line
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
-
-# Entered before the first run of a candidate that may end the process, and left when it did not: so what began and
-# never ended is known to the next process.
-Journal = Callable[[MicroConfig], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +177,7 @@ class _Session:
         try:
             with journal(candidate.micro_config):
                 return self._first_sample(candidate)
-        except CANDIDATE_ERRORS as error:
+        except candidate.errors as error:
             return without_frames(error)
 
     def _first_sample(self, candidate: Candidate) -> _Entry:
@@ -196,8 +192,8 @@ class _Session:
         return _Entry(candidate, timer, setup_s, relative_error)
 
     def _relative_error(self, candidate: Candidate) -> float:
-        """Our algorithms are tested at every size, so that one check finds out how exact they are here; what a source
-        offers is foreign, and compiled anew for each size.
+        """Our algorithms are tested at every size, so that one check finds out how exact they are here. What is foreign
+        is not, and what a source offers is compiled anew for each size.
         """
         if candidate.is_foreign:
             return self.workbench.relative_error(candidate)

@@ -18,7 +18,7 @@ open; an algorithm *adds* its part to it, in any step or in ``close``, and must 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -149,6 +149,17 @@ class Algorithm(Protocol):
         """BACKWARD_FILTER: add what is still in ``prepared`` to ``w``. Otherwise nothing."""
 
 
+class WholeBatch(Protocol):
+    """An algorithm on a whole mini-batch as its library runs it: straight into the result, with nothing of ours."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What the library itself needs."""
+
+    def run(self, x: Tensor, w: Tensor, y: Tensor) -> None:
+        """Compute one call. x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q); one is written anew."""
+
+
 class AlgorithmSource(Protocol):
     """Offers algorithms that depend on the problem, as a library does that knows many ways to compute each."""
 
@@ -162,6 +173,9 @@ class AlgorithmSource(Protocol):
 
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> Sequence[Algorithm]:
         """Algorithms that can compute slices of at least one of these sizes. Runs nothing."""
+
+    def undivided(self, problem: ConvProblem, batch_size: int) -> Mapping[str, WholeBatch]:
+        """Name -> algorithm on a whole mini-batch of this size: what benchmarks compare micro-batches with."""
 
     def measuring(self) -> AbstractContextManager[object]:
         """Context in which those of one problem are measured: what is built for that alone is given back at its end."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from mucudnn.database.database import Database, Verification
-from mucudnn.database.schema import FreshWorkspace
+from mucudnn.database.database import Database
 from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration, Measurement, source_of
+from mucudnn.words.results import Configuration, FreshWorkspace, Measurement, Verification, source_of
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 
@@ -55,8 +54,8 @@ def stored_measurements(
 ) -> StoredMeasurements:
     """Everything that is needed to solve the tasks again without measuring; no device is asked for anything.
 
-    algorithms: names to choose from, or of their source (``cudnn``), beside torch's own; None: all that were measured.
-    strict: of those only what is known to be local, and torch's own; of an engine of cuDNN's its name says nothing.
+    algorithms: names to choose from, or of their source, beside torch's own; None: all that were measured.
+    strict: of those only what is known to be local, and torch's own; of what a source offers the name says nothing.
     environment: part of the description of the one to use, or its number in the error that lists them; None: the only
     one that has measurements of the tasks' problems. Environments are never mixed. Of each algorithm the newest version
     that the environment has is used, and the others are set aside.

@@ -23,7 +23,7 @@ from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress
 from mucudnn.words.results import Configuration
 from mucudnn.words.task import Task
-from mucudnn.words.torch_settings import TORCHS_OWN, TorchSettings
+from mucudnn.words.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
 from mucudnn.words.values import instance
 
 _Key = tuple[ConvProblem, int, int | None]  # problem, batch size, limit: what is tuned once
@@ -63,7 +63,7 @@ def optimize(
     if device.type == "cuda" and config.deterministic and not TorchSettings.current().deterministic:
         warnings.warn(
             "Config(deterministic=True) holds for what mucudnn runs; torch's own convolutions, which run wherever "
-            "nothing is faster, give the same bits after torch.backends.cudnn.deterministic = True",
+            f"nothing is faster, give the same bits after {DETERMINISTIC_SETTING} = True",
             stacklevel=2,
         )
     with made_current(device), undisturbed(model):

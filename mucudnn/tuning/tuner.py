@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -14,8 +14,7 @@ from mucudnn.bench.measure.candidates import Candidate, find_candidates
 from mucudnn.bench.measure.comparison import Comparison
 from mucudnn.bench.measure.profiler import Profile
 from mucudnn.bench.measure.whole_runs import Machine
-from mucudnn.database.database import Database, Verification
-from mucudnn.database.schema import FreshWorkspace
+from mucudnn.database.database import Database
 from mucudnn.database.store import Store
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.running.devices import device_named, largest_batch_size, made_current
@@ -28,7 +27,15 @@ from mucudnn.words.config import BatchSizePolicy, Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_ELEMENTS, ConvProblem, Operation
 from mucudnn.words.progress import Progress, silent
-from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, source_of
+from mucudnn.words.results import (
+    Configuration,
+    Failure,
+    FreshWorkspace,
+    Measurement,
+    MicroConfig,
+    Verification,
+    source_of,
+)
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN, deterministic_torch
 from mucudnn.words.values import instance, several, shown, whole
@@ -135,10 +142,10 @@ class _Job:
         return baseline.workspace_bytes if baseline.is_countable else None
 
     def forget_failures(self) -> None:
-        """So that they are tried again, but for what a source offers: its first run may have ended a process."""
+        """Let them be tried again, but for those of foreign code: its first run may have ended a process."""
         foreign = {c.micro_config for c in self.candidates if c.is_foreign}
         self.results = {
-            of: result for of, result in self.results.items() if of in offered or isinstance(result, Measurement)
+            of: result for of, result in self.results.items() if of in foreign or isinstance(result, Measurement)
         }
 
     def measurements(self) -> list[Measurement]:
@@ -278,7 +285,8 @@ class _Tuner:
         stored = self.store.results(task.problem, self.versions)
         known = [r for r in stored if isinstance(r, Measurement) or r.micro_config != task.baseline]
         measured = [result for result in known if isinstance(result, Measurement)]
-        candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured)
+        journal = partial(self._begun, task.problem)
+        candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured, journal)
         bound = self.config.error_bound(task.problem.dtype, self.machine.environment.numerics)
         return _Job(task, bound, candidates, unsupported, {result.micro_config: result for result in known})
 
@@ -286,6 +294,10 @@ class _Tuner:
         """What sources offer for this problem, as far as the config allows it."""
         offered = (algorithm for source in self.machine.sources for algorithm in source.offered(problem, sizes))
         return [algorithm for algorithm in offered if _is_allowed(algorithm, self.config)]
+
+    def _begun(self, problem: ConvProblem, micro_config: MicroConfig) -> AbstractContextManager[None]:
+        """Where the store notes that a first run has begun, until it ends."""
+        return self.store.begun(problem, self.versions[micro_config.algorithm], micro_config)
 
     def _allowed(self, job: _Job) -> list[Measurement]:
         return allowed(job.measurements(), job.error_bound)
@@ -328,7 +340,7 @@ class _Tuner:
             may_keep=problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
             device=self.machine.device,
             clock=self.machine.clock,
-            journal=lambda begun: self.store.begun(problem, self.versions[begun.algorithm], begun),
+            journal=partial(self._begun, problem),
         )
         self.progress(f"{job.task}: measuring", start)
         with ExitStack() as search:

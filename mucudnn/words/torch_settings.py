@@ -6,12 +6,15 @@ They say how exact and how repeatable it must be, and by which library it is com
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
 TORCHS_OWN = "native"  # as an algorithm, in the tensors' memory format: its name in databases
+
+DETERMINISTIC_SETTING = "torch.backends.cudnn.deterministic"
 
 # What torch has by default. These change torch's own times and those of our matrix products, but bar no engine.
 _DEFAULTS_OF_CUDNN = {"depthwise_kernel": "auto"}  # older torch lacks it
@@ -74,6 +77,16 @@ class TorchSettings:
         return " ".join([*parts, *self.others])
 
 
+def rounds_to_tf32(settings: str) -> bool:
+    """Tell from the text of ``TorchSettings`` whether torch's own convolutions may round float32 to TF32.
+
+    Those of cuDNN do as they are set, those without it as matrix products are.
+    """
+    words = settings.split()
+    allowing = "matmul-tf32" if "no-cudnn" in words else "tf32"
+    return allowing in words and "NVIDIA_TF32_OVERRIDE=0" not in words
+
+
 def settings_that_bar() -> tuple[object, ...]:
     """Return the settings that bar algorithms: less than ``TorchSettings`` has, in a tenth of the time."""
     import torch
@@ -111,3 +124,62 @@ def deterministic_torch(asked: bool) -> Iterator[None]:
         yield
     finally:
         cudnn.deterministic = False
+
+
+@contextmanager
+def computed_without_libraries() -> Iterator[None]:
+    """Inside, torch's own convolutions on GPUs are matrix products: cuDNN must not confirm itself.
+
+    Torch refuses to call cuBLAS where results must be deterministic and an environment variable is not set; here they
+    need not be. ``torch.use_deterministic_algorithms`` itself would load the compiler. Not run on a GPU yet.
+    """
+    import torch
+
+    enabled = torch._C._get_cudnn_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch._C._set_cudnn_enabled(False)
+    torch._C._set_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch._C._set_cudnn_enabled(enabled)
+        torch._C._set_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
+@contextmanager
+def rounding_to_tf32(allowed: bool) -> Iterator[None]:
+    """Inside, convolutions and matrix products on GPUs round float32 to TF32, or do not.
+
+    By torch's older switches: after the newer ones are used, torch refuses to read the older.
+    """
+    before = _allow_tf32((allowed, allowed))
+    try:
+        yield
+    finally:
+        _allow_tf32(before)
+
+
+def _allow_tf32(allowed: tuple[bool, bool]) -> tuple[bool, bool]:
+    """Set it for convolutions and for matrix products. Return what it was for both."""
+    import torch
+
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.9 warns of the older switches
+        before = cudnn.allow_tf32, matmul.allow_tf32
+        cudnn.allow_tf32, matmul.allow_tf32 = allowed
+    return before
+
+
+@contextmanager
+def searching(asked: bool) -> Iterator[None]:
+    """Inside, torch times cuDNN's engines when a size first comes (``torch.backends.cudnn.benchmark``), or does not."""
+    import torch
+
+    cudnn = torch.backends.cudnn
+    before, cudnn.benchmark = cudnn.benchmark, asked
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import milliseconds, new_table, ratio
-from mucudnn.bench.suites.inference.benchmark import InferenceBenchmark, LayerResult, Variants
+from mucudnn.bench.suites.inference.result import InferenceBenchmark, LayerResult, Variants
 from mucudnn.words.units import format_bytes
 
 
@@ -42,7 +42,7 @@ def inference_record(benchmark: InferenceBenchmark) -> Record:
 
 
 def _configurations(layer: LayerResult) -> str:
-    """``native 1 → winograd-4x4 1``: without and with what is kept."""
+    """``gemm 1 → winograd-4x4 1``: without and with what is kept."""
     not_kept = str(layer.tuned.configuration)
     if layer.kept is None:
         return not_kept

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import copy
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import product
+from itertools import islice, product
 
 import torch
 from torch import Tensor, nn
@@ -21,23 +20,24 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.bench.contests.own_thread import OwnThread
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
+from mucudnn.bench.measure.rounds import sample_in_rounds
 from mucudnn.bench.measure.synchronized_clock import wall_clock
 from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
 from mucudnn.bench.suites.training.precision import PRECISIONS, Precision
 from mucudnn.bench.suites.training.training import Batch, Trainee, labelled_batches
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError, MucudnnError
+from mucudnn.words.errors import InvalidInputError, MucudnnError, first_line
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.progress import Progress, silent
+from mucudnn.words.torch_settings import rounding_to_tf32, searching
 
 ROUNDS = 9
 _RULE = replace(EVERY_ROUND, sample_s=0.25)  # short steps follow each other, as in training: no step is waited for
 
 
 class Variant(StrEnum):
-    """``TORCH_BENCHMARK``: torch with ``torch.backends.cudnn.benchmark``, which times up to ten of cuDNN's engines."""
+    """``TORCH_BENCHMARK``: torch in its benchmark mode, which times up to ten engines of its library."""
 
     TORCH = "torch"
     TORCH_BENCHMARK = "torch-benchmark"
@@ -155,9 +155,9 @@ def _measure(setting: Setting, model: nn.Module, batch: Batch, course: Course) -
         ]
         for contestant in contestants:
             contestant.prepare(model, batch, course.config)
-        for _ in range(course.rounds):
-            for contestant in contestants:
-                contestant.sample()
+        timers = [contestant.timer for contestant in contestants if contestant.timer is not None]
+        for _ in islice(sample_in_rounds(timers), course.rounds):
+            pass
         return tuple(contestant.cell() for contestant in contestants)
 
 
@@ -178,21 +178,16 @@ class _Contestant:
         try:
             step = self._step(model, batch, config)
             self.peak_bytes = self.thread.call(allocator_peak_bytes, step, self.setting.device)
-        except (MucudnnError, CudnnError, RuntimeError, MemoryError) as error:  # lack of memory is one of these
-            self._fail(error)
+        except (MucudnnError, RuntimeError, MemoryError) as error:  # lack of memory is one of these
+            self.failure = first_line(error)
         else:
-            self.timer = Timer(step, self.clock, _RULE)
-
-    def sample(self) -> None:
-        if self.timer is None:
-            return
-        self.thread.call(self.timer.sample)
-        if self.timer.error is not None:
-            self._fail(self.timer.error)
+            self.timer = Timer(step, self.clock, _RULE, runner=self.thread.call)
 
     def cell(self) -> TrainingCell:
         if self.timer is None:
             return TrainingCell(self.setting, self.variant, None, self.failure)
+        if self.timer.error is not None:
+            return TrainingCell(self.setting, self.variant, None, first_line(self.timer.error))
         cost = StepCost(self.timer.median_s, self.timer.noise, self.peak_bytes)
         return TrainingCell(self.setting, self.variant, cost)
 
@@ -208,14 +203,11 @@ class _Contestant:
         trainee = Trainee(own)
 
         def step() -> None:
-            with _searching(self.variant is Variant.TORCH_BENCHMARK):
+            with searching(self.variant is Variant.TORCH_BENCHMARK):
                 trainee.learn(images, labels, setting.autocast)
             trainee.optimizer.zero_grad()
 
         return step
-
-    def _fail(self, error: Exception) -> None:
-        self.timer, self.failure = None, str(error).partition("\n")[0] or type(error).__name__
 
 
 def _on_device(batch: Batch, setting: Setting) -> tuple[Tensor, Tensor]:
@@ -233,30 +225,5 @@ def _rounding(setting: Setting) -> Iterator[None]:
     if setting.device == "cpu" or setting.precision is Precision.BFLOAT16:
         yield
         return
-    allowed = setting.precision is Precision.TF32
-    before = _allow_tf32((allowed, allowed))
-    try:
+    with rounding_to_tf32(setting.precision is Precision.TF32):
         yield
-    finally:
-        _allow_tf32(before)
-
-
-def _allow_tf32(allowed: tuple[bool, bool]) -> tuple[bool, bool]:
-    """For convolutions and for matrix products. Returns what it was for both."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch 2.9 warns of the older switches
-        before = cudnn.allow_tf32, matmul.allow_tf32
-        cudnn.allow_tf32, matmul.allow_tf32 = allowed
-    return before
-
-
-@contextmanager
-def _searching(searches: bool) -> Iterator[None]:
-    """``torch.backends.cudnn.benchmark`` on or off, as for what is called meanwhile."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = searches
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
