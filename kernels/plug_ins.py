@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 
 from mucudnn.kernels.contract.algorithm import Algorithm
@@ -23,12 +24,18 @@ _MEMBERS = tuple(name for name in vars(Algorithm) if not name.startswith("_"))
 class PlugIn:
     """A package that brings algorithms.
 
-    package: its name and version. algorithms: the names of what it brings. error: why it brings none, or empty.
+    algorithms: the names of what it brings. error: why it brings none, or empty.
     """
 
-    package: str
+    name: str
+    version: str
     algorithms: tuple[str, ...] = ()
     error: str = ""
+
+    @property
+    def package(self) -> str:
+        """Return ``own-algorithm 0.1``."""
+        return f"{self.name} {self.version}"
 
 
 def require_algorithm(value: object) -> Algorithm:
@@ -68,19 +75,19 @@ def load(register: Callable[[Algorithm], None]) -> tuple[PlugIn, ...]:
 
 def _load(entry_point: EntryPoint, register: Callable[[Algorithm], None]) -> PlugIn:
     distribution = entry_point.dist
-    package = entry_point.value if distribution is None else f"{distribution.name} {distribution.version}"
+    assert distribution is not None  # entry points that are found belong to one
+    brings = partial(PlugIn, distribution.name, distribution.version)
     try:
         loaded = entry_point.load()
         algorithms = tuple(loaded) if isinstance(loaded, (tuple, list)) else (loaded,)
         for algorithm in algorithms:
             register(algorithm)
     except (Exception, SystemExit) as error:  # other people's code can fail in any way
-        reason = f"{type(error).__name__}: {error}"
+        broken = brings(error=f"{type(error).__name__}: {error}")
         warnings.warn(
-            f"the algorithms of {package} are passed over: its entry point {entry_point.name!r} "
-            f"({entry_point.value}) raised {reason}",
+            f"the algorithms of {broken.package} are passed over: {entry_point.value} raised {broken.error}",
             RuntimeWarning,
             stacklevel=2,
         )
-        return PlugIn(package, error=reason)
-    return PlugIn(package, tuple(algorithm.name for algorithm in algorithms))
+        return broken
+    return brings(tuple(algorithm.name for algorithm in algorithms))

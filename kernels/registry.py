@@ -102,9 +102,7 @@ def algorithm(name: str, device_type: str = "cpu") -> Algorithm:
         if candidate.name == name:
             return candidate
     if package_of(name) is not None:
-        raise UnavailableError(
-            f"algorithm {name!r} is of a package that is not installed here, or has not registered it"
-        )
+        raise UnavailableError(f"algorithm {name!r} is of a package that is not here: install it, or register it first")
     raise InvalidInputError(f"algorithm is {name!r}; allowed are {_names(a.name for a in _every(device_type))}")
 
 
