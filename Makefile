@@ -13,7 +13,7 @@ define require_version
 	|| { echo "$(PYTHON) is too old: mucudnn needs Python 3.11 or later; try make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 endef
 
-.PHONY: demo test fuzz sanitize lint gpu help
+.PHONY: demo test fuzz sanitize lint docs wheel gpu help
 
 help:
 	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (a few minutes)"
@@ -21,7 +21,10 @@ help:
 	@echo "make fuzz   random problems, values and kills against every algorithm, command and file (12 minutes)"
 	@echo "make sanitize  the compiled code and its tests under AddressSanitizer and UndefinedBehaviorSanitizer (g++)"
 	@echo "make lint   ruff (check and format), mypy and import-linter"
-	@echo "make gpu    run the tests of an NVIDIA GPU and all benchmarks on it; installs nothing (under 10 minutes)"
+	@echo "make docs   the documentation site, built strictly into build/site"
+	@echo "make wheel  build sdist and wheel into build/wheel, install the wheel afresh and try it (a few minutes)"
+	@echo "make gpu    run the tests of an NVIDIA GPU, then benchmarks of engines, limits, overhead, networks and training"
+	@echo "            on it; installs nothing (under 10 minutes)"
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m mucudnn.bench.suites.training.demo
@@ -55,6 +58,22 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
 
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(CURDIR)/build/site
+
+# The wheel is made from the sdist, and tried in an environment of its own, in a folder from which no checkout is seen.
+WHEEL := $(CURDIR)/build/wheel
+TRIED := cd $(WHEEL) && MUCUDNN_DATABASE=$(WHEEL)/measurements.sqlite $(WHEEL)/venv/bin
+wheel: $(VENV)/.installed
+	rm -rf $(WHEEL)
+	$(BIN)/python -m build --outdir $(WHEEL) .
+	$(PYTHON) -m venv $(WHEEL)/venv
+	$(WHEEL)/venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt $(WHEEL)/*.whl
+	$(TRIED)/mucudnn doctor
+	$(TRIED)/mucudnn layers alexnet
+	$(TRIED)/mucudnn tune alexnet --batch 1 --operations forward --time-limit 1s
+	$(TRIED)/python $(CURDIR)/examples/first_steps.py
+
 # Whatever CUDA build of torch $(PYTHON) has; for example make gpu GPU_OPTIONS="--only limits --minutes 5".
 gpu:
 	$(require_version)
@@ -67,5 +86,5 @@ gpu:
 $(VENV)/.installed: $(SOURCES)
 	$(require_version)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@

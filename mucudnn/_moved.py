@@ -14,6 +14,8 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 
 _MOVED = {
+    "mucudnn.bench.networks": "mucudnn.bench.sources.networks",
+    "mucudnn.choosing": "mucudnn.tuning.choose",
     "mucudnn.config": "mucudnn.words.config",
     "mucudnn.configuration": "mucudnn.words.results",
     "mucudnn.environment": "mucudnn.running.environment",

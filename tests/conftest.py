@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mucudnn.kernels import registry
 from mucudnn.running.execution import Recipe
+from mucudnn.words.errors import first_line
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +65,7 @@ def why_no_gpu() -> str | None:
     try:
         torch.cuda.init()
     except RuntimeError as error:  # tells no driver, one that is too old, and no device apart
-        return f"torch can use no GPU: {str(error).splitlines()[0]}"
+        return f"torch can use no GPU: {first_line(error)}"
     return "torch finds no GPU: see nvidia-smi"
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from rich.table import Table
 
 from mucudnn.bench.analyses.explanation import ExplainedLayer, Explanation
+from mucudnn.bench.report.export import CURVE, write_csv, write_each
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import milliseconds, new_table, short_name
 from mucudnn.running.environment import Environment
-from mucudnn.terminal.whole_files import CURVE, beside, write_csv, write_each
+from mucudnn.terminal.whole_files import beside
 from mucudnn.words.results import Configuration
 from mucudnn.words.units import format_bytes, format_seconds
 

@@ -1,4 +1,4 @@
-"""Errors of candidates while they are measured: what is caught, kept and shown of them."""
+"""Errors of candidates while they are measured: which are caught, and how they are kept."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ CANDIDATE_ERRORS = (RuntimeError, MemoryError, LibraryError)
 
 
 class UnsoundError(RuntimeError):
-    """A candidate that ran, but wrote outside its buffers, or something else than the convolution."""
+    """A candidate ran, but wrote outside its buffers, or wrote something else than the convolution."""
 
 
 def without_frames(error: Exception) -> Exception:
-    """The error, to be kept. The frames of its traceback would keep every tensor in them, and themselves, alive."""
+    """Return the error without its traceback, whose frames would keep every tensor in them alive."""
     return error.with_traceback(None)
-
-
-def first_line(error: Exception) -> str:
-    """What happened; torch appends stack traces."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def give_back_cache() -> None:

@@ -10,7 +10,6 @@ from math import inf
 from mucudnn.bench.measure.candidate_errors import (
     CANDIDATE_ERRORS,
     UnsoundError,
-    first_line,
     give_back_cache,
     without_frames,
 )
@@ -18,7 +17,7 @@ from mucudnn.bench.measure.candidates import Candidate, Race
 from mucudnn.bench.measure.timer import Clock, Stop, Timer, WallClock, measure_in_turns
 from mucudnn.bench.measure.workbench import Workbench
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
-from mucudnn.words.errors import BrokenDeviceError
+from mucudnn.words.errors import BrokenDeviceError, first_line
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.tuning.choose import Divided
 from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
-from mucudnn.tuning.tuner import Progress, tune_tasks
+from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
+from mucudnn.words.progress import Progress
 from mucudnn.words.task import Task
 
 

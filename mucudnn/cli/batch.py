@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.running import require_complete, tune_with_progress, tuning_environment
 from mucudnn.terminal.command_files import FileCommand
-from mucudnn.terminal.whole_files import write_csv, write_each, write_json
 
 MOST_SWEPT = 65536  # batch sizes, each of which is solved
 

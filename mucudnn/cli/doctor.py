@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mucudnn.terminal.command_files import FileCommand
+from mucudnn.words.errors import first_line
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.units import format_bytes
 
@@ -167,7 +168,7 @@ def cupy() -> Finding:
     try:
         import_module("cupy")
     except Exception as error:  # it loads libraries, which can fail in any way
-        reason = str(error).strip().partition("\n")[0]
+        reason = first_line(error)
         remedy = "pip install the CuPy for the CUDA of torch, or mend what it needs"
         return Finding("CuPy", f"{installed}, which cannot be imported: {reason}", remedy)
     return Finding("CuPy", installed)

@@ -20,7 +20,7 @@ from mucudnn.cli.layers import layers
 from mucudnn.cli.solve import solve
 from mucudnn.cli.tune import tune
 from mucudnn.terminal.streams import Guarded, guarded, occupy_closed, refusal_of_stdout
-from mucudnn.words.errors import MucudnnError
+from mucudnn.words.errors import MucudnnError, first_line
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -75,8 +75,7 @@ class CommandGroup(click.Group):
 
 def _lack_of_memory(error: Exception) -> str | None:
     """What torch says of it; ``None`` for other errors."""
-    from mucudnn.bench.measure.candidate_errors import first_line  # here and not above: both load torch
-    from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+    from mucudnn.kernels.contract.out_of_memory import is_out_of_memory  # here and not above: it loads torch
 
     return first_line(error) if is_out_of_memory(error) else None
 

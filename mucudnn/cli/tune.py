@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from mucudnn.bench.report.export import write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.running import load_limited, require_complete, tune_with_progress, tuning_environment
 from mucudnn.terminal.command_files import FileCommand
-from mucudnn.terminal.whole_files import write_json
 
 
 @click.command(cls=FileCommand)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mucudnn.words.errors import UnavailableError
+from mucudnn.words.errors import UnavailableError, first_line
 
 _CPU_INFO = Path("/proc/cpuinfo")
 
@@ -116,7 +116,7 @@ def require_cuda() -> None:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except RuntimeError as error:  # tells no driver, one that is too old, and no device apart
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
     raise UnavailableError(
         f"device is 'cuda', but torch can use no GPU: {reason}; see nvidia-smi for the driver, or use device 'cpu'"
     )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
 
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.errors import MucudnnError
+from mucudnn.words.progress import Progress
 
 PIPED_WIDTH = 320  # columns that a table may have which goes to a file or another program: on CUDA there are many
 
@@ -36,7 +38,7 @@ class ModuleCommand(FileCommand):
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[str, float], None]]:
+def progress_bar() -> Iterator[Progress]:
     """A bar on standard error, only where that is a terminal; removed when it is done.
 
     Yields the callback that moves it: what is being done, and the fraction that is done.
@@ -49,6 +51,6 @@ def progress_bar() -> Iterator[Callable[[str, float], None]]:
         TimeElapsedColumn(),
         TextColumn("{task.description}", markup=False),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=1.0)
         yield lambda text, fraction: bar.update(task, description=text, completed=fraction)

@@ -2,56 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedWriter, TextIOWrapper
-from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, TextIO
+from typing import BinaryIO, TextIO
 
 from mucudnn.words.errors import OutputError
 
-CURVE = "curve"  # what is beside the table of mucudnn explain --csv
 SIDECARS = ("-wal", "-shm", "-journal")  # of an SQLite file
 _SQLITE = b"SQLite format 3\0"
 _STANDARD = {1: "stdout", 2: "stderr"}  # file descriptors
-
-
-def write_each(*files: tuple[Path | None, Callable[[Path], None]]) -> None:
-    """Write the files that were asked for (not ``None``), each by its function: all of them, also where one fails.
-
-    Raises ``OutputError`` in the end, with what failed.
-    """
-    failures = []
-    for path, write in files:
-        if path is not None:
-            try:
-                write(path)
-            except OutputError as error:
-                failures.append(str(error))
-    if failures:
-        raise OutputError("\n".join(failures))
-
-
-def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Write one JSON object; a number that JSON cannot hold (infinite, NaN) becomes null. See ``whole_file``."""
-    with whole_text(path) as stream:
-        stream.write(json.dumps(_finite(record), indent=2, allow_nan=False) + "\n")
-
-
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a heading, the keys of the first row, and the rows; without rows an empty file. See ``whole_file``."""
-    with whole_text(path) as stream:
-        writer = csv.DictWriter(stream, rows[0] if rows else ())
-        if rows:
-            writer.writeheader()
-        writer.writerows(rows)
 
 
 @contextmanager
@@ -101,7 +66,11 @@ def is_stream(path: Path) -> bool:
 
 
 def beside(path: Path, what: str) -> Path:
-    """Name of a second file that goes with one: ``memory.csv`` and ``curve`` -> ``memory-curve.csv``."""
+    """Return the name of a second file that goes with one.
+
+    >>> str(beside(Path("memory.csv"), "curve"))
+    'memory-curve.csv'
+    """
     return path.parent / f"{path.stem}-{what}{path.suffix}"
 
 
@@ -225,14 +194,3 @@ def _write_nothing(path: Path) -> None:
         os.write(descriptor, b"")
     finally:
         os.close(descriptor)
-
-
-def _finite(value: Any) -> Any:
-    match value:
-        case float():
-            return value if isfinite(value) else None
-        case Mapping():
-            return {key: _finite(each) for key, each in value.items()}
-        case list() | tuple():
-            return [_finite(each) for each in value]
-    return value

@@ -20,12 +20,12 @@ from mucudnn.tuning.result import TunedProblem, configurations_of
 from mucudnn.words.config import Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.progress import Progress
 from mucudnn.words.results import Configuration
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
 from mucudnn.words.values import instance
 
-Progress = Callable[[str, float], None]
 _Key = tuple[ConvProblem, int, int | None]  # problem, batch size, limit: what is tuned once
 _Wanted = dict[str, dict[_Key, None]]  # module name -> what it needs, largest batch first
 

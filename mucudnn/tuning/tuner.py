@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,14 +27,13 @@ from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning, TuningInterrupt
 from mucudnn.words.config import BatchSizePolicy, Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_ELEMENTS, ConvProblem, Operation
+from mucudnn.words.progress import Progress, silent
 from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, source_of
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN, deterministic_torch
 from mucudnn.words.values import instance, several, shown, whole
 
 __all__ = ["Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
-
-Progress = Callable[[str, float], None]
 
 
 def tune(
@@ -219,7 +218,7 @@ class _Tuner:
 
     def __init__(self, config: Config, machine: Machine, store: Store, progress: Progress | None) -> None:
         self.config, self.machine, self.store = config, machine, store
-        self.progress = progress or (lambda text, fraction: None)
+        self.progress = progress or silent
         self.algorithms = _algorithms(machine, config)
         self.versions = {algorithm.name: algorithm.version for algorithm in self.algorithms}
         self.ready: list[TunedProblem] = []

@@ -56,3 +56,14 @@ class LibraryError(MucudnnError):
 
 class BrokenDeviceError(MucudnnError):
     """A candidate left the device unusable for this process. That is stored, so that the next one passes over it."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return what happened, without the stack traces that torch appends; the error's type where it says nothing.
+
+    >>> first_line(RuntimeError("out of memory\\nframe #0: ..."))
+    'out of memory'
+    >>> first_line(MemoryError())
+    'MemoryError'
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -19,6 +19,7 @@ import torch
 from click.testing import CliRunner
 from support.command_line import fail, invoke
 from support.emulated_cuda import COMPILER, EmulatedLauncher
+from support.models_by_name import trained
 from support.pretend_cuda import NAME
 from support.pretend_gpu import PretendedGpu, emulated_launcher, gpu
 from support.pretend_tensor import GPU
@@ -38,19 +39,8 @@ from mucudnn.words.problem import MemoryFormat
 __all__ = ["emulated_launcher", "gpu"]  # fixtures
 ON_GPU = ("--input", "3x9x9", "--batch", "3", "--device", "cuda")
 QUICK = ("--time-limit", "30ms", "--algorithms", "cudnn")
-TINY = "test_pretended_gpu:tiny"
-TRAINED = "test_pretended_gpu:trained"
-
-
-def tiny() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Flatten())
-
-
-def trained() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
-        *(nn.Conv2d(8, 10, 3, padding=1, groups=2), nn.Flatten(), nn.Linear(810, 10)),
-    )
+TINY = "support.models_by_name:tiny"
+TRAINED = "support.models_by_name:trained"
 
 
 def run(*arguments: object) -> str:

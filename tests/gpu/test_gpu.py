@@ -26,6 +26,7 @@ from mucudnn.kernels.cudnn.algorithms import CudnnEngine
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.registry import algorithms
 from mucudnn.running.execution import run
+from mucudnn.words.errors import first_line
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
@@ -72,7 +73,7 @@ def why_wrong(algorithm: Algorithm, problem: ConvProblem, sizes: Sequence[int], 
         run_in_slices(algorithm, problem, operands, sizes, memory)
         wait_for_all(device)
     except (RuntimeError, CudnnError) as error:
-        return str(error).splitlines()[0]
+        return first_line(error)
     if not memory.is_intact():
         return "wrote outside its result and workspace"
     error = relative_l2_error(written(problem, operands), expected)

@@ -40,7 +40,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
 
 
 def _start(build: str, file: Path) -> subprocess.Popen[str]:
-    environment = os.environ | {"MUCUDNN_BUILD": build}
+    environment = os.environ | {"MUCUDNN_BUILD": build, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen([sys.executable, PROGRAM, file], env=environment, stderr=subprocess.PIPE, text=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import sqlite3
@@ -16,15 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from mucudnn.terminal.whole_files import (
-    beside,
-    require_writable,
-    whole_file,
-    whole_text,
-    write_csv,
-    write_each,
-    write_json,
-)
+from mucudnn.bench.report.export import write_json
+from mucudnn.terminal.whole_files import beside, require_writable, whole_file, whole_text
 from mucudnn.words.errors import OutputError
 
 FILES = ("result.json", "result.json.new")
@@ -173,40 +165,13 @@ def test_devices_and_pipes_are_written_to_as_they_are(tmp_path: Path) -> None:
 def test_standard_output_goes_on_where_it_is(tmp_path: Path, name: str) -> None:
     """Also in a file: neither what was printed before nor after is lost."""
     code = (
-        "import sys; from pathlib import Path; from mucudnn.terminal.whole_files import write_json\n"
+        "import sys; from pathlib import Path; from mucudnn.bench.report.export import write_json\n"
         "print('before'); write_json(Path(sys.argv[1]), {}); print('after')"
     )
     with (tmp_path / "out").open("w") as stream:
         subprocess.run([sys.executable, "-c", code, name], stdout=stream, cwd=tmp_path, check=True)
     assert (tmp_path / "out").read_text() == "before\n{}\nafter\n"
     assert only(tmp_path) == ["out"]
-
-
-def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
-    record = {"a": float("inf"), "b": [float("nan"), 1.5], "c": ({"d": -float("inf")},), "e": "Infinity"}
-    write_json(tmp_path / "out", record)
-    assert json.loads((tmp_path / "out").read_text()) == {
-        "a": None,
-        "b": [None, 1.5],
-        "c": [{"d": None}],
-        "e": "Infinity",
-    }
-
-
-def test_csv_is_read_back_as_it_was(tmp_path: Path) -> None:
-    rows = [{"a": "x\ny,\r", "b": 1}, {"a": "μ×", "b": None}]
-    write_csv(tmp_path / "out", rows)
-    with (tmp_path / "out").open(newline="", encoding="utf-8") as stream:
-        assert list(csv.DictReader(stream)) == [{"a": "x\ny,\r", "b": "1"}, {"a": "μ×", "b": ""}]
-    write_csv(tmp_path / "out", [])
-    assert (tmp_path / "out").read_bytes() == b""
-
-
-def test_a_file_that_fails_keeps_no_other_from_being_written(tmp_path: Path) -> None:
-    write = partial(write_json, record={})
-    with pytest.raises(OutputError, match=r"(?s)missing.*is a folder"):
-        write_each((tmp_path / "missing" / "a", write), (None, write), (tmp_path, write), (tmp_path / "b", write))
-    assert only(tmp_path) == ["b"]
 
 
 @pytest.mark.parametrize(("first", "second"), [("a/m.csv", "a/m-curve.csv"), ("m", "m-curve"), (".", "-curve")])

@@ -13,6 +13,7 @@ import click
 import torch
 
 import mucudnn
+from mucudnn.bench.report.export import json_text
 from mucudnn.bench.report.records import FORMAT_VERSION, Record
 from mucudnn.kernels.cudnn.device import Device, current_device
 from mucudnn.kernels.cudnn.library import CudnnError
@@ -82,7 +83,7 @@ def _nvidia_smi() -> list[dict[str, str]]:
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 def main(device: str) -> None:
     """Print what is measured on, as JSON."""
-    click.echo(json.dumps(device_record(device), indent=2))
+    click.echo(json_text(device_record(device)), nl=False)
 
 
 if __name__ == "__main__":

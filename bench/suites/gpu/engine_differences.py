@@ -15,6 +15,7 @@ from typing import Protocol
 import click
 
 import mucudnn
+from mucudnn.bench.report.export import write_json
 from mucudnn.bench.report.records import FORMAT_VERSION, Record
 from mucudnn.bench.suites.gpu.device_record import properties_of
 from mucudnn.bench.suites.gpu.record_engines import MICRO_BATCH_SIZES, device_properties_option, recorded_problems
@@ -23,7 +24,6 @@ from mucudnn.kernels.cudnn.engines import Engine
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.terminal.command_files import OutputFile
 from mucudnn.terminal.console import ModuleCommand
-from mucudnn.terminal.whole_files import write_json
 from mucudnn.words.problem import ConvProblem
 
 

@@ -25,9 +25,10 @@ from typing import Any
 
 import click
 
+from mucudnn.bench.report.export import write_json
 from mucudnn.bench.suites.gpu.parts import Part, parts
 from mucudnn.terminal.console import ModuleCommand
-from mucudnn.terminal.whole_files import whole_file, write_json
+from mucudnn.terminal.whole_files import whole_file
 
 _RESERVE_S = 5.0  # for what is written after the last part
 _GRACE_S = 8.0  # between asking a process to end, as Ctrl-C does, and killing it

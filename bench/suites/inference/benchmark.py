@@ -22,10 +22,10 @@ from mucudnn.running.environment import Environment, current_environment
 from mucudnn.running.kept_filters import KeptFilter, KeptFilters
 from mucudnn.tuning.cached_filters import keep_filters
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.tuning.tuner import Progress
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import Operation
+from mucudnn.words.progress import Progress, share_of, silent
 
 ROUNDS = 25
 
@@ -111,8 +111,8 @@ def benchmark_inference(
             "model and x there"
         )
     config = replace(config or Config(workspace_limit=None, cache_budget=None), operations=(Operation.FORWARD,))
-    report = progress or (lambda text, fraction: None)
-    models = _three_models(model, x, config, lambda text, fraction: report(text, fraction / 2))
+    report = progress or silent
+    models = _three_models(model, x, config, share_of(report, 0.0, 0.5))
     report("the whole model", 0.5)
     whole = _measure([_call(one, x) for one in models], rounds, clock or WallClock())
     layers = []

@@ -21,10 +21,11 @@ from mucudnn.bench.suites.limits.contest import Contest
 from mucudnn.bench.suites.limits.result import FailedProblem, LimitsComparison
 from mucudnn.database.database import Database
 from mucudnn.tuning.result import allowed
-from mucudnn.tuning.tuner import Progress, tune_tasks
+from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import BatchSizePolicy, Config
-from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.errors import InvalidInputError, first_line
 from mucudnn.words.problem import Pair
+from mucudnn.words.progress import Progress, share_of, silent
 from mucudnn.words.results import Measurement, MicroConfig
 from mucudnn.words.task import Task
 
@@ -64,7 +65,7 @@ def compare_under_limits(
     A problem that cannot be run is passed over, with its reason. Raises what ``tune`` raises, also on Ctrl-C.
     """
     config = replace(config, workspace_limit=None, workspace_budget=None)
-    machine, report = machine or Machine.current(device), progress or (lambda text, fraction: None)
+    machine, report = machine or Machine.current(device), progress or silent
     tasks = table_tasks(table, config)
     start_s, longest_s = machine.clock.now(), 0.0
     with torch_variants(machine.device) as variants:
@@ -73,14 +74,14 @@ def compare_under_limits(
             begun_s = machine.clock.now()
             if index and seconds is not None and begun_s - start_s + longest_s > seconds:
                 break
-            step = _share(report, index / len(tasks), 1 / len(tasks))
+            step = share_of(report, index / len(tasks), 1 / len(tasks))
             try:
                 measurements = _measure(task, config, machine, database, step)
                 step(f"{task}: whole runs", 0.8)
                 compared = Contest(task, machine, measurements, variants, rounds).compare(known)
                 known = replace(known, problems=(*known.problems, compared))
             except CANDIDATE_ERRORS as error:
-                known = replace(known, failed=(*known.failed, FailedProblem(task, _reason(error))))
+                known = replace(known, failed=(*known.failed, FailedProblem(task, first_line(error))))
             longest_s = max(longest_s, machine.clock.now() - begun_s)
             yield known
 
@@ -109,20 +110,10 @@ def _measure(
     """
     measured: dict[MicroConfig, Measurement] = {}
     for policy, start, share in ((config.policy, 0.0, 0.7), (BatchSizePolicy.UNDIVIDED, 0.7, 0.1)):
-        part, asked = _share(progress, start, share), replace(config, policy=policy)
+        part, asked = share_of(progress, start, share), replace(config, policy=policy)
         tuned = tune_tasks([task], asked, progress=part, machine=machine, database=database).problems[0]
         measured |= {m.micro_config: m for m in tuned.measurements}
     return allowed(measured.values(), tuned.error_bound)
-
-
-def _share(progress: Progress, start: float, share: float) -> Progress:
-    """Of a part of the work, told as that of the whole."""
-    return lambda text, fraction: progress(text, start + share * fraction)
-
-
-def _reason(error: Exception) -> str:
-    """The first line: torch appends stack traces."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _sizes(filters: Iterable[Pair]) -> str:

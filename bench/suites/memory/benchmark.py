@@ -16,8 +16,8 @@ from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.running.devices import device_of, made_current
 from mucudnn.running.environment import Environment
-from mucudnn.tuning.tuner import Progress
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, HEADROOM, Config
+from mucudnn.words.progress import Progress, silent
 
 ROUNDS = 9
 RUNS = 3
@@ -64,7 +64,7 @@ def benchmark_memory(
 
     Raises what ``optimize`` and ``compare_peaks_with`` raise, and whatever the model raises.
     """
-    report = progress or (lambda text, fraction: None)
+    report = progress or silent
     configs = _configs(config or Config(workspace_limit=HEADROOM))
     device = device_of(model)
     runs = runs if has_resident_peak(model) else 0

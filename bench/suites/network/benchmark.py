@@ -23,9 +23,9 @@ from mucudnn.bench.sources.layers import LayerTable
 from mucudnn.bench.sources.table_tuning import tune_table
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.tuning.tuner import Progress
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat, Operation
+from mucudnn.words.progress import Progress, share_of, silent
 
 ROUNDS = 15
 
@@ -140,10 +140,10 @@ def benchmark_network(
     Raises what ``tune`` raises, and KeyboardInterrupt, by then with all measurements stored.
     """
     config = config or Config()
-    report = progress or _silent
+    report = progress or silent
     machine = Machine.current(device)
     both = _in_formats(table, memory_formats)
-    tuning = tune_table(both, config, device=device, progress=lambda text, fraction: report(text, fraction / 2))
+    tuning = tune_table(both, config, device=device, progress=share_of(report, 0.0, 0.5))
     if tuning.interrupted:
         raise KeyboardInterrupt
     chosen = {(row.tuned.problem, row.tuned.batch_size): row.tuned for row in tuning.rows}
@@ -156,10 +156,6 @@ def benchmark_network(
             formats = _measure(tuned, variants, device, rounds, clock or machine.clock)
             results.append(ProblemResult(layer.name, problem.operation, layer.count, formats))
     return NetworkBenchmark(table.source, config, machine.environment, tuple(results), rounds)
-
-
-def _silent(text: str, fraction: float) -> None:
-    """Reports to nobody."""
 
 
 def _in_formats(table: LayerTable, memory_formats: Sequence[MemoryFormat]) -> LayerTable:

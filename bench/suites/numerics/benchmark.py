@@ -21,6 +21,7 @@ from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.running.environment import Environment, current_environment
 from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.progress import Progress, silent
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
@@ -67,7 +68,7 @@ class NumericsBenchmark:
 def benchmark_numerics(
     operations: Sequence[Operation] = tuple(Operation),
     dtype: str = "float32",
-    progress: Callable[[str, float], None] = lambda text, fraction: None,
+    progress: Progress = silent,
 ) -> NumericsBenchmark:
     """A row for each algorithm of the CPU and operation that it computes in this dtype."""
     wanted = [case for operation in operations for case in _cases(operation, dtype)]

@@ -19,6 +19,7 @@ import torch
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.synchronized_clock import wall_clock
 from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
+from mucudnn.bench.report.export import write_json
 from mucudnn.bench.report.records import Record, origin
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.registry import algorithm, sources
@@ -26,7 +27,6 @@ from mucudnn.running.environment import current_environment
 from mucudnn.running.execution import run
 from mucudnn.terminal.command_files import OutputFile
 from mucudnn.terminal.console import ModuleCommand, output
-from mucudnn.terminal.whole_files import write_json
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig

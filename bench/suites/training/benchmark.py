@@ -25,10 +25,10 @@ from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
 from mucudnn.bench.suites.training.precision import PRECISIONS, Precision
 from mucudnn.bench.suites.training.training import Batch, Trainee, labelled_batches
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.tuning.tuner import Progress
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError, MucudnnError
 from mucudnn.words.problem import MemoryFormat
+from mucudnn.words.progress import Progress, silent
 from mucudnn.words.torch_settings import rounding_to_tf32, searching
 
 ROUNDS = 9
@@ -94,7 +94,7 @@ class Course:
     rounds: int = ROUNDS
     seconds: float | None = None
     clock: Clock | None = None
-    progress: Progress = lambda text, fraction: None
+    progress: Progress = silent
 
 
 def measure_training(

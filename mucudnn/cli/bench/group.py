@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mucudnn.bench.report.export import write_json
 from mucudnn.cli.bench.inference import inference
 from mucudnn.cli.bench.limits import limits
 from mucudnn.cli.bench.memory import memory
@@ -14,7 +15,6 @@ from mucudnn.cli.bench.numerics import numerics
 from mucudnn.cli.bench.training import training
 from mucudnn.cli.shared import options
 from mucudnn.terminal.command_files import FileCommand, SourceFile
-from mucudnn.terminal.whole_files import write_json
 from mucudnn.words.problem import MemoryFormat
 
 

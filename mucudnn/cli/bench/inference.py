@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
+from mucudnn.bench.report.export import write_json
 from mucudnn.cli.shared import options
 from mucudnn.terminal.command_files import FileCommand
-from mucudnn.terminal.whole_files import write_json
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.units import parse_bytes
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
+from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
 from mucudnn.terminal.command_files import FileCommand, SourceFile
-from mucudnn.terminal.whole_files import write_csv, write_each, write_json
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Pair
 from mucudnn.words.units import parse_bytes

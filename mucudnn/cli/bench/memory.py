@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mucudnn.bench.report.export import write_json
 from mucudnn.cli.shared import options
 from mucudnn.terminal.command_files import FileCommand, SourceFile
-from mucudnn.terminal.whole_files import write_json
 from mucudnn.words.problem import MemoryFormat
 
 if TYPE_CHECKING:

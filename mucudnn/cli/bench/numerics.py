@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
 from mucudnn.terminal.command_files import FileCommand
-from mucudnn.terminal.whole_files import write_csv, write_each, write_json
 from mucudnn.words.problem import Operation
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.bench.suites.training.precision import Precision
 from mucudnn.cli.shared import options
 from mucudnn.terminal.command_files import FileCommand
-from mucudnn.terminal.whole_files import write_csv, write_each, write_json
 from mucudnn.words.problem import MemoryFormat
 
 _BATCH_SIZES = {"cuda": 64, "cpu": 8}

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from mucudnn.bench.report.export import CURVE
 from mucudnn.running.environment import require_known
 from mucudnn.terminal.command_files import DatabaseFile, OutputFile, SourceFile
-from mucudnn.terminal.whole_files import CURVE
 from mucudnn.words.config import HEADROOM, BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError, MucudnnError
 from mucudnn.words.problem import ITEM_BYTES, MemoryFormat, Operation
@@ -95,7 +95,11 @@ def _member(kind: type[_Choice], text: str) -> _Choice:
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:
-    """``3x224x224`` -> (C, H, W). Raises ``InvalidInputError``."""
+    """Read channels, height and width of one sample. Raises ``InvalidInputError``.
+
+    >>> parse_shape("3x224x224")
+    (3, 224, 224)
+    """
     if re.fullmatch(rf"{SIZE}(x{SIZE}){{2}}", text) is None:
         raise InvalidInputError(f"{text!r} is not channels x height x width of one sample; write for example 3x224x224")
     c, h, w = map(int, text.split("x"))
@@ -103,7 +107,11 @@ def parse_shape(text: str) -> tuple[int, int, int]:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """``a,b`` -> ``("a", "b")``. Raises ``InvalidInputError`` where there is no name."""
+    """Read names that commas separate. Raises ``InvalidInputError`` where there is none.
+
+    >>> parse_names("gemm, direct")
+    ('gemm', 'direct')
+    """
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise InvalidInputError(

@@ -16,9 +16,9 @@ from support.made_up_sweeps import MIB, curves, layer, measured, powers, sweep, 
 from mucudnn.bench.analyses.batch_report import sweep_record, sweep_rows
 from mucudnn.bench.analyses.batch_sizes import require_sweepable, sweep_batch_sizes
 from mucudnn.bench.analyses.cliffs import Cliff, CliffKind, Curve
+from mucudnn.bench.report.export import write_csv
 from mucudnn.running.environment import Environment
 from mucudnn.solver import solve_wr
-from mucudnn.terminal.whole_files import write_csv
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import Measurement

@@ -24,13 +24,13 @@ from mucudnn.bench.analyses.headroom_report import (
     headroom_table,
     in_words,
 )
+from mucudnn.bench.report.export import write_csv
 from mucudnn.bench.report.plots import save_png
 from mucudnn.bench.sources.headroom import module_by_module
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.sources.table_tuning import TableTuning, of_table, table_tasks
 from mucudnn.database.database import Verification
 from mucudnn.running.environment import Environment
-from mucudnn.terminal.whole_files import write_csv
 from mucudnn.tracing.headroom import Headroom, headroom_limits
 from mucudnn.tracing.memory_timeline import ConvolutionCall, Event, MemoryTimeline
 from mucudnn.tuning.replay import replay

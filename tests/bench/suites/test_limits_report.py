@@ -13,6 +13,7 @@ from rich.console import Console
 from support.fakes import ENVIRONMENT, FORWARD
 
 from mucudnn.bench.contests.turns import Cell
+from mucudnn.bench.report.export import write_csv
 from mucudnn.bench.suites.limits.report import in_words, limits_record, limits_rows, limits_table
 from mucudnn.bench.suites.limits.result import (
     ComparedProblem,
@@ -22,7 +23,6 @@ from mucudnn.bench.suites.limits.result import (
     SameTime,
     UnderLimit,
 )
-from mucudnn.terminal.whole_files import write_csv
 from mucudnn.words.config import Config
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.task import Task

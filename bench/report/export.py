@@ -1,0 +1,65 @@
+"""Writes results for programs, in one way for every command and benchmark: a record as JSON, rows as CSV.
+
+Each file is whole at any moment, as in ``whole_files``.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from mucudnn.terminal.whole_files import whole_text
+from mucudnn.words.errors import OutputError
+
+CURVE = "curve"  # what is beside the table of mucudnn explain --csv
+
+
+def write_each(*files: tuple[Path | None, Callable[[Path], None]]) -> None:
+    """Write the files that were asked for (not ``None``), each by its function: all of them, also where one fails.
+
+    Raises ``OutputError`` in the end, with what failed.
+    """
+    failures = []
+    for path, write in files:
+        if path is not None:
+            try:
+                write(path)
+            except OutputError as error:
+                failures.append(str(error))
+    if failures:
+        raise OutputError("\n".join(failures))
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write one JSON object; a number that JSON cannot hold (infinite, NaN) becomes null. See ``whole_file``."""
+    with whole_text(path) as stream:
+        stream.write(json_text(record))
+
+
+def json_text(record: Mapping[str, Any]) -> str:
+    """Return the text that ``write_json`` writes."""
+    return json.dumps(_finite(record), indent=2, allow_nan=False) + "\n"
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a heading, the keys of the first row, and the rows; without rows an empty file. See ``whole_file``."""
+    with whole_text(path) as stream:
+        writer = csv.DictWriter(stream, rows[0] if rows else ())
+        if rows:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if isfinite(value) else None
+        case Mapping():
+            return {key: _finite(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_finite(each) for each in value]
+    return value

@@ -1,0 +1,73 @@
+"""Draws gain.png, the picture of README.md, from bench/results. Run: python docs/images/draw.py"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parents[1] / "bench" / "results"
+NETWORKS = {"alexnet": "AlexNet, batch 32", "resnet18": "ResNet-18, batch 16", "vgg16": "VGG-16, batch 8"}
+TORCH, OURS, LIGHT = "#9a9a9a", "#1b6ca8", "#9cc3e0"
+
+
+def result(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"amd-epyc-{name}.json").read_text())
+    return found
+
+
+def best_ms(total: dict[str, float], whose: str) -> float:
+    """Milliseconds in the memory format that is the faster one for ``whose``."""
+    return 1e3 * min(total[f"{whose}_contiguous_s"], total[f"{whose}_channels_last_s"])
+
+
+def draw_networks(axes: Axes) -> None:
+    """Torch beside mucudnn, each in its better memory format, as shares of torch's time."""
+    for place, (name, shown) in enumerate(NETWORKS.items()):
+        row = 1.35 * place  # two bars and their name
+        total = result(f"zen5-2-cores/{name}")["total"]
+        torch_ms, ours_ms = best_ms(total, "torch"), best_ms(total, "mucudnn")
+        axes.barh(row - 0.2, 1, 0.38, color=TORCH)
+        axes.barh(row + 0.2, ours_ms / torch_ms, 0.38, color=OURS)
+        axes.text(0.98, row - 0.2, f"torch {torch_ms:,.0f} ms", va="center", ha="right", color="white")
+        axes.text(0.02, row + 0.2, f"mucudnn {ours_ms:,.0f} ms", va="center", color="white")
+        axes.text(ours_ms / torch_ms + 0.02, row + 0.2, f"{torch_ms / ours_ms:.2f}×", va="center", weight="bold")
+        axes.text(0, row - 0.47, shown, va="bottom")
+    axes.set(ylim=(3.15, -0.75), xlim=(0, 1.0), xticks=[], yticks=[])
+    axes.set_title("All convolutions of a network,\nforward and both gradients", loc="left", fontsize=10)
+
+
+def draw_origin(axes: Axes) -> None:
+    """Fastest undivided algorithm over ours, under each workspace limit. A bar begins at 1: nothing is gained."""
+    limits = result("zen4-2-cores/limits-batch16")["limits"]
+    shown = ["none" if limit["limit_bytes"] is None else f"{limit['limit_bytes'] >> 20} MiB" for limit in limits]
+    for row, limit in enumerate(limits):
+        axes.barh(row, limit["geometric_mean"] - 1, color=OURS)
+        told = f"{limit['geometric_mean']:.2f}×"
+        if limit["without_rival"]:
+            told += f"; {limit['without_rival']} of 44: nothing undivided fits"
+        axes.text(limit["geometric_mean"] - 0.99, row, told, va="center")
+    axes.set(yticks=range(len(limits)), yticklabels=shown, xlim=(0, 0.6), xticks=[])
+    axes.invert_yaxis()
+    what = "What micro-batches add to the fastest undivided algorithm,"
+    title = f"{what}\nby workspace limit (44 problems of DeepBench, batch 16)"
+    axes.set_title(title, loc="left", fontsize=10)
+
+
+def main() -> None:
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.05))
+    draw_networks(left)
+    draw_origin(right)
+    for axes in (left, right):
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+    figure.savefig(HERE / "gain.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()
