@@ -17,9 +17,9 @@ from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.registry import algorithms, sources
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.running.checked_run import run
 from mucudnn.running.environment import Environment, current_environment
-from mucudnn.running.execution import run
-from mucudnn.running.huge_pages import on_huge_pages
+from mucudnn.running.workspace import on_huge_pages
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration
 

@@ -19,7 +19,7 @@ import mucudnn
 from mucudnn.bench.contests.turns import Cell
 from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer, WallClock
 from mucudnn.running.environment import Environment, current_environment
-from mucudnn.running.kept_filters import KeptFilter, KeptFilters
+from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.tuning.cached_filters import keep_filters
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
@@ -57,7 +57,7 @@ class LayerResult:
     variants: Variants
     filter_bytes: int
     tuned: TunedProblem
-    kept: KeptFilter | None
+    kept: CachedFilter | None
 
     @property
     def kept_bytes(self) -> int:
@@ -105,7 +105,7 @@ def benchmark_inference(
 
     Raises what ``optimize`` raises, and ``UnavailableError`` where x is not on the CPU.
     """
-    if x.device.type != KeptFilters.device_type:
+    if x.device.type != FilterCache.device_type:
         raise UnavailableError(
             f"x is on {x.device}, and filters are kept on the CPU alone, so that there is nothing to compare: move the "
             "model and x there"
