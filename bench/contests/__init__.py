@@ -1,4 +1,4 @@
-"""Measures rivals: torch under its settings, each in a thread of its own, and peaks of memory.
+"""Holds contests: torch against mucudnn, timed in turns, each in a thread of its own, and their peaks of memory.
 
 Several benchmarks share them. Tuning uses none of them.
 """

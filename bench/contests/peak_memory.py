@@ -1,4 +1,4 @@
-"""The true peak memory of a training step: by the counts of torch's allocator, and by what the process has resident."""
+"""Measures the peak memory of a training step: in torch's allocator, and resident in the process."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _GIVING_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": 
 
 @dataclass(frozen=True, slots=True)
 class PeakComparison:
-    """Peaks of a training step (bytes). Ratios are mucudnn to torch: at most 1 if the step needs no more memory.
+    """Peaks of a training step in bytes. Ratios are mucudnn to torch: at most 1 if the step needs no more memory.
 
-    Allocator bytes are on top of what is there before the step (parameters, buffers, input); resident bytes are of the
-    whole process, with libraries and everything, ``None`` if they were not measured.
+    Allocator bytes come on top of what is there before the step: parameters, buffers, input. Resident bytes are those
+    of the whole process, libraries included; ``None`` if they were not measured.
     """
 
     torch_allocator_bytes: int
@@ -67,11 +67,11 @@ class PeakComparison:
 
 
 def compare_peaks(torch_model: nn.Module, mucudnn_model: nn.Module, sample_input: Any, runs: int = 3) -> PeakComparison:
-    """Peaks of both models' training steps on ``sample_input``, one tensor or a tuple of all arguments.
+    """Compare the peaks of both models' training steps on ``sample_input``, one tensor or a tuple of all arguments.
 
-    runs: processes started for each model, in turns, for the resident peak, of which the medians are taken; 0: none.
-    The models are left as they were. On CUDA the allocator's peak is of whole blocks, as that of
-    ``torch.cuda.max_memory_allocated``, and no process is started: what is resident says nothing of a GPU's memory.
+    runs: processes started for each model, in turns; the resident peak is their median; 0: it is not measured. The
+    models are left as they were. On CUDA the allocator counts whole blocks, as ``torch.cuda.max_memory_allocated``
+    does, and no process is started: resident memory says nothing about a GPU's memory.
 
     Raises as ``resident_peak_bytes`` if ``runs`` is not 0, and ``InvalidInputError`` for a model on several devices.
     """
@@ -82,7 +82,7 @@ def compare_peaks(torch_model: nn.Module, mucudnn_model: nn.Module, sample_input
 def compare_peaks_with(
     torch_model: nn.Module, mucudnn_models: Sequence[nn.Module], sample_input: Any, runs: int = 3
 ) -> list[PeakComparison]:
-    """As ``compare_peaks``, of each of several models with the same one of torch."""
+    """Compare several models with the same one of torch, as ``compare_peaks`` does with one."""
     models = torch_model, *mucudnn_models
     resident: list[list[int]] = [[] for _ in models]
     for _ in range(runs if has_resident_peak(torch_model) else 0):
@@ -99,16 +99,16 @@ def compare_peaks_with(
 
 
 def has_resident_peak(model: nn.Module) -> bool:
-    """Whether the memory of a step is that of the process. Raises ``InvalidInputError`` for several devices."""
+    """Whether a step's memory is that of the process. Raises ``InvalidInputError`` for several devices."""
     return device_of(model).type == "cpu"
 
 
 def allocator_peak_bytes(step: Callable[[], object], device_type: str = "cpu") -> int:
-    """Most bytes of torch's allocator that ``step`` has in use at once, on top of what it finds and leaves as it is.
+    """Most bytes that ``step`` has in use at once in torch's allocator, on top of what was there and stays.
 
-    The workspace that mucudnn keeps on the CPU is given back before, so that it counts. A first step, in which
-    libraries create what they keep, is not counted. On CUDA it is of the current device, which begins with nothing
-    cached: which blocks are, changes how much of them is used.
+    The workspace that mucudnn keeps on the CPU is given back before, so that it counts. A first step is not counted,
+    since libraries create in it what they keep. On CUDA the current device is measured. Its cache is emptied before:
+    which blocks are cached changes how much of them is used.
     """
     step()
     release_workspaces()
@@ -121,7 +121,7 @@ def resident_peak_bytes(model: nn.Module, sample_input: Any) -> int:
     """Largest resident memory of a fresh process that runs two training steps; loading the model is not counted.
 
     The process gives every freed block of a MiB or more back to the system at once. By default glibc keeps up to 32 MiB
-    of each kind, and fragments of them, which differ by a fifth from run to run, in torch's own step too.
+    of each kind, and fragments of them. Those differ by a fifth from run to run, in torch's own step too.
 
     Raises ``UnavailableError`` where this is not Linux, and for models that cannot be pickled.
     """
@@ -129,14 +129,14 @@ def resident_peak_bytes(model: nn.Module, sample_input: Any) -> int:
         raise UnavailableError("peak resident memory is read from /proc, which only Linux has: ask for 0 runs")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.pickle"
-        path.write_bytes(_pickled(model, sample_input))  # multiprocessing's own way would share the memory
+        path.write_bytes(_pickled(model, sample_input))  # handed over by multiprocessing, its memory would be shared
         with _environment(_GIVING_BACK), ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
             return fresh.submit(_resident_peak_bytes, path, torch.get_num_threads()).result()
 
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Of the processes that are started meanwhile."""
+    """Set environment variables for the processes that are started meanwhile."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -152,7 +152,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 def _pickled(model: nn.Module, sample_input: Any) -> bytes:
     try:
         return pickle.dumps((model, sample_input))
-    except Exception as error:  # a class can raise anything here
+    except Exception as error:  # a class may raise anything when it is pickled
         reason = f"{type(error).__name__}: {error}"
         raise UnavailableError(
             "peak resident memory is that of a process of its own, for which the model cannot be pickled: ask for 0 "
@@ -179,7 +179,7 @@ def _resident_peak_bytes(path: Path, threads: int) -> int:
 
 
 def repeatable_step(model: nn.Module, sample_input: Any) -> Callable[[], None]:
-    """A training step without an optimizer, after which the gradients are ``None`` again; see ``training_step``."""
+    """A training step without an optimizer that leaves the gradients ``None``; see ``training_step``."""
     arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
 
     def step() -> None:

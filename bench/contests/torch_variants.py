@@ -1,4 +1,4 @@
-"""Torch's own convolution as benchmarks compare with it: as the user has it and, on CUDA, with cuDNN's benchmark mode.
+"""Torch's own convolution, as benchmarks compare with it: with the user's settings and, on CUDA, in benchmark mode.
 
 Each variant has a thread of its own (see ``own_thread``). Not run on a GPU yet.
 """
@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from mucudnn.bench.contests.own_thread import OwnThread
-from mucudnn.bench.contests.turns import Runner, T, here
+from mucudnn.bench.measure.timer import Runner, T, here
 from mucudnn.kernels.torch_ops.native_cuda import cudnn_benchmark
 
 TORCH = "torch"
-# torch.backends.cudnn.benchmark = True with a benchmark_limit: of engines that are timed; 0: all there are.
+# Name -> benchmark_limit, with torch.backends.cudnn.benchmark = True: how many engines are timed; 0: all.
 _BENCHMARK_LIMITS = {"torch-benchmark-10": 10, "torch-benchmark-0": 0}
 
 
 @contextmanager
 def torch_variants(device: str) -> Iterator[Mapping[str, Runner]]:
-    """Name -> how to call torch under its settings. ``TORCH`` is the first, and on the CPU the only one.
+    """Yield name -> how to call torch under its settings. ``TORCH`` is the first, and on the CPU the only one.
 
     On CUDA, functions run on the current device and stream of the thread that enters this context.
     """

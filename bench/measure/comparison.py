@@ -1,4 +1,4 @@
-"""Is it faster? Whole runs against a baseline, in turns, until the answer is clear."""
+"""Compares whole runs with a baseline, in turns, until it is clear which of the two is faster."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 from math import inf, sqrt
 from statistics import quantiles
 
+from mucudnn.bench.measure.rounds import sample_in_rounds
 from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
+from mucudnn.words.results import Verification
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """A run against the baseline: medians in seconds over the rounds.
 
-    ``uncertainty`` of the speedup: half the width of the 95 % interval of the median of baseline / run in each round,
-    1.57 IQR / sqrt(n) (McGill, Tukey, Larsen 1978, "Variations of box plots"). Both of a pair ran in the same round, so
-    a slow minute of the machine cancels.
+    ``uncertainty`` of the speedup is half the width of the 95 % interval of a median, 1.57 IQR / sqrt(n) (McGill,
+    Tukey, Larsen 1978, "Variations of box plots"). The median is that of baseline / run in each round. Both of a pair
+    ran in the same round, so a slow minute of the machine cancels.
     """
 
     baseline_s: float
@@ -29,8 +31,13 @@ class Comparison:
         return self.baseline_s / self.time_s
 
     @property
+    def verification(self) -> Verification:
+        """The same numbers, as the database keeps them."""
+        return Verification(self.baseline_s, self.time_s, self.uncertainty)
+
+    @property
     def is_clear(self) -> bool:
-        """Whether faster or slower is more than noise."""
+        """Whether the run is faster or slower by more than the noise."""
         return abs(self.speedup - 1) > self.uncertainty
 
 
@@ -43,21 +50,23 @@ def compare_in_turns(
     max_rounds: int = 25,
     time_limit_s: float | None = None,
 ) -> list[Comparison | Exception]:
-    """Time ``runs`` and the baseline round by round until every verdict is clear, in at most ``max_rounds`` rounds or,
-    after ``min_rounds``, ``time_limit_s`` seconds (None: as the clock has it). A run that fails gives its error. Raises
-    what the baseline raises.
+    """Time ``runs`` and the baseline round by round, until every verdict is clear or time is up.
+
+    max_rounds: most rounds. time_limit_s: seconds after which no round begins, once there were ``min_rounds``;
+    ``None``: ``clock.comparison_s``. A run that fails gives its error.
+
+    Raises what the baseline raises.
     """
     limit_s = clock.comparison_s if time_limit_s is None else time_limit_s
     rule = replace(EVERY_ROUND, sample_s=clock.step_rule.sample_s, max_calls=clock.step_rule.max_calls)
     timers = [Timer(run, clock, rule) for run in (baseline, *runs)]
-    for done in range(1, max_rounds + 1):
-        for timer in timers:
-            timer.sample()
+    for done in sample_in_rounds(timers):
         if timers[0].error is not None:
             raise timers[0].error
         results = [timer.error or _comparison(timers[0], timer) for timer in timers[1:]]
         spent_s = sum(timer.spent_s for timer in timers)
-        if done >= min_rounds and (spent_s >= limit_s or all(map(_is_settled, results))):
+        is_enough = spent_s >= limit_s or all(map(_is_settled, results))
+        if done >= max_rounds or (done >= min_rounds and is_enough):
             break
     return results
 

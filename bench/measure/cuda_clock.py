@@ -1,4 +1,4 @@
-"""The clock of a CUDA device: events on the current stream, behind a flushed L2 cache."""
+"""Clock of a CUDA device: events on the current stream, behind a flushed L2 cache."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from mucudnn.bench.measure.synchronized_clock import SynchronizedClock
 from mucudnn.bench.measure.throttling import current_reasons, throttling
 from mucudnn.bench.measure.timer import StoppingRule
 
-_L2_FACTOR = 2  # the flush writes as much more than the cache holds
+_L2_FACTOR = 2  # the flush writes this many times what the cache holds
 _CHECK_EVERY_S = 10.0
 _CYCLES_PER_S = 2e9  # no less than any device has
-_LEAD = 2.0  # the device waits so many times as long as launching took the last time
+_LEAD = 2.0  # the device waits this many times as long as launching took the last time
 _LONGEST_WAIT_S = 0.02  # the first call of all may compile
 
 
 class CudaClock(SynchronizedClock):
-    """Times what runs on the current device and stream, each pass by a pair of events.
+    """Times what runs on the current device and stream. Each pass lies between a pair of events.
 
-    Before a pass a buffer larger than the L2 cache is written, so that it finds the cache without its operands. Within
-    a pass the cache keeps what it can, as in a run of the whole mini-batch: the filter, and small scratch. The device
-    is kept waiting until all calls are launched, so that it never waits for a launch while it is timed; how long that
-    takes is known from the call before, of which ``Timer`` makes one that does not count.
+    Before a pass a buffer larger than the L2 cache is written, so that no operand is in the cache. Within a pass the
+    cache keeps what it can, as in a run of the whole mini-batch: the filter, and small scratch.
+
+    The device is kept waiting until all calls are launched, so that it never waits for a launch while it is timed. How
+    long launching takes is known from the call before: ``Timer`` makes one that does not count.
 
     Events resolve about half a microsecond, and there may be a thousand candidates: so samples are short, and few.
-    Where the device slows itself down there is a warning.
+    There is a warning where the device slows itself down.
 
-    Not run on a GPU yet: the events' resolution, whether the wait (``torch.cuda._sleep``) is long enough, NVML's words.
+    Not run on a GPU yet. Open are the events' resolution, whether the wait (``torch.cuda._sleep``) is long enough, and
+    the reasons that NVML gives.
     """
 
     step_rule = StoppingRule(time_limit_s=0.1, sample_s=0.001, max_calls=50)
@@ -42,7 +44,7 @@ class CudaClock(SynchronizedClock):
         properties = torch.cuda.get_device_properties()
         self._flushed = torch.empty(_L2_FACTOR * properties.L2_cache_size, dtype=torch.uint8, device="cuda")
         self._uuid = f"GPU-{properties.uuid}"
-        self._launch_s: WeakKeyDictionary[Callable[[], object], float] = WeakKeyDictionary()  # of one call
+        self._launch_s: WeakKeyDictionary[Callable[[], object], float] = WeakKeyDictionary()  # seconds for one call
         self._next_check_s = time.perf_counter()
 
     def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:

@@ -13,16 +13,16 @@ from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.torch_settings import computed_without_libraries
 
-_FLOPS = 4e9  # of float64 arithmetic: about 0.1 s on two cores
-_BYTES = 64 * 2**20  # of one result, and of one piece of the work
+_FLOPS = 4e9  # operations in float64: about 0.1 s on two cores
+_BYTES = 64 * 2**20  # most for one result, and for one piece of the work
 _FEWEST_SAMPLES = 3  # the first, the last and one between, whatever they cost
 
 
 class ExactResults:
-    """Of the operation on the first samples of some operands, which are not changed meanwhile.
+    """Results in float64 for the first samples of some operands, which must not change meanwhile.
 
-    Activations are compared in samples that lie evenly among those computed; the gradient of the filter is the sum over
-    all of them. Only the last result is kept: candidates come in the order of their size.
+    Activations are compared in some of the samples, evenly spread. The gradient of the filter is the sum over all of
+    them. Only the last result is kept: candidates come in the order of their size.
     """
 
     def __init__(self, problem: ConvProblem, operands: Operands) -> None:
@@ -32,19 +32,19 @@ class ExactResults:
 
     @property
     def affordable(self) -> int:
-        """So many samples can be compared at little cost; 0 if one costs more."""
+        """The number of samples that can be compared at little cost; 0 if one costs more."""
         samples = min(self._operands.batch_size, int(_FLOPS / self._problem.flops(1)))
         if self._problem.operation is Operation.BACKWARD_FILTER:
             return samples
         return min(samples, _BYTES // (8 * written_elements(self._problem, 1)))
 
     def compared(self, n: int) -> Sequence[int]:
-        """Which of the first ``n`` samples are compared, ascending."""
+        """Indices of the samples, among the first ``n``, that are compared, ascending."""
         count = min(n, max(_FEWEST_SAMPLES, self.affordable))
         return range(n) if count == n else [i * (n - 1) // (count - 1) for i in range(count)]
 
     def result(self, n: int) -> Tensor:
-        """In float64: dw of the first ``n`` samples, or of FORWARD and BACKWARD_DATA the samples ``compared(n)``."""
+        """The result in float64: dw of the first ``n`` samples; otherwise y or dx of the samples ``compared(n)``."""
         of_filter = self._problem.operation is Operation.BACKWARD_FILTER
         samples = range(n) if of_filter else self.compared(n)
         if self._result is None or list(self._of) != list(samples):
@@ -59,17 +59,18 @@ class ExactResults:
         return relative_l2_error(written, self.result(n))
 
     def peak_bytes(self) -> int:
-        """Most that is allocated at a time, with whole mini-batches of the operands.
+        """Most bytes that are allocated at a time, for a mini-batch as large as that of the operands.
 
-        Four results in float64 (that to compare with, and that of the algorithm, as it is, in float64, and less the
-        exact one), the filter, and a piece: samples as they are and in float64, and the im2col matrix that torch makes.
+        There are four results in float64: the exact one, the algorithm's own, its copy in float64, and their
+        difference. Then there are the filter, and one piece of the work: samples as they are and in float64, and
+        torch's im2col matrix.
         """
         count = max(len(self.compared(self._operands.batch_size)), self.affordable)
         result = 8 * written_elements(self._problem, count)
         return 4 * result + 8 * _elements(self._problem.w_shape()) + 12 * self._piece() * self._numbers_of_sample()
 
     def _sum(self, n: int) -> Tensor:
-        """The last sum goes on where it ended."""
+        """dw of the first ``n`` samples. It goes on from the last sum where it can."""
         done = len(self._of) if len(self._of) <= n else 0
         total = self._result if done else None
         for piece in self._pieces(range(done, n)):
@@ -78,7 +79,7 @@ class ExactResults:
         return total
 
     def _pieces(self, samples: Sequence[int]) -> Iterator[Tensor]:
-        """The operation on the samples, so many at a time as fit the memory."""
+        """Results of the samples, piece by piece, each small enough for the memory."""
         x, w, y = self._operands.x, self._operands.w, self._operands.y
         for start in range(0, len(samples), self._piece()):
             of_piece = torch.as_tensor(samples[start : start + self._piece()], device=x.device)
@@ -87,18 +88,23 @@ class ExactResults:
             yield result
 
     def _piece(self) -> int:
-        """Samples."""
+        """Number of samples in a piece."""
         return min(self._operands.batch_size, max(1, _BYTES // (12 * self._numbers_of_sample())))
 
     def _numbers_of_sample(self) -> int:
-        """x, y, and the im2col matrix."""
+        """Number of elements in x, y and the im2col matrix of one sample."""
         problem = self._problem
         columns = problem.c * problem.r * problem.s * problem.p * problem.q
         return _elements(problem.x_shape(1)) + _elements(problem.y_shape(1)) + columns
 
 
 def written_elements(problem: ConvProblem, n: int) -> int:
-    """Of the tensor that the operation writes, with ``n`` samples."""
+    """Number of elements of the tensor that the operation writes for ``n`` samples.
+
+    >>> from mucudnn.words.problem import ConvProblem, Operation
+    >>> written_elements(ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=4, r=3, s=3), 2)  # 2 x 4 x 6 x 6
+    288
+    """
     return _elements(written_shape(problem, n))
 
 

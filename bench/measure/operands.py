@@ -1,4 +1,4 @@
-"""The three tensors of a convolution, filled with random numbers: what every measurement runs on."""
+"""Random operands of a convolution, x, w and y: every measurement runs on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shape = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format."""
+    """Tensors x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format."""
 
     x: Tensor
     w: Tensor
@@ -29,16 +29,16 @@ class Operands:
         return self.x.shape[0]
 
     def slices(self, micro_batch_size: int) -> list[tuple[Tensor, Tensor]]:
-        """(x[i:j], y[i:j]) of all whole micro-batches, in order."""
+        """Slices (x[i:j], y[i:j]) of all whole micro-batches, in order."""
         starts = range(0, self.batch_size - micro_batch_size + 1, micro_batch_size)
         return [(self.x[i : i + micro_batch_size], self.y[i : i + micro_batch_size]) for i in starts]
 
     def first(self, n: int) -> Operands:
-        """The first ``n`` samples (views)."""
+        """Operands of the first ``n`` samples (views)."""
         return Operands(self.x[:n], self.w, self.y[:n])
 
     def written(self, operation: Operation) -> Tensor:
-        """The one that the operation writes."""
+        """The tensor that the operation writes."""
         return {Operation.FORWARD: self.y, Operation.BACKWARD_DATA: self.x, Operation.BACKWARD_FILTER: self.w}[
             operation
         ]
@@ -47,16 +47,21 @@ class Operands:
 def random_operands(
     problem: ConvProblem, batch_size: int, device: str = "cpu", seed: int = 0, written: Tensor | None = None
 ) -> Operands:
-    """Normal random numbers, never zeros (arithmetic on zeros draws less power, so it can run faster than real data).
+    """Normal random numbers, never zeros: arithmetic on zeros draws less power, so it can run faster than on real data.
 
-    x and y have variance 1, and w is scaled so that a convolution keeps it. The state of torch's global generator is
-    left alone, and nothing is allocated but the three tensors. written: memory for the tensor that the operation
-    writes, 1-D uint8, whose content is left as it is.
+    x and y have variance 1, and w is scaled so that a convolution keeps it. Torch's global generator keeps its state,
+    and nothing is allocated but the three tensors. written: memory (1-D uint8) for the tensor that the operation
+    writes; its content is left as it is.
+
+    >>> from mucudnn.words.problem import ConvProblem, Operation
+    >>> operands = random_operands(ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=4, r=3, s=3), batch_size=2)
+    >>> tuple(operands.x.shape), tuple(operands.w.shape), tuple(operands.y.shape)
+    ((2, 3, 8, 8), (4, 3, 3, 3), (2, 4, 6, 6))
     """
     generator = torch.Generator(device).manual_seed(seed)
 
     def tensor(writer: Operation, shape: Shape, scale: float = 1.0) -> Tensor:
-        """The one that ``writer`` writes."""
+        """The tensor that ``writer`` writes."""
         if written is not None and problem.operation is writer:
             return _stored(problem, shape, written.view(torch_dtype(problem)))
         values = torch.empty(prod(shape), dtype=torch_dtype(problem), device=device)
@@ -71,14 +76,18 @@ def random_operands(
 
 
 def input_shape(n: int, sample: Sequence[int]) -> tuple[int, ...]:
-    """(N, C, H, W) of a model's input. Raises ``InvalidInputError`` for more than ``MOST_ELEMENTS``."""
+    """Shape (N, C, H, W) of a model's input. Raises ``InvalidInputError`` for more than ``MOST_ELEMENTS``.
+
+    >>> input_shape(32, (3, 224, 224))
+    (32, 3, 224, 224)
+    """
     most = MOST_ELEMENTS // prod(sample)
     whole(n, f"batch, of samples of {'x'.join(map(str, sample))},", 1, most)
     return n, *sample
 
 
 def written_shape(problem: ConvProblem, n: int) -> Shape:
-    """Of the tensor that the operation writes, with ``n`` samples."""
+    """Shape of the tensor that the operation writes for ``n`` samples."""
     match problem.operation:
         case Operation.FORWARD:
             return problem.y_shape(n)
@@ -89,12 +98,17 @@ def written_shape(problem: ConvProblem, n: int) -> Shape:
 
 
 def operand_bytes(problem: ConvProblem, n: int) -> int:
-    """Of the three tensors, with ``n`` samples."""
+    """Bytes of x, w and y together, for ``n`` samples.
+
+    >>> from mucudnn.words.problem import ConvProblem, Operation
+    >>> operand_bytes(ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=4, r=3, s=3), 1)  # 4 x (192 + 108 + 144)
+    1776
+    """
     return problem.item_bytes * sum(map(prod, (problem.x_shape(n), problem.w_shape(), problem.y_shape(n))))
 
 
 def _stored(problem: ConvProblem, shape: Shape, values: Tensor) -> Tensor:
-    """The values, in the order in which they lie in memory, as a tensor (N, C, H, W)."""
+    """A tensor (N, C, H, W) of values that lie in memory in the problem's format."""
     n, c, h, w = shape
     if problem.memory_format is MemoryFormat.CHANNELS_LAST:
         return values.view(n, h, w, c).permute(0, 3, 1, 2)

@@ -14,7 +14,8 @@ from mucudnn.bench.measure.candidate_errors import (
     without_frames,
 )
 from mucudnn.bench.measure.candidates import Candidate, Race
-from mucudnn.bench.measure.timer import Clock, Stop, Timer, WallClock, measure_in_turns
+from mucudnn.bench.measure.rounds import measure_in_turns
+from mucudnn.bench.measure.timer import Clock, Stop, Timer, WallClock
 from mucudnn.bench.measure.workbench import Workbench
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.words.errors import BrokenDeviceError, first_line

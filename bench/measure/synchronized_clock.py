@@ -1,4 +1,4 @@
-"""The clock of what a user waits for on a CUDA device: Python and the launching of work are part of it."""
+"""Clock of what a user waits for on a CUDA device, Python and launching included."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mucudnn.bench.measure.timer import Clock, WallClock
 class SynchronizedClock(Clock):
     """Wall time, read once the current device has finished. Calls of one sample follow each other without waiting.
 
-    ``CudaClock`` times what the device does, and tries to leave launching out. Not run on a GPU yet.
+    ``CudaClock`` times the device alone, and tries to leave launching out. Not run on a GPU yet.
     """
 
     def now(self) -> float:
@@ -21,5 +21,5 @@ class SynchronizedClock(Clock):
 
 
 def wall_clock(device: str) -> Clock:
-    """device: ``cpu`` or ``cuda``."""
+    """The clock of what a user waits for on a device (``cpu`` or ``cuda``)."""
     return SynchronizedClock() if device == "cuda" else WallClock()

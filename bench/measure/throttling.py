@@ -1,4 +1,4 @@
-"""Why a GPU runs slower than it could, asked of NVML, which comes with every driver. Not run on a GPU yet."""
+"""Reasons why a GPU runs slower than it could, from NVML, which comes with every driver. Not run on a GPU yet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-# Bits of NVML's clocks event reasons that make an equal run slower; being idle, or set clocks, does not.
+# Bits of NVML's clocks event reasons that make an equal run slower. Idle or fixed clocks are no such reason.
 _THROTTLING = {
     0x04: "power cap",
     0x08: "hardware slowdown",
@@ -14,19 +14,23 @@ _THROTTLING = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-# The same under two names: drivers before 535 know the second only, and CUDA 14 is to drop it.
+# One function under two names: drivers before 535 know the second only, and CUDA 14 is to drop it.
 _FUNCTIONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 
 
 def throttling(reasons: int) -> str:
-    """In words; empty: nothing that matters."""
+    """Active throttling reasons, comma-separated; empty if none.
+
+    >>> throttling(0x04 | 0x40)
+    'power cap, hardware thermal slowdown'
+    """
     return ", ".join(name for bit, name in _THROTTLING.items() if reasons & bit)
 
 
 def current_reasons(uuid: str) -> int:
     """NVML's mask for the device of this UUID (``GPU-...``), as it works right now; 0 where NVML cannot tell.
 
-    Takes some microseconds, so it can be asked while the device works, without which there is nothing to see.
+    It takes some microseconds: ask while the device works, since an idle one has no reason.
     """
     device, ask = _device(uuid)
     mask = ctypes.c_ulonglong()
@@ -35,7 +39,7 @@ def current_reasons(uuid: str) -> int:
 
 @cache
 def _device(uuid: str) -> tuple[ctypes.c_void_p, Callable[..., int] | None]:
-    """Its handle, and the function to ask; null where there is no NVML or it does not know the device."""
+    """Handle of the device, and the function to ask; null where there is no NVML or it does not know the device."""
     device = ctypes.c_void_p()
     nvml = _nvml()
     if nvml is None or nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(device)):

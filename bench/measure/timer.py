@@ -1,4 +1,4 @@
-"""Measuring time: one Timer a candidate, all candidates in turns.
+"""Measures time: one ``Timer`` for each candidate, and the clocks that timers read.
 
 The method is nvbench's (stopping criteria that look at the noise, or at the noise that no longer shrinks, inside a hard
 limit of time) with the robust statistics of ``torch.utils.benchmark``: median, and IQR / median for the spread.
@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 from statistics import median, quantiles
+from typing import Protocol, TypeVar
 
 from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS, without_frames
 
+T = TypeVar("T")
+
 
 class Stop(StrEnum):
-    """Why a timer takes no more samples."""
+    """Reason why a timer takes no more samples."""
 
     QUIET = "the noise is small enough"
     STEADY = "the noise no longer shrinks"
@@ -29,13 +32,12 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """When enough is measured.
+    """Rule that says when enough is measured.
 
-    noise: IQR / median that is small enough, once there are ``min_samples``.
-    patience: so many samples in a row that did not make the noise smaller end the measurement.
-    time_limit_s: most seconds of one timer, warm-up and samples together; one sample is always taken.
-    sample_s: a sample repeats its function for about so many seconds, but at most ``max_calls`` times, so that reading
-    the clock and short interruptions of the machine weigh little.
+    noise: IQR / median that is small enough, once there are ``min_samples``. patience: number of samples in a row
+    without less noise that end the measurement. time_limit_s: most seconds of one timer, warm-up and samples together;
+    one sample is always taken. sample_s: seconds that a sample should take; it repeats its function at most
+    ``max_calls`` times. So reading the clock and short interruptions of the machine weigh little.
     """
 
     noise: float = 0.02
@@ -47,10 +49,10 @@ class StoppingRule:
 
 
 class Clock(ABC):
-    """Tells the time, and times calls. Whatever was started before ``now`` is called has finished when it returns.
+    """Tells the time, and times calls. What was started before ``now`` is called has finished when it returns.
 
-    How long measuring takes depends on how exact the clock is: ``step_rule`` and ``setup_rule`` of a candidate,
-    ``comparison_s`` of whole runs.
+    The more exact the clock, the shorter measuring takes. Each clock has its own rules: ``step_rule`` and
+    ``setup_rule`` for a candidate, ``comparison_s`` for whole runs.
     """
 
     step_rule = StoppingRule()
@@ -59,13 +61,13 @@ class Clock(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """Seconds since some fixed moment. Raises what a device reports that can no longer be used."""
+        """Seconds since some fixed moment. Raises the error of a device that can no longer be used."""
 
     def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
-        """Seconds that so many calls take, one right after the other. Raises what the function raises.
+        """Seconds that ``calls`` calls take, one right after the other. Raises what the function raises.
 
-        calls_per_pass: so many calls in a row have operands of their own, and share others, as in one run of the whole
-        mini-batch. A clock that can do so begins each pass with empty caches.
+        calls_per_pass: number of calls in a row that have operands of their own, as in one run of the whole mini-batch.
+        A clock that can do so begins each pass with empty caches.
         """
         start = self.now()
         for _ in range(calls):
@@ -74,36 +76,57 @@ class Clock(ABC):
 
 
 class WallClock(Clock):
-    """The clock of the CPU, where a call has finished when it returns."""
+    """Clock of the CPU, where a call has finished when it returns."""
 
     def now(self) -> float:
         return time.perf_counter()
 
 
-# Never ends by itself: for timers that are to have a sample of every round, as many as their caller takes.
+# A rule that never stops: the caller says how many rounds there are, and each timer has a sample of each.
 EVERY_ROUND = StoppingRule(noise=-1.0, patience=2**31, time_limit_s=inf)
 
 
 def relative_spread(values: Sequence[float]) -> float:
-    """IQR / median, 0 for less than two values: the noise of a measurement."""
+    """IQR / median, the noise of a measurement; 0 for fewer than two values.
+
+    >>> relative_spread([1.0, 2.0, 3.0, 4.0, 5.0])  # (4 - 2) / 3
+    0.6666666666666666
+    """
     if len(values) < 2:
         return 0.0
     lower, middle, upper = quantiles(values, n=4, method="inclusive")
     return (upper - lower) / middle if middle > 0 else 0.0
 
 
+class Runner(Protocol):
+    """Place and settings of a call: a thread, or torch's switches."""
+
+    def __call__(self, function: Callable[[], T], /) -> T:
+        """Return what the function returns. Raises what it raises."""
+
+
+def here(function: Callable[[], T], /) -> T:
+    """Call the function in this thread, under the settings that there are."""
+    return function()
+
+
+def _nothing() -> None:
+    """Do nothing, in place of a function that failed."""
+
+
 @dataclass(slots=True, eq=False)
 class Timer:
     """Seconds per call of a function: ``sample`` until ``stop`` says why it is enough.
 
-    calls_per_pass: as for ``Clock.time``. An error of the function (no memory, or a RuntimeError) ends the measurement
-    and is kept in ``error``.
+    calls_per_pass: as for ``Clock.time``. runner: where samples are taken, and the clock is read. An error of the
+    function (no memory, or a RuntimeError) ends the measurement and is kept in ``error``.
     """
 
     function: Callable[[], object]
     clock: Clock = field(default_factory=WallClock)
     rule: StoppingRule = field(default_factory=StoppingRule)
     calls_per_pass: int = 1
+    runner: Runner = here
     samples_s: list[float] = field(default_factory=list)
     spent_s: float = 0.0
     stop: Stop | None = None
@@ -114,7 +137,7 @@ class Timer:
 
     @property
     def median_s(self) -> float:
-        """Needs at least one sample."""
+        """Median of the samples, of which there must be one."""
         return median(self.samples_s)
 
     @property
@@ -124,9 +147,12 @@ class Timer:
     def sample(self) -> None:
         """Add one sample and decide whether to go on.
 
-        The first is preceded by a call that is not counted: code is loaded, pages are touched, and the number of calls
-        that make a sample is found.
+        A call before the first sample is not counted: it loads code, touches pages and shows how many calls make a
+        sample.
         """
+        self.runner(self._sample)
+
+    def _sample(self) -> None:
         if self._fastest_s is None:
             self._fastest_s = self._time(1)
         if self.stop is not None:
@@ -147,6 +173,7 @@ class Timer:
             elapsed_s = self.clock.time(self.function, calls, self.calls_per_pass)
         except CANDIDATE_ERRORS as error:
             self.error, self.stop = without_frames(error), Stop.FAILED
+            self.function = _nothing  # lets go of what the function holds: the others may need that memory
             return inf
         self.spent_s += elapsed_s
         return elapsed_s / calls
@@ -163,21 +190,3 @@ class Timer:
             if self._unimproved >= self.rule.patience:
                 return Stop.STEADY
         return Stop.TIME if self.spent_s >= self.rule.time_limit_s else None
-
-
-def measure_in_turns(timers: Sequence[Timer], is_hopeless: Callable[[Timer], bool] | None = None) -> Iterator[Timer]:
-    """Sample all timers round by round, so that a slow minute of the machine hits all, and yield each when it stops.
-
-    A timer that ``is_hopeless`` after a round is dropped: it keeps its samples and is yielded like the others.
-    """
-    yield from (timer for timer in timers if timer.stop is not None)
-    racing = [timer for timer in timers if timer.stop is None]
-    while racing:
-        for timer in racing:
-            timer.sample()
-        if is_hopeless is not None:
-            for timer in racing:
-                if timer.stop is None and is_hopeless(timer):
-                    timer.stop = Stop.DROPPED
-        yield from (timer for timer in racing if timer.stop is not None)
-        racing = [timer for timer in racing if timer.stop is None]

@@ -21,26 +21,29 @@ from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.units import format_bytes
 
-_WRONG = 0.1  # relative error that no rounding explains: that of bfloat16 is below 0.01
+_WRONG = 0.1  # a relative error that no rounding explains: bfloat16 has less than 0.01
 _MEMORY_INFO = Path("/proc/meminfo")
 
 
 class Workbench:
-    """Operands, one scratch for all candidates, and what algorithms prepare, so that they can take turns.
+    """Operands, one scratch for all candidates, and prepared buffers, so that candidates can take turns.
 
     At most this is allocated at a time, whatever the number of candidates (G: ``GUARD_BYTES``)::
 
         x + w + y                        operand_bytes(problem, batch_size)
         + largest scratch + 2 G
-        + prepared buffers + 2 G each    of each algorithm that needs one; of BACKWARD_FILTER only the largest
+        + prepared buffers + 2 G each    one for each algorithm that needs one; for BACKWARD_FILTER only the largest
         + 2 G + 2 G                      around the tensor that is written, and for all that prepare nothing
         + 2 G                            comparing the zones
         + comparing in float64           ExactResults.peak_bytes(): for VGG-16's largest layer 0.7 GiB
         + the most that a candidate allocates inside
 
-    What BACKWARD_FILTER prepares are sums, and whose sums a timed step adds to makes no difference. Where the whole
-    mini-batch does not fit, ``operands`` are of fewer samples, half as many until they fit, and larger micro-batches
-    have a ``MemoryError``. Raises ``UnavailableError`` where there is not even room for one sample.
+    For BACKWARD_FILTER the prepared buffers hold sums, and a timed step may add to anybody's sum: so one is enough.
+
+    Where the whole mini-batch does not fit, ``operands`` have fewer samples: half as many, until they fit. Then larger
+    micro-batches fail with a ``MemoryError``.
+
+    Raises ``UnavailableError`` where there is no room even for one sample.
     """
 
     def __init__(self, problem: ConvProblem, batch_size: int, device: str = "cpu") -> None:
@@ -50,13 +53,13 @@ class Workbench:
         self._exact = ExactResults(problem, self.operands)
         self._scratch = GuardedBuffer(device)
         self._prepared: dict[str, GuardedBuffer] = defaultdict(partial(GuardedBuffer, device))
-        self._opened: dict[str, tuple[str, int]] = {}  # prepared buffer -> whose content it has, and of what size
+        self._opened: dict[str, tuple[str, int]] = {}  # prepared buffer -> the algorithm that filled it, and its bytes
 
     def stream(self, candidate: Candidate) -> Callable[[], None]:
-        """A call is one step on the next slice of the mini-batch, from the first again after the last.
+        """Return a call that makes one step on the next slice of the mini-batch, and begins again after the last.
 
-        So a slice is no more in the cache than when the whole mini-batch is run. Raises ``MemoryError``, and what torch
-        raises for lack of memory.
+        So a slice is no more in the cache than when the whole mini-batch is run. Raises ``MemoryError``, and torch's
+        errors for lack of memory.
         """
         self._require(candidate)
         if self._opened.get(self._place(candidate)) != _content(candidate):
@@ -72,11 +75,11 @@ class Workbench:
         return next_step
 
     def slice_count(self, candidate: Candidate) -> int:
-        """Steps until ``stream`` begins again with the first slice."""
+        """Number of steps until ``stream`` begins again with the first slice."""
         return self.operands.batch_size // candidate.micro_batch_size
 
     def set_up(self, candidate: Candidate) -> Callable[[], None]:
-        """A call opens and closes the algorithm: what it does once, however many micro-batches there are."""
+        """Return a call that opens and closes the algorithm: done once, however many micro-batches there are."""
         self._require(candidate)
         algorithm, problem, w = candidate.algorithm, self.problem, self.operands.w
 
@@ -87,8 +90,9 @@ class Workbench:
         return open_and_close
 
     def relative_error(self, candidate: Candidate) -> float:
-        """Relative L2 error against float64 of a run between guard zones, on as many samples as have an exact result in
-        a short time, at least one micro-batch.
+        """Relative L2 error against float64 of a run between guard zones, on at least one micro-batch.
+
+        It runs on as many samples as can be compared at little cost.
 
         Raises ``UnsoundError`` where the candidate writes around the result or its workspace, and where the result is
         not finite, or so far off that no rounding explains it.
@@ -109,7 +113,7 @@ class Workbench:
         for name, (buffer, size_bytes) in buffers.items():
             if where := buffer.trespass(size_bytes):
                 raise UnsoundError(f"it wrote around {name}: {where}")
-        values = self._result.part(buffers["the result"][1]).view(written.dtype)  # as they lie: nothing is copied
+        values = self._result.part(buffers["the result"][1]).view(written.dtype)  # in memory order: no copy
         if not all(bool(extreme.isfinite()) for extreme in torch.aminmax(values)):
             raise UnsoundError("the result is not finite")
         error = self._exact.error(written, n)
@@ -118,7 +122,7 @@ class Workbench:
         return error
 
     def _run(self, candidate: Candidate, n: int) -> Tensor:
-        """The first ``n`` samples, micro-batch by micro-batch; returns what was written."""
+        """Run the first ``n`` samples, micro-batch by micro-batch; returns what was written."""
         operands = self.operands.first(n)
         written = operands.written(self.problem.operation)
         if self.problem.operation is Operation.BACKWARD_FILTER:
@@ -127,7 +131,7 @@ class Workbench:
         self._open(candidate)
         slices = operands.slices(candidate.micro_batch_size)
         adds = self.problem.operation is Operation.BACKWARD_FILTER
-        repeats = 2 if adds and candidate.from_source and len(slices) == 1 else 1  # to see that it adds, not overwrites
+        repeats = 2 if adds and candidate.from_source and len(slices) == 1 else 1  # to see whether it adds
         for x, y in slices * repeats:
             candidate.algorithm.step(self.problem, x, operands.w, y, None, prepared, scratch)
         candidate.algorithm.close(self.problem, operands.w, prepared)
@@ -138,20 +142,20 @@ class Workbench:
         self._opened[self._place(candidate)] = _content(candidate)
 
     def _require(self, candidate: Candidate) -> None:
-        """Room for everything that the algorithm is to be handed."""
+        """Make room for every buffer that the algorithm is handed."""
         if candidate.micro_batch_size > self.operands.batch_size:
             raise MemoryError(
                 f"there is memory for the tensors of {self.operands.batch_size} samples only, beside what is in use"
             )
         self._require_memory(candidate.handed_bytes)
-        self._require_memory(candidate.workspace_bytes)  # it may take a run to know: only if there is room for that
+        self._require_memory(candidate.workspace_bytes)  # it may take a run to know, for which there is room
         place = self._place(candidate)
         if self._prepared[place].require(candidate.workspace.prepared_bytes):
             self._opened.pop(place, None)
         self._scratch.require(candidate.workspace.scratch_bytes)
 
     def _place(self, candidate: Candidate) -> str:
-        """Which of the prepared buffers the candidate uses."""
+        """Name of the prepared buffer that the candidate uses."""
         shared = self.problem.operation is Operation.BACKWARD_FILTER or not candidate.workspace.prepared_bytes
         return "" if shared else candidate.algorithm.name
 
@@ -177,7 +181,7 @@ class Workbench:
         )
 
     def _try_operands(self, n: int) -> Operands | None:
-        """None for lack of memory: for these, or for what comparing takes."""
+        """Operands of ``n`` samples; ``None`` where memory lacks for them, or for comparing their results."""
         try:
             self._require_memory(operand_bytes(self.problem, n))
             self._result.require(self.problem.item_bytes * written_elements(self.problem, n))
@@ -191,7 +195,7 @@ class Workbench:
         return operands
 
     def _require_memory(self, size_bytes: int) -> None:
-        """Linux grants memory that it does not have, and kills the process that uses it: so ask beforehand."""
+        """Raise ``MemoryError`` for more than there is: Linux grants it, and kills the process that uses it."""
         available = available_bytes() if self._device == "cpu" else None
         if available is not None and size_bytes > available:
             needed = format_bytes(size_bytes)
@@ -199,7 +203,7 @@ class Workbench:
 
 
 def available_bytes() -> int | None:
-    """Memory that can be had without swapping, as Linux estimates it; ``None`` where it does not say."""
+    """Bytes that can be had without swapping, as Linux estimates them; ``None`` where it does not say."""
     if not _MEMORY_INFO.exists():
         return None
     fields = dict(line.split(":", 1) for line in _MEMORY_INFO.read_text(encoding="ascii").splitlines())
@@ -207,5 +211,5 @@ def available_bytes() -> int | None:
 
 
 def _content(candidate: Candidate) -> tuple[str, int]:
-    """What the algorithm prepares, as far as it depends on the micro-batch size."""
+    """Key of what the algorithm prepares, as far as it depends on the micro-batch size."""
     return candidate.algorithm.name, candidate.workspace.prepared_bytes

@@ -1,6 +1,7 @@
 """Says where torch's own convolution, or another algorithm, runs instead of what was tuned: once each.
 
-Operators must never stop a training. While measuring, a failure is an error instead.
+Only for training and inference, which must never stop. While measuring, a library's failure and a lack of memory are
+errors: see ``operators.Measured``.
 """
 
 from __future__ import annotations

@@ -103,9 +103,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for module in (networks, layers):
         monkeypatch.setattr(module, "NETWORKS", {"alexnet": tiny})
         monkeypatch.setattr(module, "INPUT_SHAPE", (3, 8, 8))
-    front, division = solver_benchmark.front_row, solver_benchmark.division_row
-    monkeypatch.setattr(solver_benchmark, "front_row", lambda size, bar_s: front(4, bar_s))
-    monkeypatch.setattr(solver_benchmark, "division_row", lambda problems, size, bar_s: division(2, 2, bar_s))
+    front, division = solver_benchmark.time_front, solver_benchmark.time_division
+    monkeypatch.setattr(solver_benchmark, "time_front", lambda size, bar_s: front(4, bar_s))
+    monkeypatch.setattr(solver_benchmark, "time_division", lambda problems, size, bar_s: division(2, 2, bar_s))
     monkeypatch.delitem(sys.modules, "users", raising=False)
     (tmp_path / "folder").mkdir()
     os.mkfifo("pipe.csv")

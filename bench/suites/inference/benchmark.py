@@ -8,83 +8,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import mucudnn
-from mucudnn.bench.contests.turns import Cell
-from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer, WallClock
-from mucudnn.running.environment import Environment, current_environment
-from mucudnn.running.filter_cache import CachedFilter, FilterCache
+from mucudnn.bench.contests.timing import Contestant, time_in_turns
+from mucudnn.bench.measure.timer import Clock, WallClock
+from mucudnn.bench.suites.inference.result import InferenceBenchmark, LayerResult, Variants
+from mucudnn.running.environment import current_environment
+from mucudnn.running.filter_cache import FilterCache
 from mucudnn.tuning.cached_filters import keep_filters
-from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import Operation
 from mucudnn.words.progress import Progress, share_of, silent
 
 ROUNDS = 25
-
-
-@dataclass(frozen=True, slots=True)
-class Variants:
-    """The same computation three times."""
-
-    torch: Cell
-    not_kept: Cell
-    kept: Cell
-
-    @property
-    def speedup(self) -> float:
-        """Of kept filters over torch."""
-        return self.torch.time_s / self.kept.time_s
-
-    @property
-    def gain(self) -> float:
-        """Of kept filters over mucudnn without them."""
-        return self.not_kept.time_s / self.kept.time_s
-
-
-@dataclass(frozen=True, slots=True)
-class LayerResult:
-    """One convolution module. ``tuned``: what runs if nothing is kept; ``kept``: None where nothing is."""
-
-    name: str
-    variants: Variants
-    filter_bytes: int
-    tuned: TunedProblem
-    kept: CachedFilter | None
-
-    @property
-    def kept_bytes(self) -> int:
-        return 0 if self.kept is None else self.kept.prepared_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class InferenceBenchmark:
-    """``whole``: the model. Sums over ``layers`` are of its convolutions alone."""
-
-    name: str
-    input_shape: tuple[int, ...]
-    config: Config
-    environment: Environment
-    whole: Variants
-    layers: tuple[LayerResult, ...]
-    rounds: int = ROUNDS
-    date: datetime = field(default_factory=lambda: datetime.now(UTC))
-
-    @property
-    def kept_bytes(self) -> int:
-        return sum(layer.kept_bytes for layer in self.layers)
-
-    @property
-    def filter_bytes(self) -> int:
-        """Of the filters themselves."""
-        return sum(layer.filter_bytes for layer in self.layers)
 
 
 def benchmark_inference(
@@ -184,11 +126,4 @@ def _call(module: nn.Module, x: Tensor) -> Callable[[], Tensor]:
 
 
 def _measure(calls: Sequence[Callable[[], Tensor]], rounds: int, clock: Clock) -> Variants:
-    """In turns, round by round."""
-    timers = [Timer(call, clock, EVERY_ROUND) for call in calls]
-    for _ in range(rounds):
-        for timer in timers:
-            timer.sample()
-            if timer.error is not None:
-                raise timer.error
-    return Variants(*map(Cell.of, timers))
+    return Variants(*time_in_turns([*map(Contestant, calls)], rounds, clock))

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import milliseconds, new_table, ratio
-from mucudnn.bench.suites.inference.benchmark import InferenceBenchmark, LayerResult, Variants
+from mucudnn.bench.suites.inference.result import InferenceBenchmark, LayerResult, Variants
 from mucudnn.words.units import format_bytes
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
-from mucudnn.bench.contests.turns import Runner
 from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS
+from mucudnn.bench.measure.timer import Runner
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.sources.layers import LayerTable
 from mucudnn.bench.sources.table_tuning import table_tasks

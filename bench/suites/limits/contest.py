@@ -10,19 +10,18 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from mucudnn.bench.contests.timing import Contestant, MedianTime, time_in_turns
 from mucudnn.bench.contests.torch_variants import TORCH
-from mucudnn.bench.contests.turns import Cell, Runner, Turn, take_turns
 from mucudnn.bench.measure.comparison import Comparison
 from mucudnn.bench.measure.operands import Operands, random_operands
+from mucudnn.bench.measure.timer import Runner
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.suites.limits.result import WITHIN, ComparedProblem, LimitsComparison, Run, SameTime, UnderLimit
 from mucudnn.bench.suites.limits.undivided import Undivided, run_alone
-from mucudnn.database.database import Verification
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import Outcome, baseline_of, choose, contenders
-from mucudnn.words.problem import Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, Verification
 from mucudnn.words.task import Task
 
 _RIVALS = 3  # that are run whole under a limit: one sample can be all that was taken of a time
@@ -55,13 +54,13 @@ class Contest:
         """Under every limit, and against the reference. Raises what torch raises, and those that were chosen."""
         rivals, ours = self._choose(known.limits)
         self.operands = random_operands(self.task.problem, self.task.batch_size, self.machine.device)
-        cells = self._run(rivals, ours)
+        times = self._time(rivals, ours)
         under = []
         for limit in known.limits:
             theirs, mine = rivals[limit], ours[limit]
-            rival = None if theirs is None else Run(theirs, cells[self._rival_key(theirs)])
-            under.append(UnderLimit(limit, rival, None if mine is None else Run(mine, cells[_key(mine)])))
-        torchs = {variant: cells[variant] for variant in self.variants}
+            rival = None if theirs is None else Run(theirs, times[self._rival_key(theirs)])
+            under.append(UnderLimit(limit, rival, None if mine is None else Run(mine, times[_key(mine)])))
+        torchs = {variant: times[variant] for variant in self.variants}
         same_time = self._same_time(known.reference, torchs, under)
         return ComparedProblem(self.task, torchs, tuple(under), same_time)
 
@@ -92,35 +91,36 @@ class Contest:
             self.outcomes |= {parts: _outcome(o) for parts, o in zip(missing, outcomes, strict=True)}
         return {c: self.outcomes[c.micro_configs] for c in configurations}
 
-    def _run(self, rivals: Chosen, ours: Chosen) -> dict[Hashable, Cell]:
+    def _time(self, rivals: Chosen, ours: Chosen) -> dict[Hashable, MedianTime]:
         """Torch's variants, the rivals and ours, in turns: what runs in the same way is run once."""
-        turns: dict[Hashable, Turn] = {variant: self._torch(variant) for variant in self.variants}
-        turns |= {self._rival_key(c): self._rival(c) for c in rivals.values() if c is not None}
-        turns |= {_key(c): self._turn(c) for c in ours.values() if c is not None}
-        return dict(zip(turns, take_turns([*turns.values()], self.rounds, self.machine.clock), strict=True))
+        contestants: dict[Hashable, Contestant] = {variant: self._torch(variant) for variant in self.variants}
+        contestants |= {self._rival_key(c): self._rival(c) for c in rivals.values() if c is not None}
+        contestants |= {_key(c): self._contestant(c) for c in ours.values() if c is not None}
+        times = time_in_turns([*contestants.values()], self.rounds, self.machine.clock)
+        return dict(zip(contestants, times, strict=True))
 
-    def _same_time(self, reference: str, torchs: Mapping[str, Cell], under: Sequence[UnderLimit]) -> SameTime:
+    def _same_time(self, reference: str, torchs: Mapping[str, MedianTime], under: Sequence[UnderLimit]) -> SameTime:
         """The least workspace of what has run as fast as the reference, in turns with it: first of the runs that there
         are, then of the desirable set, which is bisected: time falls as workspace grows.
         """
         runs = [one.ours for one in under if one.ours is not None and not one.ours.configuration.is_baseline]
         if baseline := baseline_of(self.measurements, self.task.batch_size):  # needs what it allocates as a call
             runs.append(Run(replace(baseline, workspace_bytes=self._torch_bytes(TORCH)), torchs[TORCH]))
-        fast = [run for run in runs if _is_as_fast(run.cell, torchs[reference])]
+        fast = [run for run in runs if _is_as_fast(run.measured, torchs[reference])]
         found = min(fast, key=lambda run: run.workspace_bytes, default=None)
         points = self._smaller_and_likely(found, torchs[reference])
         first, last = 0, len(points)
         while first < last:
             middle = (first + last) // 2
-            turns = [self._torch(reference), self._turn(points[middle])]
-            theirs, ours = take_turns(turns, self.rounds, self.machine.clock)
+            both = [self._torch(reference), self._contestant(points[middle])]
+            theirs, ours = time_in_turns(both, self.rounds, self.machine.clock)
             if _is_as_fast(ours, theirs):
                 last, found = middle, Run(points[middle], ours)
             else:
                 first = middle + 1
         return SameTime(self._torch_bytes(reference), found)
 
-    def _smaller_and_likely(self, found: Run | None, reference: Cell) -> list[Configuration]:
+    def _smaller_and_likely(self, found: Run | None, reference: MedianTime) -> list[Configuration]:
         """Of the desirable set, what needs less than ``found`` and may be as fast as the reference."""
         n = self.task.batch_size
         return [
@@ -133,26 +133,25 @@ class Contest:
 
     def _torch_bytes(self, variant: str) -> int:
         """What torch allocates beside its result, once it has found its engine."""
-        turn = self._torch(variant)
-        peak = turn.runner(partial(peak_allocated_bytes, turn.call, self.machine.device))
-        written = {Operation.FORWARD: self.operands.y, Operation.BACKWARD_DATA: self.operands.x}
-        result = written.get(self.task.problem.operation, self.operands.w)
+        torchs = self._torch(variant)
+        peak = torchs.runner(partial(peak_allocated_bytes, torchs.call, self.machine.device))
+        result = self.operands.written(self.task.problem.operation)
         return max(0, peak - result.numel() * result.itemsize)
 
-    def _torch(self, variant: str) -> Turn:
-        return Turn(partial(self.machine.run_torch, self.task.problem, self.operands), self.variants[variant])
+    def _torch(self, variant: str) -> Contestant:
+        return Contestant(partial(self.machine.run_torch, self.task.problem, self.operands), self.variants[variant])
 
-    def _turn(self, configuration: Configuration) -> Turn:
+    def _contestant(self, configuration: Configuration) -> Contestant:
         """Torch's own runs where torch does, with the same choice of an engine."""
         if configuration.is_baseline:
             return self._torch(TORCH)
-        return Turn(partial(self.machine.run, self.task.problem, configuration, self.operands))
+        return Contestant(self.machine.whole_run(self.task.problem, configuration, self.operands))
 
-    def _rival(self, configuration: Configuration) -> Turn:
+    def _rival(self, configuration: Configuration) -> Contestant:
         rival = self.undivided.of_library(configuration)
         if rival is None:
-            return self._turn(configuration)
-        return Turn(partial(run_alone, rival, self.task.problem, self.operands))
+            return self._contestant(configuration)
+        return Contestant(partial(run_alone, rival, self.task.problem, self.operands))
 
     def _rival_key(self, configuration: Configuration) -> Hashable:
         key = _key(configuration)
@@ -163,11 +162,9 @@ def _key(configuration: Configuration) -> Hashable:
     return TORCH if configuration.is_baseline else configuration.micro_configs
 
 
-def _is_as_fast(ours: Cell, theirs: Cell) -> bool:
+def _is_as_fast(ours: MedianTime, theirs: MedianTime) -> bool:
     return ours.time_s <= (1 + WITHIN) * theirs.time_s
 
 
 def _outcome(outcome: Comparison | Exception | None) -> Outcome:
-    if isinstance(outcome, Comparison):
-        return Verification(outcome.baseline_s, outcome.time_s, outcome.uncertainty)
-    return outcome
+    return outcome.verification if isinstance(outcome, Comparison) else outcome

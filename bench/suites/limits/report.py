@@ -181,7 +181,7 @@ def _run(name: str, run: Run | None) -> Record:
     values = (
         (None,) * 5
         if run is None
-        else (str(run.configuration), run.workspace_bytes, run.configuration.time_s, run.time_s, run.cell.noise)
+        else (str(run.configuration), run.workspace_bytes, run.configuration.time_s, run.time_s, run.measured.noise)
     )
     names = ("configuration", "workspace_bytes", "predicted_s", "s", "noise")
     return {f"{name}_{column}": value for column, value in zip(names, values, strict=True)}

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import geometric_mean
 
+from mucudnn.bench.contests.timing import MedianTime
 from mucudnn.bench.contests.torch_variants import TORCH
-from mucudnn.bench.contests.turns import Cell
 from mucudnn.running.environment import Environment
 from mucudnn.words.config import Config
 from mucudnn.words.results import Configuration
@@ -23,11 +23,11 @@ class Run:
     """A configuration and its whole runs. ``configuration.time_s`` is what was predicted."""
 
     configuration: Configuration
-    cell: Cell
+    measured: MedianTime
 
     @property
     def time_s(self) -> float:
-        return self.cell.time_s
+        return self.measured.time_s
 
     @property
     def workspace_bytes(self) -> int:
@@ -78,7 +78,7 @@ class ComparedProblem:
     """
 
     task: Task
-    torch: Mapping[str, Cell]
+    torch: Mapping[str, MedianTime]
     under: tuple[UnderLimit, ...]
     same_time: SameTime
 

@@ -4,44 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.bench.contests.peak_memory import PeakComparison, compare_peaks_with, has_resident_peak, repeatable_step
+from mucudnn.bench.contests.peak_memory import compare_peaks_with, has_resident_peak, repeatable_step
 from mucudnn.bench.measure.comparison import Comparison, compare_in_turns
 from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.bench.suites.memory.result import MemoryBenchmark, MemoryVariant
 from mucudnn.running.devices import device_of, made_current
-from mucudnn.running.environment import Environment
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, HEADROOM, Config
 from mucudnn.words.progress import Progress, silent
 
 ROUNDS = 9
 RUNS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryVariant:
-    """mucudnn with one bound of its workspaces, against torch. ``step``: seconds of a training step, in turns."""
-
-    config: Config
-    peaks: PeakComparison
-    step: Comparison
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryBenchmark:
-    """``variants``: the one that was asked for, then a plain limit for contrast."""
-
-    name: str
-    input_shape: tuple[int, ...]
-    environment: Environment
-    variants: tuple[MemoryVariant, ...]
-    runs: int
-    date: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
 def benchmark_memory(

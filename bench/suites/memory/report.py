@@ -8,7 +8,7 @@ from rich.table import Table
 
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import memory_bound, milliseconds, new_table, ratio
-from mucudnn.bench.suites.memory.benchmark import MemoryBenchmark, MemoryVariant
+from mucudnn.bench.suites.memory.result import MemoryBenchmark, MemoryVariant
 from mucudnn.words.units import format_bytes
 
 

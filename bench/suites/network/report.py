@@ -6,7 +6,7 @@ from rich.table import Table
 
 from mucudnn.bench.report.records import Record, configuration_record, key_of, record_header
 from mucudnn.bench.report.tables import comparison, milliseconds, new_table, ratio, short_name
-from mucudnn.bench.suites.network.benchmark import FormatResult, NetworkBenchmark, ProblemResult
+from mucudnn.bench.suites.network.result import FormatResult, NetworkBenchmark, ProblemResult
 from mucudnn.tuning.result import left_out_in_words
 
 

@@ -1,12 +1,12 @@
 """What differs from torch in the numbers: how far NaN and infinities spread, the range, small values beside large ones.
 
-Each algorithm computes small convolutions whose images are chosen so that a difference shows: see ``Row``.
+Each algorithm computes small convolutions, with images in which a difference shows: see ``AlgorithmNumerics``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from math import frexp, inf, nan
@@ -16,53 +16,19 @@ from torch import Tensor
 
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.whole_runs import run_whole
+from mucudnn.bench.suites.numerics.result import SAMPLES, AlgorithmNumerics, NumericsBenchmark
 from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm, algorithms
-from mucudnn.running.environment import Environment, current_environment
+from mucudnn.running.environment import current_environment
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress, silent
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
-SAMPLES = 2  # with one alone torch takes another backend for such small images
 OUTLIER = 1e6
 _OF_RANGE = 64  # in half precision the outlier is the largest number over this: sums of it must be finite
 _SMALL = 8  # subnormals are the smallest normal number over this, and have some bits left
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One algorithm on one problem.
-
-    The *image* is x, or dy of BACKWARD_DATA; the *pixel* is one element of its first sample: in the middle, but for
-    BACKWARD_FILTER in the last corner, which some elements of the filter never meet. The results are what the operation
-    writes. local: as the algorithm declares it.
-    nan_results, inf_results: results that are not finite where the pixel is NaN, or infinite.
-    largest: magnitude, a power of two, of the largest element of a random image up to which all results are finite.
-    outlier_error: largest error of a result that the pixel has no part in, where it is ``OUTLIER`` among ones.
-    keeps_subnormals: whether results of a random image of subnormals are right, rather than zero.
-    relative_error: L2, against float64, of random normal numbers.
-    """
-
-    algorithm: str
-    problem: ConvProblem
-    local: bool
-    nan_results: int
-    inf_results: int
-    largest: float
-    outlier_error: float
-    keeps_subnormals: bool
-    relative_error: float
-
-
-@dataclass(frozen=True, slots=True)
-class NumericsBenchmark:
-    """Rows by operation and geometry, torch's own first in each."""
-
-    rows: tuple[Row, ...]
-    environment: Environment
-    date: datetime
 
 
 def benchmark_numerics(
@@ -79,11 +45,11 @@ def benchmark_numerics(
     return NumericsBenchmark(tuple(rows), current_environment(), datetime.now(UTC))
 
 
-def measure(name: str, problem: ConvProblem) -> Row:
+def measure(name: str, problem: ConvProblem) -> AlgorithmNumerics:
     """The algorithm of this name on ``SAMPLES`` samples of a problem that it supports."""
     operands = random_operands(problem, SAMPLES)
     run = partial(_run, name, problem)
-    return Row(
+    return AlgorithmNumerics(
         algorithm=name,
         problem=problem,
         local=algorithm(name).is_local(problem),

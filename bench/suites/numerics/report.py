@@ -9,7 +9,7 @@ from rich.table import Table
 
 from mucudnn.bench.report.records import Record, origin
 from mucudnn.bench.report.tables import new_table
-from mucudnn.bench.suites.numerics.benchmark import SAMPLES, NumericsBenchmark, Row
+from mucudnn.bench.suites.numerics.result import SAMPLES, AlgorithmNumerics, NumericsBenchmark
 from mucudnn.words.torch_settings import TORCHS_OWN
 
 
@@ -53,9 +53,9 @@ def numerics_rows(benchmark: NumericsBenchmark) -> list[Record]:
     return [_flat(row) for row in benchmark.rows]
 
 
-def _by_line(benchmark: NumericsBenchmark) -> dict[tuple[str, str], list[Row]]:
+def _by_line(benchmark: NumericsBenchmark) -> dict[tuple[str, str], list[AlgorithmNumerics]]:
     """(algorithm, geometry) -> the rows of its operations."""
-    lines: dict[tuple[str, str], list[Row]] = {}
+    lines: dict[tuple[str, str], list[AlgorithmNumerics]] = {}
     for row in benchmark.rows:
         problem = row.problem
         geometry = f"{problem.r}×{problem.s}, {problem.h}×{problem.w}"
@@ -63,7 +63,7 @@ def _by_line(benchmark: NumericsBenchmark) -> dict[tuple[str, str], list[Row]]:
     return lines
 
 
-def _cells(rows: Sequence[Row]) -> Iterator[str]:
+def _cells(rows: Sequence[AlgorithmNumerics]) -> Iterator[str]:
     columns = (
         (f"{row.nan_results:,}" for row in rows),
         (f"{row.inf_results:,}" for row in rows),
@@ -81,7 +81,7 @@ def _joined(values: Sequence[str]) -> str:
     return values[0] if len({*values}) == 1 else " / ".join(values)
 
 
-def _flat(row: Row) -> Record:
+def _flat(row: AlgorithmNumerics) -> Record:
     record = asdict(row)
     of_problem = record.pop("problem")
     pairs = {name: "x".join(map(str, value)) for name, value in of_problem.items() if isinstance(value, tuple)}

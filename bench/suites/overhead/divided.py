@@ -16,9 +16,10 @@ from pathlib import Path
 import click
 import torch
 
+from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.synchronized_clock import wall_clock
-from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
+from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.report.export import write_json
 from mucudnn.bench.report.records import Record, origin
 from mucudnn.kernels.contract.algorithm import Algorithm
@@ -92,14 +93,9 @@ def _times(
     operands = random_operands(problem, n * MICRO_BATCHES, device)
     works = _call(problem, chosen, n, operands), _steps(problem, chosen, n, operands)
     repeated = [_captured(work) if in_graph else work for work in works]
-    timers = [Timer(work, clock, EVERY_ROUND) for work in repeated]
-    for _ in range(rounds):
-        for timer in timers:
-            timer.sample()
-            if timer.error is not None:
-                raise timer.error
-    call, steps = (timer.median_s / (COPIES if in_graph else 1) for timer in timers)
-    return call, steps
+    times = time_in_turns([*map(Contestant, repeated)], rounds, clock)
+    call_s, steps_s = (one.time_s / (COPIES if in_graph else 1) for one in times)
+    return call_s, steps_s
 
 
 def _call(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -> Callable[[], None]:

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import mucudnn
-from mucudnn.bench.measure.timer import EVERY_ROUND, Timer
+from mucudnn.bench.contests.timing import Contestant, time_in_turns
+from mucudnn.bench.measure.timer import EVERY_ROUND, WallClock
 from mucudnn.running.operators import Choices
 from mucudnn.terminal.console import output
 from mucudnn.words.problem import ConvProblem, Operation
@@ -53,12 +54,8 @@ def call_overheads_s() -> dict[str, float]:
         "mucudnn.Conv2d, made to run implicit-gemm": _module_call(_with("implicit-gemm"), x),
     }
     rule = replace(EVERY_ROUND, max_calls=CALLS)
-    timers = {name: Timer(call, rule=rule) for name, call in calls.items()}
-    for _ in range(ROUNDS):
-        for timer in timers.values():
-            timer.sample()
-    baseline_s, *_ = (timer.median_s for timer in timers.values())
-    return {name: timer.median_s - baseline_s for name, timer in timers.items()}
+    times = time_in_turns([*map(Contestant, calls.values())], ROUNDS, WallClock(), rule)
+    return {name: one.time_s - times[0].time_s for name, one in zip(calls, times, strict=True)}
 
 
 def start_s() -> float:

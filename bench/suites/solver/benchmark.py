@@ -9,16 +9,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from statistics import median
 
-from mucudnn.running.environment import Environment, current_environment
+from mucudnn.bench.suites.solver.result import SolverBenchmark, SolverTime
+from mucudnn.running.environment import current_environment
 from mucudnn.solver import desirable_sets, solve_wd
 from mucudnn.solver.knapsack import programs
 from mucudnn.words.results import Configuration, Measurement, MicroConfig
-from mucudnn.words.units import format_seconds
 
 ROUNDS = 5
 ALGORITHMS = 8
@@ -27,59 +26,32 @@ BUDGETS = (0.02, 0.1, 0.3, 0.6)  # of the way from the smallest feasible budget 
 Options = dict[str, list[Configuration]]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The median and the slowest of the rounds, and the bar for the median. Seconds."""
-
-    what: str
-    median_s: float
-    slowest_s: float
-    bar_s: float
-
-    def __str__(self) -> str:
-        times = f"{format_seconds(self.median_s)}, slowest {format_seconds(self.slowest_s)}"
-        return f"{self.what}: {times} (bar {format_seconds(self.bar_s)})"
-
-
-@dataclass(frozen=True, slots=True)
-class SolverBenchmark:
-    """Printable. ``program``: what solves divisions that the search alone does not get through."""
-
-    rows: tuple[Row, ...]
-    program: str
-    environment: Environment
-    date: datetime
-
-    def __str__(self) -> str:
-        return "\n".join((*map(str, self.rows), f"{self.environment}, {self.program}"))
-
-
 def benchmark_solvers() -> SolverBenchmark:
     """All rows; a first call of each solver is not counted, since it loads what it needs."""
     rows = (
-        front_row(256, bar_s=0.1),
-        front_row(1024, bar_s=1.0),
-        division_row(159, 20, bar_s=0.3),
-        division_row(480, 40, bar_s=3.0),
+        time_front(256, bar_s=0.1),
+        time_front(1024, bar_s=1.0),
+        time_division(159, 20, bar_s=0.3),
+        time_division(480, 40, bar_s=3.0),
     )
     return SolverBenchmark(rows, programs()[0], current_environment(), datetime.now(UTC))
 
 
-def front_row(batch_size: int, bar_s: float) -> Row:
+def time_front(batch_size: int, bar_s: float) -> SolverTime:
     measurements = made_up_measurements(batch_size)
     what = f"front of every batch size, N={batch_size}, all sizes, {ALGORITHMS} algorithms"
     times = [_seconds(partial(desirable_sets, measurements, batch_size)) for _ in range(ROUNDS + 1)]
-    return Row(what, median(times[1:]), max(times[1:]), bar_s)
+    return SolverTime(what, median(times[1:]), max(times[1:]), bar_s)
 
 
-def division_row(problems: int, configurations: int, bar_s: float) -> Row:
+def time_division(problems: int, configurations: int, bar_s: float) -> SolverTime:
     """The rounds are different networks, each with every budget."""
     solve_wd(made_up_options(problems, configurations, seed=0), 2**30)
     times = []
     for seed in range(1, ROUNDS + 1):
         options = made_up_options(problems, configurations, seed)
         times += [_seconds(partial(solve_wd, options, budget)) for budget in budgets(options)]
-    return Row(f"WD, {problems} problems x {configurations} options", median(times), max(times), bar_s)
+    return SolverTime(f"WD, {problems} problems x {configurations} options", median(times), max(times), bar_s)
 
 
 def made_up_measurements(batch_size: int) -> list[Measurement]:

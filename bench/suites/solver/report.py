@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from mucudnn.bench.report.records import Record, origin
-from mucudnn.bench.suites.solver.benchmark import SolverBenchmark
+from mucudnn.bench.suites.solver.result import SolverBenchmark
 
 
 def solver_record(benchmark: SolverBenchmark) -> Record:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import product
+from itertools import islice, product
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,14 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.bench.contests.own_thread import OwnThread
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
+from mucudnn.bench.measure.rounds import sample_in_rounds
 from mucudnn.bench.measure.synchronized_clock import wall_clock
 from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
 from mucudnn.bench.suites.training.precision import PRECISIONS, Precision
 from mucudnn.bench.suites.training.training import Batch, Trainee, labelled_batches
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError, MucudnnError
+from mucudnn.words.errors import InvalidInputError, MucudnnError, first_line
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.progress import Progress, silent
 from mucudnn.words.torch_settings import rounding_to_tf32, searching
@@ -154,9 +155,9 @@ def _measure(setting: Setting, model: nn.Module, batch: Batch, course: Course) -
         ]
         for contestant in contestants:
             contestant.prepare(model, batch, course.config)
-        for _ in range(course.rounds):
-            for contestant in contestants:
-                contestant.sample()
+        timers = [contestant.timer for contestant in contestants if contestant.timer is not None]
+        for _ in islice(sample_in_rounds(timers), course.rounds):
+            pass
         return tuple(contestant.cell() for contestant in contestants)
 
 
@@ -178,20 +179,15 @@ class _Contestant:
             step = self._step(model, batch, config)
             self.peak_bytes = self.thread.call(allocator_peak_bytes, step, self.setting.device)
         except (MucudnnError, RuntimeError, MemoryError) as error:  # lack of memory is one of these
-            self._fail(error)
+            self.failure = first_line(error)
         else:
-            self.timer = Timer(step, self.clock, _RULE)
-
-    def sample(self) -> None:
-        if self.timer is None:
-            return
-        self.thread.call(self.timer.sample)
-        if self.timer.error is not None:
-            self._fail(self.timer.error)
+            self.timer = Timer(step, self.clock, _RULE, runner=self.thread.call)
 
     def cell(self) -> TrainingCell:
         if self.timer is None:
             return TrainingCell(self.setting, self.variant, None, self.failure)
+        if self.timer.error is not None:
+            return TrainingCell(self.setting, self.variant, None, first_line(self.timer.error))
         cost = StepCost(self.timer.median_s, self.timer.noise, self.peak_bytes)
         return TrainingCell(self.setting, self.variant, cost)
 
@@ -212,9 +208,6 @@ class _Contestant:
             trainee.optimizer.zero_grad()
 
         return step
-
-    def _fail(self, error: Exception) -> None:
-        self.timer, self.failure = None, str(error).partition("\n")[0] or type(error).__name__
 
 
 def _on_device(batch: Batch, setting: Setting) -> tuple[Tensor, Tensor]:

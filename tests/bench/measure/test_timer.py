@@ -9,7 +9,8 @@ import pytest
 from support.fakes import FakeClock
 
 from mucudnn.bench.measure.comparison import Comparison, compare_in_turns
-from mucudnn.bench.measure.timer import Stop, StoppingRule, Timer, WallClock, measure_in_turns, relative_spread
+from mucudnn.bench.measure.rounds import measure_in_turns
+from mucudnn.bench.measure.timer import Stop, StoppingRule, Timer, WallClock, relative_spread
 
 
 def timer_of(durations: Iterable[float], rule: StoppingRule | None = None, clock: FakeClock | None = None) -> Timer:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from support.fake_backend import PICKY, RANDOM, STEADY, FakeBackend
-from support.fakes import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
+from support.fakes import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
 
-from mucudnn.bench.contests.turns import Runner, Turn, here
+from mucudnn.bench.contests.timing import Contestant
 from mucudnn.bench.measure.operands import Operands
+from mucudnn.bench.measure.timer import Runner, here
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.suites.limits import benchmark as limits_benchmark
@@ -136,18 +137,18 @@ def test_each_whole_run_is_made_once_however_many_limits_it_serves(
     bench.compare(800)  # then the tuner has nothing to do
     compared: list[int] = []
     timed: list[int] = []
-    compare, take_turns = Machine.compare, limits_contest.take_turns
+    compare, time_in_turns = Machine.compare, limits_contest.time_in_turns
 
     def counted_compare(*args: Any, **how: Any) -> Any:
         compared.append(len(args[3]))
         return compare(*args, **how)
 
-    def counted_turns(turns: Sequence[Turn], *rest: Any) -> Any:
+    def counted_turns(turns: Sequence[Contestant], *rest: Any) -> Any:
         timed.append(len(turns))
-        return take_turns(turns, *rest)
+        return time_in_turns(turns, *rest)
 
     monkeypatch.setattr(Machine, "compare", counted_compare)
-    monkeypatch.setattr(limits_contest, "take_turns", counted_turns)
+    monkeypatch.setattr(limits_contest, "time_in_turns", counted_turns)
     bench.compare(800, 900, 1000, 2000)
     assert len(compared) == 1
     assert timed[0] == 2  # torch, and quick, which is the rival as well as ours
@@ -289,7 +290,8 @@ def test_a_comparison_with_engines(bench: Bench) -> None:
     def run(problem: ConvProblem, configuration: Configuration, operands: Operands, **_: bool) -> None:
         bench.clock.advance(configuration.time_s + 0.002)
 
-    machine = replace(machine, algorithms=[bench.native], run=run, sources=[CudnnEngines(backend)])
+    ours = made_ready(run)
+    machine = replace(machine, algorithms=[bench.native], whole_run=ours, sources=[CudnnEngines(backend)])
     (known,) = compare_under_limits(table(FORWARD), CONFIG, [33 * 8, 66 * 8], machine=machine, database=bench.database)
     tight, wide, _ = known.problems[0].under
     assert known.rivals == "cuDNN's engines"

@@ -10,8 +10,9 @@ import pytest
 import torch
 from support.fakes import FakeClock
 
+from mucudnn.bench.contests.timing import Contestant, MedianTime, time_in_turns
 from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
-from mucudnn.bench.contests.turns import Cell, Turn, here, take_turns
+from mucudnn.bench.measure.timer import here
 
 
 def settings() -> tuple[object, ...]:
@@ -28,9 +29,9 @@ def test_every_round_runs_each_once_and_the_median_counts() -> None:
         order += name
         clock.advance(next(costs[name]))
 
-    cells = take_turns([Turn(lambda: run("a")), Turn(lambda: run("b"))], 3, clock)
+    cells = time_in_turns([Contestant(lambda: run("a")), Contestant(lambda: run("b"))], 3, clock)
     assert order == "aabb" + "ab" * 2  # the first of each does not count
-    assert cells == [Cell(1.0, 2.0), Cell(2.0, 0.0)]
+    assert cells == [MedianTime(1.0, 2.0), MedianTime(2.0, 0.0)]
 
 
 def test_the_first_that_fails_ends_it() -> None:
@@ -38,7 +39,7 @@ def test_the_first_that_fails_ends_it() -> None:
         raise RuntimeError("no memory")
 
     with pytest.raises(RuntimeError, match="no memory"):
-        take_turns([Turn(fail)], 3, FakeClock())
+        time_in_turns([Contestant(fail)], 3, FakeClock())
 
 
 def test_the_clock_is_read_where_the_call_is_made() -> None:
@@ -55,7 +56,7 @@ def test_the_clock_is_read_where_the_call_is_made() -> None:
         thread.join()
 
     clock = Watched()
-    take_turns([Turn(lambda: clock.advance(1.0), elsewhere)], 2, clock)
+    time_in_turns([Contestant(lambda: clock.advance(1.0), elsewhere)], 2, clock)
     assert read_in == {"elsewhere"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from math import inf, nan
 from pathlib import Path
 
@@ -13,12 +14,15 @@ import torch
 from support.command_line import HEADING, invoke
 from support.database_rows import HERE
 from support.places import TESTS
+from support.snapshots import assert_as_stored
 from torch import Tensor
 
 from mucudnn import Config, ConvProblem, Operation, tune
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.suites.numerics import benchmark as numerics
-from mucudnn.bench.suites.numerics.benchmark import SAMPLES, Row, dependent_results, geometries, measure, with_pixel
+from mucudnn.bench.suites.numerics.benchmark import dependent_results, geometries, measure, with_pixel
+from mucudnn.bench.suites.numerics.report import in_words, numerics_table
+from mucudnn.bench.suites.numerics.result import SAMPLES, AlgorithmNumerics, NumericsBenchmark
 from mucudnn.database.database import Database
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.winograd.algorithms import ALGORITHMS as WINOGRAD
@@ -32,8 +36,8 @@ IMAGES = [operation for operation in Operation if operation is not Operation.BAC
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[tuple[str, Operation], Row]:
-    found: dict[tuple[str, Operation], Row] = {}
+def rows() -> dict[tuple[str, Operation], AlgorithmNumerics]:
+    found: dict[tuple[str, Operation], AlgorithmNumerics] = {}
     for row in numerics.benchmark_numerics().rows:
         found.setdefault((row.algorithm, row.problem.operation), row)
     return found
@@ -76,12 +80,12 @@ def in_tiles(winograd: Winograd, position: int, size: int, padding: int) -> int:
     return sum(i // winograd.m in reading for i in range(size))
 
 
-def test_every_algorithm_has_a_row_for_each_operation(rows: dict[tuple[str, Operation], Row]) -> None:
+def test_every_algorithm_has_a_row_for_each_operation(rows: dict[tuple[str, Operation], AlgorithmNumerics]) -> None:
     every = ((a, problem) for a in algorithms() for operation in Operation for problem in geometries(operation))
     assert set(rows) == {(a.name, problem.operation) for a, problem in every if a.supports(problem) is None}
 
 
-def test_as_the_issue_found_them(rows: dict[tuple[str, Operation], Row]) -> None:
+def test_as_the_issue_found_them(rows: dict[tuple[str, Operation], AlgorithmNumerics]) -> None:
     """One NaN in a map of 16x16, eight channels to eight, a filter of 3x3 with padding."""
     names = ("native", "winograd-4x4", "winograd-6x6", "fft")
     assert [rows[name, Operation.FORWARD].nan_results for name in names] == [72, 200, 288, 2048]
@@ -90,7 +94,7 @@ def test_as_the_issue_found_them(rows: dict[tuple[str, Operation], Row]) -> None
 @pytest.mark.parametrize("winograd", WINOGRAD, ids=lambda a: a.name)
 @pytest.mark.parametrize("operation", IMAGES)
 def test_winograd_spoils_what_its_matrices_connect_within_the_tiles_that_read_the_pixel(
-    rows: dict[tuple[str, Operation], Row], winograd: Winograd, operation: Operation
+    rows: dict[tuple[str, Operation], AlgorithmNumerics], winograd: Winograd, operation: Operation
 ) -> None:
     row = rows[winograd.name, operation]
     problem = row.problem
@@ -103,7 +107,7 @@ def test_winograd_spoils_what_its_matrices_connect_within_the_tiles_that_read_th
 
 @pytest.mark.parametrize("operation", Operation)
 def test_what_is_local_spoils_what_the_definition_says_and_fourier_transforms_all_that_they_read(
-    rows: dict[tuple[str, Operation], Row], operation: Operation
+    rows: dict[tuple[str, Operation], AlgorithmNumerics], operation: Operation
 ) -> None:
     for (name, of), row in rows.items():
         if of is not operation:
@@ -119,7 +123,7 @@ def test_what_is_local_spoils_what_the_definition_says_and_fourier_transforms_al
 
 
 def test_transforms_overflow_earlier_and_lose_what_is_small_beside_an_outlier(
-    rows: dict[tuple[str, Operation], Row],
+    rows: dict[tuple[str, Operation], AlgorithmNumerics],
 ) -> None:
     torchs = rows["native", Operation.FORWARD]
     for name in ("winograd-4x4", "winograd-6x6", "fft"):
@@ -160,7 +164,20 @@ def test_the_pixel_is_one_element(value: float) -> None:
         assert sorted(changed) == [0, 0, 1]
 
 
-# The command and the page
+# The table, the command and the page
+
+
+def test_the_table_has_a_line_for_each_geometry_and_a_value_for_each_operation() -> None:
+    problem = ConvProblem(Operation.FORWARD, 4, 16, 16, 4, 3, 3, padding=(1, 1))
+    known = [
+        AlgorithmNumerics(
+            name, problem.with_operation(operation), name == TORCHS_OWN, results, results, 2.0**127, error, True, error
+        )
+        for operation in Operation
+        for name, results, error in ((TORCHS_OWN, 36, 1e-7), ("winograd-4x4", 100 + len(operation), 1e-6))
+    ]
+    benchmark = NumericsBenchmark(tuple(known), HERE, datetime.now(UTC))
+    assert_as_stored("bench-numerics", numerics_table(benchmark), in_words(benchmark))
 
 
 def test_the_command_prints_a_table_and_writes_it(tmp_path: Path) -> None:
@@ -177,7 +194,7 @@ def test_the_command_prints_a_table_and_writes_it(tmp_path: Path) -> None:
     assert lines[0]["padding"] == "1x1"
 
 
-def test_the_page_has_the_counts_of_every_algorithm(rows: dict[tuple[str, Operation], Row]) -> None:
+def test_the_page_has_the_counts_of_every_algorithm(rows: dict[tuple[str, Operation], AlgorithmNumerics]) -> None:
     """Rounding errors depend on the machine; what is spoilt does not."""
     table = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in PAGE.read_text().splitlines()]
     names = {name for name, _ in rows}

@@ -10,13 +10,13 @@ from support.command_line import invoke
 
 from mucudnn.bench.suites.solver import benchmark as solver_benchmark
 from mucudnn.bench.suites.solver.benchmark import (
-    Row,
     budgets,
-    division_row,
-    front_row,
     made_up_measurements,
     made_up_options,
+    time_division,
+    time_front,
 )
+from mucudnn.bench.suites.solver.result import SolverTime
 from mucudnn.solver import desirable_sets, solve_wd
 
 
@@ -35,14 +35,16 @@ def test_the_made_up_budgets_matter() -> None:
 
 
 def test_each_row_stands_beside_its_bar() -> None:
-    for row in (front_row(8, bar_s=0.25), division_row(5, 4, bar_s=0.25)):
+    for row in (time_front(8, bar_s=0.25), time_division(5, 4, bar_s=0.25)):
         assert 0 < row.median_s <= row.slowest_s
         assert row.bar_s == 0.25
 
 
 def test_the_command_prints_and_writes_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solver_benchmark, "front_row", lambda n, bar_s: Row(f"front {n}", 0.012, 0.034, bar_s))
-    monkeypatch.setattr(solver_benchmark, "division_row", lambda p, c, bar_s: Row(f"WD {p} x {c}", 0.5, 0.7, bar_s))
+    monkeypatch.setattr(solver_benchmark, "time_front", lambda n, bar_s: SolverTime(f"front {n}", 0.012, 0.034, bar_s))
+    monkeypatch.setattr(
+        solver_benchmark, "time_division", lambda p, c, bar_s: SolverTime(f"WD {p} x {c}", 0.5, 0.7, bar_s)
+    )
     result = invoke("bench", "solver", "--json", tmp_path / "solver.json")
     assert result.exit_code == 0, result.output
     assert "front 256: 12 ms, slowest 34 ms (bar 100 ms)" in result.output

@@ -1,0 +1,45 @@
+"""Times contestants in turns: every round samples each of them, so that a slow minute of the machine hits all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from mucudnn.bench.measure.rounds import sample_in_rounds
+from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Runner, StoppingRule, Timer, here
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A call to be timed, and where it is made. The clock is read there, too, so that getting there costs nothing."""
+
+    call: Callable[[], object]
+    runner: Runner = here
+
+
+@dataclass(frozen=True, slots=True)
+class MedianTime:
+    """Seconds of a call (median over the rounds), and their IQR / median."""
+
+    time_s: float
+    noise: float
+
+    @classmethod
+    def of(cls, timer: Timer) -> MedianTime:
+        return cls(timer.median_s, timer.noise)
+
+
+def time_in_turns(
+    contestants: Sequence[Contestant], rounds: int, clock: Clock, rule: StoppingRule = EVERY_ROUND
+) -> list[MedianTime]:
+    """Time each contestant in every one of ``rounds`` rounds, after a call that does not count.
+
+    Raises the error of the first that fails.
+    """
+    timers = [Timer(contestant.call, clock, rule, runner=contestant.runner) for contestant in contestants]
+    for _ in islice(sample_in_rounds(timers), rounds):
+        for timer in timers:
+            if timer.error is not None:
+                raise timer.error
+    return [MedianTime.of(timer) for timer in timers]

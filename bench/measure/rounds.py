@@ -1,0 +1,35 @@
+"""Rounds of samples: each round samples every timer, so that a slow minute of the machine hits all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+
+from mucudnn.bench.measure.timer import Stop, Timer
+
+
+def sample_in_rounds(timers: Sequence[Timer]) -> Iterator[int]:
+    """Sample all timers round by round until each has stopped. Yields the number of rounds after each of them."""
+    for done in count(1):
+        unfinished = [timer for timer in timers if timer.stop is None]
+        if not unfinished:
+            return
+        for timer in unfinished:
+            timer.sample()
+        yield done
+
+
+def measure_in_turns(timers: Sequence[Timer], is_hopeless: Callable[[Timer], bool] | None = None) -> Iterator[Timer]:
+    """Sample all timers round by round, and yield each when it stops.
+
+    A timer that ``is_hopeless`` after a round is dropped: it keeps its samples and is yielded like the others.
+    """
+    yield from (timer for timer in timers if timer.stop is not None)
+    racing = [timer for timer in timers if timer.stop is None]
+    for _ in sample_in_rounds(racing):
+        if is_hopeless is not None:
+            for timer in racing:
+                if timer.stop is None and is_hopeless(timer):
+                    timer.stop = Stop.DROPPED
+        yield from (timer for timer in racing if timer.stop is not None)
+        racing = [timer for timer in racing if timer.stop is None]

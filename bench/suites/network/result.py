@@ -1,0 +1,106 @@
+"""Result of the network benchmark: times of every convolution in each memory format, and their sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from statistics import median
+
+from mucudnn.bench.contests.timing import MedianTime
+from mucudnn.running.environment import Environment
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.words.config import Config
+from mucudnn.words.problem import MemoryFormat, Operation
+
+
+@dataclass(frozen=True, slots=True)
+class FormatResult:
+    """One convolution in one memory format. The benchmark's own times; those of the tuning are in ``tuned``.
+
+    torch_benchmarks: torch in its benchmark mode, by the names of ``torch_variants``; empty on the CPU.
+    """
+
+    torch: MedianTime
+    mucudnn: MedianTime
+    tuned: TunedProblem
+    torch_benchmarks: Mapping[str, MedianTime] = field(default_factory=dict)
+
+    @property
+    def speedup(self) -> float:
+        return self.torch.time_s / self.mucudnn.time_s
+
+    @property
+    def predicted_over_measured(self) -> float:
+        return self.tuned.configuration.time_s / self.mucudnn.time_s
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemResult:
+    """One operation of one layer, which occurs ``count`` times in the network."""
+
+    layer: str
+    operation: Operation
+    count: int
+    formats: Mapping[MemoryFormat, FormatResult]
+
+    @property
+    def batch_size(self) -> int:
+        return next(iter(self.formats.values())).tuned.batch_size
+
+    @property
+    def best_format(self) -> MemoryFormat:
+        """The memory format in which mucudnn is faster."""
+        return min(self.formats, key=lambda memory_format: self.formats[memory_format].mucudnn.time_s)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkBenchmark:
+    """All convolutions of a network. Sums count each convolution as often as it occurs."""
+
+    network: str
+    config: Config
+    environment: Environment
+    problems: tuple[ProblemResult, ...]
+    rounds: int
+    date: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def memory_formats(self) -> tuple[MemoryFormat, ...]:
+        return tuple(self.problems[0].formats)
+
+    def torch_s(self, memory_format: MemoryFormat) -> float:
+        return sum(p.count * p.formats[memory_format].torch.time_s for p in self.problems)
+
+    @property
+    def torch_benchmarks(self) -> tuple[str, ...]:
+        """The names of torch's benchmark modes that were measured."""
+        return tuple(self._results[0].torch_benchmarks)
+
+    def torch_benchmark_s(self, name: str, memory_format: MemoryFormat) -> float:
+        return sum(p.count * p.formats[memory_format].torch_benchmarks[name].time_s for p in self.problems)
+
+    def mucudnn_s(self, memory_format: MemoryFormat) -> float:
+        return sum(p.count * p.formats[memory_format].mucudnn.time_s for p in self.problems)
+
+    def speedup(self, memory_format: MemoryFormat) -> float:
+        return self.torch_s(memory_format) / self.mucudnn_s(memory_format)
+
+    @property
+    def speedup_best(self) -> float:
+        """Torch in its better memory format over mucudnn in its better one."""
+        return min(map(self.torch_s, self.memory_formats)) / min(map(self.mucudnn_s, self.memory_formats))
+
+    @property
+    def prediction_error(self) -> float:
+        """Median over all configurations of |predicted / measured - 1|: by now the machine may have another pace."""
+        return median(abs(result.predicted_over_measured - 1) for result in self._results)
+
+    @property
+    def prediction_error_when_tuned(self) -> float:
+        """The same against the whole runs that followed the measuring of the parts, seconds later."""
+        return median(abs(r.tuned.configuration.time_s / r.tuned.time_s - 1) for r in self._results)
+
+    @property
+    def _results(self) -> list[FormatResult]:
+        return [result for problem in self.problems for result in problem.formats.values()]
