@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.choose import Choice, Divided
@@ -20,6 +20,8 @@ from mucudnn.words.values import restore
 
 if TYPE_CHECKING:
     import pandas
+
+    from mucudnn.running.conv2d import Conv2d
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,11 @@ def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
     if hurried:
         parts.append(f"{hurried} measured with fewer samples than usual")
     return f"time limit: {'; '.join(parts)}" if parts else ""
+
+
+def tuned_of(module: Conv2d) -> tuple[TunedProblem, ...]:
+    """Return what was chosen for a module, which knows no more of it than it runs."""
+    return cast("tuple[TunedProblem, ...]", module.tuned)
 
 
 def configurations_of(tuned: TunedProblem) -> Mapping[int, Configuration]:
