@@ -13,7 +13,6 @@ from mucudnn.bench.analyses.explanation import ExplainedLayer, Explanation
 from mucudnn.bench.report.export import CURVE, write_csv, write_each
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import milliseconds, new_table, short_name
-from mucudnn.running.environment import Environment
 from mucudnn.terminal.whole_files import beside
 from mucudnn.words.results import Configuration
 from mucudnn.words.units import format_bytes, format_seconds
@@ -44,11 +43,11 @@ def in_words(explanation: Explanation) -> str:
     return f"{here}; {explanation.marginal}{account}"
 
 
-def explanation_record(explanation: Explanation, environment: Environment) -> Record:
+def explanation_record(explanation: Explanation) -> Record:
     """What ``mucudnn explain --json`` writes."""
     divided = explanation.tuning.divided
     return {
-        **record_header(explanation.tuning.config, environment, datetime.now(UTC)),
+        **record_header(explanation.tuning.config, explanation.tuning.environment, datetime.now(UTC)),
         "source": explanation.tuning.source,
         "problems": [_layer_record(row) for row in explanation.rows],
         "marginal": explanation.marginal.to_json(),
@@ -76,7 +75,7 @@ def _cells(row: ExplainedLayer) -> tuple[str, ...]:
     if row.next_faster is not None:
         more = (str(row.next_faster), format_bytes(row.extra_bytes), milliseconds(row.saved_s))
     return (
-        short_name(row.row.layer),
+        short_name(row.row.names),
         str(tuned.problem.operation),
         str(row.chosen),
         str(row.row.count),

@@ -66,7 +66,7 @@ def _names(rows: Sequence[HeadroomRow], events: int) -> Iterator[tuple[int, str]
     free_from = 0.0
     for event, name in {row.call.event: row.call.name for row in rows}.items():
         if event >= free_from:
-            shown = short_name(name)
+            shown = short_name((name,))
             yield event, shown if len(shown) <= _MOST_LETTERS else f"…{shown[1 - _MOST_LETTERS :]}"
             free_from = event + events / _MOST_NAMES
 

@@ -11,7 +11,6 @@ from rich.table import Table
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import milliseconds, new_table, ratio, short_name
 from mucudnn.bench.sources.table_tuning import TableTuning
-from mucudnn.running.environment import Environment
 from mucudnn.tracing.headroom import Headroom
 from mucudnn.tracing.memory_timeline import ConvolutionCall
 from mucudnn.tuning.result import TunedProblem
@@ -38,9 +37,7 @@ class HeadroomRow:
 def headroom_rows(headroom: Headroom, tuning: TableTuning) -> list[HeadroomRow]:
     """In the order in which the step runs them."""
     chosen = {
-        _key(name, row.tuned.problem, row.tuned.batch_size): row.tuned
-        for row in tuning.rows
-        for name in row.layer.split(", ")
+        _key(name, row.tuned.problem, row.tuned.batch_size): row.tuned for row in tuning.rows for name in row.names
     }
     return [
         HeadroomRow(
@@ -78,12 +75,10 @@ def in_words(headroom: Headroom, rows: Sequence[HeadroomRow]) -> str:
     )
 
 
-def headroom_record(
-    headroom: Headroom, tuning: TableTuning, rows: Sequence[HeadroomRow], environment: Environment
-) -> Record:
+def headroom_record(headroom: Headroom, tuning: TableTuning, rows: Sequence[HeadroomRow]) -> Record:
     """What ``mucudnn explain --headroom --json`` writes."""
     return {
-        **record_header(tuning.config, environment, datetime.now(UTC)),
+        **record_header(tuning.config, tuning.environment, datetime.now(UTC)),
         "source": tuning.source,
         "peak_bytes": headroom.peak_bytes,
         "calls": [_record(row) for row in rows],
@@ -115,7 +110,7 @@ def _gain(rows: Sequence[HeadroomRow]) -> str:
 def _cells(row: HeadroomRow) -> tuple[str, ...]:
     tuned = row.tuned
     return (
-        short_name(row.call.name),
+        short_name((row.call.name,)),
         str(row.call.operation),
         "" if tuned is None else str(tuned.configuration),
         format_bytes(row.call.in_use_bytes),

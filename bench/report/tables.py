@@ -35,11 +35,16 @@ def comparison(baseline_s: float, time_s: float, speedup: float) -> tuple[str, s
     return milliseconds(baseline_s), milliseconds(time_s), ratio(speedup)
 
 
-def short_name(names: str) -> str:
+def short_name(names: Sequence[str]) -> str:
     """``a, b, c`` -> ``a +2``: equal layers share a row, which the first of them names."""
-    first, *others = names.split(", ")
+    first, *others = names
     first = first or "(the model itself)"
     return f"{first} +{len(others)}" if others else first
+
+
+def long_name(names: Sequence[str]) -> str:
+    """``a, b, c``: as files have them."""
+    return ", ".join(names)
 
 
 def milliseconds(time_s: float) -> str:

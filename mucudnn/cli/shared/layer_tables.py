@@ -62,12 +62,9 @@ def require_complete(tuning: TableTuning) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What was solved from stored measurements, and where these were made. ``notes``: what was set aside, and what is
-    not known, in words.
-    """
+    """What was solved from stored measurements. ``notes``: what was set aside, and what is not known, in words."""
 
     tuning: TableTuning
-    environment: Environment
     notes: tuple[str, ...]
 
 
@@ -94,4 +91,4 @@ def solve_stored(
         notes = (*found.notes, *shortcomings(tasks, found))
         for note in notes:
             click.echo(f"Note: {note}", err=True)
-        return Replayed(of_table(table, replay(tasks, config, found)), found.environment, notes)
+        return Replayed(of_table(table, replay(tasks, config, found)), notes)
