@@ -1,4 +1,4 @@
-"""The inference benchmark for people (a table; milliseconds and MiB) and for programs (a record; seconds and bytes)."""
+"""Report of the inference benchmark: a table in milliseconds and MiB for people, a record for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mucudnn.words.units import format_bytes
 
 
 def inference_table(benchmark: InferenceBenchmark) -> Table:
-    """Per convolution: three times, the speedups of kept filters, and what they cost; then the whole model."""
+    """Three times for each convolution, the speedups of cached filters, and their bytes; then the whole model."""
     columns = ("torch ms", "not kept ms", "kept ms", "± %", "over torch", "over not kept", "kept bytes")
     footer = ("the whole model", "", *_cells(benchmark.whole), format_bytes(benchmark.kept_bytes))
     shape = "×".join(map(str, benchmark.input_shape))
@@ -28,7 +28,7 @@ def inference_table(benchmark: InferenceBenchmark) -> Table:
 
 
 def inference_record(benchmark: InferenceBenchmark) -> Record:
-    """What ``mucudnn bench inference --json`` writes."""
+    """The object that ``mucudnn bench inference --json`` writes. Seconds and bytes."""
     return {
         **record_header(benchmark.config, benchmark.environment, benchmark.date),
         "network": benchmark.name,
@@ -42,7 +42,7 @@ def inference_record(benchmark: InferenceBenchmark) -> Record:
 
 
 def _configurations(layer: LayerResult) -> str:
-    """``native 1 → winograd-4x4 1``: without and with what is kept."""
+    """``native 1 → winograd-4x4 1``: the configurations without and with a cached filter."""
     not_kept = str(layer.tuned.configuration)
     if layer.kept is None:
         return not_kept

@@ -1,4 +1,4 @@
-"""The comparison under workspace limits, told: a table and words for people, CSV and JSON for programs."""
+"""Report of the comparison under workspace limits: a table and words for people, CSV and JSON for programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mucudnn.words.units import format_bytes
 
 
 def limits_table(comparison: LimitsComparison) -> Table:
-    """Per limit: how much faster ours is than the best undivided rival, and how many problems have none."""
+    """For each limit: how much faster ours is than the best undivided rival, and how many problems have none."""
     columns = ("rival / ours, geometric mean", "least", "most", "problems", "no rival within", "nothing of ours within")
     title = f"{comparison.source}, ours against the best undivided of {comparison.rivals}"
     printed = new_table(title, ("workspace limit",), columns)
@@ -37,7 +37,7 @@ def limits_table(comparison: LimitsComparison) -> Table:
 
 
 def in_words(comparison: LimitsComparison) -> str:
-    """How much was done, the best limit, and the two comparisons with torch."""
+    """Tell how much was done, the best limit, and the two comparisons with torch."""
     done = f"{len(comparison.problems)} of {comparison.wanted} problems"
     lines = [done if comparison.is_complete else f"{done}: the others were not reached, or failed"]
     lines += [f"failed: {failed.task}: {failed.reason}" for failed in comparison.failed]
@@ -47,7 +47,7 @@ def in_words(comparison: LimitsComparison) -> str:
 
 
 def limits_record(comparison: LimitsComparison) -> Record:
-    """What ``mucudnn bench limits --json`` writes: the summary, and what it was made with."""
+    """The object that ``mucudnn bench limits --json`` writes: the summary, and what it was made with."""
     return {
         **record_header(comparison.config, comparison.environment, comparison.date),
         "source": comparison.source,
@@ -86,7 +86,7 @@ def _limit_record(comparison: LimitsComparison, limit_bytes: int | None) -> Reco
 
 
 def _workspace_record(comparison: LimitsComparison) -> Record:
-    """Theirs / ours; bytes below the floor count as the floor."""
+    """Ratios of workspaces, theirs / ours; bytes below the floor count as the floor."""
     same = [problem.same_time for problem in comparison.problems]
     ours = [one.ours.workspace_bytes for one in same if one.ours is not None]
     theirs = [one.theirs_bytes for one in same if one.ours is not None]
@@ -161,7 +161,7 @@ def _csv_rows(compared: ComparedProblem, reference: str) -> Iterator[Record]:
 
 
 def _geometry(problem: ConvProblem) -> Record:
-    """Pairs in columns of their own."""
+    """Fields of the problem, pairs in two columns: ``padding_h``, ``padding_w``."""
     plain = {name: value for name, value in asdict(problem).items() if not isinstance(value, tuple)}
     pairs = {name: value for name, value in asdict(problem).items() if isinstance(value, tuple)}
     return plain | {f"{name}_{axis}": v for name, pair in pairs.items() for axis, v in zip("hw", pair, strict=True)}
@@ -177,7 +177,7 @@ def _under(under: UnderLimit) -> Record:
 
 
 def _run(name: str, run: Run | None) -> Record:
-    """Empty cells for what there is not."""
+    """Columns of one run; empty where there is none."""
     values = (
         (None,) * 5
         if run is None

@@ -1,7 +1,7 @@
-"""The rivals of micro-batches: whole mini-batches on one algorithm, the best that a workspace limit leaves.
+"""Finds and runs the rivals of micro-batches: whole mini-batches on one algorithm.
 
 On CUDA they are cuDNN's engine configurations: the fastest within a limit is what cudnnFind with a cap would give. They
-run as torch runs an engine, straight into the new result, with the engine's own workspace and nothing else: mucudnn's
+run as torch runs an engine: straight into the new result, with the engine's own workspace and nothing else. Mucudnn's
 own call of an engine takes a temporary more for dw, which a rival must not pay for. Elsewhere they are all algorithms.
 """
 
@@ -23,9 +23,9 @@ from mucudnn.words.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Undivided:
-    """Those of one task that were measured, fastest first, with the workspace that they need as rivals.
+    """Rivals of one task that were measured, fastest first, with the workspace that they need.
 
-    engines: by name, those that are cuDNN's.
+    engines: those of cuDNN, by name.
     """
 
     configurations: Sequence[Configuration]
@@ -33,7 +33,7 @@ class Undivided:
 
     @classmethod
     def of(cls, task: Task, machine: Machine, measurements: Sequence[Measurement]) -> Undivided:
-        """From measurements that the config allows."""
+        """Rivals among measurements that the config allows."""
         n = task.batch_size
         offered = (a for source in machine.sources for a in source.offered(task.problem, [n]))
         engines = {a.name: a for a in offered if isinstance(a, CudnnEngine) and not a.adds_in_place}
@@ -45,17 +45,17 @@ class Undivided:
         return cls(sorted(rivals, key=lambda c: (c.time_s, c.workspace_bytes)), engines)
 
     def within(self, limit_bytes: int | None, most: int) -> list[Configuration]:
-        """The fastest within the limit, at most so many."""
+        """The fastest within the limit, at most ``most`` of them."""
         fitting = [c for c in self.configurations if limit_bytes is None or c.workspace_bytes <= limit_bytes]
         return fitting[:most]
 
     def engine(self, configuration: Configuration) -> CudnnEngine | None:
-        """That which ``run_engine`` runs; None for what is no engine of cuDNN's."""
+        """The engine that ``run_engine`` runs; ``None`` for what is no engine of cuDNN's."""
         return self.engines.get(configuration.algorithms[0])
 
 
 def run_engine(engine: CudnnEngine, problem: ConvProblem, operands: Operands) -> Tensor:
-    """The whole mini-batch on one engine. Returns what the operation writes, newly allocated. Not run on a GPU yet."""
+    """Run the whole mini-batch on one engine. Returns a new tensor with the result. Not run on a GPU yet."""
     x, w, y = operands.x, operands.w, operands.y
     match problem.operation:
         case Operation.FORWARD:

@@ -1,4 +1,4 @@
-"""What differs from torch in the numbers, told: a table for people, CSV and JSON for programs."""
+"""Report of the numerics benchmark: a table for people, CSV and JSON for programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numerics_table(benchmark: NumericsBenchmark) -> Table:
 
 
 def in_words(benchmark: NumericsBenchmark) -> str:
-    """How it was computed, and what the columns are."""
+    """Tell how it was computed, and what the columns are."""
     problem = benchmark.rows[0].problem
     return (
         f"{SAMPLES} samples, {problem.c} channels to {problem.k}, stride 1, output as large as the image; "
@@ -40,7 +40,7 @@ def in_words(benchmark: NumericsBenchmark) -> str:
 
 
 def numerics_record(benchmark: NumericsBenchmark) -> Record:
-    """What ``mucudnn bench numerics --json`` writes."""
+    """The object that ``mucudnn bench numerics --json`` writes."""
     return {
         **origin(benchmark.environment, benchmark.date),
         "samples": SAMPLES,
@@ -49,12 +49,12 @@ def numerics_record(benchmark: NumericsBenchmark) -> Record:
 
 
 def numerics_rows(benchmark: NumericsBenchmark) -> list[Record]:
-    """One for each row, for a CSV file, the problem's fields in columns of their own."""
+    """Lines of the CSV file: one for each result, the problem's fields in columns of their own."""
     return [_flat(row) for row in benchmark.rows]
 
 
 def _by_line(benchmark: NumericsBenchmark) -> dict[tuple[str, str], list[AlgorithmNumerics]]:
-    """(algorithm, geometry) -> the rows of its operations."""
+    """(algorithm, geometry) -> the results of its operations."""
     lines: dict[tuple[str, str], list[AlgorithmNumerics]] = {}
     for row in benchmark.rows:
         problem = row.problem
@@ -77,7 +77,7 @@ def _cells(rows: Sequence[AlgorithmNumerics]) -> Iterator[str]:
 
 
 def _joined(values: Sequence[str]) -> str:
-    """Once, if they are all the same."""
+    """The values, joined; a single one if all are the same."""
     return values[0] if len({*values}) == 1 else " / ".join(values)
 
 
