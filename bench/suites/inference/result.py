@@ -48,7 +48,7 @@ class LayerResult:
 
 @dataclass(frozen=True, slots=True)
 class InferenceBenchmark:
-    """Times of the whole model (``whole``) and of its convolutions. Sums over ``layers`` are those of the convolutions."""
+    """Times of the whole model, and of its convolutions alone. Sums over ``layers`` are those of the convolutions."""
 
     name: str
     input_shape: tuple[int, ...]

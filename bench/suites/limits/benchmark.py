@@ -33,7 +33,7 @@ ROUNDS = 7
 
 
 def with_filters(table: LayerTable, filters: Sequence[Pair]) -> LayerTable:
-    """Keep only layers with a filter of one of these (height, width). Raises ``InvalidInputError`` if there are none."""
+    """Keep only layers with a filter of these (height, width). Raises ``InvalidInputError`` if there are none."""
     layers = tuple(layer for layer in table.layers if (layer.problem.r, layer.problem.s) in filters)
     if not layers:
         there_are = sorted({(layer.problem.r, layer.problem.s) for layer in table.layers})
