@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -13,7 +14,8 @@ import mucudnn
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = SETTINGS["project"]
 PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
 
 
@@ -32,6 +34,12 @@ def test_every_tool_of_development_is_pinned() -> None:
         name = re.match(r"[\w.-]+", requirement)
         assert name is not None
         assert canonical(name[0]) in pinned
+
+
+def test_every_folder_of_code_is_in_the_wheel() -> None:
+    paths = [Path(folder) / name for folder, _, names in os.walk(ROOT / "mucudnn", followlinks=True) for name in names]
+    folders = {path.parent.relative_to(ROOT).as_posix().replace("/", ".") for path in paths if path.suffix == ".py"}
+    assert sorted(SETTINGS["tool"]["setuptools"]["packages"]) == sorted(folders)
 
 
 def test_commit_hooks_run_the_pinned_tools() -> None:

@@ -102,7 +102,7 @@ class Cliff:
 
     @property
     def remedy(self) -> str:
-        """The cut that removes it, in words: ``64 runs as native 32×2, 1.40×``."""
+        """The cut that removes it, in words: ``64 runs as gemm 32×2, 1.40×``."""
         if self.cut is None:
             return "no cut helps"
         words = f"{self.n} runs as {self.cut.runs_as}, {self.speedup:.2f}×"

@@ -18,7 +18,7 @@ from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.torch_settings import Numerics
+from mucudnn.words.torch_settings import TorchSettings
 from mucudnn.words.units import format_bytes
 
 _OWN_COLUMNS = (NumericalNote.TENSOR_CORE, NumericalNote.NONDETERMINISTIC)  # in the table
@@ -46,7 +46,7 @@ class EngineList:
     micro_batch_sizes: tuple[int, ...]
     device: str
     cudnn: str
-    numerics: Numerics
+    numerics: TorchSettings
     engines: tuple[ListedEngine, ...]
 
     @property
@@ -62,7 +62,7 @@ def list_engines(
 
     Raises ``UnavailableError`` where nothing is offered at any size.
     """
-    numerics = Numerics.of_torch()
+    numerics = TorchSettings.current()
     found: dict[_Kind, dict[int, Engine]] = {}
     for n in reversed(micro_batch_sizes):
         for engine in _offered(device, problem, n, every):
@@ -136,7 +136,7 @@ def _offered(device: Device, problem: ConvProblem, n: int, every: bool) -> list[
         return []
 
 
-def _listed(by_size: Mapping[int, Engine], numerics: Numerics, dtype: str) -> ListedEngine:
+def _listed(by_size: Mapping[int, Engine], numerics: TorchSettings, dtype: str) -> ListedEngine:
     engine = by_size[max(by_size)]
     sizes = {n: by_size[n].workspace_bytes for n in sorted(by_size)}
     return ListedEngine(engine, sizes, why_barred(numerics, engine, dtype))

@@ -1,9 +1,8 @@
 """Gives each contestant a thread of its own, since libraries keep by thread what they found out.
 
-Torch keeps the plan of every convolution that a thread has run, and looks there first, whether it is told to search
-(``torch.backends.cudnn.benchmark``) or not. In one thread, the first contestant to run would decide for all. See
-``run_single_conv`` and the ``thread_local benchmark_cache`` in torch's aten/src/ATen/native/cudnn/Conv_v8.cpp. Not run
-on a GPU yet.
+Torch keeps the plan of every convolution that a thread has run on a GPU, and looks there first, whether it is told to
+search or not. In one thread, the first contestant to run would decide for all. See ``run_single_conv`` and the
+``thread_local benchmark_cache`` in torch's Conv_v8.cpp. Not run on a GPU yet.
 """
 
 from __future__ import annotations

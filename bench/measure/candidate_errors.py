@@ -20,6 +20,6 @@ def without_frames(error: Exception) -> Exception:
 
 
 def give_back_cache() -> None:
-    """Empty the cache of torch's allocator on a GPU: its blocks may be the memory that cuDNN or CUDA lacked."""
+    """Give back what torch's allocator keeps for itself on a GPU: a library may have lacked it."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()

@@ -10,7 +10,7 @@ from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS, give_back_c
 from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import NATIVE, Failure, Measurement, MicroConfig, source_of
+from mucudnn.words.results import Failure, Measurement, MicroConfig
 
 # A larger micro-batch is at most so much faster per sample than the best smaller one of the same algorithm. Against
 # times of an earlier run the factor is smaller: what that run passed over must not be measured later for mere noise.
@@ -78,25 +78,13 @@ class Candidate:
 
     @property
     def from_source(self) -> bool:
-        """Offered by an ``AlgorithmSource``: foreign code, each size compiled by itself, its workspace known exactly
-        without running anything.
-        """
-        return source_of(self.algorithm.name) != self.algorithm.name
+        """Whether an ``AlgorithmSource`` offers it: see ``Algorithm.source``."""
+        return self.algorithm.source is not None
 
     @property
     def workspace_bytes(self) -> int:
         """Of a configuration of this micro-config alone."""
         return self.workspace.prepared_bytes + self.scratch_bytes
-
-    @property
-    def is_native(self) -> bool:
-        """Torch's own convolution, in either memory format."""
-        return self.algorithm.name.startswith(NATIVE)
-
-    @property
-    def is_search(self) -> bool:
-        """Torch's own that builds and times cuDNN's engines when it first runs: counting its bytes takes seconds."""
-        return self.algorithm.name.startswith(f"{NATIVE}-benchmark")
 
     def fits(self, limit_bytes: int | None) -> bool:
         """Larger micro-batches need more: after the first that does not fit, nothing else is run to find out.
@@ -159,7 +147,7 @@ def find_candidates(
 
 def _why_not(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, batch_size: int) -> str | None:
     """Why slices of this size cannot be computed. Torch's own always can be run undivided: that has no slices."""
-    if algorithm.name.startswith(NATIVE) and micro_batch_size == batch_size:
+    if algorithm.is_torchs_own and micro_batch_size == batch_size:
         return None
     return algorithm.supports_micro_batch(problem, micro_batch_size)
 

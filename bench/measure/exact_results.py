@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from mucudnn.bench.measure.operands import Operands, written_shape
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.torch_settings import computed_without_libraries
 
 _FLOPS = 4e9  # operations in float64: about 0.1 s on two cores
 _BYTES = 64 * 2**20  # most for one result, and for one piece of the work
@@ -82,7 +83,7 @@ class ExactResults:
         x, w, y = self._operands.x, self._operands.w, self._operands.y
         for start in range(0, len(samples), self._piece()):
             of_piece = torch.as_tensor(samples[start : start + self._piece()], device=x.device)
-            with _without_cudnn(x):
+            with computed_without_libraries() if x.is_cuda else nullcontext():
                 result = reference(self._problem, x[of_piece], w, y[of_piece])
             yield result
 
@@ -109,25 +110,3 @@ def written_elements(problem: ConvProblem, n: int) -> int:
 
 def _elements(shape: tuple[int, ...]) -> int:
     return torch.Size(shape).numel()
-
-
-@contextmanager
-def _without_cudnn(x: Tensor) -> Iterator[None]:
-    """Switch cuDNN off for tensors on a GPU: it must not confirm itself. Torch's own code on cuBLAS computes instead.
-
-    Torch refuses to call cuBLAS where results must be deterministic and an environment variable is not set; here they
-    need not be. ``torch.use_deterministic_algorithms`` itself would load the compiler. Not run on a GPU yet.
-    """
-    if not x.is_cuda:
-        yield
-        return
-    enabled = torch._C._get_cudnn_enabled()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch._C._set_cudnn_enabled(False)
-    torch._C._set_deterministic_algorithms(False)
-    try:
-        yield
-    finally:
-        torch._C._set_cudnn_enabled(enabled)
-        torch._C._set_deterministic_algorithms(deterministic, warn_only=warn_only)

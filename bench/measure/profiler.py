@@ -20,7 +20,8 @@ from mucudnn.bench.measure.workbench import Workbench
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.words.errors import BrokenDeviceError, first_line
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import NATIVE, Failure, Measurement, MicroConfig
+from mucudnn.words.results import Failure, Measurement, MicroConfig
+from mucudnn.words.torch_settings import TORCHS_OWN
 
 # Entered before the first run of a candidate that may end the process, and left when it did not: so what began and
 # never ended is known to the next process.
@@ -75,7 +76,7 @@ class Profile:
         Torch's own always is: everything is compared with it, and its workspace, which only running it tells, is then
         in the database.
         """
-        if candidate.is_native:
+        if candidate.algorithm.is_torchs_own:
             return True
         error = race.error_of(candidate.algorithm.name)
         if error is not None and error > self.max_relative_error:
@@ -154,7 +155,7 @@ class _Session:
     def _first_samples(self) -> Iterator[Measurement | Failure]:
         """One sample of each candidate that is still wanted; yields those that are over with that."""
         for candidate in self.missing:
-            always = candidate.is_native and not candidate.is_search
+            always = candidate.algorithm.is_torchs_own and not candidate.algorithm.is_search
             in_time = always or self.profile.clock.now() <= self.deadline or not self._has_answer()
             tried = candidate.micro_config in self.tried
             if tried or not in_time or not self.profile.is_wanted(candidate, self.race):
@@ -237,7 +238,7 @@ class _Session:
 
     def _is_baseline(self, candidate: Candidate) -> bool:
         """Torch's own, undivided, is tried in every run."""
-        return candidate.micro_config == MicroConfig(NATIVE, self.profile.batch_size)
+        return candidate.micro_config == MicroConfig(TORCHS_OWN, self.profile.batch_size)
 
     def _why_unusable(self) -> str | None:
         """What the device reports for ever after some errors (CUDA calls them sticky); None: it can be used."""
@@ -276,5 +277,5 @@ class _Session:
 
 
 def _who(candidate: Candidate) -> str:
-    """With the version, as its library counts: ``cudnn:67 k2=5 (version 91900)``."""
+    """Name and version, as a library counts: ``library:67 k2=5 (version 91900)``."""
     return f"{candidate.algorithm.name} (version {candidate.algorithm.version})"

@@ -79,7 +79,7 @@ class Workbench:
         return self.operands.batch_size // candidate.micro_batch_size
 
     def set_up(self, candidate: Candidate) -> Callable[[], None]:
-        """Return a call that opens and closes the algorithm, which is done once for all micro-batches."""
+        """Return a call that opens and closes the algorithm: done once, however many micro-batches there are."""
         self._require(candidate)
         algorithm, problem, w = candidate.algorithm, self.problem, self.operands.w
 

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from mucudnn.kernels.compiled.library import geometry, library, operand, span, why_not, why_too_large
 from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.words.problem import ConvProblem, Operation
 
 
 @dataclass(frozen=True, slots=True)
-class ImplicitGemm:
+class ImplicitGemm(BaseAlgorithm):
     """See the module's docstring."""
 
     name: str = "implicit-gemm"
@@ -30,9 +31,6 @@ class ImplicitGemm:
 
     def is_local(self, problem: ConvProblem) -> bool:
         return True
-
-    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        return None
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         shape = byref(geometry(problem))

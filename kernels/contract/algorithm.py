@@ -18,7 +18,7 @@ open; an algorithm *adds* its part to it, in any step or in ``close``, and must 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -43,11 +43,15 @@ class Workspace:
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """See the module's docstring. Implementations are stateless: everything they need is handed in."""
+    """What general code asks of an algorithm. ``BaseAlgorithm`` answers what simple ones have in common.
+
+    Implementations are stateless: everything they need is handed in. Equal ones compute the same. Where a library fails
+    they raise ``LibraryError``: what was tuned goes on with one of the ``alternatives``, or with torch's own.
+    """
 
     @property
     def name(self) -> str:
-        """As stored in databases: stable for ever."""
+        """Name in databases: stable for ever."""
 
     @property
     def version(self) -> int:
@@ -61,6 +65,26 @@ class Algorithm(Protocol):
         summed by one thread in a fixed order, so that it does not matter which thread comes first. False is for sums to
         which several threads add in any order (atomics), as in some algorithms on GPUs.
         """
+
+    @property
+    def source(self) -> str | None:
+        """Name of the ``AlgorithmSource`` that offers it; ``None`` for an algorithm that all problems share.
+
+        What a source offers is foreign code, compiled for each size: it is compared with float64 at every size, a
+        journal notes its first run, and its workspace is known exactly without running it.
+        """
+
+    @property
+    def is_torchs_own(self) -> bool:
+        """Whether it is torch's convolution: that is always measured, and can always be run undivided."""
+
+    @property
+    def is_search(self) -> bool:
+        """Whether the first run at each size builds and times what a library has, which takes seconds."""
+
+    @property
+    def alignment_bytes(self) -> int:
+        """x, w and y begin on multiples of this power of two, else it is not called; 1: they may begin anywhere."""
 
     def supports(self, problem: ConvProblem) -> str | None:
         """``None`` if the problem can be computed, else the reason why not, in words."""
@@ -87,6 +111,22 @@ class Algorithm(Protocol):
         it is counted by running once, and cached: so ask only for what is going to be measured.
         """
 
+    def why_not_here(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
+        """Why it must not run now, although it was chosen; ``None``: it may.
+
+        Asked when a configuration is made ready to run: the device or torch's settings may be others than in tuning.
+        """
+
+    def alternatives(self, problem: ConvProblem, micro_batch_size: int) -> Iterable[Algorithm]:
+        """What may run in its place after it has failed, best first.
+
+        Each is at least as exact, and deterministic and local where this one is: the bounds under which it was chosen
+        are not known any more. It may run here and now.
+        """
+
+    def build(self, problem: ConvProblem, micro_batch_size: int) -> None:
+        """Have ready what is built once, so that steps of this size can be captured in a CUDA graph."""
+
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         """Prepare what micro-batches share. w: (K, C // groups, R, S); prepared: 1-D uint8, aligned."""
 
@@ -109,15 +149,33 @@ class Algorithm(Protocol):
         """BACKWARD_FILTER: add what is still in ``prepared`` to ``w``. Otherwise nothing."""
 
 
+class WholeBatch(Protocol):
+    """An algorithm on a whole mini-batch as its library runs it: straight into the result, with nothing of ours."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What the library itself needs."""
+
+    def run(self, x: Tensor, w: Tensor, y: Tensor) -> None:
+        """Compute one call. x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q); one is written anew."""
+
+
 class AlgorithmSource(Protocol):
     """Offers algorithms that depend on the problem, as a library does that knows many ways to compute each."""
 
     @property
     def name(self) -> str:
-        """What users allow all that it offers by: ``cudnn``. The algorithms' names begin with it and a colon."""
+        """Name by which users allow all that it offers: ``cudnn``. The algorithms' names begin with it and a colon."""
+
+    @property
+    def title(self) -> str:
+        """Name for people of what it offers: ``cuDNN's engines``."""
 
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> Sequence[Algorithm]:
-        """Those that can compute slices of at least one of these sizes. Runs nothing."""
+        """Algorithms that can compute slices of at least one of these sizes. Runs nothing."""
+
+    def undivided(self, problem: ConvProblem, batch_size: int) -> Mapping[str, WholeBatch]:
+        """Name -> algorithm on a whole mini-batch of this size: what benchmarks compare micro-batches with."""
 
     def measuring(self) -> AbstractContextManager[object]:
-        """Entered while those of one problem are measured: what is built for that alone is given back at its end."""
+        """Context in which those of one problem are measured: what is built for that alone is given back at its end."""

@@ -11,7 +11,7 @@ from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfi
 from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, Algorithm
 from mucudnn.kernels.contract.buffers import empty_activation
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.torch_settings import Numerics
+from mucudnn.words.torch_settings import TorchSettings
 
 _counted: dict[tuple[str, int, ConvProblem, int, Hashable], int] = {}
 
@@ -69,7 +69,7 @@ def counted_internal_bytes(
 
 def _depends_on(device_type: str) -> Hashable:
     if device_type == "cuda":
-        return device_type, torch.cuda.current_device(), Numerics.of_torch()
+        return device_type, torch.cuda.current_device(), TorchSettings.current()
     return device_type, torch.get_num_threads()
 
 

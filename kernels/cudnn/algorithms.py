@@ -4,34 +4,33 @@ The engines write a micro-batch's dw anew. It is written into scratch and added 
 where the problem's dtype has less. In float32 and float64 cuDNN can also add to the sum itself (beta = 1): so each
 engine configuration is offered a second time, ``in-place``, and is proven or barred on the device like any other.
 
-Nothing here replaces an engine that fails. While measuring, a failure belongs to the engine; while running,
-``mucudnn/running/fallback.py`` finds another.
+Nothing here replaces an engine that fails. While measuring, a failure belongs to the engine; while running, one of its
+``alternatives`` is taken.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, Self, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, torch_dtype
 from mucudnn.kernels.cudnn.barred import why_barred
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
-from mucudnn.words.errors import UnavailableError
+from mucudnn.kernels.cudnn.operation_graph import MOST_ALIGNED_BYTES
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.torch_settings import Numerics
+from mucudnn.words.torch_settings import TorchSettings
 
 SOURCE_NAME = "cudnn"  # with a colon after it, the prefix of the names of all engine configurations
 _IN_PLACE = " in-place"
-
-_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +56,6 @@ class Pointers(NamedTuple):
     x: int
     w: int
     y: int
-
-
-class EngineError(CudnnError):
-    """An engine that was chosen cannot be planned, built or executed: in cuDNN's words. ``plan``: which it is."""
-
-    def __init__(self, plan: Plan, error: CudnnError) -> None:
-        super().__init__(*error.parts)
-        self.plan, self._error = plan, error
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return EngineError, (self.plan, self._error)
-
-
-class CapturingError(UnavailableError):
-    """Something would have to be built first, and while a CUDA graph is captured nothing can be."""
 
 
 class Backend(Protocol):
@@ -108,13 +92,13 @@ class _Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CudnnEngine:
+class CudnnEngine(BaseAlgorithm):
     """One engine configuration, on the CUDA device that is current when it is first asked about a problem.
 
     deterministic, local: false also where it is not known, as for a name out of a database. adds_in_place: cuDNN adds
     dw to the sum itself, where that is in float32 or float64.
 
-    Where cuDNN refuses, the methods raise ``EngineError``.
+    Where cuDNN refuses, the methods raise ``CudnnError``.
     """
 
     config: EngineConfig
@@ -137,6 +121,14 @@ class CudnnEngine:
     @property
     def version(self) -> int:
         return self.backend.version
+
+    @property
+    def source(self) -> str:
+        return SOURCE_NAME
+
+    @property
+    def alignment_bytes(self) -> int:
+        return MOST_ALIGNED_BYTES
 
     def supports(self, problem: ConvProblem) -> str | None:
         return None  # it depends on the micro-batch size
@@ -168,9 +160,21 @@ class CudnnEngine:
         adds = problem.operation is Operation.BACKWARD_FILTER and not self._has_temporary(problem)
         return Plan(self.config, problem, micro_batch_size, 1.0 if adds else 0.0)
 
+    def why_not_here(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
+        """The device does not offer it, or torch's settings forbid it."""
+        reason = self.supports_micro_batch(problem, micro_batch_size)
+        return reason or why_barred(TorchSettings.current(), self._engine(problem, micro_batch_size), problem.dtype)
+
+    def alternatives(self, problem: ConvProblem, micro_batch_size: int) -> Iterator[CudnnEngine]:
+        """The other engines that cuDNN offers, in its order."""
+        settings, own = TorchSettings.current(), self._engine(problem, micro_batch_size)
+        for offered in self.backend.offered(problem, micro_batch_size):
+            is_allowed = why_barred(settings, offered, problem.dtype) is None
+            if offered.config != self.config and is_allowed and _is_as_exact(offered, own, problem):
+                yield replace(self, config=offered.config)
+
     def build(self, problem: ConvProblem, micro_batch_size: int) -> None:
-        """Prepare for steps on this size, so that they only execute: in a CUDA graph nothing else is allowed."""
-        _asked(self.backend.build, self._step(problem, micro_batch_size).plan)
+        self.backend.build(self._step(problem, micro_batch_size).plan)
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         for accumulator in _filters(problem, carve(prepared, _accumulator_parts(problem))):
@@ -190,10 +194,7 @@ class CudnnEngine:
         temporaries = carve(scratch, parts)[1:] if len(parts) > 1 else []
         written = next(iter(_filters(problem, temporaries)), w)
         pointers = Pointers(x.data_ptr(), written.data_ptr(), y.data_ptr())
-        try:  # as in _asked, which would cost as much again
-            self.backend.execute(plan, pointers, scratch.data_ptr(), _current_stream(x))
-        except CudnnError as error:
-            raise EngineError(plan, error) from error
+        self.backend.execute(plan, pointers, scratch.data_ptr(), _current_stream(x))
         if bias is not None:
             y.add_(bias.view(-1, 1, 1))
         if written is not w:
@@ -208,15 +209,35 @@ class CudnnEngine:
         step = self._steps.get((problem, n))
         if step is None:
             plan = self.plan(problem, n)
-            parts = [Part((_asked(self.backend.engine, plan).workspace_bytes,), torch.uint8)]
+            parts = [Part((self.backend.engine(plan).workspace_bytes,), torch.uint8)]
             if self._has_temporary(problem):
                 parts.append(_filter_part(problem, torch_dtype(problem)))
             step = self._steps[problem, n] = _Step(plan, parts)
         return step
 
+    def _engine(self, problem: ConvProblem, n: int) -> Engine:
+        return self.backend.engine(self.plan(problem, n))
+
     def _has_temporary(self, problem: ConvProblem) -> bool:
         of_filter = problem.operation is Operation.BACKWARD_FILTER
         return of_filter and not (self.adds_in_place and problem.item_bytes >= 4)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeBatchOnEngine:
+    """One engine as torch runs it, with the engine's own workspace and no temporary for dw. Not run on a GPU yet."""
+
+    plan: Plan
+    backend: Backend
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self.backend.engine(self.plan).workspace_bytes
+
+    def run(self, x: Tensor, w: Tensor, y: Tensor) -> None:
+        workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=x.device)
+        pointers = Pointers(x.data_ptr(), w.data_ptr(), y.data_ptr())
+        self.backend.execute(self.plan, pointers, workspace.data_ptr(), _current_stream(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +250,13 @@ class CudnnEngines:
 
     backend: Backend
     name: str = SOURCE_NAME
+    title: str = "cuDNN's engines"
 
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> list[CudnnEngine]:
         """Those that are offered for any of the sizes, in the order of the largest for which they are; deterministic
         and local if they are so for all.
         """
-        numerics = Numerics.of_torch()
+        numerics = TorchSettings.current()
         found: dict[EngineConfig, list[Engine]] = {}
         for n in sorted(micro_batch_sizes, reverse=True):
             for engine in () if n > problem.countable_samples() else self._listed(problem, n):
@@ -253,6 +275,10 @@ class CudnnEngines:
             for adds_in_place in ((False, True) if in_place else (False,))
         ]
 
+    def undivided(self, problem: ConvProblem, batch_size: int) -> dict[str, WholeBatchOnEngine]:
+        engines = (engine for engine in self.offered(problem, [batch_size]) if not engine.adds_in_place)
+        return {e.name: WholeBatchOnEngine(Plan(e.config, problem, batch_size), self.backend) for e in engines}
+
     def measuring(self) -> AbstractContextManager[object]:
         return self.backend.building_for_a_while()
 
@@ -265,11 +291,11 @@ class CudnnEngines:
             return ()
 
 
-def _asked(question: Callable[[Plan], _Answer], plan: Plan) -> _Answer:
-    try:
-        return question(plan)
-    except CudnnError as error:
-        raise EngineError(plan, error) from error
+def _is_as_exact(engine: Engine, other: Engine, problem: ConvProblem) -> bool:
+    """Whether it rounds no more than the other, and is deterministic and local where the other is."""
+    rounds_more = problem.dtype == "float32" and engine.uses_tensor_cores and not other.uses_tensor_cores
+    repeats, stays_local = engine.deterministic >= other.deterministic, engine.local >= other.local
+    return not rounds_more and repeats and stays_local
 
 
 def _current_stream(x: Tensor) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine
-from mucudnn.words.torch_settings import Numerics
+from mucudnn.words.torch_settings import TorchSettings
 
 
-def why_barred(settings: Numerics, engine: Engine, dtype: str) -> str | None:
+def why_barred(settings: TorchSettings, engine: Engine, dtype: str) -> str | None:
     """``None`` if the engine may compute problems of this dtype, else the reason."""
     if not settings.cudnn:
         return "an engine of cuDNN, and torch.backends.cudnn.enabled is off"

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.allocation import counted_internal_bytes
+from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, compute_dtype, torch_dtype
 from mucudnn.words.problem import ConvProblem, Operation, Pair
 
@@ -73,7 +74,7 @@ def phases(problem: ConvProblem) -> Phases:
 
 
 @dataclass(frozen=True, slots=True)
-class Direct:
+class Direct(BaseAlgorithm):
     """See the module's docstring. Supports everything; half precision is computed in float32."""
 
     name: str = "direct"
@@ -87,9 +88,6 @@ class Direct:
     def is_local(self, problem: ConvProblem) -> bool:
         """In BACKWARD_FILTER the rows of Y that hold no output, which are zero, meet pixels of X."""
         return problem.operation is not Operation.BACKWARD_FILTER
-
-    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        return None
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         scratch = _scratch_parts(phases(problem), micro_batch_size)

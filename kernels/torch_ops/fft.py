@@ -25,6 +25,7 @@ from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.allocation import counted_internal_bytes
+from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, torch_dtype
 from mucudnn.kernels.torch_ops.gemm import multiply
 from mucudnn.words.problem import ConvProblem, Operation, Pair
@@ -33,7 +34,7 @@ _TILE_LENGTH = 32  # of a tile, the filter's overlap included
 
 
 @dataclass(frozen=True, slots=True)
-class Fft:
+class Fft(BaseAlgorithm):
     """See the module's docstring. ``tiled``: many short transforms; otherwise one that covers the padded image."""
 
     name: str
@@ -51,12 +52,6 @@ class Fft:
             return f"dilation is {problem.dilation}; only dilation 1 is offered"
         if self.tiled and self._tiling(problem).counts == (1, 1):
             return "one tile covers the whole image: that is the algorithm fft"
-        return None
-
-    def is_local(self, problem: ConvProblem) -> bool:
-        return False
-
-    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         return None
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.allocation import counted_internal_bytes
+from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, torch_dtype
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
@@ -36,7 +37,7 @@ def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulat
 
 
 @dataclass(frozen=True, slots=True)
-class Gemm:
+class Gemm(BaseAlgorithm):
     """See the module's docstring."""
 
     name: str = "gemm"
@@ -49,9 +50,6 @@ class Gemm:
 
     def is_local(self, problem: ConvProblem) -> bool:
         return True
-
-    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        return None
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         scratch = _scratch_parts(problem, micro_batch_size)

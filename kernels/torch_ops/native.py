@@ -19,12 +19,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mucudnn.kernels.contract.algorithm import Workspace
-from mucudnn.kernels.contract.allocation import counted_internal_bytes
+from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS, Part, carve, carved_bytes, empty_activation, torch_dtype
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import NATIVE
-from mucudnn.words.torch_settings import Numerics
+from mucudnn.words.torch_settings import TORCHS_OWN, TorchSettings
 
 _LARGE_BATCH = 64  # beyond the thresholds on N in torch's choice of a backend
 _ONEDNN = "Mkldnn"
@@ -42,7 +41,7 @@ def sees_only_padding(problem: ConvProblem) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
+class Native(BaseAlgorithm):
     """Torch's convolution; ``other_format`` converts operands to the other memory format and the result back."""
 
     name: str
@@ -51,9 +50,13 @@ class Native:
     version: int = 1
 
     @property
+    def is_torchs_own(self) -> bool:
+        return True
+
+    @property
     def deterministic(self) -> bool:
         """On CUDA only where torch is told to be so."""
-        return self.device_type == "cpu" or Numerics.of_torch().deterministic
+        return self.device_type == "cpu" or TorchSettings.current().deterministic
 
     def is_local(self, problem: ConvProblem) -> bool:
         """On CUDA cuDNN may choose a transform. Half precision is multiplied by oneDNN in pairs of channels: of an odd
@@ -80,9 +83,6 @@ class Native:
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         scratch = self._scratch_parts(problem, micro_batch_size)
         return Workspace(carved_bytes(self._prepared_parts(problem)), carved_bytes(scratch))
-
-    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         filters, accumulators = self._split_prepared(problem, prepared)
@@ -172,7 +172,7 @@ class Native:
         return x_in, rest[0] if rest else y
 
 
-NATIVE_ALGORITHM = Native(NATIVE)
+NATIVE_ALGORITHM = Native(TORCHS_OWN)
 NATIVE_OTHER_FORMAT = Native("native-other-format", other_format=True)
 
 
@@ -206,7 +206,7 @@ def _is_cudnns(problem: ConvProblem, x: Tensor, w: Tensor) -> bool:
 
 def _cudnn_forward(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None) -> None:
     """What torch calls for cuDNN, with its settings; written into y."""
-    allowed = Numerics.of_torch()
+    allowed = TorchSettings.current()
     settings = (torch.backends.cudnn.benchmark, allowed.deterministic, allowed.allow_tf32)
     geometry = (problem.padding, problem.stride, problem.dilation, problem.groups)
     torch.ops.aten.cudnn_convolution.out(x, w, *geometry, *settings, out=y)

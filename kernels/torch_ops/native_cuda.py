@@ -20,30 +20,39 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Workspace
-from mucudnn.kernels.contract.allocation import counted_internal_bytes
+from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.torch_ops.native import NATIVE_OTHER_FORMAT, Native
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import NATIVE
+from mucudnn.words.torch_settings import TORCHS_OWN
 
-NATIVE_ON_CUDA = Native(NATIVE, device_type="cuda")
+NATIVE_ON_CUDA = Native(TORCHS_OWN, device_type="cuda")
 NATIVE_OTHER_FORMAT_ON_CUDA = Native(NATIVE_OTHER_FORMAT.name, other_format=True, device_type="cuda")
 
 _changing_settings = threading.Lock()  # they are the process's, so two threads would restore each other's
 
 
 @dataclass(frozen=True, slots=True)
-class NativeBenchmark:
+class NativeBenchmark(BaseAlgorithm):
     """Torch's own with ``benchmark = True`` and this ``benchmark_limit``, undivided: a baseline, and a candidate.
 
     A call is handed to the limit's thread and waited for, which costs some microseconds of the calling thread.
     """
 
     limit: int
+    device_type: str = "cuda"
     version: int = 1
 
     @property
     def name(self) -> str:
-        return f"{NATIVE}-benchmark-{self.limit}"
+        return f"{TORCHS_OWN}-benchmark-{self.limit}"
+
+    @property
+    def is_torchs_own(self) -> bool:
+        return True
+
+    @property
+    def is_search(self) -> bool:
+        return True
 
     @property
     def deterministic(self) -> bool:
@@ -62,9 +71,6 @@ class NativeBenchmark:
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         return NATIVE_ON_CUDA.workspace(problem, micro_batch_size)
-
-    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        return counted_internal_bytes(self, problem, micro_batch_size, "cuda")
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         NATIVE_ON_CUDA.open(problem, w, prepared)

@@ -16,6 +16,7 @@ from torch import Tensor
 from mucudnn.kernels.compiled.library import why_too_large
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.allocation import counted_internal_bytes
+from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.winograd.compiled_backend import CompiledWinograd
 from mucudnn.kernels.winograd.cook_toom import CookToom, cook_toom
 from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
@@ -65,7 +66,7 @@ BACKENDS_ON_CUDA: tuple[WinogradBackend, ...] = (CudaWinograd(), TorchWinograd()
 
 
 @dataclass(frozen=True, slots=True)
-class Winograd:
+class Winograd(BaseAlgorithm):
     """F(m x m, r x r) for r x r filters with unit stride and dilation, any padding and groups."""
 
     m: int
@@ -90,12 +91,6 @@ class Winograd:
         if problem.dilation != (1, 1):
             return f"the dilation is {problem.dilation[0]}x{problem.dilation[1]}; Winograd needs 1x1"
         return why_too_large(problem) if self.device_type == "cpu" else None
-
-    def is_local(self, problem: ConvProblem) -> bool:
-        return False
-
-    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        return None
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         return self._backend(problem).workspace(self.matrices, problem, micro_batch_size)

@@ -79,8 +79,9 @@ WITHDRAW_FAILURE = f"""DELETE FROM measurements
 # Of environments: whether anything was measured there
 HAS_ROWS = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE environment_id = environments.id)" for table in KEYS)
 
-# Rows of algorithm versions other than those in a JSON object (algorithm: version). Not of engines (``cudnn:67 k2=5``):
-# which there are no list of names tells, and their version is that of their library, which is in the environment
+# Rows of algorithm versions other than those in a JSON object (algorithm: version). Not of what a source offers
+# (``source:67 k2=5``): no list of names tells which there are, and their version is that of their library, which is in
+# the environment
 OTHER_VERSIONS = {
     "measurements": "instr(algorithm, ':') = 0 AND (algorithm, version) NOT IN (SELECT key, value FROM json_each(?))",
     "verifications": """EXISTS (SELECT 1 FROM json_each(configuration) AS part

@@ -12,8 +12,9 @@ from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import NATIVE, Configuration, Measurement, source_of
+from mucudnn.words.results import Configuration, Measurement, source_of
 from mucudnn.words.task import Task
+from mucudnn.words.torch_settings import TORCHS_OWN
 
 _MOST_LIKE_IT = 3  # other problems that an error names for each one that is missing
 
@@ -54,8 +55,8 @@ def stored_measurements(
 ) -> StoredMeasurements:
     """Everything that is needed to solve the tasks again without measuring; no device is asked for anything.
 
-    algorithms: names to choose from, or of their source (``cudnn``), beside torch's own; None: all that were measured.
-    strict: of those only what is known to be local, and torch's own; of an engine of cuDNN's its name says nothing.
+    algorithms: names to choose from, or of their source, beside torch's own; None: all that were measured.
+    strict: of those only what is known to be local, and torch's own; of what a source offers the name says nothing.
     environment: part of the description of the one to use, or its number in the error that lists them; None: the only
     one that has measurements of the tasks' problems. Environments are never mixed. Of each algorithm the newest version
     that the environment has is used, and the others are set aside.
@@ -83,7 +84,7 @@ def _named(versions: Mapping[str, Sequence[int]], algorithms: Collection[str] | 
     sources = {source_of(name) for name in versions}  # a GPU has hundreds of names
     if unknown := [name for name in algorithms if name not in versions and name not in sources]:
         raise InvalidInputError(f"algorithms has {_listed(unknown)}; measured are {_listed(sorted(sources))}")
-    wanted = {NATIVE, *algorithms}
+    wanted = {TORCHS_OWN, *algorithms}
     return {name: found for name, found in versions.items() if not wanted.isdisjoint((name, source_of(name)))}
 
 
@@ -109,7 +110,7 @@ def _local(
     known = {algorithm.name: algorithm for algorithm in algorithms(device_type)}
 
     def is_local(name: str, problem: ConvProblem) -> bool:
-        return name == NATIVE or (name in known and known[name].is_local(problem))
+        return name == TORCHS_OWN or (name in known and known[name].is_local(problem))
 
     return {
         problem: [m for m in measured if is_local(m.micro_config.algorithm, problem)]

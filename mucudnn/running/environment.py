@@ -68,27 +68,26 @@ def require_known(device: str) -> None:
 def _on_cpu() -> Environment:
     import torch  # here, since `import mucudnn` must not load torch
 
-    from mucudnn.kernels.compiled.library import build_name
+    from mucudnn.kernels.libraries import compiler_of, library_of
 
     return Environment(
         device=cpu_model(),
         capability=torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
         torch=str(torch.__version__),  # which compares as a version, and not as text
-        library=library_version(torch.__config__.show()),
-        compiled=build_name(),
+        library=library_of("cpu"),
+        compiled=compiler_of("cpu"),
     )
 
 
 def _on_cuda() -> Environment:
     import torch
 
-    from mucudnn.kernels.cuda.cupy_launcher import compiler_name
-    from mucudnn.kernels.cudnn.library import library
-    from mucudnn.words.torch_settings import Numerics
+    from mucudnn.kernels.libraries import compiler_of, library_of
+    from mucudnn.words.torch_settings import TorchSettings
 
     require_cuda()
-    cudnn = library()
+    library = library_of("cuda")
     major, minor = torch.cuda.get_device_capability()
     _require_young_enough((major, minor), torch.cuda.get_arch_list())
     return Environment(
@@ -96,9 +95,9 @@ def _on_cuda() -> Environment:
         capability=f"sm{major}{minor}",
         threads=1,
         torch=str(torch.__version__),  # which compares as a version, and not as text
-        library=f"cuDNN {cudnn.version_text}",
-        compiled=compiler_name(),
-        numerics=str(Numerics.of_torch()),
+        library=library,
+        compiled=compiler_of("cuda"),
+        numerics=str(TorchSettings.current()),
     )
 
 
@@ -145,9 +144,3 @@ def cpu_model() -> str:
     text = _CPU_INFO.read_text(encoding="utf-8", errors="replace") if _CPU_INFO.exists() else ""
     match = re.search(r"^model name\s*:\s*(\S.*?)\s*$", text, re.MULTILINE)
     return match.group(1) if match else platform.machine()
-
-
-def library_version(torch_config: str) -> str:
-    """``oneDNN 3.12.0`` out of torch's description of its build, where oneDNN goes by its former name."""
-    match = re.search(r"(?:MKL-DNN|oneDNN) v([\d.]+)", torch_config)
-    return f"oneDNN {match.group(1)}" if match else "no oneDNN"

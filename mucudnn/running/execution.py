@@ -20,20 +20,29 @@ from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.kernels.cudnn.algorithms import CudnnEngine
-from mucudnn.kernels.cudnn.operation_graph import MOST_ALIGNED_BYTES
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.running.devices import made_current
 from mucudnn.running.huge_pages import on_huge_pages
-from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.errors import InvalidInputError, LibraryError, MisalignedError
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration
+from mucudnn.words.results import Configuration, MicroConfig
 
-BUFFER_BYTES = 256  # on whose multiples each buffer begins: as CUDA allocates, and cuDNN may count on
+BUFFER_BYTES = 256  # on whose multiples each buffer begins: as CUDA allocates, and libraries may count on
 
 
-class MisalignedError(InvalidInputError):
-    """Operands of cuDNN's engines that do not begin on a multiple of 16 bytes, as views can."""
+class StepError(LibraryError):
+    """A step of a problem that was chosen cannot be built or executed: in its library's words."""
+
+    def __init__(self, problem: ConvProblem, micro_config: MicroConfig, error: LibraryError) -> None:
+        super().__init__(str(error))
+        self.problem, self.micro_config, self._error = problem, micro_config, error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return StepError, (self.problem, self.micro_config, self._error)
+
+    @property
+    def is_lack_of_memory(self) -> bool:
+        return self._error.is_lack_of_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,7 @@ class Recipe:
     parts: tuple[Part, ...]
     scratch: slice
     keeps_workspace: bool = True
-    has_engines: bool = False
+    alignment_bytes: int = 1
 
     @classmethod
     def of(
@@ -79,7 +88,7 @@ class Recipe:
         workspace outlives a call.
 
         Raises ``InvalidInputError`` for an algorithm that is not registered, or cannot compute the problem;
-        ``EngineError`` and ``UnavailableError`` for an engine of cuDNN that is not there.
+        ``LibraryError`` and ``UnavailableError`` for one of a library that is not there.
         """
         sizes_of = {
             name: [m.micro_batch_size for m in configuration.micro_configs if m.algorithm == name]
@@ -96,25 +105,31 @@ class Recipe:
             if name != kept:
                 prepared_end = prepared.stop
             scratch_bytes = max(scratch_bytes, *(w.scratch_bytes for w in workspaces))
-        has_engines = any(isinstance(part.algorithm, CudnnEngine) for part in parts)
         scratch = _aligned(prepared_end, scratch_bytes)
-        return cls(problem, configuration, tuple(parts), scratch, keeps_workspace, has_engines)
+        alignment_bytes = max((part.algorithm.alignment_bytes for part in parts), default=1)
+        return cls(problem, configuration, tuple(parts), scratch, keeps_workspace, alignment_bytes)
 
     @property
-    def engine_steps(self) -> Iterator[tuple[CudnnEngine, int]]:
-        """cuDNN's engines, each with the micro-batch sizes that it runs."""
+    def steps(self) -> Iterator[tuple[Algorithm, int]]:
+        """Each algorithm with each micro-batch size that it runs, once."""
         for part in self.parts:
-            if isinstance(part.algorithm, CudnnEngine):
-                for size in dict.fromkeys(micro_batch.stop - micro_batch.start for micro_batch in part.slices):
-                    yield part.algorithm, size
+            for size in dict.fromkeys(micro_batch.stop - micro_batch.start for micro_batch in part.slices):
+                yield part.algorithm, size
 
     def build(self) -> None:
         """Have ready what is built once, so that ``execute`` can be captured in a CUDA graph.
 
-        Raises ``EngineError`` where an engine cannot be built.
+        Raises ``StepError`` where a step cannot be built.
         """
-        for engine, size in self.engine_steps:
-            engine.build(self.problem, size)
+        for algorithm, size in self.steps:
+            self.build_step(algorithm, size)
+
+    def build_step(self, algorithm: Algorithm, micro_batch_size: int) -> None:
+        """One of ``steps``, as ``build``."""
+        try:
+            algorithm.build(self.problem, micro_batch_size)
+        except LibraryError as error:
+            raise StepError(self.problem, MicroConfig(algorithm.name, micro_batch_size), error) from error
 
     @property
     def workspace_bytes(self) -> int:
@@ -138,28 +153,33 @@ class Recipe:
         problem's memory format, and N is the configuration's: this is not checked here. kept: what ``prepare`` returned
         for this w; only for a recipe with a kept algorithm. Their device is the current one.
 
-        Raises ``MisalignedError``; ``EngineError`` where an engine fails; what torch raises for lack of memory.
+        Raises ``MisalignedError``; ``StepError`` where a library fails; what torch raises for lack of memory.
         """
-        problem = self.problem
-        if self.has_engines and (x.data_ptr() | w.data_ptr() | y.data_ptr()) % MOST_ALIGNED_BYTES:
+        problem, alignment_bytes = self.problem, self.alignment_bytes
+        if alignment_bytes > 1 and (x.data_ptr() | w.data_ptr() | y.data_ptr()) % alignment_bytes:
             raise MisalignedError(
-                f"cuDNN's engines need tensors that begin on a multiple of {MOST_ALIGNED_BYTES} bytes; clone views"
+                f"{self.configuration} needs tensors that begin on a multiple of {alignment_bytes} bytes; clone views"
             )
         if problem.operation is Operation.BACKWARD_FILTER:
             w.zero_()
         workspace = _workspace(self.workspace_bytes, x.device, self.keeps_workspace)
         scratch = workspace[self.scratch]
         for part in self.parts:
-            if part.is_kept:
-                assert kept is not None
-                prepared = kept
-            else:
-                prepared = workspace[part.prepared]
-                part.algorithm.open(problem, w, prepared)
-            for micro_batch in part.slices:
-                x_in, y_in = _taken(x, micro_batch), _taken(y, micro_batch)
-                part.algorithm.step(problem, x_in, w, y_in, bias, prepared, scratch)
-            part.algorithm.close(problem, w, prepared)
+            micro_batch = part.slices[0]
+            try:
+                if part.is_kept:
+                    assert kept is not None
+                    prepared = kept
+                else:
+                    prepared = workspace[part.prepared]
+                    part.algorithm.open(problem, w, prepared)
+                for micro_batch in part.slices:
+                    x_in, y_in = _taken(x, micro_batch), _taken(y, micro_batch)
+                    part.algorithm.step(problem, x_in, w, y_in, bias, prepared, scratch)
+                part.algorithm.close(problem, w, prepared)
+            except LibraryError as error:
+                failed = MicroConfig(part.algorithm.name, micro_batch.stop - micro_batch.start)
+                raise StepError(problem, failed, error) from error
 
 
 def run(
@@ -303,7 +323,7 @@ def _placed(sizes: Sequence[int]) -> list[slice]:
 
     Each begins on a multiple of the largest power of two that divides its own size, whatever the order in which they
     run: they lie in descending order of these powers. So all sizes before a slice are multiples of its power, and so is
-    their sum, at which it begins. cuDNN's engines are planned for operands that are aligned so (``operation_graph``).
+    their sum, at which it begins. Libraries may count on it.
     """
     slices = [slice(0)] * len(sizes)
     start = 0

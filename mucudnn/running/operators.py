@@ -18,15 +18,14 @@ from torch._ops import OpOverload
 
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
-from mucudnn.kernels.cudnn.algorithms import EngineError
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running.devices import made_current
-from mucudnn.running.execution import MisalignedError, Recipe
+from mucudnn.running.execution import Recipe, StepError
 from mucudnn.running.fallback import note_failure, note_lack_of_memory, say_once, working_recipe
 from mucudnn.running.flops import count_flops
 from mucudnn.running.huge_pages import on_huge_pages
 from mucudnn.running.recipes import forget, recipe_of
-from mucudnn.words.errors import UnavailableError
+from mucudnn.words.errors import MisalignedError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration
 
@@ -121,7 +120,7 @@ def _tuned(
 ) -> Tensor | None:
     """``None`` where nothing is tuned, and where this call cannot be computed as it was tuned.
 
-    A call whose engine fails starts anew with what runs in its place; each failure is remembered, so that it ends.
+    A call of which a step fails starts anew with what runs in its place; each failure is remembered, so that it ends.
     """
     recipe = None
     while True:
@@ -133,9 +132,9 @@ def _tuned(
                 return _RUNS[operation](recipe, x, w, third)
         except MisalignedError:
             return None
-        except EngineError as error:
+        except StepError as error:
             if error.is_lack_of_memory:
-                say_once(f"{error.plan.problem}: {error}; {_INSTEAD}")
+                say_once(f"{error.problem}: {error}; {_INSTEAD}")
                 return None
             note_failure(error, x.device)
             forget(_registered[geometry_and_tuning[-1]], recipe)

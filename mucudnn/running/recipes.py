@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.kernels.cudnn.algorithms import CapturingError
 from mucudnn.running.devices import made_current
 from mucudnn.running.execution import Recipe
-from mucudnn.words.errors import InvalidInputError, UnavailableError
+from mucudnn.words.errors import CapturingError, InvalidInputError, UnavailableError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
+from mucudnn.words.torch_settings import settings_that_bar
 
 _Geometry = tuple[Pair, Pair, Pair, int]  # stride, padding, dilation, groups
 
@@ -45,13 +45,13 @@ def recipe_of(
 ) -> Recipe | None:
     """``None``: torch's own. third: bias or dy. Kept by all that decides, in plain numbers: every call comes here.
 
-    Raises ``CapturingError`` where a recipe would have to be made while a CUDA graph is captured; ``EngineError`` where
+    Raises ``CapturingError`` where a recipe would have to be made while a CUDA graph is captured; ``StepError`` where
     there is no memory to make it with.
     """
     geometry = ((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
     layout = (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device)
     key = (operation, layout, None if third is None else (third.shape, third.dtype, third.device), geometry)
-    settings = _settings_of_cuda() if x.is_cuda else torch.get_num_threads()
+    settings = settings_that_bar() if x.is_cuda else torch.get_num_threads()
     try:
         return choices.recipes[key, settings]
     except KeyError:
@@ -67,13 +67,6 @@ def forget(choices: RecipeSource, recipe: Recipe | None) -> None:
     for key, kept in list(choices.recipes.items()):
         if kept is recipe:
             choices.recipes.pop(key, None)
-
-
-def _settings_of_cuda() -> tuple[object, ...]:
-    """Those of torch that forbid engines, as in ``Numerics``, which reads more and takes ten times as long."""
-    read = torch._C
-    repeatable = read._get_cudnn_deterministic(), read._get_deterministic_algorithms()
-    return read._get_cudnn_enabled(), read._get_fp32_precision_getter("cuda", "conv"), *repeatable
 
 
 def _resolve(

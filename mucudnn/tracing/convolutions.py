@@ -108,7 +108,7 @@ def _padding(module: nn.Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _memory_format(x: Tensor, w: Tensor) -> MemoryFormat:
-    """As torch decides it, by the strides alone where x or w is both; cuDNN has no float64 in channels_last."""
+    """As torch decides it, by the strides alone where x or w is both; on a GPU there is no float64 in channels_last."""
     formats = {suggest_memory_format(tensor) for tensor in (x, w)}
     exact_on_cuda = x.device.type == "cuda" and x.dtype == torch.float64
     channels_last = torch.channels_last in formats and not exact_on_cuda

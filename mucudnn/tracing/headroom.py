@@ -37,7 +37,7 @@ from mucudnn.running.execution import BUFFER_BYTES
 from mucudnn.tracing.memory_timeline import MemoryTimeline
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.torch_settings import Numerics
+from mucudnn.words.torch_settings import TorchSettings
 
 InnerBytes = Callable[[ConvProblem, int], int]
 
@@ -116,7 +116,7 @@ def torch_inner_bytes(problem: ConvProblem, batch_size: int, device_type: str = 
     libraries take scratch, and on CUDA the device and torch's numerics.
     """
     if device_type == "cuda":
-        return _counted(problem, batch_size, device_type, (torch.cuda.current_device(), Numerics.of_torch()))
+        return _counted(problem, batch_size, device_type, (torch.cuda.current_device(), TorchSettings.current()))
     return _counted(problem, batch_size, device_type, (torch.get_num_threads(),))
 
 

@@ -31,7 +31,8 @@ from mucudnn.tuning.choose import LEAST_GAIN
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import NATIVE, Configuration, Measurement, MicroConfig
+from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.torch_settings import TORCHS_OWN
 
 # What looking at a filter costs instead of preparing it: less than measured, and a constant, so that equal measurements
 # give equal answers; whole runs have the real one.
@@ -171,7 +172,7 @@ class _Keeper:
 
     def _is_refuted(self, problem: ConvProblem, option: _Option, configuration: Configuration) -> bool:
         """Whether it was once run whole, for a model with that batch size, and was not faster than torch's own."""
-        own = MicroConfig(NATIVE, configuration.batch_size)
+        own = MicroConfig(TORCHS_OWN, configuration.batch_size)
         run = self.store.verification(problem, configuration, self.versions, Keeping(option.algorithm, (own,)))
         return run is not None and not _is_gain(run)
 

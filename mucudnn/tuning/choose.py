@@ -14,8 +14,9 @@ from mucudnn.database.database import Verification
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets
 from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.results import NATIVE, Configuration, Measurement, MicroConfig
+from mucudnn.words.results import Configuration, Measurement, MicroConfig
 from mucudnn.words.task import Task
+from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes
 
 # A smaller lead is not worth it: the machine may be another one tomorrow, and torch's own is never slower than torch.
@@ -151,7 +152,7 @@ def _least_times(measurements: Sequence[Measurement], batch_size: int) -> dict[s
 
 def baseline_of(measurements: Sequence[Measurement], batch_size: int) -> Configuration | None:
     """Torch's own convolution, undivided, if it was measured."""
-    micro_config = MicroConfig(NATIVE, batch_size)
+    micro_config = MicroConfig(TORCHS_OWN, batch_size)
     for m in measurements:
         if m.micro_config == micro_config:
             return Configuration((micro_config,), m.setup_s + m.step_s, m.prepared_bytes + m.scratch_bytes)
@@ -166,10 +167,10 @@ def _baseline(measurements: Sequence[Measurement], batch_size: int, declared_byt
     if measured is not None:
         return measured
     if declared_bytes is None:
-        divided = (m for m in measurements if m.micro_config.algorithm == NATIVE)
+        divided = (m for m in measurements if m.micro_config.algorithm == TORCHS_OWN)
         smaller = (m for m in divided if m.micro_config.micro_batch_size <= batch_size)
         declared_bytes = max((m.prepared_bytes + m.scratch_bytes for m in smaller), default=0)
-    return Configuration((MicroConfig(NATIVE, batch_size),), inf, declared_bytes)
+    return Configuration((MicroConfig(TORCHS_OWN, batch_size),), inf, declared_bytes)
 
 
 def _is_timed(baseline: Configuration) -> bool:

@@ -21,9 +21,9 @@ from mucudnn.words.config import Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress
-from mucudnn.words.results import NATIVE, Configuration
+from mucudnn.words.results import Configuration
 from mucudnn.words.task import Task
-from mucudnn.words.torch_settings import Numerics
+from mucudnn.words.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
 from mucudnn.words.values import instance
 
 _Key = tuple[ConvProblem, int, int | None]  # problem, batch size, limit: what is tuned once
@@ -60,10 +60,10 @@ def optimize(
     require_callable(progress)
     _require_own_tensors(instance(torch.nn.Module, model, "model"))
     device = device_of_convolutions(model)
-    if device.type == "cuda" and config.deterministic and not Numerics.of_torch().deterministic:
+    if device.type == "cuda" and config.deterministic and not TorchSettings.current().deterministic:
         warnings.warn(
             "Config(deterministic=True) holds for what mucudnn runs; torch's own convolutions, which run wherever "
-            "nothing is faster, give the same bits after torch.backends.cudnn.deterministic = True",
+            f"nothing is faster, give the same bits after {DETERMINISTIC_SETTING} = True",
             stacklevel=2,
         )
     with made_current(device), undisturbed(model):
@@ -187,7 +187,7 @@ def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str) 
     configurations: dict[ConvProblem, dict[int, Configuration]] = {}
     for tuned in its_own:  # largest batch first: what was tuned for a smaller one overrides
         for n, configuration in configurations_of(tuned).items():
-            if n == tuned.batch_size or configuration.algorithms != (NATIVE,):
+            if n == tuned.batch_size or configuration.algorithms != (TORCHS_OWN,):
                 configurations.setdefault(tuned.problem, {})[n] = configuration
     every = [configuration for by_size in configurations.values() for configuration in by_size.values()]
     if all(configuration.is_baseline for configuration in every):

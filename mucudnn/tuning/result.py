@@ -12,8 +12,9 @@ from mucudnn.tuning.choose import Choice, Divided
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import NATIVE, Configuration, Failure, Measurement, MicroConfig, source_of
+from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, source_of
 from mucudnn.words.task import Task
+from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes, format_seconds
 from mucudnn.words.values import restore
 
@@ -228,7 +229,7 @@ def _row(tuned: TunedProblem) -> dict[str, Any]:
 
 def allowed(measurements: Iterable[Measurement], error_bound: float) -> list[Measurement]:
     """Those whose error is within the bound; torch's own always, since that is what would run without mucudnn."""
-    return [m for m in measurements if m.relative_error <= error_bound or m.micro_config.algorithm == NATIVE]
+    return [m for m in measurements if m.relative_error <= error_bound or m.micro_config.algorithm == TORCHS_OWN]
 
 
 def relative_error_of(configuration: Configuration, measurements: Iterable[Measurement]) -> float | None:

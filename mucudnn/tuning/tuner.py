@@ -28,9 +28,9 @@ from mucudnn.words.config import BatchSizePolicy, Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_ELEMENTS, ConvProblem, Operation
 from mucudnn.words.progress import Progress, silent
-from mucudnn.words.results import NATIVE, Configuration, Failure, Measurement, MicroConfig, source_of
+from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, source_of
 from mucudnn.words.task import Task
-from mucudnn.words.torch_settings import deterministic_torch
+from mucudnn.words.torch_settings import TORCHS_OWN, deterministic_torch
 from mucudnn.words.values import instance, several, shown, whole
 
 __all__ = ["Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
@@ -185,7 +185,7 @@ class _Job:
             return True
         usable = self._usable()
         limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
-        torchs = [c for c in usable if c.is_native and not c.is_search]
+        torchs = [c for c in usable if c.algorithm.is_torchs_own and not c.algorithm.is_search]
         for candidates in (torchs, [c for c in usable if c.handed_bytes <= limit]):
             smallest = _smallest_bytes(candidates, self.task.batch_size)
             if smallest is not None and smallest <= limit:
@@ -379,7 +379,7 @@ def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:
     """Those that the config allows; it always names torch's own. Raises ``InvalidInputError`` for unknown names."""
     names = [algorithm.name for algorithm in machine.algorithms]
     sources = [source.name for source in machine.sources]
-    if unknown := [name for name in config.algorithms or () if source_of(name) not in (NATIVE, *names, *sources)]:
+    if unknown := [name for name in config.algorithms or () if source_of(name) not in (TORCHS_OWN, *names, *sources)]:
         there_are = ", ".join((*names, *sources))
         raise InvalidInputError(f"algorithms has {', '.join(unknown)}; this machine has {there_are}")
     return [algorithm for algorithm in machine.algorithms if _is_allowed(algorithm, config)]
@@ -388,10 +388,10 @@ def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:
 def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
     """By its name or that of its source, and by its determinism; the baseline always, as torch's settings have it."""
     name = algorithm.name
-    named = config.algorithms is None or bool({name, source_of(name)} & {NATIVE, *config.algorithms})
-    return named and (algorithm.deterministic or name == NATIVE or not config.deterministic)
+    named = config.algorithms is None or bool({name, source_of(name)} & {TORCHS_OWN, *config.algorithms})
+    return named and (algorithm.deterministic or name == TORCHS_OWN or not config.deterministic)
 
 
 def _is_strict_enough(algorithm: Algorithm, problem: ConvProblem, config: Config) -> bool:
     """Torch's own always is."""
-    return not config.strict or algorithm.name == NATIVE or algorithm.is_local(problem)
+    return not config.strict or algorithm.name == TORCHS_OWN or algorithm.is_local(problem)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
+from mucudnn.words.torch_settings import TORCHS_OWN, rounds_to_tf32
 from mucudnn.words.units import parse_bytes, parse_seconds
 from mucudnn.words.values import flag, member, real, restore, settle, several, shown, texts
 
@@ -41,16 +42,17 @@ class Config:
     filter has changed is told by all of its bytes, for which a GPU would have to be waited for in every call.
     policy: micro-batch sizes to measure: ``undivided``, ``power-of-two`` (with the batch itself) or ``all``.
     operations: which operations to tune, one or several; the others run as in torch. None: all three.
-    algorithms: names to choose from, one or several; None: all that the machine has. Torch's own, ``native``, is always
-    a candidate.
+    algorithms: names to choose from, one or several; None: all that the machine has. Torch's own is always a
+    candidate.
     max_relative_error: bar algorithms whose relative L2 error against float64 is above; None: a default by dtype.
     deterministic: only algorithms that give the same bits on every run. On a GPU torch's own convolution is measured as
-    torch has it with ``torch.backends.cudnn.deterministic = True``, but where it runs (other shapes, and where nothing
-    is faster) it obeys torch's setting alone, which ``optimize`` leaves to you: it warns where that is off.
+    torch has it when it is told to be so, but where it runs (other shapes, and where nothing is faster) it obeys
+    torch's setting alone, which ``optimize`` leaves to you: where that is off, it warns and names it.
     time_limit: most seconds of measuring per problem, number or text such as ``"60s"``; None: until the noise is small.
     database: SQLite file of the measurements, ``~`` being your home; None: in the user's cache folder.
     strict: only algorithms with which a NaN or an infinity in x or dy spoils the same results as with torch's own, and
-    no others; no Winograd or Fourier transforms (docs/numerics.md). Of cuDNN's engines those that say they are none.
+    no others; no Winograd or Fourier transforms (docs/numerics.md). Of a library's algorithms those that
+    it says are none.
 
     Policy and operations may be given as text, numbers as NumPy's, and several names in any iterable; one text is one
     name. The fields then have the types that are named below, so that equal configs are equal and hash alike.
@@ -125,7 +127,7 @@ class Config:
         """Largest relative L2 error allowed for a problem of this dtype, under the ``numerics`` of an environment."""
         if self.max_relative_error is not None:
             return self.max_relative_error
-        if dtype == "float32" and _rounds_to_tf32(numerics):
+        if dtype == "float32" and rounds_to_tf32(numerics):
             return TF32_MAX_RELATIVE_ERROR
         return DEFAULT_MAX_RELATIVE_ERROR[dtype]
 
@@ -134,13 +136,6 @@ class Config:
 # TF32 keeps 10 bits of a factor's mantissa: 2**-11 of each is lost at most, and torch's own convolution loses it too.
 TF32_MAX_RELATIVE_ERROR = 1e-3
 DEFAULT_MAX_RELATIVE_ERROR = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
-
-
-def _rounds_to_tf32(numerics: str) -> bool:
-    """Whether torch's own convolutions may: those of cuDNN as they are set, those without it as matrix products are."""
-    words = numerics.split()
-    allowing = "matmul-tf32" if "no-cudnn" in words else "tf32"
-    return allowing in words and "NVIDIA_TF32_OVERRIDE=0" not in words
 
 
 def config_or_default(config: object) -> Config:
@@ -180,8 +175,8 @@ def _algorithms(value: object) -> tuple[str, ...] | None:
     names = None if value is None else texts(value, "algorithms")
     if names is not None and not all(names or [""]):
         raise InvalidInputError(
-            "algorithms has no name, or an empty one; name some (mucudnn doctor lists them, native is torch's own "
-            "alone), or leave it out for all"
+            "algorithms has no name, or an empty one; name some (mucudnn doctor lists them, "
+            f"{TORCHS_OWN} is torch's own alone), or leave it out for all"
         )
     return names
 

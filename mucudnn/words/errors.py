@@ -34,8 +34,19 @@ class UnavailableError(MucudnnError):
     """A device, data type or algorithm that this machine does not have."""
 
 
+class CapturingError(UnavailableError):
+    """Something would have to be built first, and while a CUDA graph is captured nothing can be."""
+
+
+class MisalignedError(InvalidInputError):
+    """Operands that do not begin on a multiple of as many bytes as an algorithm needs, as views can."""
+
+
 class LibraryError(MucudnnError):
-    """A call of a library that computes convolutions failed, or what it made failed."""
+    """A call of a library that computes convolutions failed, or what it made failed.
+
+    An algorithm that raises it is replaced where it was tuned for; see ``Algorithm.alternatives``.
+    """
 
     @property
     def is_lack_of_memory(self) -> bool:

@@ -11,7 +11,7 @@ from mucudnn.words.values import member, pair, settle, shown, whole
 
 
 class Operation(StrEnum):
-    """The three convolutions of a layer, with cuDNN's names."""
+    """The three convolutions of a layer."""
 
     FORWARD = "forward"
     BACKWARD_DATA = "backward_data"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.values import instance, plain, settle, several, text, whole
-
-NATIVE = "native"  # torch's own convolution in the tensor's memory format
 
 
 def source_of(algorithm: str) -> str:
-    """``cudnn`` of ``cudnn:67 k2=5``: what offers the algorithm of this name; one without a source is its own."""
+    """Name what offers the algorithm of this name: ``library`` for ``library:67 k2=5``, else the algorithm itself."""
     return algorithm.partition(":")[0]
 
 
@@ -96,10 +95,10 @@ class Configuration:
     @property
     def is_baseline(self) -> bool:
         """Torch's own convolution, undivided."""
-        return len(self.micro_configs) == 1 and self.micro_configs[0].algorithm == NATIVE
+        return len(self.micro_configs) == 1 and self.micro_configs[0].algorithm == TORCHS_OWN
 
     def __str__(self) -> str:
-        """``winograd-4x4 8×4 + native 1×2``: algorithm, micro-batch size, how often."""
+        """``winograd-4x4 8×4 + gemm 1×2``: algorithm, micro-batch size, how often."""
         parts = []
         for micro_config, count in Counter(self.micro_configs).items():
             times = f"×{count}" if count > 1 else ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mucudnn.words.problem import MOST_SAMPLES, ConvProblem
-from mucudnn.words.results import NATIVE, MicroConfig
+from mucudnn.words.results import MicroConfig
+from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.values import flag, instance, settle, text, whole
 
 
@@ -41,7 +42,7 @@ class Task:
     @property
     def baseline(self) -> MicroConfig:
         """Torch's own convolution, undivided."""
-        return MicroConfig(NATIVE, self.batch_size)
+        return MicroConfig(TORCHS_OWN, self.batch_size)
 
     def __str__(self) -> str:
         return self.name or str(self.problem)

@@ -1,12 +1,20 @@
-"""What torch's settings say about convolutions on a GPU: how exact, how repeatable, and by which library."""
+"""Torch's own convolution: its name here, and what torch's settings make of it on a GPU.
+
+They say how exact and how repeatable it must be, and by which library it is computed.
+"""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
+
+TORCHS_OWN = "native"  # as an algorithm, in the tensors' memory format: its name in databases
+
+DETERMINISTIC_SETTING = "torch.backends.cudnn.deterministic"
 
 # What torch has by default. These change torch's own times and those of our matrix products, but bar no engine.
 _DEFAULTS_OF_CUDNN = {"depthwise_kernel": "auto"}  # older torch lacks it
@@ -18,7 +26,7 @@ _DEFAULTS_OF_MATMUL = {
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Numerics:
+class TorchSettings:
     """How exact results must be, and what else is set that changes times.
 
     allow_tf32: tensor cores may round float32 to TF32, 10 bits of mantissa, in convolutions. deterministic: every run
@@ -35,7 +43,7 @@ class Numerics:
     others: tuple[str, ...] = ()
 
     @classmethod
-    def of_torch(cls) -> Self:
+    def current(cls) -> Self:
         """As they are set now.
 
         ``conv.fp32_precision`` is what torch's convolutions obey: it follows from ``allow_tf32``, from the
@@ -69,6 +77,25 @@ class Numerics:
         return " ".join([*parts, *self.others])
 
 
+def rounds_to_tf32(settings: str) -> bool:
+    """Tell from the text of ``TorchSettings`` whether torch's own convolutions may round float32 to TF32.
+
+    Those of cuDNN do as they are set, those without it as matrix products are.
+    """
+    words = settings.split()
+    allowing = "matmul-tf32" if "no-cudnn" in words else "tf32"
+    return allowing in words and "NVIDIA_TF32_OVERRIDE=0" not in words
+
+
+def settings_that_bar() -> tuple[object, ...]:
+    """Return the settings that bar algorithms: less than ``TorchSettings`` has, in a tenth of the time."""
+    import torch
+
+    read = torch._C
+    repeatable = read._get_cudnn_deterministic(), read._get_deterministic_algorithms()
+    return read._get_cudnn_enabled(), read._get_fp32_precision_getter("cuda", "conv"), *repeatable
+
+
 def _others(cudnn: Any, matmul: Any) -> Iterator[str]:
     if cudnn.benchmark:
         yield f"benchmark={cudnn.benchmark_limit}"
@@ -97,3 +124,62 @@ def deterministic_torch(asked: bool) -> Iterator[None]:
         yield
     finally:
         cudnn.deterministic = False
+
+
+@contextmanager
+def computed_without_libraries() -> Iterator[None]:
+    """Inside, torch's own convolutions on GPUs are matrix products: cuDNN must not confirm itself.
+
+    Torch refuses to call cuBLAS where results must be deterministic and an environment variable is not set; here they
+    need not be. ``torch.use_deterministic_algorithms`` itself would load the compiler. Not run on a GPU yet.
+    """
+    import torch
+
+    enabled = torch._C._get_cudnn_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch._C._set_cudnn_enabled(False)
+    torch._C._set_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch._C._set_cudnn_enabled(enabled)
+        torch._C._set_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
+@contextmanager
+def rounding_to_tf32(allowed: bool) -> Iterator[None]:
+    """Inside, convolutions and matrix products on GPUs round float32 to TF32, or do not.
+
+    By torch's older switches: after the newer ones are used, torch refuses to read the older.
+    """
+    before = _allow_tf32((allowed, allowed))
+    try:
+        yield
+    finally:
+        _allow_tf32(before)
+
+
+def _allow_tf32(allowed: tuple[bool, bool]) -> tuple[bool, bool]:
+    """Set it for convolutions and for matrix products. Return what it was for both."""
+    import torch
+
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.9 warns of the older switches
+        before = cudnn.allow_tf32, matmul.allow_tf32
+        cudnn.allow_tf32, matmul.allow_tf32 = allowed
+    return before
+
+
+@contextmanager
+def searching(asked: bool) -> Iterator[None]:
+    """Inside, torch times cuDNN's engines when a size first comes (``torch.backends.cudnn.benchmark``), or does not."""
+    import torch
+
+    cudnn = torch.backends.cudnn
+    before, cudnn.benchmark = cudnn.benchmark, asked
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from mucudnn.kernels.cudnn import library as cudnn_library
+from mucudnn.kernels.libraries import onednn_version
 from mucudnn.running import environment
-from mucudnn.running.environment import Environment, current_environment, library_version
+from mucudnn.running.environment import Environment, current_environment
 from mucudnn.words.errors import UnavailableError
 
 
@@ -50,7 +51,7 @@ def test_versions_are_torchs() -> None:
     ],
 )
 def test_library_version(config: str, expected: str) -> None:
-    assert library_version(config) == expected
+    assert onednn_version(config) == expected
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, Workspace
+from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running import execution
 from mucudnn.running.execution import Recipe, make_releasable, release_workspaces, run
@@ -39,7 +40,7 @@ def operands(problem: ConvProblem, n: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @dataclass
-class Recorder:
+class Recorder(BaseAlgorithm):
     """An algorithm that writes down what it is handed, and computes nothing."""
 
     name: str

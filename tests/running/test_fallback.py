@@ -13,13 +13,16 @@ import torch
 from support.fake_backend import PICKY, RANDOM, STEADY, FakeBackend, in_the_place_of_cudnn
 from torch import Tensor
 
-from mucudnn.kernels.cudnn.algorithms import CapturingError, EngineError, Plan
+from mucudnn.kernels.cudnn import algorithms
+from mucudnn.kernels.cudnn.algorithms import Plan
 from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running import execution, fallback, operators
+from mucudnn.running.execution import StepError
 from mucudnn.running.operators import Choices
+from mucudnn.words.errors import CapturingError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
@@ -144,7 +147,7 @@ def test_an_engine_that_cannot_be_built_is_replaced_too(cudnn: FakeBackend) -> N
 
 def test_what_needs_more_workspace_does_not_stand_in(cudnn: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """``PICKY`` needs twice as much as ``STEADY``, and 66 bytes a sample more than ``RANDOM``."""
-    monkeypatch.setattr(fallback, "_is_as_exact", lambda *_: True)
+    monkeypatch.setattr(algorithms, "_is_as_exact", lambda *_: True)
     cudnn.started = failing(STEADY)
     with pytest.warns(RuntimeWarning, match=r"from now on cudnn:9 k2=-1 4 runs there"):
         Layer((STEADY, 4))()
@@ -162,7 +165,7 @@ def test_what_is_less_exact_does_not_stand_in(cudnn: FakeBackend) -> None:
 
 
 def test_what_torchs_settings_forbid_does_not_stand_in(cudnn: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "_is_as_exact", lambda *_: True)
+    monkeypatch.setattr(algorithms, "_is_as_exact", lambda *_: True)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     cudnn.started = failing(STEADY)
     with pytest.warns(RuntimeWarning, match="from now on torch's own convolution runs there"):
@@ -190,7 +193,8 @@ def test_a_broken_context_is_not_survived(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    error = EngineError(Plan(STEADY, FORWARD, 4), CudnnError("execute", 5003, "CUDNN_STATUS_EXECUTION_FAILED", ""))
+    words = CudnnError("execute", 5003, "CUDNN_STATUS_EXECUTION_FAILED", "")
+    error = StepError(FORWARD, MicroConfig(STEADY.name, 4), words)
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
         fallback.note_failure(error, torch.device("cuda", 0))
 
@@ -272,8 +276,8 @@ def test_settings_that_have_changed_since_it_was_tuned_leave_it_to_torch(
     cudnn: FakeBackend, monkeypatch: pytest.MonkeyPatch, config: EngineConfig, settings: dict[str, bool], reason: str
 ) -> None:
     layer = Layer((config, 4))
-    of_torch = fallback.Numerics.of_torch()
-    monkeypatch.setattr(fallback, "Numerics", SimpleNamespace(of_torch=lambda: replace(of_torch, **settings)))
+    of_torch = algorithms.TorchSettings.current()
+    monkeypatch.setattr(algorithms, "TorchSettings", SimpleNamespace(current=lambda: replace(of_torch, **settings)))
     with pytest.warns(RuntimeWarning, match=f"{reason}.* torch's own convolution runs instead"):
         layer()
     assert ran(cudnn) == []

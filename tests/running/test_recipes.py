@@ -12,12 +12,13 @@ import torch
 from support.fake_backend import PICKY, STEADY, FakeBackend, in_the_place_of_cudnn
 from torch._subclasses import FakeTensorMode
 
-from mucudnn.kernels.cudnn.algorithms import CapturingError, EngineError, Plan
 from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.running import fallback
+from mucudnn.running.execution import StepError
 from mucudnn.running.operators import Choices
 from mucudnn.running.recipes import recipe_of
+from mucudnn.words.errors import CapturingError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
@@ -81,7 +82,8 @@ def test_every_device_has_its_recipes_and_its_failures(cuda: SimpleNamespace, cu
     assert asked == [(1, PICKY), (0, PICKY)]
     assert cuda.current == 0
     choices.recipes.clear()
-    error = EngineError(Plan(PICKY, FORWARD, 4), CudnnError("execute", 5000, "CUDNN_STATUS_EXECUTION_FAILED", ""))
+    words = CudnnError("execute", 5000, "CUDNN_STATUS_EXECUTION_FAILED", "")
+    error = StepError(FORWARD, MicroConfig(PICKY.name, 4), words)
     fallback.note_failure(error, torch.device("cuda", 1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

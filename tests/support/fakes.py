@@ -11,10 +11,12 @@ from mucudnn.bench.measure.operands import Operands
 from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.reference import reference
 from mucudnn.running.environment import Environment
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import NATIVE, Configuration
+from mucudnn.words.results import Configuration
+from mucudnn.words.torch_settings import TORCHS_OWN
 
 FORWARD = ConvProblem(Operation.FORWARD, c=2, h=3, w=3, k=2, r=1, s=1)
 ENVIRONMENT = Environment("a device", "none", 1, "a torch", "a library", "nothing")
@@ -32,7 +34,7 @@ class FakeClock(Clock):
 
 
 @dataclass(slots=True)
-class FakeAlgorithm:
+class FakeAlgorithm(BaseAlgorithm):
     """Computes FORWARD right but for a factor ``1 + error``; a step takes ``step_s(micro-batch size)``."""
 
     name: str
@@ -52,6 +54,19 @@ class FakeAlgorithm:
     sizes_run: list[int] = field(default_factory=list)
     offsets_run: list[int] = field(default_factory=list)  # elements of x before the slice
     internals_asked: list[int] = field(default_factory=list)  # micro-batch sizes
+
+    @property
+    def source(self) -> str | None:
+        """As of a library where the name has a colon."""
+        return self.name.partition(":")[0] if ":" in self.name else None
+
+    @property
+    def is_torchs_own(self) -> bool:
+        return self.name.startswith("native")
+
+    @property
+    def is_search(self) -> bool:
+        return self.name.startswith("native-benchmark")
 
     def supports(self, problem: ConvProblem) -> str | None:
         return self.unsupported
@@ -110,6 +125,6 @@ def fake_machine(
         clock.advance((setups + steps) * slowdown(configuration))
 
     def run_torch(problem: ConvProblem, operands: Operands) -> None:
-        clock.advance(by_name[NATIVE].step_s(operands.batch_size))
+        clock.advance(by_name[TORCHS_OWN].step_s(operands.batch_size))
 
     return Machine(ENVIRONMENT, algorithms, clock=clock, run=run, run_torch=run_torch)

@@ -98,7 +98,7 @@ def keep(model: nn.Sequential, world: World, budget: int | str | None, **config:
     return kept_algorithms(model)
 
 
-NATIVE = measured("native", 1, 0.0, 1.0, 0)
+TORCHS_OWN = measured("native", 1, 0.0, 1.0, 0)
 A = measured("a", 1, 0.6, 0.5, 100)  # with its setup slower than native, without it twice as fast
 B = measured("b", 1, 0.1, 0.7, 40)
 
@@ -165,7 +165,7 @@ def test_the_division_is_that_of_brute_force(world: World, seed: int) -> None:
 
 
 def test_a_filter_that_makes_another_algorithm_the_fastest_is_kept(world: World) -> None:
-    model = model_of(tuned_for([NATIVE, A]))
+    model = model_of(tuned_for([TORCHS_OWN, A]))
     assert model[0].choices is None  # torch's own was chosen
     assert keep(model, world, None) == ["a"]
     (kept,) = model[0].kept_filters  # type: ignore[union-attr]
@@ -176,22 +176,22 @@ def test_a_filter_that_makes_another_algorithm_the_fastest_is_kept(world: World)
 
 @pytest.mark.parametrize(("budget", "expected"), [(100, ["a"]), (99, ["b"]), (40, ["b"]), (39, [""])])
 def test_the_budget_is_inclusive(world: World, budget: int, expected: list[str]) -> None:
-    assert keep(model_of(tuned_for([NATIVE, A, B])), world, budget) == expected
+    assert keep(model_of(tuned_for([TORCHS_OWN, A, B])), world, budget) == expected
 
 
 def test_every_module_has_a_filter_of_its_own(world: World) -> None:
-    same = tuned_for([NATIVE, A])
+    same = tuned_for([TORCHS_OWN, A])
     assert sorted(keep(model_of(same, same, same), world, 200)) == ["", "a", "a"]
     assert len(world.kept_runs) == 1  # equal ones are run once
 
 
 def test_the_budget_goes_where_it_saves_most(world: World) -> None:
-    slow = tuned_for([replace(NATIVE, step_s=9.0), replace(A, step_s=4.0)])
-    assert keep(model_of(tuned_for([NATIVE, A]), slow), world, 100) == ["", "a"]
+    slow = tuned_for([replace(TORCHS_OWN, step_s=9.0), replace(A, step_s=4.0)])
+    assert keep(model_of(tuned_for([TORCHS_OWN, A]), slow), world, 100) == ["", "a"]
 
 
 def test_what_is_kept_does_not_count_against_the_workspace_limit(world: World) -> None:
-    within, beyond = (tuned_for([NATIVE, replace(A, scratch_bytes=size)], limit=10) for size in (10, 11))
+    within, beyond = (tuned_for([TORCHS_OWN, replace(A, scratch_bytes=size)], limit=10) for size in (10, 11))
     assert keep(model_of(within), world, None) == ["a"]
     assert keep(model_of(beyond), world, None) == [""]
 
@@ -202,7 +202,7 @@ def test_what_whole_runs_refute_is_dropped_and_the_rest_divided_again(
 ) -> None:
     """a is predicted to take 0.5 s, and what keeps nothing takes 0.8 s: 1.56 times that is not faster by 3 %."""
     world.slowdown = {"a": slowdown, "b": 1.0}.__getitem__
-    assert keep(model_of(tuned_for([NATIVE, A, B])), world, None) == [expected]
+    assert keep(model_of(tuned_for([TORCHS_OWN, A, B])), world, None) == [expected]
 
 
 def test_what_fails_to_run_is_not_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,14 +210,14 @@ def test_what_fails_to_run_is_not_kept(world: World, monkeypatch: pytest.MonkeyP
         raise RuntimeError("no memory")
 
     monkeypatch.setattr(keeping, "kept_run", lambda *_: fail)
-    assert keep(model_of(tuned_for([NATIVE, A])), world, None) == [""]
+    assert keep(model_of(tuned_for([TORCHS_OWN, A])), world, None) == [""]
 
 
 @pytest.mark.parametrize(("slowdown", "sizes"), [(1.0, [1, 2]), (3.0, [2])])
 def test_what_was_once_slower_than_torch_in_a_smaller_batch_is_not_run_there(
     world: World, slowdown: float, sizes: list[int]
 ) -> None:
-    rows = [NATIVE, A, measured("native", 2, 0.0, 2.0, 0), measured("a", 2, 0.6, 1.0, 100)]
+    rows = [TORCHS_OWN, A, measured("native", 2, 0.0, 2.0, 0), measured("a", 2, 0.6, 1.0, 100)]
     small, large = model_of(tuned_for(rows[:2])), model_of(tuned_for(rows, 2))
     with Database(":memory:") as database:
         for model, factor in ((small, slowdown), (large, 1.0)):
@@ -228,7 +228,7 @@ def test_what_was_once_slower_than_torch_in_a_smaller_batch_is_not_run_there(
 
 
 def test_nothing_is_run_twice_and_replay_gives_the_same(world: World) -> None:
-    layers = [tuned_for([NATIVE, A, B]), tuned_for([replace(NATIVE, step_s=3.0), A, B])]
+    layers = [tuned_for([TORCHS_OWN, A, B]), tuned_for([replace(TORCHS_OWN, step_s=3.0), A, B])]
     world.slowdown = {"a": 3.0, "b": 1.0}.__getitem__
     first = keep(model_of(*layers), world, 100)
     runs, now = len(world.kept_runs), world.clock.now()
@@ -260,14 +260,14 @@ def test_batch_sizes_of_one_module_share_what_is_kept(world: World) -> None:
 
 
 def test_barred_algorithms_and_other_operations_are_left_out(world: World) -> None:
-    inexact = tuned_for([NATIVE, replace(A, relative_error=1e-3)])
-    backward = tuned_for([NATIVE, A], problem=PROBLEM.with_operation(Operation.BACKWARD_DATA))
+    inexact = tuned_for([TORCHS_OWN, replace(A, relative_error=1e-3)])
+    backward = tuned_for([TORCHS_OWN, A], problem=PROBLEM.with_operation(Operation.BACKWARD_DATA))
     assert keep(model_of(inexact, backward), world, None) == ["", ""]
     assert world.kept_runs == []
 
 
 def test_a_budget_of_zero_keeps_nothing_and_takes_back_what_was_kept(world: World) -> None:
-    model = model_of(tuned_for([NATIVE, A]))
+    model = model_of(tuned_for([TORCHS_OWN, A]))
     assert keep(model, world, None) == ["a"]
     assert keep_filters(model, Config(), machine=world.machine) is None
     assert model[0].kept is None
@@ -275,7 +275,7 @@ def test_a_budget_of_zero_keeps_nothing_and_takes_back_what_was_kept(world: Worl
 
 
 def test_where_nothing_is_compiled_it_says_why_nothing_is_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of(tuned_for([NATIVE, A]))
+    model = model_of(tuned_for([TORCHS_OWN, A]))
     monkeypatch.setattr(library, "_path", lambda build: None)
     loaded_build.cache_clear()
     try:

@@ -18,7 +18,7 @@ from mucudnn.running.environment import Environment
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.torch_settings import Numerics
+from mucudnn.words.torch_settings import TorchSettings
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ class Watched:
         return self.machine
 
     def _note(self) -> None:
-        self.seen.append(Numerics.of_torch().deterministic)
+        self.seen.append(TorchSettings.current().deterministic)
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -73,7 +73,7 @@ def test_engines_that_are_not_deterministic_are_barred_however_that_is_asked_for
 
 def test_the_command_shows_the_environment_that_was_measured_in(monkeypatch: pytest.MonkeyPatch) -> None:
     def now(device: str) -> Environment:
-        return Environment(device, "sm90", 1, "torch", "cuDNN", "torch", str(Numerics.of_torch()))
+        return Environment(device, "sm90", 1, "torch", "cuDNN", "torch", str(TorchSettings.current()))
 
     monkeypatch.setattr("mucudnn.running.environment.current_environment", now)
     assert running.tuning_environment("cuda", Config(deterministic=True)).numerics == "tf32 deterministic"

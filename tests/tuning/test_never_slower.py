@@ -22,8 +22,9 @@ from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import NATIVE, Configuration, Failure, Measurement, MicroConfig
+from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig
 from mucudnn.words.task import Task
+from mucudnn.words.torch_settings import TORCHS_OWN
 
 SEEDS = range(how_many(60, 2000))
 
@@ -47,15 +48,15 @@ class World:
         for algorithm in ("a", "b"):
             every += [self._measured(algorithm, size) for size in range(1, n + 1) if self.random.random() < 0.7]
         self.is_measured = self.random.random() < 0.5
-        own = MicroConfig(NATIVE, n)
+        own = MicroConfig(TORCHS_OWN, n)
         self.true_bytes = next(m.scratch_bytes for m in every if m.micro_config == own)
         self.measurements = [m for m in every if self.is_measured or m.micro_config != own]
         self.declared = None if self.is_measured or self.random.random() < 0.3 else self.true_bytes
         self.baseline_s = self.random.uniform(0.5, 2.0) * n
 
     def _measured(self, algorithm: str, size: int) -> Measurement:
-        prepared = 0 if algorithm == NATIVE else self.random.choice((0, 5))
-        scratch = self.random.choice((0, 3, 10, 30)) * (size if algorithm == NATIVE else 1)
+        prepared = 0 if algorithm == TORCHS_OWN else self.random.choice((0, 5))
+        scratch = self.random.choice((0, 3, 10, 30)) * (size if algorithm == TORCHS_OWN else 1)
         step_s = self.random.uniform(0.5, 2.0) * size
         return Measurement(MicroConfig(algorithm, size), self.random.choice((0.0, 0.1)), step_s, prepared, scratch, 0.0)
 
@@ -76,7 +77,7 @@ class World:
         """As far as it can be known."""
         if self.is_measured or self.declared is not None:
             return self.true_bytes
-        return max((m.scratch_bytes for m in self.measurements if m.micro_config.algorithm == NATIVE), default=0)
+        return max((m.scratch_bytes for m in self.measurements if m.micro_config.algorithm == TORCHS_OWN), default=0)
 
     def fits(self, limit: int | None) -> bool:
         return self.task.in_headroom or limit is None or self.baseline_bytes <= limit
@@ -153,7 +154,7 @@ def test_of_a_budget_what_runs_slower_is_not_chosen_where_torchs_own_would_fit_i
 # What the tuner makes of torch's own where it was not measured
 
 DECLARED = 50  # bytes that torch's own needs, a sample
-FAILED = Failure(MicroConfig(NATIVE, BATCH), "it was called with text for its operation")
+FAILED = Failure(MicroConfig(TORCHS_OWN, BATCH), "it was called with text for its operation")
 
 
 class NoMemoryToMeasure(FakeAlgorithm):
@@ -177,9 +178,9 @@ def test_a_stored_failure_of_torchs_own_is_not_believed_and_superseded(bench: Be
     bench.database.add_failure(ENVIRONMENT, FORWARD, 1, FAILED)
     tuned = bench.tune()[FORWARD]
     assert tuned.configuration.is_baseline
-    assert MicroConfig(NATIVE, BATCH) in {m.micro_config for m in tuned.measurements}
+    assert MicroConfig(TORCHS_OWN, BATCH) in {m.micro_config for m in tuned.measurements}
     assert FAILED not in tuned.failures
-    assert not bench.database.failures(ENVIRONMENT, FORWARD, {NATIVE: 1})
+    assert not bench.database.failures(ENVIRONMENT, FORWARD, {TORCHS_OWN: 1})
     steps = bench.steps
     assert bench.tune()[FORWARD].configuration.is_baseline
     assert bench.steps == steps
@@ -301,7 +302,9 @@ class StoredRuns:
     scratch_bytes: int = 10
 
     def measurements(self, task: Task) -> Sequence[Measurement]:
-        return [Measurement(MicroConfig(NATIVE, n), 0.0, 0.001 * n, 0, self.scratch_bytes * n, 1e-7) for n in (1, 2)]
+        return [
+            Measurement(MicroConfig(TORCHS_OWN, n), 0.0, 0.001 * n, 0, self.scratch_bytes * n, 1e-7) for n in (1, 2)
+        ]
 
     def verification(self, task: Task, configuration: Configuration) -> Verification | None:
         return None if configuration.is_baseline else Verification(0.1, 0.5, 0.01)
@@ -362,9 +365,9 @@ def test_what_was_faster_in_a_smaller_batch_is_run_there(bench: Bench) -> None:
 
 
 def test_all_whole_runs_are_read_back_and_no_others() -> None:
-    parts = (MicroConfig("quick", 4), MicroConfig("quick", 4), MicroConfig(NATIVE, 1))
+    parts = (MicroConfig("quick", 4), MicroConfig("quick", 4), MicroConfig(TORCHS_OWN, 1))
     runs = [Verification(1.0, float(number), 0.1) for number in range(1, 6)]
-    versions = {"quick": 2, NATIVE: 1}
+    versions = {"quick": 2, TORCHS_OWN: 1}
     with Database(":memory:") as database:
         key = ENVIRONMENT, FORWARD
         database.add_verification(*key, parts, versions, runs[0])
@@ -373,5 +376,5 @@ def test_all_whole_runs_are_read_back_and_no_others() -> None:
         database.add_verification(*key, parts[2:], versions, runs[3], FreshWorkspace())
         database.add_verification(*key, parts[:1], versions, runs[4], Keeping("quick", parts[2:]))
         assert database.whole_runs(*key, versions) == {parts: runs[1]}
-        assert database.whole_runs(*key, {NATIVE: 1}, FreshWorkspace()) == {parts[2:]: runs[3]}
+        assert database.whole_runs(*key, {TORCHS_OWN: 1}, FreshWorkspace()) == {parts[2:]: runs[3]}
         assert database.whole_runs(*key, {}) == {}

@@ -12,7 +12,7 @@ import torch
 from mucudnn.kernels.cudnn.barred import why_barred
 from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
-from mucudnn.words.torch_settings import Numerics, deterministic_torch
+from mucudnn.words.torch_settings import TorchSettings, deterministic_torch
 
 EXACT, TENSOR_CORE, ROUNDED, ANY_ORDER = (
     Engine(EngineConfig(0), frozenset(notes), frozenset(), 0)
@@ -38,12 +38,14 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_inputs_are_never_rounded_to_a_smaller_type(dtype: str) -> None:
-    assert why_barred(Numerics(), ROUNDED, dtype) == "rounds its inputs to a smaller type"
+    assert why_barred(TorchSettings(), ROUNDED, dtype) == "rounds its inputs to a smaller type"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("numerics", [Numerics(), Numerics(allow_tf32=False, deterministic=True, tf32_override="0")])
-def test_an_exact_engine_is_always_allowed(numerics: Numerics, dtype: str) -> None:
+@pytest.mark.parametrize(
+    "numerics", [TorchSettings(), TorchSettings(allow_tf32=False, deterministic=True, tf32_override="0")]
+)
+def test_an_exact_engine_is_always_allowed(numerics: TorchSettings, dtype: str) -> None:
     assert why_barred(numerics, EXACT, dtype) is None
 
 
@@ -51,25 +53,25 @@ def test_an_exact_engine_is_always_allowed(numerics: Numerics, dtype: str) -> No
 @pytest.mark.parametrize(
     ("forbidding", "reason"),
     [
-        (Numerics(allow_tf32=False), "torch.backends.cudnn.allow_tf32 is off"),
-        (Numerics(tf32_override="0"), "NVIDIA_TF32_OVERRIDE is 0"),
+        (TorchSettings(allow_tf32=False), "torch.backends.cudnn.allow_tf32 is off"),
+        (TorchSettings(tf32_override="0"), "NVIDIA_TF32_OVERRIDE is 0"),
     ],
 )
-def test_tensor_cores_are_barred_for_float32_alone(forbidding: Numerics, reason: str, dtype: str) -> None:
+def test_tensor_cores_are_barred_for_float32_alone(forbidding: TorchSettings, reason: str, dtype: str) -> None:
     barred = why_barred(forbidding, TENSOR_CORE, dtype)
     assert (barred is not None) == (dtype == "float32")
     assert barred is None or reason in barred
-    assert why_barred(Numerics(tf32_override="1"), TENSOR_CORE, dtype) is None
+    assert why_barred(TorchSettings(tf32_override="1"), TENSOR_CORE, dtype) is None
 
 
 def test_other_bits_on_every_run_are_barred_where_torch_must_be_deterministic() -> None:
-    assert why_barred(Numerics(), ANY_ORDER, "float32") is None
-    assert "not deterministic" in str(why_barred(Numerics(deterministic=True), ANY_ORDER, "float32"))
-    assert why_barred(Numerics(deterministic=True), TENSOR_CORE, "float32") is None
+    assert why_barred(TorchSettings(), ANY_ORDER, "float32") is None
+    assert "not deterministic" in str(why_barred(TorchSettings(deterministic=True), ANY_ORDER, "float32"))
+    assert why_barred(TorchSettings(deterministic=True), TENSOR_CORE, "float32") is None
 
 
 def test_by_default_torch_allows_tf32_and_any_order() -> None:
-    assert Numerics.of_torch() == Numerics(allow_tf32=True, deterministic=False)
+    assert TorchSettings.current() == TorchSettings(allow_tf32=True, deterministic=False)
 
 
 def test_every_way_to_forbid_tf32_is_heeded() -> None:
@@ -78,7 +80,7 @@ def test_every_way_to_forbid_tf32_is_heeded() -> None:
     """
     program = """
 import torch
-from mucudnn.words.torch_settings import Numerics, deterministic_torch
+from mucudnn.words.torch_settings import TorchSettings, deterministic_torch
 for owner, name, forbidding, neutral in (
     (torch.backends, "fp32_precision", "ieee", "none"),
     (torch.backends.cudnn, "fp32_precision", "ieee", "none"),
@@ -86,9 +88,9 @@ for owner, name, forbidding, neutral in (
     (torch.backends.cudnn.conv, "fp32_precision", "ieee", "tf32"),
 ):
     setattr(owner, name, forbidding)
-    print(Numerics.of_torch().allow_tf32, torch.backends.cudnn.conv.fp32_precision == "tf32", end=" ")
+    print(TorchSettings.current().allow_tf32, torch.backends.cudnn.conv.fp32_precision == "tf32", end=" ")
     setattr(owner, name, neutral)
-    print(Numerics.of_torch().allow_tf32)
+    print(TorchSettings.current().allow_tf32)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     for_all, for_cudnn, *for_convolutions = ended.stdout.splitlines()
@@ -98,16 +100,16 @@ for owner, name, forbidding, neutral in (
 
 def test_tf32_of_matrix_products_is_another_matter() -> None:
     assert not torch.backends.cuda.matmul.allow_tf32
-    assert Numerics.of_torch().allow_tf32
-    assert not Numerics.of_torch().matmul_tf32
-    assert why_barred(Numerics(allow_tf32=False, matmul_tf32=True), TENSOR_CORE, "float32") is not None
+    assert TorchSettings.current().allow_tf32
+    assert not TorchSettings.current().matmul_tf32
+    assert why_barred(TorchSettings(allow_tf32=False, matmul_tf32=True), TENSOR_CORE, "float32") is not None
 
 
 def test_every_way_to_allow_tf32_in_matrix_products_is_heeded_however_they_are_mixed() -> None:
     """In a process of its own, where a warning is an error: torch's older getters raise once both kinds were set."""
     program = """
 import torch
-from mucudnn.words.torch_settings import Numerics
+from mucudnn.words.torch_settings import TorchSettings
 matmul = torch.backends.cuda.matmul
 for change in (
     lambda: torch.set_float32_matmul_precision("high"),
@@ -119,7 +121,7 @@ for change in (
     lambda: setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee"),
 ):
     change()
-    print(Numerics.of_torch())
+    print(TorchSettings.current())
 """
     ended = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
     allowed, forbidden = "tf32 matmul-tf32", "tf32"
@@ -129,7 +131,7 @@ for change in (
 
 def test_as_torch_has_it_by_default_the_key_is_one_word() -> None:
     """Which keeps the measurements that were made before there were more."""
-    assert str(Numerics.of_torch()) == "tf32"
+    assert str(TorchSettings.current()) == "tf32"
 
 
 @pytest.mark.parametrize(
@@ -154,17 +156,17 @@ def test_what_changes_times_is_part_of_the_key(
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
-        assert str(Numerics.of_torch()) == f"tf32 {word}"
+        assert str(TorchSettings.current()) == f"tf32 {word}"
     finally:
         setattr(owner, name, before)
-    assert str(Numerics.of_torch()) == "tf32"
+    assert str(TorchSettings.current()) == "tf32"
 
 
 def test_the_limit_of_benchmark_counts_where_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark_limit", 0)
-    assert str(Numerics.of_torch()) == "tf32"
+    assert str(TorchSettings.current()) == "tf32"
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    assert str(Numerics.of_torch()) == "tf32 benchmark=0"
+    assert str(TorchSettings.current()) == "tf32 benchmark=0"
 
 
 def test_settings_that_this_torch_lacks_are_as_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,43 +178,47 @@ def test_settings_that_this_torch_lacks_are_as_by_default(monkeypatch: pytest.Mo
 
     newer = torch.backends.cudnn
     monkeypatch.setattr(torch.backends, "cudnn", Older())
-    assert Numerics.of_torch() == Numerics()
+    assert TorchSettings.current() == TorchSettings()
 
 
 def test_without_cudnn_there_are_none_of_its_engines() -> None:
-    assert "torch.backends.cudnn.enabled is off" in str(why_barred(Numerics(cudnn=False), EXACT, "float64"))
+    assert "torch.backends.cudnn.enabled is off" in str(why_barred(TorchSettings(cudnn=False), EXACT, "float64"))
 
 
 @pytest.mark.parametrize("before", [False, True])
 def test_torch_is_asked_for_determinism_for_a_while(before: bool) -> None:
     torch.backends.cudnn.deterministic = before
     with deterministic_torch(False):
-        assert Numerics.of_torch().deterministic is before
+        assert TorchSettings.current().deterministic is before
     with deterministic_torch(True):
-        assert Numerics.of_torch().deterministic
-    assert Numerics.of_torch().deterministic is before
+        assert TorchSettings.current().deterministic
+    assert TorchSettings.current().deterministic is before
     with pytest.raises(ZeroDivisionError), deterministic_torch(True):
         1 / 0  # noqa: B018
-    assert Numerics.of_torch().deterministic is before
+    assert TorchSettings.current().deterministic is before
 
 
 def test_both_ways_to_ask_for_determinism_are_heeded() -> None:
     torch.backends.cudnn.deterministic = True
-    assert Numerics.of_torch().deterministic
+    assert TorchSettings.current().deterministic
     torch.backends.cudnn.deterministic = False
     torch.use_deterministic_algorithms(True)
-    assert Numerics.of_torch().deterministic
+    assert TorchSettings.current().deterministic
 
 
 def test_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    assert Numerics.of_torch() == Numerics(tf32_override="0")
+    assert TorchSettings.current() == TorchSettings(tf32_override="0")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    assert str(Numerics.of_torch()) == "tf32 NVIDIA_TF32_OVERRIDE=0 CUBLAS_WORKSPACE_CONFIG=:4096:8"
+    assert str(TorchSettings.current()) == "tf32 NVIDIA_TF32_OVERRIDE=0 CUBLAS_WORKSPACE_CONFIG=:4096:8"
 
 
 def test_different_numerics_have_different_keys() -> None:
-    all_of_them = [Numerics(a, b, c) for a in (True, False) for b in (True, False) for c in ("", "0", "1")]
-    all_of_them += [Numerics(cudnn=False), Numerics(matmul_tf32=True), Numerics(others=("benchmark=10",))]
+    all_of_them = [TorchSettings(a, b, c) for a in (True, False) for b in (True, False) for c in ("", "0", "1")]
+    all_of_them += [
+        TorchSettings(cudnn=False),
+        TorchSettings(matmul_tf32=True),
+        TorchSettings(others=("benchmark=10",)),
+    ]
     assert len({str(numerics) for numerics in all_of_them}) == len(all_of_them)
-    assert str(Numerics(False, True, "0")) == "no-tf32 deterministic NVIDIA_TF32_OVERRIDE=0"
+    assert str(TorchSettings(False, True, "0")) == "no-tf32 deterministic NVIDIA_TF32_OVERRIDE=0"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[3] / "tests"
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -21,17 +19,31 @@ class Part:
     share: float
 
 
+def find_root(file: Path) -> Path | None:
+    """Finds the checkout, or the unpacked sdist, in which ``file`` is this file; ``None``: it is installed.
+
+    In an sdist bench/ lies in mucudnn/, where a checkout has a link to it.
+    """
+    return next((root for root in file.parents[3:5] if (root / "tests" / "gpu").is_dir()), None)
+
+
+ROOT = find_root(Path(__file__).resolve())
+
+
 def parts(device: str) -> tuple[Part, ...]:
-    """Tests, then benchmarks; on the CPU the same commands with small sizes, to see that they run."""
+    """Tests, where there is a checkout, then benchmarks; on the CPU the same commands, small, to see that they run."""
     return (*_tests(device), *(_ON_CUDA if device == "cuda" else _ON_CPU))
 
 
 def _tests(device: str) -> tuple[Part, ...]:
     """Each file by itself: an engine that breaks the CUDA context takes only the tests of its own file with it."""
-    of_gpu = sorted(TESTS.rglob("test_gpu*.py"))
+    if ROOT is None:
+        return ()
+    tests = ROOT / "tests"
+    of_gpu = sorted((tests / "gpu").glob("test_gpu*.py"))
     if device == "cpu":
         return tuple(_test(path) for path in of_gpu)
-    marked = [path for path in sorted(TESTS.rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+    marked = [path for path in sorted(tests.rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
     return tuple(_test(path, "-m", "gpu") for path in dict.fromkeys((*of_gpu, *marked)))
 
 

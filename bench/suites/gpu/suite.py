@@ -1,9 +1,10 @@
 """Runs the tests of a GPU and the benchmarks on it: ``make gpu``, or ``python -m mucudnn.bench.suites.gpu.suite``.
 
 Needs no network and no installation: a Python with mucudnn's dependencies and pytest, and this repository on its
-PYTHONPATH. Each part (``suite_parts.py``) is a process of its own with a share of the time, and is ended when that is
-over. One that fails does not stop the others. ``summary.json`` and the archive are written anew after each part, so
-that a run that is killed has told what it has. Not run on a GPU yet.
+PYTHONPATH. Installed from a wheel it has no tests, and runs the benchmarks alone. Each part (``parts.py``) is a process
+of its own with a share of the time, and is ended when that is over. One that fails does not stop the others.
+``summary.json`` and the archive are written anew after each part, so that a run that is killed has told what it has.
+Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 import click
 
 from mucudnn.bench.report.export import write_json
+from mucudnn.bench.suites.gpu import parts as suite_parts
 from mucudnn.bench.suites.gpu.parts import Part, parts
 from mucudnn.terminal.console import ModuleCommand
 from mucudnn.terminal.whole_files import whole_file
@@ -34,7 +36,7 @@ _RESERVE_S = 5.0  # for what is written after the last part
 _GRACE_S = 8.0  # between asking a process to end, as Ctrl-C does, and killing it
 _NEEDED = 0.85  # of its limit, what a command is told to take
 _TAIL_LINES = 40
-_RESULTS = Path(__file__).resolve().parents[2] / "results"
+_NO_TESTS = "mucudnn is installed, and the tests of a GPU are in its checkout and its sdist: only the benchmarks run"
 
 
 class Status(StrEnum):
@@ -149,8 +151,9 @@ def record_device(device: str) -> dict[str, Any]:
 
 
 def folder_of(device: dict[str, Any]) -> Path:
-    """``bench/results/nvidia-h200``."""
-    return _RESULTS / re.sub(r"[^a-z0-9]+", "-", device["environment"]["device"].lower()).strip("-")
+    """``bench/results/nvidia-h200`` of the checkout; ``mucudnn-results/nvidia-h200`` here where there is none."""
+    results = Path("mucudnn-results") if suite_parts.ROOT is None else suite_parts.ROOT / "bench" / "results"
+    return results / re.sub(r"[^a-z0-9]+", "-", device["environment"]["device"].lower()).strip("-")
 
 
 def _chosen(device: str, only: str | None) -> list[Part]:
@@ -174,8 +177,14 @@ def _chosen(device: str, only: str | None) -> list[Part]:
     "--archive", type=click.Path(dir_okay=False, path_type=Path), help="Pack the folder into this .tar.gz, too."
 )
 def main(minutes: float, device: str, only: str | None, out: Path | None, archive: Path | None) -> None:
-    """Run the tests of a GPU, then all benchmarks on it, in so many minutes. Status 1: not all passed."""
+    """Run the tests of a GPU, then benchmarks on it, in so many minutes. Status 1: not all passed.
+
+    The benchmarks are those of engines, limits, overhead, networks and training steps. The tests are in mucudnn's
+    checkout and its sdist; installed from a wheel only the benchmarks run.
+    """
     end_s = time.monotonic() + 60 * minutes
+    if suite_parts.ROOT is None:
+        click.echo(_NO_TESTS, err=True)
     wanted = _chosen(device, only)
     record = record_device(device)
     folder = (out or folder_of(record)).resolve()

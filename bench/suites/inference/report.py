@@ -42,7 +42,7 @@ def inference_record(benchmark: InferenceBenchmark) -> Record:
 
 
 def _configurations(layer: LayerResult) -> str:
-    """``native 1 → winograd-4x4 1``: the configurations without and with a cached filter."""
+    """``gemm 1 → winograd-4x4 1``: the configurations without and with a cached filter."""
     not_kept = str(layer.tuned.configuration)
     if layer.kept is None:
         return not_kept

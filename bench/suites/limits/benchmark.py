@@ -96,7 +96,7 @@ def _nothing_yet(
     wanted: int,
 ) -> LimitsComparison:
     reference = next((name for name in variants if name != TORCH), TORCH)
-    rivals = "cuDNN's engines" if machine.sources else "algorithms"
+    rivals = ", ".join(source.title for source in machine.sources) or "algorithms"
     return LimitsComparison(
         table.source, config, machine.environment, limits, reference, rivals, wanted=wanted, rounds=rounds
     )

@@ -17,7 +17,7 @@ from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.timer import Runner
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.suites.limits.result import WITHIN, ComparedProblem, LimitsComparison, Run, SameTime, UnderLimit
-from mucudnn.bench.suites.limits.undivided import Undivided, run_engine
+from mucudnn.bench.suites.limits.undivided import Undivided, run_alone
 from mucudnn.database.database import Verification
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.solver.front import desirable_sets
@@ -150,13 +150,14 @@ class Contest:
         return Contestant(partial(self.machine.run, self.task.problem, configuration, self.operands))
 
     def _rival(self, configuration: Configuration) -> Contestant:
-        engine = self.undivided.engine(configuration)
-        if engine is None:
+        rival = self.undivided.of_library(configuration)
+        if rival is None:
             return self._contestant(configuration)
-        return Contestant(partial(run_engine, engine, self.task.problem, self.operands))
+        return Contestant(partial(run_alone, rival, self.task.problem, self.operands))
 
     def _rival_key(self, configuration: Configuration) -> Hashable:
-        return _key(configuration) if (engine := self.undivided.engine(configuration)) is None else engine
+        key = _key(configuration)
+        return key if self.undivided.of_library(configuration) is None else ("alone", key)
 
 
 def _key(configuration: Configuration) -> Hashable:

@@ -23,7 +23,8 @@ from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.running.environment import current_environment
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress, silent
-from mucudnn.words.results import NATIVE, Configuration, MicroConfig
+from mucudnn.words.results import Configuration, MicroConfig
+from mucudnn.words.torch_settings import TORCHS_OWN
 
 OUTLIER = 1e6
 _OF_RANGE = 64  # in half precision the outlier is the largest number / 64: its sums must be finite
@@ -85,11 +86,11 @@ def dependent_results(problem: ConvProblem, operands: Operands) -> Tensor:
 
 def _cases(operation: Operation, dtype: str) -> Iterator[tuple[str, ConvProblem]]:
     """Each algorithm on the first geometry that it supports, and torch's own on all that are used."""
-    rest = [candidate for candidate in algorithms() if candidate.name != NATIVE]
+    rest = [candidate for candidate in algorithms() if candidate.name != TORCHS_OWN]
     for problem in geometries(operation, dtype):
         supporting = [candidate for candidate in rest if candidate.supports(problem) is None]
         if supporting:
-            yield from ((name, problem) for name in (NATIVE, *(candidate.name for candidate in supporting)))
+            yield from ((name, problem) for name in (TORCHS_OWN, *(candidate.name for candidate in supporting)))
         rest = [candidate for candidate in rest if candidate not in supporting]
 
 

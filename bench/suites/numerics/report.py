@@ -10,16 +10,16 @@ from rich.table import Table
 from mucudnn.bench.report.records import Record, origin
 from mucudnn.bench.report.tables import new_table
 from mucudnn.bench.suites.numerics.result import SAMPLES, AlgorithmNumerics, NumericsBenchmark
-from mucudnn.words.results import NATIVE
+from mucudnn.words.torch_settings import TORCHS_OWN
 
 
 def numerics_table(benchmark: NumericsBenchmark) -> Table:
     """A line for each algorithm and geometry, a section for each geometry; cells have a value for each operation."""
     columns = ("NaN spoils", "Inf spoils", "largest", "error beside outlier", "subnormals", "relative error", "strict")
     operations = " / ".join(dict.fromkeys(row.problem.operation for row in benchmark.rows))
-    printed = new_table(f"beside torch's own (native): {operations}", ("algorithm", "filter, image"), columns)
+    printed = new_table(f"beside torch's own ({TORCHS_OWN}): {operations}", ("algorithm", "filter, image"), columns)
     for (name, geometry), rows in _by_line(benchmark).items():
-        if name == NATIVE:
+        if name == TORCHS_OWN:
             printed.add_section()
         printed.add_row(name, geometry, *_cells(rows))
     return printed

@@ -77,12 +77,12 @@ def measure_overheads(device: str, rounds: int = ROUNDS, clock: Clock | None = N
 
 
 def _algorithm(problem: ConvProblem, n: int, device: str) -> Algorithm:
-    """On CUDA the first that cuDNN offers."""
+    """The first that a source offers, where the device has one."""
     if device == "cpu":
         return algorithm(_ON_CPU)
     offered = [engine for source in sources(device) for engine in source.offered(problem, [n])]
     if not offered:
-        raise UnavailableError(f"cuDNN offers nothing for {n} sample(s) of {problem} that torch's settings allow")
+        raise UnavailableError(f"nothing is offered for {n} sample(s) of {problem} that torch's settings allow")
     return offered[0]
 
 

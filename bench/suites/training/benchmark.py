@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,18 +26,18 @@ from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
 from mucudnn.bench.suites.training.precision import PRECISIONS, Precision
 from mucudnn.bench.suites.training.training import Batch, Trainee, labelled_batches
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError, MucudnnError, first_line
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.progress import Progress, silent
+from mucudnn.words.torch_settings import rounding_to_tf32, searching
 
 ROUNDS = 9
 _RULE = replace(EVERY_ROUND, sample_s=0.25)  # short steps follow each other, as in training: no step is waited for
 
 
 class Variant(StrEnum):
-    """``TORCH_BENCHMARK``: torch with ``torch.backends.cudnn.benchmark``, which times up to ten of cuDNN's engines."""
+    """``TORCH_BENCHMARK``: torch in its benchmark mode, which times up to ten engines of its library."""
 
     TORCH = "torch"
     TORCH_BENCHMARK = "torch-benchmark"
@@ -179,7 +178,7 @@ class _Contestant:
         try:
             step = self._step(model, batch, config)
             self.peak_bytes = self.thread.call(allocator_peak_bytes, step, self.setting.device)
-        except (MucudnnError, CudnnError, RuntimeError, MemoryError) as error:  # lack of memory is one of these
+        except (MucudnnError, RuntimeError, MemoryError) as error:  # lack of memory is one of these
             self.failure = first_line(error)
         else:
             self.timer = Timer(step, self.clock, _RULE, runner=self.thread.call)
@@ -204,7 +203,7 @@ class _Contestant:
         trainee = Trainee(own)
 
         def step() -> None:
-            with _searching(self.variant is Variant.TORCH_BENCHMARK):
+            with searching(self.variant is Variant.TORCH_BENCHMARK):
                 trainee.learn(images, labels, setting.autocast)
             trainee.optimizer.zero_grad()
 
@@ -226,30 +225,5 @@ def _rounding(setting: Setting) -> Iterator[None]:
     if setting.device == "cpu" or setting.precision is Precision.BFLOAT16:
         yield
         return
-    allowed = setting.precision is Precision.TF32
-    before = _allow_tf32((allowed, allowed))
-    try:
+    with rounding_to_tf32(setting.precision is Precision.TF32):
         yield
-    finally:
-        _allow_tf32(before)
-
-
-def _allow_tf32(allowed: tuple[bool, bool]) -> tuple[bool, bool]:
-    """For convolutions and for matrix products. Returns what it was for both."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch 2.9 warns of the older switches
-        before = cudnn.allow_tf32, matmul.allow_tf32
-        cudnn.allow_tf32, matmul.allow_tf32 = allowed
-    return before
-
-
-@contextmanager
-def _searching(searches: bool) -> Iterator[None]:
-    """``torch.backends.cudnn.benchmark`` on or off, as for what is called meanwhile."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = searches
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before

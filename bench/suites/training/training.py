@@ -1,7 +1,8 @@
 """The same training, step by step in turns, by models that should not differ: how fast each is, how far they part.
 
 In float32 they do part: where a maximum or a ReLU is decided by the last bit, a rounding sends a gradient elsewhere,
-and every step adds to it. So torch is also compared with itself in the other memory format: that is the yardstick.
+and every step adds to it. So gradients are compared in the first step, where all models have the same weights: with
+torch's, and with those of float64. Torch is also compared with itself in the other memory format: the yardstick.
 """
 
 from __future__ import annotations
@@ -31,10 +32,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Largest relative differences of two trainings over all steps: of the loss, and of any parameter's gradient."""
+    """Largest relative differences of two trainings: of any step's loss, of any gradient in the first step."""
 
     loss: float
     gradient: float
+
+
+@dataclass(frozen=True, slots=True)
+class GradientErrors:
+    """Largest relative L2 errors of a parameter's gradient in the first step, against float64."""
+
+    torch: float
+    mucudnn: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,7 @@ class TrainingComparison:
     losses: tuple[float, ...]
     difference: Difference
     yardstick: Difference
+    errors: GradientErrors
 
     @property
     def speedup(self) -> float:
@@ -95,12 +105,13 @@ def labelled_batches(steps: int, batch_size: int, shape: tuple[int, int, int], c
 def train_in_turns(torch_model: nn.Module, mucudnn_model: nn.Module, batches: Iterable[Batch]) -> TrainingComparison:
     """Every batch is one step of either model; the first step is a warm-up, whose time does not count.
 
-    The yardstick is trained afterwards: a third model's memory in between would slow the other two.
+    The yardstick and float64 come afterwards: a third model's memory in between would slow the other two.
     """
     kept = list(batches)
-    again = copy.deepcopy(torch_model)
+    again, ours_again = copy.deepcopy(torch_model), copy.deepcopy(mucudnn_model)
     baseline, ours, difference = _in_turns(torch_model, mucudnn_model, kept)
     channels_last = copy.deepcopy(again).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    errors = _gradient_errors(copy.deepcopy(again), ours_again, kept[0])
     _, _, yardstick = _in_turns(again, channels_last, kept)
     return TrainingComparison(
         torch_step_s=_median_s(baseline),
@@ -108,6 +119,7 @@ def train_in_turns(torch_model: nn.Module, mucudnn_model: nn.Module, batches: It
         losses=tuple(step.loss for step in ours),
         difference=difference,
         yardstick=yardstick,
+        errors=errors,
     )
 
 
@@ -123,8 +135,19 @@ def _in_turns(
         steps[0].append(a)
         steps[1].append(b)
         loss = max(loss, abs(a.loss - b.loss) / abs(a.loss))
-        gradient = max(gradient, _gradient_difference(reference, model))
+        if seed == 0:
+            gradient = _gradient_difference(reference, model)
     return *steps, Difference(loss, gradient)
+
+
+def _gradient_errors(torch_model: nn.Module, mucudnn_model: nn.Module, first: Batch) -> GradientErrors:
+    """Trains untrained models by one step, and torch's once more in float64."""
+    images, labels = first
+    exact = copy.deepcopy(torch_model).double()
+    Trainee(exact).step(images.double(), labels, seed=0)
+    for model in (torch_model, mucudnn_model):
+        Trainee(model).step(images, labels, seed=0)
+    return GradientErrors(_gradient_difference(exact, torch_model), _gradient_difference(exact, mucudnn_model))
 
 
 def _median_s(steps: Sequence[Step]) -> float:

@@ -257,12 +257,14 @@ def memory_bounds(workspace_limit: str, headroom: bool = False) -> Decorator:
         type=Text("SIZE", parse_limit_or_headroom if headroom else parse_limit),
         default=workspace_limit,
         show_default=True,
-        help=f"Most memory that any one operation may take beside its tensors: {sizes}.",
+        help=f"Most memory that any one operation may take beside its tensors: {sizes}. The right bound where "
+        "calls run one after another: they share one buffer.",
     )
     budget = click.option(
         "--workspace-budget",
         type=budget_size,
-        help="Instead of a limit for each: most memory of all operations in sum, divided as it saves most time.",
+        help="Instead of a limit for each: most memory of all operations in sum, divided as it saves most time. "
+        "The right bound where calls overlap, in threads or streams.",
     )
     return together(limit, budget, _one_bound)
 

@@ -22,7 +22,7 @@ from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.torch_settings import Numerics
+from mucudnn.words.torch_settings import TorchSettings
 
 LAYERS = HEADING + "conv3_1,128,56,56,256,3,3,1,1,1,1\none,256,56,56,64,1,1,0,0,1,1\n"
 PROBLEM = ConvProblem(Operation.FORWARD, 128, 56, 56, 256, 3, 3, padding=(1, 1))
@@ -65,7 +65,7 @@ def test_an_engine_that_is_not_offered_at_a_size_has_no_workspace_there() -> Non
 
 
 def test_without_tf32_only_exact_engines_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Numerics, "of_torch", classmethod(lambda cls: cls(allow_tf32=False)))
+    monkeypatch.setattr(TorchSettings, "current", classmethod(lambda cls: cls(allow_tf32=False)))
     for operation in Operation:
         listed = list_engines(recorded_device(), "conv", PROBLEM.with_operation(operation), (4,))
         assert 0 < listed.allowed < len(listed.engines)

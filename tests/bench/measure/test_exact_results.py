@@ -14,6 +14,7 @@ from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.torch_settings import computed_without_libraries
 
 BATCH = 13
 
@@ -90,12 +91,6 @@ def test_the_memory_is_bounded_as_stated(monkeypatch: pytest.MonkeyPatch, operat
     assert peak_allocated_bytes(compare) <= ExactResults(problem, operands).peak_bytes()
 
 
-class Cuda:
-    """As much of a tensor on a GPU as is asked for."""
-
-    is_cuda = True
-
-
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     torch._C._set_deterministic_algorithms(True, warn_only=True)
@@ -107,7 +102,7 @@ def deterministic() -> Iterator[None]:
 def test_on_a_gpu_cudnn_does_not_confirm_itself_and_settings_are_restored(deterministic: None, fails: bool) -> None:
     assert torch.backends.cudnn.enabled
     try:
-        with exact_results._without_cudnn(Cuda()):  # type: ignore[arg-type]
+        with computed_without_libraries():
             assert not torch.backends.cudnn.enabled
             assert not torch.are_deterministic_algorithms_enabled()
             if fails:

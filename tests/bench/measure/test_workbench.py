@@ -19,6 +19,7 @@ from mucudnn.bench.measure.operands import operand_bytes
 from mucudnn.bench.measure.workbench import Workbench
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.reference import reference
 from mucudnn.kernels.registry import algorithm
 from mucudnn.words.errors import UnavailableError
@@ -28,7 +29,7 @@ BATCH = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Rogue:
+class Rogue(BaseAlgorithm):
     """Right in all operations, with sums in ``prepared`` for BACKWARD_FILTER; then ``mischief`` has its turn."""
 
     mischief: Callable[[Tensor, Tensor, Tensor], object] = lambda result, prepared, scratch: None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import math
@@ -19,7 +20,13 @@ from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.bench.suites.network.report import network_record, network_table
 from mucudnn.bench.suites.network.result import FormatResult, NetworkBenchmark, ProblemResult
 from mucudnn.bench.suites.training.demo_report import training_table
-from mucudnn.bench.suites.training.training import Difference, TrainingComparison, labelled_batches, train_in_turns
+from mucudnn.bench.suites.training.training import (
+    Difference,
+    GradientErrors,
+    TrainingComparison,
+    labelled_batches,
+    train_in_turns,
+)
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
@@ -137,11 +144,40 @@ def test_training_of_unequal_models_has_the_difference() -> None:
     assert comparison.difference.gradient > 0
 
 
-def test_training_table_prints_times_and_differences() -> None:
-    printed = text(
-        training_table(TrainingComparison(0.5, 0.25, (2.3, 1.1), Difference(1e-6, 3e-5), Difference(2e-6, 4e-5)))
-    )
-    for expected in ("500.00", "250.00", "2.00×", "2.300 → 1.100", "1.0e-06", "3.0e-05"):
+class Drifting(torch.nn.Linear):
+    """Another function from its second call on."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) * min(self.calls, 2)
+
+
+def test_gradients_are_compared_in_the_first_step_where_weights_are_the_same() -> None:
+    models = [torch.nn.Sequential(torch.nn.Flatten(), layer) for layer in (torch.nn.Linear(12, 10), Drifting(12, 10))]
+    models[1].load_state_dict(models[0].state_dict())
+    comparison = train_in_turns(*models, labelled_batches(3, 8, (3, 2, 2)))
+    assert comparison.difference.loss > 1e-3
+    assert comparison.difference.gradient == 0
+
+
+def test_errors_of_gradients_are_those_of_rounding() -> None:
+    torch.manual_seed(1)
+    layers = torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Dropout(), torch.nn.Linear(144, 10)
+    model = torch.nn.Sequential(*layers)
+    rough = copy.deepcopy(model)
+    for parameter in rough.parameters():
+        parameter.data *= 1.001
+    errors = train_in_turns(model, rough, labelled_batches(2, 8, (3, 8, 8))).errors
+    assert 0 < errors.torch < 1e-5
+    assert errors.mucudnn > 1e-4
+
+
+def test_training_table_prints_times_differences_and_errors() -> None:
+    differences = Difference(1e-6, 3e-5), Difference(2e-6, 4e-5)
+    printed = text(training_table(TrainingComparison(0.5, 0.25, (2.3, 1.1), *differences, GradientErrors(5e-7, 6e-7))))
+    for expected in ("500.00", "250.00", "2.00×", "2.300 → 1.100", "1.0e-06", "3.0e-05", "5.0e-07", "6.0e-07"):
         assert expected in printed
 
 

@@ -14,11 +14,12 @@ from support.fake_cudnn import BAD_PARAM, FakeCudnn, FakeEngine, workspace_of
 
 from mucudnn.kernels.cudnn import backend as module
 from mucudnn.kernels.cudnn import device as device_module
-from mucudnn.kernels.cudnn.algorithms import CapturingError, Plan, Pointers
+from mucudnn.kernels.cudnn.algorithms import Plan, Pointers
 from mucudnn.kernels.cudnn.backend import CudnnBackend
 from mucudnn.kernels.cudnn.constants import Attribute, DescriptorKind, HeuristicMode
 from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError, Library
+from mucudnn.words.errors import CapturingError
 from mucudnn.words.problem import ConvProblem, Operation
 
 PROBLEM = ConvProblem(Operation.BACKWARD_FILTER, 4, 8, 8, 4, 3, 3)

@@ -33,7 +33,7 @@ from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, Config
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
-from mucudnn.words.torch_settings import Numerics
+from mucudnn.words.torch_settings import TorchSettings
 
 BACKEND = FakeBackend()
 ENGINE = CudnnEngine(STEADY, BACKEND)
@@ -200,19 +200,19 @@ def test_a_size_that_is_not_offered_has_a_reason() -> None:
     assert picky.supports_micro_batch(FORWARD, 1) == "cuDNN does not offer this engine configuration for 1 sample(s)"
 
 
-def offered(sizes: tuple[int, ...], numerics: Numerics, problem: ConvProblem = FORWARD) -> list[str]:
+def offered(sizes: tuple[int, ...], numerics: TorchSettings, problem: ConvProblem = FORWARD) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Numerics, "of_torch", classmethod(lambda cls: numerics))
+        patch.setattr(TorchSettings, "current", classmethod(lambda cls: numerics))
         return [engine.name for engine in CudnnEngines(BACKEND).offered(problem, sizes)]
 
 
 def test_what_any_size_has_is_offered_once_as_far_as_torchs_settings_allow() -> None:
     steady, picky, random = "cudnn:7", "cudnn:38 k2=5 k13=0", "cudnn:9 k2=-1"
-    assert offered((1,), Numerics()) == [steady, random]
-    assert offered((1, 2, 4), Numerics()) == [picky, steady, random]  # as the largest has them
-    assert offered((2,), Numerics(allow_tf32=False)) == [steady, random]
-    assert offered((2,), Numerics(allow_tf32=False), replace(FORWARD, dtype="float16")) == [picky, steady, random]
-    assert offered((2,), Numerics(deterministic=True)) == [picky, steady]
+    assert offered((1,), TorchSettings()) == [steady, random]
+    assert offered((1, 2, 4), TorchSettings()) == [picky, steady, random]  # as the largest has them
+    assert offered((2,), TorchSettings(allow_tf32=False)) == [steady, random]
+    assert offered((2,), TorchSettings(allow_tf32=False), replace(FORWARD, dtype="float16")) == [picky, steady, random]
+    assert offered((2,), TorchSettings(deterministic=True)) == [picky, steady]
 
 
 def test_determinism_is_that_of_the_notes() -> None:

@@ -13,10 +13,11 @@ from support.guarded import Call
 
 from mucudnn.bench.measure.operands import random_operands
 from mucudnn.bench.measure.whole_runs import run_whole
-from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, EngineError, Plan, Pointers
+from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, Plan, Pointers
 from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
-from mucudnn.running.execution import MisalignedError, run
+from mucudnn.running.execution import Recipe, StepError, run
+from mucudnn.words.errors import MisalignedError
 from mucudnn.words.problem import Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
@@ -58,25 +59,26 @@ def test_steps_are_started_on_torchs_current_stream_of_the_tensors_device(monkey
     assert started == [(Pointers(64, 64, 64), 64, 1003)]
 
 
-def test_an_engine_that_fails_says_which_plan_in_cudnns_words() -> None:
-    backend = FakeBackend()
+def test_an_engine_that_fails_says_which_step_in_cudnns_words(cudnn: FakeBackend) -> None:
     error = CudnnError("execute", 5000, "CUDNN_STATUS_EXECUTION_FAILED", "no luck")
 
     def fail(plan: Plan) -> None:
         raise error
 
-    backend.started = backend.building = fail
-    engine = CudnnEngine(STEADY, backend)
-    with pytest.raises(EngineError) as executing:
-        Call(FORWARD, 2).run(engine, [2])
-    with pytest.raises(EngineError) as building:
-        engine.build(FORWARD, 2)
-    with pytest.raises(EngineError, match="plan cudnn:99"):
-        CudnnEngine(EngineConfig(99), backend).workspace(FORWARD, 2)
+    cudnn.started = cudnn.building = fail
+    step, operands = MicroConfig(STEADY.name, 2), random_operands(FORWARD, 2)
+    recipe = Recipe.of(FORWARD, Configuration((step,), 1.0, 0))
+    with pytest.raises(StepError) as executing:
+        recipe.execute(operands.x, operands.w, operands.y)
+    with pytest.raises(StepError) as building:
+        recipe.build()
+    with pytest.raises(CudnnError, match="plan cudnn:99"):
+        CudnnEngine(EngineConfig(99), cudnn).workspace(FORWARD, 2)
     for caught in (executing, building):
         copied = pickle.loads(pickle.dumps(caught.value))
         assert str(copied) == str(caught.value) == str(error)
-        assert copied.plan == caught.value.plan == Plan(STEADY, FORWARD, 2)
+        assert copied.problem == caught.value.problem == FORWARD
+        assert copied.micro_config == caught.value.micro_config == step
 
 
 TWO_SAMPLES_TOO_LARGE = replace(FORWARD, c=1, k=2**10, h=2**10, w=2**10)
@@ -100,7 +102,7 @@ def test_while_measuring_nothing_stands_in_for_an_engine_that_fails(cudnn: FakeB
     run_whole(FORWARD, configuration, operands)
     cudnn.started = fail
     for _ in range(2):
-        with pytest.raises(EngineError):
+        with pytest.raises(StepError):
             run_whole(FORWARD, configuration, operands)
     assert [plan.config for plan in cudnn.executed] == [STEADY]
 

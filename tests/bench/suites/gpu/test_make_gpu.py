@@ -171,6 +171,34 @@ def test_the_folder_is_that_of_the_device() -> None:
     assert folder_of(DEVICE).parts[-3:] == ("bench", "results", "nvidia-h200")
 
 
+@pytest.mark.parametrize(
+    ("file", "root"),
+    [
+        ("checkout/bench/suites/gpu/parts.py", "checkout"),
+        ("sdist/mucudnn/bench/suites/gpu/parts.py", "sdist"),
+        ("checkout/.venv/lib/python3.11/site-packages/mucudnn/bench/suites/gpu/parts.py", None),
+    ],
+)
+def test_the_tests_are_those_of_the_checkout_or_the_sdist(file: str, root: str | None, tmp_path: Path) -> None:
+    for folder in ("checkout", "sdist"):
+        (tmp_path / folder / "tests" / "gpu").mkdir(parents=True)
+    assert suite_parts.find_root(tmp_path / file) == (None if root is None else tmp_path / root)
+
+
+def test_from_a_wheel_it_says_that_there_are_no_tests_and_runs_the_benchmarks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(suite_parts, "ROOT", None)
+    monkeypatch.setattr(gpu_suite, "record_device", lambda device: DEVICE)
+    monkeypatch.setattr(Suite, "_run", lambda suite, part, limit_s: suite._note(part, status=Status.PASSED))
+    result = CliRunner().invoke(main, ["--device", "cpu"])
+    assert "the tests of a GPU are in its checkout and its sdist: only the benchmarks run" in result.output
+    outcomes = summary(tmp_path / "mucudnn-results" / "nvidia-h200")["parts"]
+    assert [outcome["name"] for outcome in outcomes] == ["overhead", "network-alexnet", "training-alexnet"]
+    assert result.exit_code == 0
+
+
 @pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH")
@@ -241,14 +269,14 @@ def test_tools_tell_what_cannot_be_written_before_they_ask_a_device(
 def test_make_says_what_a_python_lacks() -> None:
     """One without installed packages."""
     command = ["make", "gpu", f"PYTHON={sys.executable} -S"]
-    made = subprocess.run(command, cwd=suite_parts.TESTS.parent, capture_output=True, text=True, check=False)
+    made = subprocess.run(command, cwd=suite_parts.ROOT, capture_output=True, text=True, check=False)
     assert made.returncode != 0
     assert "lacks torch, numpy, " in made.stderr
     assert "Traceback" not in made.stderr
 
 
 def test_a_real_part_runs_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(suite_parts.TESTS.parent))
+    monkeypatch.setenv("PYTHONPATH", str(suite_parts.ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     out = tmp_path / "out"
     options = ["--device", "cpu", "--only", "overhead", "--minutes", "2", "--out", str(out)]

@@ -10,9 +10,9 @@ from support.geometries import geometry
 
 from mucudnn.bench.measure.operands import random_operands
 from mucudnn.bench.measure.whole_runs import Machine
-from mucudnn.bench.suites.limits.undivided import Undivided, run_engine
+from mucudnn.bench.suites.limits.undivided import Undivided, run_alone
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
-from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
+from mucudnn.kernels.cudnn.algorithms import CudnnEngines
 from mucudnn.words.problem import MemoryFormat, Operation
 from mucudnn.words.results import Measurement, MicroConfig
 from mucudnn.words.task import Task
@@ -29,7 +29,7 @@ def test_an_engine_writes_the_result_alone(operation: Operation, memory_format: 
     backend = FakeBackend()
     operands = random_operands(problem, batch_size)
     before = [tensor.clone() for tensor in (operands.x, operands.w, operands.y)]
-    result = run_engine(CudnnEngine(STEADY, backend), problem, operands)
+    result = run_alone(CudnnEngines(backend).undivided(problem, batch_size)[STEADY.name], problem, operands)
     assert relative_l2_error(result, reference(problem, operands.x, operands.w, operands.y)) <= 1e-5
     assert [plan.beta for plan in backend.executed] == [0.0]
     for tensor, original in zip((operands.x, operands.w, operands.y), before, strict=True):
@@ -66,4 +66,4 @@ def test_without_engines_all_algorithms_are_rivals_and_only_whole_mini_batches()
     assert [str(c) for c in undivided.within(50, 1)] == [f"fast {n}"]
     assert [str(c) for c in undivided.within(49, 5)] == [f"native {n}"]
     assert undivided.within(9, 5) == []
-    assert undivided.engine(undivided.within(None, 1)[0]) is None
+    assert undivided.of_library(undivided.within(None, 1)[0]) is None

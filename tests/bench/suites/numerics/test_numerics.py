@@ -25,7 +25,8 @@ from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.winograd.algorithms import ALGORITHMS as WINOGRAD
 from mucudnn.kernels.winograd.algorithms import Winograd
 from mucudnn.kernels.winograd.cook_toom import Matrix
-from mucudnn.words.results import NATIVE, Measurement, MicroConfig
+from mucudnn.words.results import Measurement, MicroConfig
+from mucudnn.words.torch_settings import TORCHS_OWN
 
 PAGE = TESTS.parent / "docs" / "numerics.md"
 IMAGES = [operation for operation in Operation if operation is not Operation.BACKWARD_FILTER]
@@ -198,7 +199,7 @@ def test_strict_measures_only_what_is_local(operation: Operation, tmp_path: Path
     (tuned,) = tune([problem], 2, config).problems
     of_any_kind = [*tuned.measurements, *tuned.failures]
     tried = {result.micro_config.algorithm for result in of_any_kind}
-    assert NATIVE in tried
+    assert TORCHS_OWN in tried
     assert tried <= {a.name for a in algorithms() if a.is_local(problem)}
 
 

@@ -29,6 +29,7 @@ from mucudnn.bench.suites.training.training import Trainee
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
+from mucudnn.words.torch_settings import searching
 
 CONFIG = Config(algorithms=("gemm",), time_limit="10ms", operations=("forward",))
 QUICK = ("--algorithms", "gemm", "--time-limit", "10ms", "--rounds", "2", "--batch", "2", "--threads", "1")
@@ -186,7 +187,7 @@ def test_tf32_is_allowed_where_it_is_asked_for(precision: Precision, expected: t
     "context",
     [
         lambda: training_benchmark._rounding(replace(SETTING, device="cuda")),
-        lambda: training_benchmark._searching(True),
+        lambda: searching(True),
     ],
 )
 def test_switches_are_set_back_after_errors(context: Callable[[], Any]) -> None:
