@@ -1,4 +1,4 @@
-"""Training steps, told: a table for people, CSV and JSON for programs, one row for each variant in each setting."""
+"""Report of training steps: a table for people, CSV and JSON for programs, a row for each variant and setting."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rich.table import Table
 
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import memory_bound, milliseconds, new_table, ratio
-from mucudnn.bench.suites.training.benchmark import TrainingCell, Variant
+from mucudnn.bench.suites.training.result import Variant, VariantResult
 from mucudnn.running.environment import Environment
 from mucudnn.words.config import Config
 from mucudnn.words.units import format_bytes
 
 
-def training_steps_table(cells: Sequence[TrainingCell], config: Config) -> Table:
-    """Speedup and memory are to torch's of the same precision and memory format."""
+def training_steps_table(cells: Sequence[VariantResult], config: Config) -> Table:
+    """Times and peaks; speedup and memory are to torch's of the same precision and memory format."""
     first = cells[0].setting
     columns = ("step ms", "IQR / median", "speedup", "peak memory", "ratio")
     title = f"{first.network}, batch {first.batch_size}: training steps, {memory_bound(config)}"
@@ -28,8 +28,8 @@ def training_steps_table(cells: Sequence[TrainingCell], config: Config) -> Table
     return printed
 
 
-def training_record(cells: Sequence[TrainingCell], config: Config, environment: Environment, rounds: int) -> Record:
-    """What ``mucudnn bench training --json`` writes; ``cells`` as the lines of the CSV file."""
+def training_record(cells: Sequence[VariantResult], config: Config, environment: Environment, rounds: int) -> Record:
+    """The object that ``mucudnn bench training --json`` writes; ``cells`` are the lines of the CSV file."""
     return {
         **record_header(config, environment, datetime.now(UTC)),
         "rounds": rounds,
@@ -37,12 +37,12 @@ def training_record(cells: Sequence[TrainingCell], config: Config, environment: 
     }
 
 
-def training_rows(cells: Sequence[TrainingCell]) -> list[Record]:
-    """Lines of the CSV file: one for each cell; numbers are empty where there is a failure."""
+def training_rows(cells: Sequence[VariantResult]) -> list[Record]:
+    """Lines of the CSV file: one for each result; numbers are empty where there is a failure."""
     return [_row(cell) for cell in cells]
 
 
-def _row(cell: TrainingCell) -> Record:
+def _row(cell: VariantResult) -> Record:
     setting, cost = cell.setting, cell.cost
     return {
         "network": setting.network,
@@ -58,7 +58,7 @@ def _row(cell: TrainingCell) -> Record:
     }
 
 
-def _numbers(cell: TrainingCell, cells: Sequence[TrainingCell]) -> tuple[str, ...]:
+def _numbers(cell: VariantResult, cells: Sequence[VariantResult]) -> tuple[str, ...]:
     cost = cell.cost
     if cost is None:
         return (cell.failure,)
