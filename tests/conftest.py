@@ -15,6 +15,8 @@ from mucudnn.kernels import registry
 from mucudnn.running.execution import Recipe
 from mucudnn.words.errors import first_line
 
+pytest.register_assert_rewrite("support.snapshots")  # so that a difference is shown
+
 
 @pytest.fixture(autouse=True)
 def seed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import gzip
 import io
 import json
@@ -237,7 +238,7 @@ def test_databases_are_described() -> None:
 @pytest.mark.parametrize("name", ["measurements.csv", "measurements.jsonl"])
 def test_databases_are_exported_as_they_were(name: str) -> None:
     run("database", "export", f"now-{name}")
-    assert Path(f"now-{name}").read_bytes() == stored(name)
+    assert rows_in(Path(f"now-{name}").read_bytes()) == as_exported_now(name)
 
 
 @pytest.mark.usefixtures("there")
@@ -245,7 +246,29 @@ def test_databases_are_exported_as_they_were(name: str) -> None:
 def test_what_was_exported_is_merged(name: str) -> None:
     run("database", "merge", name, "--database", "merged.sqlite")
     run("database", "export", "merged.csv", "--database", "merged.sqlite")
-    assert Path("merged.csv").read_bytes() == stored("measurements.csv")
+    assert rows_in(Path("merged.csv").read_bytes()) == as_exported_now("measurements.csv")
+
+
+def rows_in(exported: bytes) -> list[dict[str, Any]]:
+    text = exported.decode()
+    if text.startswith("{"):
+        return [json.loads(line) for line in text.splitlines()]
+    return [*csv.DictReader(io.StringIO(text, newline=""))]
+
+
+def as_exported_now(name: str) -> list[dict[str, Any]]:
+    """The old rows; those of later versions say so, and have what the operator costs in whole runs of ours."""
+    rows = rows_in(stored(name))
+    for row in rows:
+        row["schema"] = type(row["threads"])(3)
+        if row["kind"] == "verification" and not is_torchs_own(row) and '"instead"' not in row["configuration"]:
+            row["time_s"] = type(row["time_s"])(float(row["time_s"]) + 30e-6)
+    return rows
+
+
+def is_torchs_own(row: dict[str, Any]) -> bool:
+    ((algorithm, _, _, count, *_), *more) = json.loads(row["configuration"])
+    return (algorithm, count) == ("native", 1) and not more
 
 
 @pytest.mark.usefixtures("there")

@@ -9,7 +9,7 @@ from statistics import quantiles
 
 from mucudnn.bench.measure.rounds import sample_in_rounds
 from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
-from mucudnn.database.database import Verification
+from mucudnn.words.results import Verification
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS, give_back_cache
+from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
 from mucudnn.bench.measure.comparison import Comparison, compare_in_turns
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.timer import Clock, WallClock
@@ -17,31 +17,53 @@ from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.registry import algorithms, sources
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.running.devices import made_current
 from mucudnn.running.environment import Environment, current_environment
-from mucudnn.running.execution import run
-from mucudnn.running.huge_pages import on_huge_pages
+from mucudnn.running.operators import Measured, conv2d, conv2d_backward_data, conv2d_backward_filter
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration
 
+_OPERATORS = {
+    Operation.FORWARD: conv2d,
+    Operation.BACKWARD_DATA: conv2d_backward_data,
+    Operation.BACKWARD_FILTER: conv2d_backward_filter,
+}
 
-def run_whole(
+
+def training_operands(problem: ConvProblem, batch_size: int, device: str = "cpu") -> Operands:
+    """Random operands of one step of training: in its forward pass autograd records what the backward pass needs."""
+    with torch.inference_mode(False):
+        operands = random_operands(problem, batch_size, device)
+        operands.w.requires_grad_(problem.operation is Operation.FORWARD)
+    return operands
+
+
+def whole_run(
     problem: ConvProblem, configuration: Configuration, operands: Operands, *, keeps_workspace: bool = True
-) -> Tensor:
-    """One call as ``mucudnn.Conv2d`` makes it: the baseline is torch's own, others allocate their result newly,
-    as torch's is. Returns what the operation writes.
+) -> Callable[[], Tensor]:
+    """The call that a tuned ``mucudnn.Conv2d`` makes, ready to be timed; it returns what the operation writes.
+
+    It goes through the operator that users call. The baseline is torch's own call. keeps_workspace: from call to call.
+
+    Raises what ``Recipe.of`` and ``Recipe.build`` raise. A call raises what fails in it: nothing replaces it.
     """
     if configuration.is_baseline:
-        return run_torch(problem, operands)
-    x, w, y = operands.x, operands.w, operands.y
-    match problem.operation:
-        case Operation.FORWARD:
-            target = y = on_huge_pages(torch.empty_like(y))
-        case Operation.BACKWARD_DATA:
-            target = x = on_huge_pages(torch.empty_like(x))
-        case Operation.BACKWARD_FILTER:
-            target = w = on_huge_pages(torch.empty_like(w))
-    run(problem, configuration, x, w, y, keeps_workspace=keeps_workspace)
-    return target
+        return partial(run_torch, problem, operands)
+    with made_current(operands.x.device):
+        measured = Measured(problem, configuration, operands.x.device.type, keeps_workspace)
+    geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+    third = None if problem.operation is Operation.FORWARD else operands.y
+    operator = _OPERATORS[problem.operation]
+
+    def call() -> Tensor:
+        return operator(operands.x, operands.w, third, *geometry, measured.handle)
+
+    return call
+
+
+def run_whole(problem: ConvProblem, configuration: Configuration, operands: Operands) -> Tensor:
+    """Make one call, not to be timed. Returns what the operation writes."""
+    return whole_run(problem, configuration, operands)()
 
 
 def run_torch(problem: ConvProblem, operands: Operands) -> Tensor:
@@ -54,14 +76,15 @@ def run_torch(problem: ConvProblem, operands: Operands) -> Tensor:
 class Machine:
     """What tuning needs of the machine that it runs on; tests put another in its place.
 
-    algorithms: those for every problem. sources: of those that depend on the problem.
+    algorithms: those for every problem. sources: of those that depend on the problem. whole_run: makes a call ready to
+    be timed, as the function ``whole_run`` does. run_torch: makes one call of torch's own.
     """
 
     environment: Environment
     algorithms: Sequence[Algorithm]
     device: str = "cpu"
     clock: Clock = field(default_factory=WallClock)
-    run: Callable[..., object] = run_whole
+    whole_run: Callable[..., Callable[[], object]] = whole_run
     run_torch: Callable[[ConvProblem, Operands], object] = run_torch
     sources: Sequence[AlgorithmSource] = ()
 
@@ -79,15 +102,28 @@ class Machine:
         None where there is no memory for the mini-batch, or for torch's own: then nothing can be compared.
         """
         try:
-            operands = random_operands(problem, batch_size, self.device)
-            run = partial(self.run, problem, operands=operands, keeps_workspace=keeps_workspace)
-            runs = [partial(run, configuration=configuration) for configuration in configurations]
-            return [*compare_in_turns(partial(self.run_torch, problem, operands), runs, self.clock)]
+            operands = training_operands(problem, batch_size, self.device)
+            runs = [self._ready(problem, c, operands, keeps_workspace) for c in configurations]
+            with torch.inference_mode(False), torch.enable_grad():
+                return [*compare_in_turns(partial(self.run_torch, problem, operands), runs, self.clock)]
         except CANDIDATE_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
         give_back_cache()
         return [None] * len(configurations)
+
+    def _ready(
+        self, problem: ConvProblem, configuration: Configuration, operands: Operands, keeps_workspace: bool
+    ) -> Callable[[], object]:
+        """A call; where it cannot be made ready, one that fails for that reason, so that the others are compared."""
+        try:
+            return self.whole_run(problem, configuration, operands, keeps_workspace=keeps_workspace)
+        except CANDIDATE_ERRORS as error:
+            return partial(_fail, without_frames(error))
+
+
+def _fail(error: Exception) -> None:
+    raise error
 
 
 def _clock(device: str) -> Clock:

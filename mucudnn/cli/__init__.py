@@ -1,4 +1,5 @@
-"""The command line: one file for each command.
+"""The command line: one file for each command. Those of ``mucudnn bench`` are in ``bench``, helpers in ``shared``.
 
-The commands of ``mucudnn bench`` are in ``bench``, what several share in ``shared``.
+A new command is a file here, whose function has the file's name, and a line in ``COMMANDS`` of ``main``. It imports
+what loads torch inside the function, so that ``--help`` stays quick; its files have the types of ``command_files``.
 """

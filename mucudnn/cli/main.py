@@ -10,18 +10,21 @@ from typing import Any, NoReturn
 import click
 
 import mucudnn
-from mucudnn.cli.batch import batch
-from mucudnn.cli.bench.group import bench
-from mucudnn.cli.database import database
-from mucudnn.cli.doctor import doctor
-from mucudnn.cli.engines import engines
-from mucudnn.cli.explain import explain
-from mucudnn.cli.layers import layers
-from mucudnn.cli.solve import solve
-from mucudnn.cli.tune import tune
+from mucudnn.cli.shared.commands import add_commands
 from mucudnn.terminal.streams import Guarded, guarded, occupy_closed, refusal_of_stdout
 from mucudnn.words.errors import MucudnnError, first_line
 
+COMMANDS = (
+    "batch",
+    "bench",
+    "database",
+    "doctor",
+    "engines",
+    "explain",
+    "layers",
+    "solve",
+    "tune",
+)
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -109,5 +112,4 @@ def main() -> None:
     """Faster convolutions in the memory there is: measured algorithms and micro-batches."""
 
 
-for command in (layers, tune, solve, explain, batch, bench, engines, doctor, database):
-    main.add_command(command)
+add_commands(main, "mucudnn.cli", COMMANDS)

@@ -9,7 +9,7 @@ import click
 
 from mucudnn.bench.report.export import write_json
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.running import load_limited, require_complete, tune_with_progress, tuning_environment
+from mucudnn.cli.shared.layer_tables import load_limited, require_complete, tune_with_progress, tuning_environment
 from mucudnn.terminal.command_files import FileCommand
 
 

@@ -21,29 +21,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from mucudnn.database import profiles, schema, upkeep
+from mucudnn.database import migrations, profiles, schema, upkeep
 from mucudnn.database.file import MEMORY, DatabaseFile
 from mucudnn.database.rules import row_faults
-from mucudnn.database.schema import How
 from mucudnn.database.sound import SoundRows, StoredRow, every_row
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Failure, Measurement, MicroConfig
+from mucudnn.words.results import Failure, How, Measurement, MicroConfig, Verification
 
 _NEVER = datetime.max.isoformat()  # later than every time stamp
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """A configuration run whole, and its baseline, measured in turns: medians, and the relative noise.
-
-    The baseline is torch's own convolution; of a run with a kept filter it is what keeps nothing.
-    """
-
-    baseline_s: float
-    time_s: float
-    noise: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +99,8 @@ class Database:
             DatabaseFile,
             schema=schema.TABLES,
             application_id=schema.APPLICATION_ID,
-            version=schema.VERSION,
-            migrations=schema.MIGRATIONS,
+            version=migrations.VERSION,
+            migrations=migrations.MIGRATIONS,
             read_only=read_only,
             create=create,
             timeout_s=timeout_s,
@@ -259,7 +246,7 @@ class Database:
         self._sound.tell()
         size_bytes = self.path.stat().st_size if self.path.exists() else 0
         rows = tuple(EnvironmentRows(e, *upkeep.count(self._file, e)) for e in self.environments())
-        return DatabaseInfo(self.path, size_bytes, schema.VERSION, rows)
+        return DatabaseInfo(self.path, size_bytes, migrations.VERSION, rows)
 
     def bad_rows(self) -> list[StoredRow]:
         """Those that are never used, and that ``prune`` removes."""
@@ -269,7 +256,7 @@ class Database:
         """All rows but bad ones, oldest first, with a heading; ``kind`` is measurement, failure or verification."""
         writer = csv.writer(stream)  # lines end in CR LF, as RFC 4180 has it: then values with either are quoted
         writer.writerow(schema.EXPORT_COLUMNS)
-        writer.writerows(row.values() for row in self._exported())
+        writer.writerows([row.get(column) for column in schema.EXPORT_COLUMNS] for row in self._exported())
 
     def export_json_lines(self, stream: TextIO) -> None:
         """The same rows as ``export_csv``, one JSON object a line, without the columns that a kind does not have."""
@@ -283,12 +270,12 @@ class Database:
             if row.is_bad:
                 self._sound.tell()
             else:
-                yield row.values
+                yield row.values | {"schema": migrations.VERSION}
 
     def add_exported(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows as they were exported, with their time stamps: all of them or, on error, none.
 
-        rows: by ``schema.EXPORT_COLUMNS``, without faults (see ``database.rules``).
+        rows: by ``schema.ROW_COLUMNS``, without faults (see ``database.rules``).
         """
         with self._writing() as connection:
             profiles.add_exported(connection, rows)

@@ -12,7 +12,8 @@ from typing import Any
 from mucudnn.database import schema
 from mucudnn.database.database import Database
 from mucudnn.database.file import MEMORY
-from mucudnn.database.rules import COLUMNS_OF, row_faults
+from mucudnn.database.migrations import BEFORE_EXPORTS_SAID, SINCE_VERSION_1, migrated_row
+from mucudnn.database.rules import COLUMNS_OF, fault, row_faults
 from mucudnn.words.errors import DatabaseError
 
 _SQLITE = b"SQLite format 3\0"
@@ -117,7 +118,7 @@ def _checked_columns(path: Path, columns: list[str]) -> list[str]:
     """Raises ``DatabaseError`` unless they are those of an export, of this or an earlier version, in any order."""
     if "kind" not in columns:
         raise _not_a_profile(path, "its first line does not name the columns of an export")
-    required = [name for name in schema.EXPORT_COLUMNS if name not in schema.SINCE_VERSION_1]
+    required = [name for name in schema.ROW_COLUMNS if name not in SINCE_VERSION_1]
     wrong = [f"no column {name}" for name in required if name not in columns]
     wrong += [f"unknown column {name!r}" for name in columns if name not in schema.EXPORT_COLUMNS]
     wrong += [f"column {name} twice" for name in schema.EXPORT_COLUMNS if columns.count(name) > 1]
@@ -151,17 +152,24 @@ def _checked(lines: Iterator[Line]) -> tuple[list[dict[str, Any]], list[str]]:
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
     line_of: dict[tuple[Any, ...], int] = {}
-    for number, row in lines:
-        if isinstance(row, dict):
-            row = schema.SINCE_VERSION_1 | row
-        wrong = [row] if isinstance(row, str) else row_faults(row)
+    for number, line in lines:
+        row: dict[str, Any] | str = line if isinstance(line, str) else {**SINCE_VERSION_1, **line}
+        wrong = [row] if isinstance(row, str) else _faults(row)
         if isinstance(row, dict) and not wrong:
             first = line_of.setdefault(_key(row), number)
             wrong = [f"has the key and measured_at of line {first}; keep one of the two"] if first != number else []
-            rows.append(row)
+            rows.append(migrated_row(row, row.pop("schema", BEFORE_EXPORTS_SAID)))
         if wrong:
             faults.append(f"line {number}: {'; '.join(wrong)}")
     return rows, faults
+
+
+def _faults(row: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a row, the version of whoever wrote it included."""
+    version = row.get("schema", BEFORE_EXPORTS_SAID)
+    if wrong_version := fault("schema", version):
+        return [wrong_version]
+    return row_faults({column: value for column, value in row.items() if column != "schema"})
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:

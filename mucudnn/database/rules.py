@@ -1,7 +1,7 @@
 """What the values of a row must be, column by column, and in words what is wrong where they are not.
 
 These are the only rules: for what was measured just now, what is stored, merged or imported. Rows are given as they are
-exported: the columns of ``schema.EXPORT_COLUMNS`` with numbers and texts, None or nothing at all where there is none.
+exported: the columns of ``schema.ROW_COLUMNS`` with numbers and texts, None or nothing at all where there is none.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from math import inf
 from typing import Any
 
 from mucudnn.database import schema
+from mucudnn.database.migrations import VERSION
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 from mucudnn.words.values import LARGEST, shown
@@ -163,6 +164,7 @@ def _whole(least: int, most: int = LARGEST) -> Rule:
 
 
 RULES: Mapping[str, Rule] = {
+    "schema": _whole(1, VERSION),
     "kind": _one_of(COLUMNS_OF),
     "measured_at": Rule(_is_time_stamp, "a time in UTC to the microsecond, as 2026-01-31T12:00:00.000000+00:00"),
     **dict.fromkeys(ENVIRONMENT_COLUMNS, Rule(_is_text, "text")),

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
+from mucudnn.database import migrations
 from mucudnn.running.environment import Environment
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import MicroConfig
+from mucudnn.words.results import FreshWorkspace, How, Keeping, MicroConfig
 
-VERSION = 2  # 1: the first one; 2: environments have numerics
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
 TIMES = ("baseline_s", "time_s", "noise")  # of a whole run
@@ -37,31 +37,19 @@ CREATE TABLE IF NOT EXISTS measurements ({_OWNER}, {KEYS["measurements"]}, measu
 CREATE TABLE IF NOT EXISTS verifications ({_OWNER}, {KEYS["verifications"]}, measured_at, baseline_s, time_s, noise,
     PRIMARY KEY (environment_id, problem_id, {KEYS["verifications"]}, measured_at)) WITHOUT ROWID;
 PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {VERSION}
+PRAGMA user_version = {migrations.VERSION}
 """.split(";")
 )
-
-# What makes a file of that version into one of the next, with columns as they were then. Keys need a new table.
-_ENVIRONMENT_1 = "device, capability, threads, torch, library, compiled"
-MIGRATIONS = {
-    1: (
-        f"CREATE TABLE wider (id INTEGER PRIMARY KEY, {_ENVIRONMENT_1}, numerics, UNIQUE ({_ENVIRONMENT_1}, numerics))",
-        "ALTER TABLE environments ADD COLUMN numerics DEFAULT ''",  # fails where there is one: no version 1
-        f"INSERT INTO wider SELECT id, {_ENVIRONMENT_1}, numerics FROM environments",
-        "DROP TABLE environments",
-        "ALTER TABLE wider RENAME TO environments",
-    ),
-}
-SINCE_VERSION_1 = {"numerics": ""}  # columns that were added, with what they are in profiles that lack them
 
 # Left joins: rows whose environment or problem is not there are no less bad than others
 _JOINED = "LEFT JOIN environments ON environments.id = environment_id LEFT JOIN problems ON problems.id = problem_id"
 OWNER_IDS = ("environment_id", "problem_id")
-_EXPORTED = ("kind, measured_at", ENVIRONMENT, PROBLEM, KEYS["measurements"], *COSTS, "reason")
-EXPORT_COLUMNS = (*", ".join(_EXPORTED).split(", "), "configuration", "baseline_s", "time_s")
+_ROW = ("kind, measured_at", ENVIRONMENT, PROBLEM, KEYS["measurements"], *COSTS, "reason")
+ROW_COLUMNS = (*", ".join(_ROW).split(", "), "configuration", "baseline_s", "time_s")
+EXPORT_COLUMNS = (*ROW_COLUMNS, "schema")  # the version of the mucudnn's tables that wrote the row
 _FIRST = len(OWNER_IDS) + 1
-_MEASURED_AT = _FIRST + EXPORT_COLUMNS.index("measured_at")
-_ORDER = (_MEASURED_AT, *range(_FIRST, _FIRST + len(EXPORT_COLUMNS)))  # the same rows always come in the same order
+_MEASURED_AT = _FIRST + ROW_COLUMNS.index("measured_at")
+_ORDER = (_MEASURED_AT, *range(_FIRST, _FIRST + len(ROW_COLUMNS)))  # the same rows always come in the same order
 EVERY_ROW = f"""
 SELECT environment_id, problem_id, iif(reason IS NULL, 'measurement', 'failure'), measured_at, {ENVIRONMENT}, {PROBLEM},
     {KEYS["measurements"]}, {", ".join(COSTS)}, reason, NULL, NULL, NULL
@@ -71,7 +59,7 @@ SELECT environment_id, problem_id, 'verification', measured_at, {ENVIRONMENT}, {
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, noise, NULL, NULL, configuration, baseline_s, time_s
 FROM verifications {_JOINED}
 ORDER BY {", ".join(map(str, _ORDER))}
-"""  # ``OWNER_IDS`` and ``EXPORT_COLUMNS``
+"""  # ``OWNER_IDS`` and ``ROW_COLUMNS``
 
 WITHDRAW_FAILURE = f"""DELETE FROM measurements
     WHERE (environment_id, problem_id, {KEYS["measurements"]}, reason) = (?, ?, ?, ?, ?, ?)"""
@@ -149,24 +137,6 @@ def problem_from(values: Sequence[Any]) -> ConvProblem:
         *(stride, padding, dilation),
         *(groups, dtype, MemoryFormat(memory_format)),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """Of a whole run with a kept filter: the algorithm that prepares it, and what the run was compared with, which
-    keeps nothing. (All others are compared with torch's own convolution.)
-    """
-
-    algorithm: str
-    instead_of: tuple[MicroConfig, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FreshWorkspace:
-    """Of a whole run whose workspace was allocated for the call. (That of all others is kept from call to call.)"""
-
-
-How = Keeping | FreshWorkspace | None  # None: as calls are made without a kept filter, with a kept workspace
 
 
 def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int], how: How = None) -> str:

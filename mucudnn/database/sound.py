@@ -20,7 +20,7 @@ _MOST_SHOWN = 3  # of the faults of one row
 class StoredRow:
     """A row of a table with its environment and problem, and everything that is wrong with it.
 
-    owner: ids of both. values: by ``schema.EXPORT_COLUMNS``.
+    owner: ids of both. values: by ``schema.ROW_COLUMNS``.
     """
 
     owner: tuple[Any, Any]
@@ -52,7 +52,7 @@ def every_row(file: DatabaseFile) -> Iterator[StoredRow]:
     """All rows of a file, sound or not, oldest first."""
     of_owner: dict[tuple[Any, Any], list[str]] = {}  # owners are few, and rows many
     for environment_id, problem_id, *columns in file.read(schema.EVERY_ROW):
-        owner, values = (environment_id, problem_id), dict(zip(schema.EXPORT_COLUMNS, columns, strict=True))
+        owner, values = (environment_id, problem_id), dict(zip(schema.ROW_COLUMNS, columns, strict=True))
         if owner not in of_owner:
             of_owner[owner] = owner_faults(values)
         yield StoredRow(owner, values, [*of_owner[owner], *own_faults(values)])

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ParamSpec
 
-from mucudnn.database.database import Database, Verification
-from mucudnn.database.schema import How
+from mucudnn.database.database import Database
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig
+from mucudnn.words.results import Configuration, Failure, How, Measurement, MicroConfig, Verification
 
 P = ParamSpec("P")
 

@@ -1,7 +1,7 @@
 """What runs where a tuned configuration cannot: an alternative of what failed, or torch's own convolution.
 
-Only for the operators, which must never stop a training. While measuring, configurations go by ``execution.run``, where
-a library's failure surfaces, and so does a lack of memory. What is replaced is said once.
+Only for training and inference, which must never stop. While measuring, a library's failure and a lack of memory are
+errors: see ``operators.Measured``. What is replaced is said once.
 """
 
 from __future__ import annotations

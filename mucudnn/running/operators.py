@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from itertools import count
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -25,7 +27,7 @@ from mucudnn.running.fallback import note_failure, note_lack_of_memory, say_once
 from mucudnn.running.flops import count_flops
 from mucudnn.running.huge_pages import on_huge_pages
 from mucudnn.running.recipes import forget, recipe_of
-from mucudnn.words.errors import MisalignedError, UnavailableError
+from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration
 
@@ -88,6 +90,30 @@ class Choices:
 _registered: dict[int, Choices] = {}
 
 
+class Measured:
+    """One configuration under a handle of its own, as it is timed: what fails is an error, and nothing replaces it.
+
+    The handle is negative, and free again when the object is gone. Errors of making the recipe ready are raised here.
+    """
+
+    def __init__(
+        self, problem: ConvProblem, configuration: Configuration, device_type: str, keeps_workspace: bool
+    ) -> None:
+        self.device_type, self.handle = device_type, -next(_numbers)
+        self.recipes: dict[tuple[Any, ...], Recipe | None] = {}
+        self._recipe = Recipe.of(problem, configuration, device_type=device_type, keeps_workspace=keeps_workspace)
+        self._recipe.build()
+        _measured[self.handle] = self
+
+    def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
+        """The one that there is; ``None`` for another number of samples."""
+        return self._recipe if n == self._recipe.configuration.batch_size else None
+
+
+_measured: WeakValueDictionary[int, Measured] = WeakValueDictionary()
+_numbers = count(1)
+
+
 def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], how: str) -> int:
     """63 bits of what would run, and how; never ``UNTUNED``."""
     lines = sorted(
@@ -108,6 +134,8 @@ def _recipe(
 
 def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
     """What the operation writes, newly allocated. third: bias or dy."""
+    if geometry_and_tuning[-1] < UNTUNED:
+        return _as_measured(operation, x, w, third, *geometry_and_tuning)
     computed = _tuned(operation, x, w, third, *geometry_and_tuning)
     if computed is not None:
         return computed
@@ -147,6 +175,16 @@ def _tuned(
         except UnavailableError as error:
             say_once(f"{error}; {_INSTEAD}")
             return None
+
+
+def _as_measured(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
+    """By the recipe that is measured, or an error."""
+    *geometry, handle = geometry_and_tuning
+    recipe = recipe_of(_measured[handle], operation, x, w, third, *geometry)
+    if recipe is None:
+        raise InvalidInputError(f"what is measured does not fit {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}")
+    with made_current(x.device):
+        return _RUNS[operation](recipe, x, w, third)
 
 
 def run_forward(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, kept: Tensor | None = None) -> Tensor:

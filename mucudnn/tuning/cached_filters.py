@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,19 +18,18 @@ from torch import Tensor
 from mucudnn.bench.measure.comparison import Comparison, compare_in_turns
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.whole_runs import Machine
-from mucudnn.database.database import Database, Verification
-from mucudnn.database.schema import Keeping
+from mucudnn.database.database import Database
 from mucudnn.database.store import Store
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.running.conv2d import Conv2d
 from mucudnn.running.kept_filters import KeptFilter, KeptFilters
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import DesirableSets, desirable_sets
-from mucudnn.tuning.choose import LEAST_GAIN
+from mucudnn.tuning.choose import is_gain
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.results import Configuration, Keeping, Measurement, MicroConfig, Verification
 from mucudnn.words.torch_settings import TORCHS_OWN
 
 # What looking at a filter costs instead of preparing it: less than measured, and a constant, so that equal measurements
@@ -163,9 +161,9 @@ class _Keeper:
         if (tuned, option.algorithm) in self.reasons:
             return True
         runs = [run for one in tuned if (run := self._run(one, option)) is not None]
-        if len(runs) < len(tuned) or not all(map(_is_gain, runs)):
+        if len(runs) < len(tuned) or not all(map(is_gain, runs)):
             return False
-        gain = runs[0].baseline_s / runs[0].time_s
+        gain = runs[0].speedup
         reason = f"{gain:.2f} ± {runs[0].noise:.2f} times as fast as not kept, in whole runs"
         self.reasons[tuned, option.algorithm] = reason
         return True
@@ -174,7 +172,7 @@ class _Keeper:
         """Whether it was once run whole, for a model with that batch size, and was not faster than torch's own."""
         own = MicroConfig(TORCHS_OWN, configuration.batch_size)
         run = self.store.verification(problem, configuration, self.versions, Keeping(option.algorithm, (own,)))
-        return run is not None and not _is_gain(run)
+        return run is not None and not is_gain(run)
 
     def _run(self, tuned: TunedProblem, option: _Option) -> Verification | None:
         """In turns with what keeps nothing; ``None`` if it cannot run."""
@@ -184,7 +182,7 @@ class _Keeper:
         if known is not None:
             return known
         operands = random_operands(problem, tuned.batch_size, self.machine.device)
-        not_kept = partial(self.machine.run, problem, tuned.configuration, operands)
+        not_kept = self.machine.whole_run(problem, tuned.configuration, operands)
         kept = kept_run(problem, configuration, option.algorithm, operands)
         (outcome,) = compare_in_turns(not_kept, [kept], self.machine.clock)
         if not isinstance(outcome, Comparison):
@@ -192,10 +190,6 @@ class _Keeper:
         found = Verification(outcome.baseline_s, outcome.time_s, outcome.uncertainty)
         self.store.keep_verification(problem, configuration, self.versions, found, keeping)
         return found
-
-
-def _is_gain(run: Verification) -> bool:
-    return run.baseline_s / run.time_s - max(run.noise, LEAST_GAIN) > 1
 
 
 def _items(modules: Mapping[str, Conv2d]) -> Iterator[tuple[str, tuple[str, _Tuned]]]:

@@ -10,19 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from mucudnn.database.database import Verification
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets
 from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, Verification
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes
 
 # A smaller lead is not worth it: the machine may be another one tomorrow, and torch's own is never slower than torch.
 LEAST_GAIN = 0.03
-OPERATOR_S = 30e-6  # what a call of ours through torch's dispatcher and autograd costs, and torch's own does not
 MOST_CONTENDERS = 3
+_NO_GAIN = 1.001  # times torch's own: what is not surely faster is no bargain, so that torch's own runs if it fits
 _NEARLY_AS_FAST = 1.15  # predictions this close are within what sums of parts and noise get wrong
 _MOST_ROUNDS = 8  # of solving, running whole and solving again
 
@@ -45,8 +44,7 @@ class Choice:
 class Divided:
     """A budget divided: the choice of each task, the account, and the options with the times that were solved with.
 
-    ``options``: what each task could have been given: times are of whole runs where there were any, and contain what a
-    call of ours costs beside its arithmetic.
+    ``options``: what each task could have been given. Times are of whole runs where there were any.
     """
 
     choices: Mapping[Task, Choice]
@@ -70,7 +68,7 @@ def choose(
     outcomes = verify(task, within)
     runs = {c: outcome for c, outcome in outcomes.items() if isinstance(outcome, Verification)}
     if runs:
-        best = max(runs, key=lambda configuration: _speedup(runs[configuration]))
+        best = max(runs, key=lambda configuration: runs[configuration].speedup)
         return _verdict(task, best, runs[best], _timed(baseline, runs[best]))
     unrun = [configuration for configuration, outcome in outcomes.items() if outcome is None]
     if unrun:
@@ -116,7 +114,7 @@ def refuted(
     task: Task, measurements: Sequence[Measurement], runs: Mapping[tuple[MicroConfig, ...], Verification]
 ) -> tuple[tuple[MicroConfig, ...], ...]:
     """What whole runs have shown not to be worth it for smaller batches, where torch's own is within the limit."""
-    slower = (parts for parts, run in runs.items() if not _is_worth_it(run))
+    slower = (parts for parts, run in runs.items() if not is_gain(run))
     sizes = {parts: sum(part.micro_batch_size for part in parts) for parts in slower}
     baselines = {parts: _baseline(measurements, n, None) for parts, n in sizes.items() if n < task.batch_size}
     return tuple(sorted(parts for parts, baseline in baselines.items() if _fits(task, baseline)))
@@ -244,7 +242,7 @@ class _Options:
         if run is None:
             return Choice(chosen, baseline_s, chosen.time_s, "best use of the budget by prediction, not run", segment)
         reason = f"best use of the budget in whole runs, speedup {_with_noise(run)}"
-        if _speedup(run) < 1:
+        if run.speedup < 1:
             reason += f"; torch's own needs {format_bytes(self.baseline.workspace_bytes)}"
         return Choice(chosen, run.baseline_s, run.time_s, reason, segment)
 
@@ -254,9 +252,9 @@ class _Options:
             return configuration.time_s
         run = self.runs.get(configuration)
         if run is None:
-            return configuration.time_s + OPERATOR_S
-        time_s = self.baseline.time_s / _speedup(run) + OPERATOR_S
-        return time_s if _is_worth_it(run) else max(time_s, self.baseline.time_s + OPERATOR_S)
+            return configuration.time_s
+        time_s = self.baseline.time_s / run.speedup
+        return time_s if is_gain(run) else max(time_s, _NO_GAIN * self.baseline.time_s)
 
 
 def _solve(every: Mapping[Task, _Options], budget_bytes: int | None) -> Division[Task]:
@@ -287,7 +285,7 @@ def _verdict(task: Task, best: Configuration, run: Verification, baseline: Confi
     if not _fits(task, baseline):
         needed = format_bytes(baseline.workspace_bytes)
         reason = f"fastest within the limit, speedup {_with_noise(run)}; torch's own needs {needed}"
-    elif _is_worth_it(run):
+    elif is_gain(run):
         reason = f"fastest in whole runs, speedup {_with_noise(run)}"
     else:
         reason = f"torch's own: {best} is not faster by more than the noise or {LEAST_GAIN:.0%}"
@@ -308,7 +306,7 @@ def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configurati
         reason = "fastest by prediction, not run; torch's own was not measured at this batch size"
         return Choice(fastest, None, fastest.time_s, reason, task.limit_bytes)
     predicted = Verification(baseline.time_s, fastest.time_s, 0.0)
-    if fastest.is_baseline or not _fits(task, baseline) or _is_worth_it(predicted):
+    if fastest.is_baseline or not _fits(task, baseline) or is_gain(predicted):
         reason = "fastest by prediction, not run"
         return Choice(fastest, baseline.time_s, fastest.time_s, reason, task.limit_bytes)
     reason = f"torch's own: by prediction {fastest} is not faster by {LEAST_GAIN:.0%}, not run"
@@ -319,14 +317,10 @@ def _fits(task: Task, baseline: Configuration) -> bool:
     return task.in_headroom or task.limit_bytes is None or baseline.workspace_bytes <= task.limit_bytes
 
 
-def _is_worth_it(run: Verification) -> bool:
-    """Faster than torch's own in a model, by more than the noise."""
-    return run.baseline_s / (run.time_s + OPERATOR_S) - max(run.noise, LEAST_GAIN) > 1
-
-
-def _speedup(run: Verification) -> float:
-    return run.baseline_s / run.time_s
+def is_gain(run: Verification) -> bool:
+    """Whether the configuration is faster than what it was compared with, by more than the noise."""
+    return run.speedup - max(run.noise, LEAST_GAIN) > 1
 
 
 def _with_noise(run: Verification) -> str:
-    return f"{_speedup(run):.2f} ± {run.noise:.2f}"
+    return f"{run.speedup:.2f} ± {run.noise:.2f}"

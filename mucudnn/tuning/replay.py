@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Protocol
 
-from mucudnn.database.database import Verification
 from mucudnn.running.environment import Environment
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import Choice, Divided, Outcome, choose, divide
 from mucudnn.tuning.infeasible import infeasible
 from mucudnn.tuning.result import Tuning, allowed, tuned_problem
 from mucudnn.words.config import Config
-from mucudnn.words.results import Configuration, Measurement
+from mucudnn.words.results import Configuration, Measurement, Verification
 from mucudnn.words.task import Task
 
 

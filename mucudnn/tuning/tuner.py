@@ -14,8 +14,7 @@ from mucudnn.bench.measure.candidates import Candidate, find_candidates
 from mucudnn.bench.measure.comparison import Comparison
 from mucudnn.bench.measure.profiler import Profile
 from mucudnn.bench.measure.whole_runs import Machine
-from mucudnn.database.database import Database, Verification
-from mucudnn.database.schema import FreshWorkspace
+from mucudnn.database.database import Database
 from mucudnn.database.store import Store
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.running.devices import device_named, largest_batch_size, made_current
@@ -28,7 +27,15 @@ from mucudnn.words.config import BatchSizePolicy, Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_ELEMENTS, ConvProblem, Operation
 from mucudnn.words.progress import Progress, silent
-from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, source_of
+from mucudnn.words.results import (
+    Configuration,
+    Failure,
+    FreshWorkspace,
+    Measurement,
+    MicroConfig,
+    Verification,
+    source_of,
+)
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN, deterministic_torch
 from mucudnn.words.values import instance, several, shown, whole

@@ -104,3 +104,38 @@ class Configuration:
             times = f"×{count}" if count > 1 else ""
             parts.append(f"{micro_config.algorithm} {micro_config.micro_batch_size}{times}")
         return " + ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """A configuration run whole, and its baseline, measured in turns: medians in seconds, and the speedup's noise.
+
+    The baseline is torch's own convolution. For a run with a cached filter it is the same module without its cache.
+    """
+
+    baseline_s: float
+    time_s: float
+    noise: float
+
+    @property
+    def speedup(self) -> float:
+        return self.baseline_s / self.time_s
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """A whole run with a cached filter: the algorithm that prepares it, and what runs without the cache instead.
+
+    All other whole runs are compared with torch's own convolution.
+    """
+
+    algorithm: str
+    instead_of: tuple[MicroConfig, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FreshWorkspace:
+    """A whole run whose workspace is allocated for the call. All others keep theirs from call to call."""
+
+
+How = Keeping | FreshWorkspace | None  # what is special in a whole run; None: nothing

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, VERSIONS, change, fill, rows_of
 
-from mucudnn.database.database import Database, EnvironmentRows, MergeCounts, Verification, default_path
+from mucudnn.database.database import Database, EnvironmentRows, MergeCounts, default_path
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Failure, Measurement, MicroConfig
+from mucudnn.words.results import Failure, Measurement, MicroConfig, Verification
 
 NUMBERS = st.floats(min_value=0, allow_infinity=False)
 COUNTS = st.integers(0, 2**48)  # bytes

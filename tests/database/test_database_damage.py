@@ -19,13 +19,13 @@ from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, V
 from support.effort import how_many
 
 from mucudnn.database import schema
-from mucudnn.database.database import Database, MergeCounts, Verification
+from mucudnn.database.database import Database, MergeCounts
 from mucudnn.database.profile_file import open_stored
 from mucudnn.database.rules import row_faults
 from mucudnn.database.store import Store
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
-from mucudnn.words.results import Failure, MicroConfig
+from mucudnn.words.results import Failure, MicroConfig, Verification
 
 NO_TEXT = b"\xff\xfe"
 BAD_ROWS = [  # a statement with a parameter, what that is, and what is said

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERSIONS, change, fill, rows_of
+from support.database_rows import FAILED, FAST, FULL, HERE, MIGRATED, PROBLEM, VERSIONS, change, fill, rows_of
 from support.places import DATA, TESTS
 
-from mucudnn.database import schema
+from mucudnn.database import migrations
 from mucudnn.database.database import Database
+from mucudnn.database.profile_file import read_profile
 from mucudnn.words.errors import DatabaseError
-from mucudnn.words.results import MicroConfig
+from mucudnn.words.results import FreshWorkspace, How, Keeping, MicroConfig, Verification
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def raise_version(path: Path) -> None:
         (lambda path: path.write_bytes(b"no database " * 1000), "is not an SQLite database"),
         (lambda path: path.write_bytes(path.read_bytes()[:60]), "is damaged"),
         (truncate, "is damaged"),
-        (raise_version, r"schema 99, of a newer mucudnn \(this one knows 2\): upgrade"),
+        (raise_version, r"schema 99, of a newer mucudnn \(this one knows 3\): upgrade"),
         (lambda path: change(path, "PRAGMA application_id = 7"), "belongs to another program"),
     ],
 )
@@ -176,14 +177,25 @@ def test_two_processes_make_and_fill_one_database(tmp_path: Path) -> None:
 # Files of earlier versions
 
 
+def of_version(version: int, folder: Path) -> Path:
+    """A file as it was written by that schema."""
+    path = folder / f"version-{version}.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript((DATA / f"version-{version}.sql").read_text())
+    connection.close()
+    return path
+
+
 @pytest.fixture
 def version_1(tmp_path: Path) -> Path:
     """``fill`` as it was written by the first schema."""
-    path = tmp_path / "version-1.sqlite"
-    connection = sqlite3.connect(path)
-    connection.executescript((DATA / "version-1.sql").read_text())
-    connection.close()
-    return path
+    return of_version(1, tmp_path)
+
+
+@pytest.fixture
+def version_2(tmp_path: Path) -> Path:
+    """The same by the second schema, with whole runs of torch's own, with a fresh workspace, with a cached filter."""
+    return of_version(2, tmp_path)
 
 
 def dump(path: Path) -> list[str]:
@@ -202,7 +214,7 @@ def version_of(path: Path) -> int:
 
 def test_a_file_of_version_1_is_migrated_and_takes_more(version_1: Path) -> None:
     on_gpu = replace(HERE, numerics="TF32")
-    assert rows_of(version_1, HERE, PROBLEM) == FULL
+    assert rows_of(version_1, HERE, PROBLEM) == MIGRATED
     with Database(version_1) as database:
         database.add(on_gpu, PROBLEM, 1, FAST)
         assert database.environments() == (HERE, on_gpu)
@@ -210,7 +222,7 @@ def test_a_file_of_version_1_is_migrated_and_takes_more(version_1: Path) -> None
     connection = sqlite3.connect(version_1)
     assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
     connection.close()
-    assert version_of(version_1) == 2
+    assert version_of(version_1) == 3
 
 
 def test_a_migrated_file_has_the_tables_of_a_new_one(version_1: Path, path: Path) -> None:
@@ -237,7 +249,7 @@ def test_a_file_of_version_1_is_read_as_it_is(version_1: Path) -> None:
     before = version_1.read_bytes()
     with Database(version_1, read_only=True) as database:
         assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
-        assert database.verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == FULL[2]
+        assert database.verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == MIGRATED[2]
         with pytest.raises(DatabaseError, match=r"can only be read; change its permissions"):
             database.add(HERE, PROBLEM, 1, FAST)
         with database.copy_in_memory() as copy:
@@ -257,8 +269,79 @@ def test_a_file_of_version_1_is_merged_without_being_changed(version_1: Path, tm
 def test_a_migration_that_fails_leaves_the_file_as_it_was(version_1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = dump(version_1)
     with monkeypatch.context() as patch:
-        patch.setitem(schema.MIGRATIONS, 1, (*schema.MIGRATIONS[1], "DROP TABLE of_another_name"))
+        patch.setitem(migrations.MIGRATIONS, 1, (*migrations.MIGRATIONS[1], "DROP TABLE of_another_name"))
         with pytest.raises(DatabaseError, match="cannot be used"):
             Database(version_1)
     assert (version_of(version_1), dump(version_1)) == (1, before)
-    assert rows_of(version_1, HERE, PROBLEM) == FULL
+    assert rows_of(version_1, HERE, PROBLEM) == MIGRATED
+
+
+GEMM, TORCHS = MicroConfig("gemm", 8), MicroConfig("native", 8)
+OURS, THEIRS, AS_STORED = Verification(2.0, 1.00003, 0.1), Verification(2.0, 2.0, 0.1), Verification(2.0, 1.0, 0.1)
+WHOLE_RUNS: list[tuple[list[MicroConfig], How, Verification]] = [
+    ([GEMM], None, OURS),
+    ([TORCHS], None, THEIRS),
+    ([MicroConfig("native", 4)] * 2, None, OURS),
+    ([GEMM], FreshWorkspace(), OURS),
+    ([TORCHS], FreshWorkspace(), THEIRS),
+    ([GEMM], Keeping("gemm", (TORCHS,)), AS_STORED),  # past the operator
+]
+
+
+def whole_runs(database: Database) -> list[tuple[list[MicroConfig], How, Verification | None]]:
+    versions = {**VERSIONS, "native": 1}
+    return [(run, how, database.verification(HERE, PROBLEM, run, versions, how)) for run, how, _ in WHOLE_RUNS]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_older_whole_runs_get_what_the_operator_costs(version_2: Path, read_only: bool) -> None:
+    before = version_2.read_bytes()
+    for _ in range(2):  # once, however often the file is opened
+        with Database(version_2, read_only=read_only) as database:
+            assert whole_runs(database) == WHOLE_RUNS
+    assert (version_2.read_bytes() == before) is read_only
+    assert version_of(version_2) == (2 if read_only else 3)
+
+
+def test_older_whole_runs_are_merged_with_what_the_operator_costs(version_2: Path) -> None:
+    with Database(":memory:") as database:
+        assert database.merge(version_2).added == 2 + len(WHOLE_RUNS)
+        assert whole_runs(database) == WHOLE_RUNS
+
+
+@pytest.mark.parametrize("name", ["version-2.csv", "version-2.jsonl"])
+def test_exports_of_version_2_are_read_as_the_database_is(name: str) -> None:
+    with read_profile(DATA / name) as read:
+        assert whole_runs(read) == WHOLE_RUNS
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("configuration", value) for value in ("[5", '["gemm"]', "5", "{}", b"\xff", 3)]
+    + [("time_s", value) for value in ("soon", None, 0, -1.0, b"\xff")],
+)  # fmt: skip
+def test_bad_whole_runs_of_older_files_stay_bad(version_2: Path, column: str, value: object) -> None:
+    connection = sqlite3.connect(version_2)
+    with connection:
+        connection.execute(f"UPDATE verifications SET {column} = ? WHERE measured_at LIKE '%02+00:00'", [value])
+    connection.close()
+    with Database(version_2) as database:
+        assert [row.values["kind"] for row in database.bad_rows()] == ["verification"]
+        with pytest.warns(UserWarning, match="1 bad row"):
+            assert whole_runs(database)[1:] == WHOLE_RUNS[1:]
+
+
+def test_what_was_exported_by_this_version_is_read_as_it_is(path: Path, tmp_path: Path) -> None:
+    exported = tmp_path / "exported.jsonl"
+    with Database(path) as database, exported.open("w") as stream:
+        database.export_json_lines(stream)
+    with read_profile(exported) as read:
+        assert read.verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == FULL[2]
+
+
+def test_exports_of_a_newer_version_are_refused(path: Path, tmp_path: Path) -> None:
+    exported = tmp_path / "exported.jsonl"
+    with Database(path) as database, exported.open("w") as stream:
+        database.export_json_lines(stream)
+    exported.write_text(exported.read_text().replace('"schema": 3', '"schema": 4'))
+    with pytest.raises(DatabaseError, match="schema is 4; it must be a whole number of at least 1 and at most 3"):
+        read_profile(exported)

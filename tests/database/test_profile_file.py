@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, VERSIONS, change, fill
+from support.database_rows import FAILED, FAST, FULL, HERE, MIGRATED, PROBLEM, VERIFIED, VERSIONS, change, fill
 from support.places import DATA
 
 from mucudnn.database import schema
-from mucudnn.database.database import Database, Verification
+from mucudnn.database.database import Database
 from mucudnn.database.profile_file import open_stored, read_profile
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Failure, Measurement, MicroConfig
+from mucudnn.words.results import Failure, Keeping, Measurement, MicroConfig, Verification
 
 FORMATS = {"csv": Database.export_csv, "json-lines": Database.export_json_lines}
 TWO_BYTES = st.integers(0, 2**16)
@@ -108,7 +108,7 @@ def test_all_kinds_of_rows_come_back(tmp_path: Path, name: str) -> None:
 
 def test_runs_with_a_kept_filter_come_back(tmp_path: Path) -> None:
     key = (HERE, PROBLEM, [FAST.micro_config, FAILED.micro_config], VERSIONS)
-    keeping = schema.Keeping("gemm", instead_of=(FAILED.micro_config,))
+    keeping = Keeping("gemm", instead_of=(FAILED.micro_config,))
     with Database(":memory:") as database:
         database.add_verification(*key, VERIFIED, keeping)
         path = write(tmp_path / "profile", exported(database, "json-lines"))
@@ -158,7 +158,7 @@ def test_profiles_of_version_1_are_read(name: str) -> None:
     with read_profile(DATA / name) as read:
         key = (HERE, PROBLEM, VERSIONS)
         found = (read.measurements(*key), read.failures(*key))
-        assert (*found, read.verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS)) == FULL
+        assert (*found, read.verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS)) == MIGRATED
 
 
 # Bad rows
@@ -279,10 +279,10 @@ def without(column: str) -> Callable[[str], str]:
         ),
         (lambda text: text.replace("step_s", "setup_s", 1), "line 1: no column step_s, column setup_s twice; the"),
         (
-            lambda text: text.replace("\r\n", ",1\r\n").replace("time_s,1", "time_s"),
-            "line 2: has 40 values; there must be 39",
+            lambda text: text.replace("\r\n", ",1\r\n").replace("schema,1", "schema"),
+            "line 2: has 41 values; there must be 40",
         ),
-        (lambda text: text + "measurement,now\r\n", "line 5: has 2 values; there must be 39"),
+        (lambda text: text + "measurement,now\r\n", "line 5: has 2 values; there must be 40"),
         (lambda text: text + '"cut off', "line 5: broken CSV: unexpected end of data"),
     ],
 )

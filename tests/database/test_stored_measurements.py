@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 from support.database_rows import HERE
 from support.processes import loaded_by
 
-from mucudnn.database.database import Database, Verification
-from mucudnn.database.schema import FreshWorkspace
+from mucudnn.database.database import Database
 from mucudnn.database.stored import stored_measurements
 from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig
+from mucudnn.words.results import Configuration, Failure, FreshWorkspace, Measurement, MicroConfig, Verification
 from mucudnn.words.task import Task
 
 POWERS, ALL, UNDIVIDED = BatchSizePolicy.POWER_OF_TWO, BatchSizePolicy.ALL, BatchSizePolicy.UNDIVIDED

@@ -49,7 +49,7 @@ def no_tf32() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def whether_faster_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is compared here are results: so ours are chosen even where torch is as fast."""
-    monkeypatch.setattr(choosing, "_is_worth_it", lambda run: True)
+    monkeypatch.setattr(choosing, "is_gain", lambda run: True)
 
 
 def config(device: str, **choices: Any) -> Config:

@@ -21,8 +21,8 @@ CONFIG = Config(algorithms=("gemm",), time_limit="500ms")
 
 
 @pytest.fixture(autouse=True)
-def whatever_fits_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "_is_worth_it", lambda run: True)
+def whatever_fitsis_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "is_gain", lambda run: True)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
@@ -127,4 +128,9 @@ def fake_machine(
     def run_torch(problem: ConvProblem, operands: Operands) -> None:
         clock.advance(by_name[TORCHS_OWN].step_s(operands.batch_size))
 
-    return Machine(ENVIRONMENT, algorithms, clock=clock, run=run, run_torch=run_torch)
+    return Machine(ENVIRONMENT, algorithms, clock=clock, whole_run=made_ready(run), run_torch=run_torch)
+
+
+def made_ready(run: Callable[..., object]) -> Callable[..., Callable[[], object]]:
+    """A machine's ``whole_run`` from a function that makes one."""
+    return lambda *args, **kwargs: partial(run, *args, **kwargs)

@@ -24,7 +24,7 @@ from mucudnn.bench.sources import headroom as headroom_source
 from mucudnn.bench.suites.memory import benchmark as memory_benchmark
 from mucudnn.bench.suites.memory.benchmark import benchmark_memory
 from mucudnn.bench.suites.memory.report import in_words
-from mucudnn.cli.shared import running
+from mucudnn.cli.shared import layer_tables
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 
@@ -91,7 +91,7 @@ def test_the_headroom_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(headroom_source, "find_headroom", find_headroom)
     with pytest.raises(UnavailableError, match="stopped"):
-        running.load_limited("alexnet", SIZES, Config(workspace_limit="headroom"), "meta")
+        layer_tables.load_limited("alexnet", SIZES, Config(workspace_limit="headroom"), "meta")
     assert seen == ["meta", {"meta"}]
 
 

@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.fakes import FakeAlgorithm, FakeClock, fake_machine, linear
+from support.fakes import FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
 from torch import nn
 from torch.nn import functional as F
 
 import mucudnn
 from mucudnn.bench.measure.operands import random_operands
 from mucudnn.bench.measure.whole_runs import Machine
-from mucudnn.database.database import Database, Verification
+from mucudnn.database.database import Database
 from mucudnn.database.rules import row_faults
-from mucudnn.database.schema import Keeping
 from mucudnn.kernels.compiled import library
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.solver.reuse import solve_wr
@@ -30,7 +29,7 @@ from mucudnn.tuning.cached_filters import FINGERPRINT_BYTES_PER_S, FINGERPRINT_S
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.results import Configuration, Keeping, Measurement, MicroConfig, Verification
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is kept")
 PROBLEM = ConvProblem(Operation.FORWARD, c=2, h=6, w=6, k=2, r=3, s=3, padding=(1, 1))
@@ -74,7 +73,7 @@ class World:
         def run(problem: ConvProblem, configuration: Configuration, operands: object) -> None:
             self.clock.advance(configuration.time_s)
 
-        return replace(fake_machine(self.clock, algorithms), run=run)
+        return replace(fake_machine(self.clock, algorithms), whole_run=made_ready(run))
 
     def kept_run(self, problem: object, configuration: Configuration, algorithm: str, operands: object) -> Any:
         self.kept_runs.append((configuration, algorithm))

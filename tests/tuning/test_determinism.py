@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 from support.fake_backend import RANDOM, FakeBackend
-from support.fakes import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
+from support.fakes import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
 
 from mucudnn.bench.measure.operands import Operands
 from mucudnn.bench.measure.whole_runs import Machine
-from mucudnn.cli.shared import running
+from mucudnn.cli.shared import layer_tables
 from mucudnn.kernels.cudnn.algorithms import CudnnEngines
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.tuner import tune
@@ -34,7 +34,8 @@ class Watched:
         self.seen: list[bool] = []
         self.clock = clock = FakeClock()
         self.machine = fake_machine(clock, [FakeAlgorithm(name, clock, linear(1.0)) for name in ("native", "other")])
-        self.machine = replace(self.machine, run=lambda *_, **__: clock.advance(20.0), run_torch=self._run_torch)
+        ours = made_ready(lambda *_, **__: clock.advance(20.0))
+        self.machine = replace(self.machine, whole_run=ours, run_torch=self._run_torch)
 
     def _run_torch(self, problem: ConvProblem, operands: Operands) -> None:
         self.clock.advance(10.0)
@@ -76,5 +77,5 @@ def test_the_command_shows_the_environment_that_was_measured_in(monkeypatch: pyt
         return Environment(device, "sm90", 1, "torch", "cuDNN", "torch", str(TorchSettings.current()))
 
     monkeypatch.setattr("mucudnn.running.environment.current_environment", now)
-    assert running.tuning_environment("cuda", Config(deterministic=True)).numerics == "tf32 deterministic"
-    assert running.tuning_environment("cuda", Config()).numerics == "tf32"
+    assert layer_tables.tuning_environment("cuda", Config(deterministic=True)).numerics == "tf32 deterministic"
+    assert layer_tables.tuning_environment("cuda", Config()).numerics == "tf32"

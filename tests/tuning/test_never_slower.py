@@ -10,19 +10,26 @@ from math import inf, isfinite
 
 import pytest
 from support.effort import how_many
-from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear
+from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear, made_ready
 from support.known_costs import BATCH, NO_LIMIT, Bench
 from torch import Tensor
 
-from mucudnn.database.database import Database, Verification
-from mucudnn.database.schema import FreshWorkspace, Keeping
+from mucudnn.database.database import Database
 from mucudnn.tuning.choose import LEAST_GAIN, Choice, Outcome, choose, divide
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig
+from mucudnn.words.results import (
+    Configuration,
+    Failure,
+    FreshWorkspace,
+    Keeping,
+    Measurement,
+    MicroConfig,
+    Verification,
+)
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 
@@ -235,13 +242,13 @@ def test_where_nothing_else_fits_torchs_own_is_run_whole(bench: Bench) -> None:
 
 
 def test_where_nothing_else_runs_whole_torchs_own_does(bench: Bench) -> None:
-    def run(problem: ConvProblem, configuration: Configuration, **_: object) -> None:
+    def run(problem: ConvProblem, configuration: Configuration, operands: object, **_: object) -> None:
         if not configuration.is_baseline:
             raise RuntimeError("it crashed")
         bench.clock.advance(0.16)
 
     bench.native = NoMemoryToMeasure("native", bench.clock, linear(0.02))
-    machine = replace(bench.machine, run=run)
+    machine = replace(bench.machine, whole_run=made_ready(run))
     (tuned,) = tune([FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=machine).problems
     assert tuned.configuration.is_baseline
     assert tuned.time_s == pytest.approx(0.16)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.bench.contests.peak_memory import compare_peaks
 from mucudnn.bench.sources.networks import Residual
-from mucudnn.database.database import Verification
 from mucudnn.running.environment import Environment
 from mucudnn.tuning import choose as choosing
 from mucudnn.tuning.replay import replay
@@ -25,7 +24,7 @@ from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, Verification
 from mucudnn.words.task import Task
 
 ALGORITHMS = ("winograd-4x4", "implicit-gemm", "gemm")
@@ -74,7 +73,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         database=tmp_path_factory.mktemp("headroom") / "measurements.sqlite",
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choosing, "_is_worth_it", lambda run: True)
+        patch.setattr(choosing, "is_gain", lambda run: True)
         yield Pair(model, mucudnn.optimize(copy.deepcopy(model), x, config), x)
 
 
@@ -142,7 +141,7 @@ def frozen_backbone() -> nn.Module:
 )
 def test_models_that_train_in_part_or_not_at_all(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
     assert callable(make)
-    monkeypatch.setattr(choosing, "_is_worth_it", lambda run: True)
+    monkeypatch.setattr(choosing, "is_gain", lambda run: True)
     model, x = make(), torch.randn(2, 3, 24, 24)
     modes = [module.training for module in model.modules()]
     config = Config(workspace_limit="headroom", algorithms=("gemm",), time_limit="20ms")
@@ -159,7 +158,7 @@ class Autocast(nn.Sequential):
 
 
 def test_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "_is_worth_it", lambda run: True)
+    monkeypatch.setattr(choosing, "is_gain", lambda run: True)
     model, x = Autocast(*net()), torch.randn(2, 3, 24, 24)
     config = Config(workspace_limit="headroom", algorithms=("gemm",), time_limit="20ms")
     ours = mucudnn.optimize(copy.deepcopy(model), x, config)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import pytest
 from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
 
-from mucudnn.database.database import Database, Verification
+from mucudnn.database.database import Database
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.results import Configuration, Measurement
+from mucudnn.words.results import Configuration, Measurement, Verification
 from mucudnn.words.task import Task
 
 BATCH = 8

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
+from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
 from support.known_costs import BATCH, NO_LIMIT, Bench
 from support.places import TESTS
 
@@ -67,7 +67,7 @@ def test_without_memory_for_a_whole_run_of_torchs_own_the_prediction_is_used(ben
 
 
 def test_without_memory_for_a_whole_run_of_ours_torchs_own_is_used(bench: Bench) -> None:
-    machine = replace(bench.machine, run=refuse)
+    machine = replace(bench.machine, whole_run=made_ready(refuse))
     (tuned,) = tune([FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=machine).problems
     assert tuned.configuration.is_baseline
     assert "failed in a whole run: CUDA out of memory" in tuned.reason

@@ -18,11 +18,10 @@ from mucudnn.bench.measure.timer import Runner
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.suites.limits.result import WITHIN, ComparedProblem, LimitsComparison, Run, SameTime, UnderLimit
 from mucudnn.bench.suites.limits.undivided import Undivided, run_alone
-from mucudnn.database.database import Verification
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import Outcome, baseline_of, choose, contenders
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, Verification
 from mucudnn.words.task import Task
 
 _RIVALS = 3  # run whole under a limit: a predicted time may be that of a single sample
@@ -147,7 +146,7 @@ class Contest:
         """The call of a configuration. Torch's own runs where torch does, with the same choice of an engine."""
         if configuration.is_baseline:
             return self._torch(TORCH)
-        return Contestant(partial(self.machine.run, self.task.problem, configuration, self.operands))
+        return Contestant(self.machine.whole_run(self.task.problem, configuration, self.operands))
 
     def _rival(self, configuration: Configuration) -> Contestant:
         rival = self.undivided.of_library(configuration)

@@ -14,9 +14,8 @@ from functools import partial
 
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
-from mucudnn.bench.measure.operands import random_operands
 from mucudnn.bench.measure.timer import Clock, Runner, here
-from mucudnn.bench.measure.whole_runs import Machine, run_torch, run_whole
+from mucudnn.bench.measure.whole_runs import Machine, run_torch, training_operands, whole_run
 from mucudnn.bench.sources.layers import LayerTable
 from mucudnn.bench.sources.table_tuning import tune_table
 from mucudnn.bench.suites.network.result import FormatResult, NetworkBenchmark, ProblemResult
@@ -92,7 +91,7 @@ def _measure(
 
 def _contestants(tuned: TunedProblem, variants: Mapping[str, Runner], device: str) -> list[Contestant]:
     """Torch under each of its settings, then ours, on the same random tensors; each allocates what it returns."""
-    operands = random_operands(tuned.problem, tuned.batch_size, device)
+    operands = training_operands(tuned.problem, tuned.batch_size, device)
     torchs = [Contestant(partial(run_torch, tuned.problem, operands), runner) for runner in variants.values()]
-    ours = partial(run_whole, tuned.problem, tuned.configuration, operands)
+    ours = whole_run(tuned.problem, tuned.configuration, operands)
     return [*torchs, Contestant(ours, variants[TORCH] if tuned.configuration.is_baseline else here)]

@@ -14,19 +14,14 @@ from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.units import parse_bytes
 
 
-def _parse_size(text: str) -> str:
-    parse_bytes(text)
-    return text
-
-
 @click.command(cls=FileCommand)
 @click.argument("network", metavar="NAME")
-@click.option("--batch", type=options.Count(), default=1, show_default=True, help="Samples in a mini-batch.")
+@options.batch_of(1)
 @options.memory_format
-@click.option("--rounds", type=options.Count(), default=25, show_default=True, help="Samples of each variant.")
+@options.rounds(25, "Samples of each variant.")
 @click.option(
     "--cache-budget",
-    type=options.Text("SIZE", _parse_size),
+    type=options.Text("SIZE", options.checked_by(parse_bytes)),
     default="none",
     show_default=True,
     help="Most memory for what is prepared from filters and kept from call to call, as 64MiB, or none.",

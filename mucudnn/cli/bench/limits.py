@@ -41,7 +41,7 @@ def parse_filters(text: str) -> tuple[Pair, ...]:
 
 @click.command(cls=FileCommand)
 @click.argument("source", type=SourceFile("SOURCE"), default="deepbench-train")
-@click.option("--batch", type=options.Count(), default=256, show_default=True, help="Samples in a mini-batch.")
+@options.batch_of(256)
 @options.input_shape
 @options.dtype
 @options.memory_format
@@ -59,7 +59,7 @@ def parse_filters(text: str) -> tuple[Pair, ...]:
     show_default=True,
     help="Most memory that any one operation may take beside its tensors; no limit at all is compared, too.",
 )
-@click.option("--rounds", type=options.Count(), default=7, show_default=True, help="Samples of each whole run.")
+@options.rounds(7, "Samples of each whole run.")
 @click.option(
     "--seconds",
     type=options.Finite(min=0, min_open=True),

@@ -9,7 +9,7 @@ import click
 
 from mucudnn.bench.report.export import write_json
 from mucudnn.cli.shared import options
-from mucudnn.terminal.command_files import FileCommand, SourceFile
+from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.problem import MemoryFormat
 
 if TYPE_CHECKING:
@@ -17,13 +17,9 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=FileCommand)
-@click.argument("source", type=SourceFile("NAME"))
-@options.batch
-@options.input_shape
+@options.network
 @options.memory_format
-@click.option(
-    "--rounds", type=options.Count(least=2), default=9, show_default=True, help="Steps of each that are timed."
-)
+@options.rounds(9, "Steps of each that are timed.", least=2)
 @click.option(
     "--runs",
     type=options.Count(least=0),

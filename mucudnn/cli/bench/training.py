@@ -23,20 +23,8 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 @click.option(
     "--precisions", type=options.several(Precision), help="Which precisions; default: all that the device has."
 )
-@click.option(
-    "--memory-format",
-    "memory_formats",
-    type=options.several(MemoryFormat),
-    default=tuple(MemoryFormat),
-    help="Which memory formats; default: both.",
-)
-@click.option(
-    "--rounds",
-    type=options.Count(),
-    default=9,
-    show_default=True,
-    help="Samples of each variant, of a step or several.",
-)
+@options.memory_formats
+@options.rounds(9, "Samples of each variant, of a step or several.")
 @click.option(
     "--seconds", type=options.Finite(min=0), help="When these are over, begin no further precision or memory format."
 )

@@ -127,8 +127,8 @@ def parse_environment(text: str) -> str:
     return text
 
 
-def _checked_by(parse: Callable[[str], object]) -> Callable[[str], str]:
-    """For values that a ``Config`` takes as text."""
+def checked_by(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """Return a parser that refuses what this one refuses, and keeps the text: a ``Config`` takes it as text."""
 
     def check(text: str) -> str:
         parse(text)
@@ -149,6 +149,18 @@ def together(*options: Decorator) -> Decorator:
 
 
 batch = click.option("--batch", type=Count(), help="Samples in a mini-batch.")
+
+
+def batch_of(default: int) -> Decorator:
+    """``--batch`` of a command that has a size of its own."""
+    return click.option("--batch", type=Count(), default=default, show_default=True, help="Samples in a mini-batch.")
+
+
+def rounds(default: int, what: str, least: int = 1) -> Decorator:
+    """``--rounds`` of a benchmark; what: is repeated, in words."""
+    return click.option("--rounds", type=Count(least), default=default, show_default=True, help=what)
+
+
 input_shape = click.option(
     "--input", "input_shape", type=Text("CxHxW", parse_shape), help="One sample of your own model, as 3x224x224."
 )
@@ -161,6 +173,13 @@ memory_format = click.option(
     default=MemoryFormat.CONTIGUOUS,
     show_default="contiguous",
     help="How activations and filters lie in memory.",
+)
+memory_formats = click.option(
+    "--memory-format",
+    "memory_formats",
+    type=several(MemoryFormat),
+    default=tuple(MemoryFormat),
+    help="Which memory formats; default: both.",
 )
 operations = click.option(
     "--operations", type=several(Operation), default=tuple(Operation), help="Which operations; default: all three."
@@ -179,7 +198,7 @@ plot_file = click.option(
     "--plot", "plot_file", type=OutputFile("FILE.png", suffix=".png"), help="Draw them into this PNG file, too."
 )
 threads = click.option("--threads", type=Count(most=MOST_THREADS), help="CPU threads; default: what torch uses.")
-known_device = Text("TEXT", _checked_by(require_known))
+known_device = Text("TEXT", checked_by(require_known))
 device = click.option(
     "--device", type=known_device, default="cpu", show_default=True, help="Where to run: cpu or cuda."
 )
@@ -212,7 +231,7 @@ strict = click.option(
     "--strict", is_flag=True, help="Only algorithms with which NaN and infinities spread no further than with torch."
 )
 time_limit = click.option(
-    "--time-limit", type=Text("TIME", _checked_by(parse_seconds)), help="Most measuring per problem, as 60s or 2min."
+    "--time-limit", type=Text("TIME", checked_by(parse_seconds)), help="Most measuring per problem, as 60s or 2min."
 )
 
 
@@ -299,6 +318,9 @@ measuring = together(policy, operations, algorithms, max_relative_error, determi
 source_argument = click.argument("source", type=SourceFile("SOURCE"))
 source = together(source_argument, batch, input_shape)
 """Where the convolutions come from."""
+
+network = together(click.argument("source", type=SourceFile("NAME")), batch, input_shape)
+"""The same, where it is a network's name that is mostly given."""
 
 
 def pop_sizes(given: dict[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.made_up_sweeps import MIB, curves, layer, measured, powers, sweep, tuning
+from support.snapshots import assert_as_stored
 
-from mucudnn.bench.analyses.batch_report import sweep_record, sweep_rows
+from mucudnn.bench.analyses.batch_report import cliffs_table, curves_table, explanation, sweep_record, sweep_rows
 from mucudnn.bench.analyses.batch_sizes import require_sweepable, sweep_batch_sizes
 from mucudnn.bench.analyses.cliffs import Cliff, CliffKind, Curve
 from mucudnn.bench.report.export import write_csv
@@ -247,6 +248,15 @@ def test_choices_without_a_curve_are_refused(config: Config, expected: str) -> N
 def test_an_interrupted_tuning_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="only 1 of 3 problems are tuned"):
         sweep_batch_sizes(tuning(layer(steep(64, 1), UP_TO), wanted=3), UP_TO)
+
+
+def test_the_tables_have_curves_cliffs_and_what_is_solved() -> None:
+    """Torch is slow at four samples, and cutting helps; the other needs more memory there."""
+    first = layer([measured("native", n, n * (2 if n == 4 else 1)) for n in (1, 2, 4)], 4, name="first")
+    other = layer([measured("native", 1, 1), measured("quick", 2, 1, 3 * MIB), measured("quick", 4, 2)], 4, count=3)
+    result = sweep(first, other, up_to=4, limit_bytes=64 * MIB)
+    tables = (curves_table(result, each, every_size=True) for each in result.distinct_curves)
+    assert_as_stored("batch", *tables, cliffs_table(result), explanation(result))
 
 
 def test_csv_and_json_have_every_point_and_every_cliff(tmp_path: Path) -> None:

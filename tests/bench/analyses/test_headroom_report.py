@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from matplotlib.patches import Rectangle
-from rich.console import Console
 from support.fakes import ENVIRONMENT
+from support.snapshots import assert_as_stored, printed
 
 from mucudnn.bench.analyses.headroom_plot import draw_headroom
 from mucudnn.bench.analyses.headroom_report import (
@@ -29,14 +29,13 @@ from mucudnn.bench.report.plots import save_png
 from mucudnn.bench.sources.headroom import module_by_module
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.sources.table_tuning import TableTuning, of_table, table_tasks
-from mucudnn.database.database import Verification
 from mucudnn.running.environment import Environment
 from mucudnn.tracing.headroom import Headroom, headroom_limits
 from mucudnn.tracing.memory_timeline import ConvolutionCall, Event, MemoryTimeline
 from mucudnn.tuning.replay import replay
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, Verification
 from mucudnn.words.task import Task
 
 MIB = 2**20
@@ -145,26 +144,14 @@ def test_operations_that_are_not_tuned_are_shown_without_a_configuration(known: 
     rows = headroom_rows(known, tuning)
     assert [row.tuned is None for row in rows] == [False, False, True, True, True]
     assert [row.workspace_bytes for row in rows[2:]] == [0, 0, 0]
-    assert "200.00" in printed(known, tuning, rows)  # torch's time of those that are
+    assert "200.00" in printed(headroom_table(known, tuning, rows))  # torch's time of those that are
     assert "2.00× as fast" in in_words(known, rows)
-
-
-def printed(known: Headroom, tuning: TableTuning, rows: list[HeadroomRow]) -> str:
-    stream = io.StringIO()
-    Console(file=stream, width=200).print(headroom_table(known, tuning, rows))
-    return stream.getvalue()
 
 
 def test_the_table_the_words_and_the_files_agree(
     known: Headroom, tuning: TableTuning, rows: list[HeadroomRow], tmp_path: Path
 ) -> None:
-    table = printed(known, tuning, rows)
-    for expected in ("mynet: one training step, peak 100 MiB", "80 MiB", "large 4", "500.00", "360.00"):
-        assert expected in table
-    words = in_words(known, rows)
-    assert "360 ms instead of 500 ms, 1.39× as fast, within torch's own peak, 100 MiB" in words
-    assert "of at most 50 MiB, convolutions have no more than 97 MiB in use" in words
-    assert "input are 10 MiB; the step was traced without running it" in words
+    assert_as_stored("explain-headroom", headroom_table(known, tuning, rows), in_words(known, rows))
     write_csv(tmp_path / "calls.csv", headroom_csv_rows(rows))
     record = json.loads(json.dumps(headroom_record(known, tuning, rows, ENVIRONMENT)))
     lines = list(csv.DictReader(io.StringIO((tmp_path / "calls.csv").read_text())))
@@ -178,7 +165,7 @@ def test_times_of_torch_that_are_not_known_are_not_summed(known: Headroom, tunin
     first, *others = headroom_rows(known, tuning)
     assert first.tuned is not None
     rows = [replace(first, tuned=replace(first.tuned, baseline_s=None)), *others]
-    assert "500.00" not in printed(known, tuning, rows)
+    assert "500.00" not in printed(headroom_table(known, tuning, rows))
     assert in_words(known, rows).startswith("within torch's own peak")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from support.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
 from support.guarded import Call
 
 from mucudnn.bench.measure.operands import Operands, random_operands
-from mucudnn.bench.measure.whole_runs import Machine, run_whole
+from mucudnn.bench.measure.whole_runs import Machine, whole_run
 from mucudnn.kernels import registry
 from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
@@ -278,14 +279,20 @@ class Bench:
 
         sources = [CudnnEngines(backend)]
         self.machine = Machine(
-            ENVIRONMENT, [native], clock=self.clock, run=self._run, run_torch=self._run_torch, sources=sources
+            ENVIRONMENT,
+            [native],
+            clock=self.clock,
+            whole_run=self._whole_run,
+            run_torch=self._run_torch,
+            sources=sources,
         )
 
-    def _run(self, problem: ConvProblem, configuration: Configuration, operands: Operands, **how: bool) -> None:
+    def _whole_run(
+        self, problem: ConvProblem, configuration: Configuration, operands: Operands, **how: bool
+    ) -> Callable[[], object]:
         if configuration.is_baseline:
-            self._run_torch(problem, operands)
-        else:
-            run_whole(problem, configuration, operands, **how)
+            return partial(self._run_torch, problem, operands)
+        return whole_run(problem, configuration, operands, **how)
 
     def _run_torch(self, problem: ConvProblem, operands: Operands) -> None:
         self.clock.advance(0.02 * operands.batch_size)

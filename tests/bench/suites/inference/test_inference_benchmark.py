@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from rich.console import Console
 from support.fake_cuda import on_cuda
+from support.snapshots import assert_as_stored
 from torch import nn
 
 from mucudnn.bench.measure.timer import Clock
@@ -25,6 +24,7 @@ from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.results import Configuration, MicroConfig
 
+NATIVE = Configuration((MicroConfig("native", 2),), 1.0, 0)
 CONFIG = Config(workspace_limit=None, cache_budget=None, time_limit="50ms")
 
 
@@ -70,18 +70,14 @@ def test_the_model_stays_as_it_is() -> None:
 
 
 def with_something_kept(benchmark: InferenceBenchmark) -> InferenceBenchmark:
-    first, second = benchmark.layers
+    first, second = (replace(layer, tuned=replace(layer.tuned, configuration=NATIVE)) for layer in benchmark.layers)
     configuration = Configuration((MicroConfig("winograd-4x4", 2),), 1.0, 0)
     kept = KeptFilter(first.tuned.problem, "winograd-4x4", 3 * 2**20, {2: configuration})
     return replace(benchmark, layers=(replace(first, kept=kept), replace(second, kept=None)))
 
 
 def test_the_table_shows_what_is_kept(benchmark: InferenceBenchmark) -> None:
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(inference_table(with_something_kept(benchmark)))
-    text = console.export_text()
-    for part in ("tiny, inference of 2×3×8×8", "→ winograd-4x4 2", "3 MiB", "the whole model", "budget", "no limit"):
-        assert part in text
+    assert_as_stored("bench-inference", inference_table(with_something_kept(benchmark)))
 
 
 def test_the_record_is_plain_json(benchmark: InferenceBenchmark) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.fake_backend import PICKY, RANDOM, STEADY, FakeBackend
-from support.fakes import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
+from support.fakes import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
 
 from mucudnn.bench.contests.timing import Contestant
 from mucudnn.bench.measure.operands import Operands
@@ -290,7 +290,8 @@ def test_a_comparison_with_engines(bench: Bench) -> None:
     def run(problem: ConvProblem, configuration: Configuration, operands: Operands, **_: bool) -> None:
         bench.clock.advance(configuration.time_s + 0.002)
 
-    machine = replace(machine, algorithms=[bench.native], run=run, sources=[CudnnEngines(backend)])
+    ours = made_ready(run)
+    machine = replace(machine, algorithms=[bench.native], whole_run=ours, sources=[CudnnEngines(backend)])
     (known,) = compare_under_limits(table(FORWARD), CONFIG, [33 * 8, 66 * 8], machine=machine, database=bench.database)
     tight, wide, _ = known.problems[0].under
     assert known.rivals == "cuDNN's engines"

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from support.fakes import ENVIRONMENT, FORWARD
+from support.snapshots import assert_as_stored, printed
 
 from mucudnn.bench.contests.timing import MedianTime
 from mucudnn.bench.report.export import write_csv
@@ -125,27 +125,15 @@ def test_the_csv_has_a_row_for_each_problem_and_limit(tmp_path: Path) -> None:
     assert (no_rival["layer"], no_rival["rival_s"], no_rival["rival_over_mucudnn"]) == ("d", "", "")
 
 
-def test_the_table_has_a_row_for_each_limit() -> None:
-    console = Console(file=io.StringIO(), width=200)
-    console.print(limits_table(KNOWN))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    (row,) = ([cell.strip() for cell in line.strip("│").split("│")] for line in lines if "8 MiB" in line)
-    assert row == ["8 MiB", "2.00×", "1.00×", "4.00×", "2", "1", "1"]
-
-
-def test_the_words_say_what_is_missing() -> None:
-    words = in_words(KNOWN)
-    for expected in ("4 of 6 problems", "failed: f: out of memory", "best limit: 8 MiB", "less than 1 MiB counts as"):
-        assert expected in words
-    assert "in 1 more nothing of ours is as fast" in words
-    assert "least 0.25×, median 1.00×" in words
+def test_the_table_has_a_row_for_each_limit_and_the_words_say_what_is_missing() -> None:
+    assert_as_stored("bench-limits", limits_table(KNOWN), in_words(KNOWN))
 
 
 @pytest.mark.parametrize("problems", [(), (compared("a", (None, None), (1.0, 1.0), 0, None),)])
 def test_nothing_to_compare_is_told_too(problems: tuple[ComparedProblem, ...]) -> None:
     """All failed so far; or no limit leaves anything, and ours is never as fast."""
     nothing = replace(KNOWN, problems=problems)
-    Console(file=io.StringIO()).print(limits_table(nothing))
+    assert "no limit" in printed(limits_table(nothing))
     assert f"{len(problems)} of 6 problems" in in_words(nothing)
     assert summary(nothing)["limits"][0]["geometric_mean"] is None  # type: ignore[index]
     assert len(limits_rows(nothing)) == (2 if problems else 0)

@@ -86,9 +86,13 @@ def test_one_format_and_one_operation(table: LayerTable, config: Config) -> None
 def test_the_variants_run_in_turns(table: LayerTable, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     tune_table(table, config)
     order: list[str] = []
-    for name in ("run_torch", "run_whole"):
-        real = getattr(network_benchmark, name)
-        monkeypatch.setattr(network_benchmark, name, lambda *a, n=name, f=real, **k: (order.append(n), f(*a, **k))[1])
+    run_torch, whole_run = network_benchmark.run_torch, network_benchmark.whole_run
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (order.append(name), call(*args))[1]
+
+    monkeypatch.setattr(network_benchmark, "run_torch", noted("run_torch", run_torch))
+    monkeypatch.setattr(network_benchmark, "whole_run", lambda *args: noted("run_whole", whole_run(*args)))
     first = replace(table, layers=table.layers[:1])
     only = replace(config, operations=(Operation.FORWARD,))
     benchmark_network(first, only, rounds=3, clock=ManualClock())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from math import inf, nan
 from pathlib import Path
 
@@ -13,13 +14,15 @@ import torch
 from support.command_line import HEADING, invoke
 from support.database_rows import HERE
 from support.places import TESTS
+from support.snapshots import assert_as_stored
 from torch import Tensor
 
 from mucudnn import Config, ConvProblem, Operation, tune
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.suites.numerics import benchmark as numerics
 from mucudnn.bench.suites.numerics.benchmark import dependent_results, geometries, measure, with_pixel
-from mucudnn.bench.suites.numerics.result import SAMPLES, AlgorithmNumerics
+from mucudnn.bench.suites.numerics.report import in_words, numerics_table
+from mucudnn.bench.suites.numerics.result import SAMPLES, AlgorithmNumerics, NumericsBenchmark
 from mucudnn.database.database import Database
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.winograd.algorithms import ALGORITHMS as WINOGRAD
@@ -161,7 +164,20 @@ def test_the_pixel_is_one_element(value: float) -> None:
         assert sorted(changed) == [0, 0, 1]
 
 
-# The command and the page
+# The table, the command and the page
+
+
+def test_the_table_has_a_line_for_each_geometry_and_a_value_for_each_operation() -> None:
+    problem = ConvProblem(Operation.FORWARD, 4, 16, 16, 4, 3, 3, padding=(1, 1))
+    known = [
+        AlgorithmNumerics(
+            name, problem.with_operation(operation), name == NATIVE, results, results, 2.0**127, error, True, error
+        )
+        for operation in Operation
+        for name, results, error in ((NATIVE, 36, 1e-7), ("winograd-4x4", 100 + len(operation), 1e-6))
+    ]
+    benchmark = NumericsBenchmark(tuple(known), HERE, datetime.now(UTC))
+    assert_as_stored("bench-numerics", numerics_table(benchmark), in_words(benchmark))
 
 
 def test_the_command_prints_a_table_and_writes_it(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import threading
 from collections.abc import Callable
@@ -13,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from support.command_line import fail, invoke
+from support.snapshots import assert_as_stored
 from torch import Tensor, nn
 
 import mucudnn
@@ -238,13 +237,7 @@ def test_the_table_compares_with_torch_of_the_same_setting() -> None:
         cell(Variant.MUCUDNN, StepCost(0.1, 0.02, 2**20)),
         cell(Variant.TORCH_BENCHMARK, None, "out of memory"),
     ]
-    stream = io.StringIO()
-    Console(file=stream, width=160).print(training_steps_table(cells, Config()))
-    torchs, ours, failed = (line for line in stream.getvalue().splitlines() if line.startswith("│"))
-    assert "200.00" in torchs
-    for expected in ("100.00", "2.0%", "2.00×", "1 MiB", "0.500"):
-        assert expected in ours
-    assert "out of memory" in failed
+    assert_as_stored("bench-training", training_steps_table(cells, Config()))
 
 
 def test_the_command_writes_every_cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``mucudnn bench``: torch against mucudnn, and the solvers against their bars."""
+"""``mucudnn bench network``: all convolutions of a network, torch against mucudnn."""
 
 from __future__ import annotations
 
@@ -8,33 +8,15 @@ from typing import Any
 import click
 
 from mucudnn.bench.report.export import write_json
-from mucudnn.cli.bench.inference import inference
-from mucudnn.cli.bench.limits import limits
-from mucudnn.cli.bench.memory import memory
-from mucudnn.cli.bench.numerics import numerics
-from mucudnn.cli.bench.training import training
 from mucudnn.cli.shared import options
-from mucudnn.terminal.command_files import FileCommand, SourceFile
+from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.problem import MemoryFormat
 
 
-@click.group()
-def bench() -> None:
-    """Measure torch against mucudnn, in turns in one run; how long the solvers take; what differs in the numbers."""
-
-
-@bench.command(cls=FileCommand)
-@click.argument("source", type=SourceFile("NAME"))
-@options.batch
-@options.input_shape
+@click.command(cls=FileCommand)
+@options.network
 @options.dtype
-@click.option(
-    "--memory-format",
-    "memory_formats",
-    type=options.several(MemoryFormat),
-    default=tuple(MemoryFormat),
-    help="Which memory formats; default: both.",
-)
+@options.memory_formats
 @click.option("--rounds", type=options.Count(), help="Samples of each variant; default: 15.")
 @options.choices(workspace_limit="none")
 @options.threads
@@ -76,24 +58,3 @@ def network(
     console.print(str(benchmark.environment))
     if json_file is not None:
         write_json(json_file, network_record(benchmark))
-
-
-@bench.command(cls=FileCommand)
-@options.json_file
-def solver(json_file: Path | None) -> None:
-    """How long the solvers take on made-up measurements, beside the times that they must not exceed."""
-    from mucudnn.bench.suites.solver.benchmark import benchmark_solvers
-    from mucudnn.bench.suites.solver.report import solver_record
-    from mucudnn.terminal.console import output
-
-    benchmark = benchmark_solvers()
-    output().print(str(benchmark))
-    if json_file is not None:
-        write_json(json_file, solver_record(benchmark))
-
-
-bench.add_command(inference)
-bench.add_command(limits)
-bench.add_command(memory)
-bench.add_command(numerics)
-bench.add_command(training)

@@ -1,0 +1,25 @@
+"""``mucudnn bench solver``: how long the solvers take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mucudnn.bench.report.export import write_json
+from mucudnn.cli.shared import options
+from mucudnn.terminal.command_files import FileCommand
+
+
+@click.command(cls=FileCommand)
+@options.json_file
+def solver(json_file: Path | None) -> None:
+    """How long the solvers take on made-up measurements, beside the times that they must not exceed."""
+    from mucudnn.bench.suites.solver.benchmark import benchmark_solvers
+    from mucudnn.bench.suites.solver.report import solver_record
+    from mucudnn.terminal.console import output
+
+    benchmark = benchmark_solvers()
+    output().print(str(benchmark))
+    if json_file is not None:
+        write_json(json_file, solver_record(benchmark))

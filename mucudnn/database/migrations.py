@@ -1,0 +1,49 @@
+"""Older files: statements that make a database into one of the next version, and the same for exported rows."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+VERSION = 3  # 1: the first one; 2: environments have numerics; 3: whole runs go through torch's operators
+BEFORE_EXPORTS_SAID = 2  # the version of exported rows that do not name theirs
+
+_ENVIRONMENT_1 = "device, capability, threads, torch, library, compiled"
+
+# Whole runs left out what a call through torch's dispatcher and autograd costs. Torch's own call is undivided
+# ``native``, and has no such part; a call with a cached filter ("instead" of another) goes past the operator.
+# Rows that are bad stay as they are.
+_OPERATOR_S = 30e-6
+_TIME_S_2 = f"""CASE
+    WHEN typeof(configuration) <> 'text' OR typeof(time_s) NOT IN ('integer', 'real') OR time_s <= 0 THEN time_s
+    WHEN NOT json_valid(configuration) THEN time_s
+    WHEN json_extract(configuration, '$[#-1][4]') = 'instead' THEN time_s
+    WHEN json_array_length(configuration) = 1 AND json_extract(configuration, '$[0][0]') = 'native'
+        AND json_extract(configuration, '$[0][3]') = 1 THEN time_s
+    ELSE time_s + {_OPERATOR_S} END"""
+
+# What makes a file of that version into one of the next, with columns as they were then. Keys need a new table.
+MIGRATIONS = {
+    1: (
+        f"CREATE TABLE wider (id INTEGER PRIMARY KEY, {_ENVIRONMENT_1}, numerics, UNIQUE ({_ENVIRONMENT_1}, numerics))",
+        "ALTER TABLE environments ADD COLUMN numerics DEFAULT ''",  # fails where there is one: no version 1
+        f"INSERT INTO wider SELECT id, {_ENVIRONMENT_1}, numerics FROM environments",
+        "DROP TABLE environments",
+        "ALTER TABLE wider RENAME TO environments",
+    ),
+    2: (f"UPDATE verifications SET time_s = {_TIME_S_2}",),
+}
+SINCE_VERSION_1 = {"numerics": ""}  # columns that were added, with what they are in exports that lack them
+
+
+def migrated_row(row: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """An exported row without faults, which a mucudnn of this schema version wrote, as it would be written now."""
+    if row["kind"] != "verification" or version >= VERSION:
+        return dict(row)
+    values = {"configuration": row["configuration"], "time_s": row["time_s"]}
+    with closing(sqlite3.connect(":memory:")) as connection:
+        query = f"SELECT {_TIME_S_2} FROM (SELECT :configuration AS configuration, :time_s AS time_s)"
+        (time_s,) = connection.execute(query, values).fetchone()
+    return {**row, "time_s": time_s}

@@ -1,0 +1,118 @@
+"""Whole runs: what is timed is the operator that users call, and what fails in it is told."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mucudnn.bench.measure.whole_runs import Machine, run_torch, run_whole, training_operands, whole_run
+from mucudnn.kernels.torch_ops import gemm
+from mucudnn.running import operators
+from mucudnn.running.execution import Recipe, release_workspaces
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.results import Configuration, MicroConfig
+
+PROBLEM = ConvProblem(Operation.FORWARD, 4, 6, 7, 6, 3, 3, padding=(1, 1))
+DIVIDED = Configuration((MicroConfig("gemm", 2), MicroConfig("gemm", 1)), 1.0, 0)
+BASELINE = Configuration((MicroConfig("native", 3),), 1.0, 0)
+PROBLEMS = [
+    replace(PROBLEM, operation=operation, memory_format=memory_format)
+    for operation in Operation
+    for memory_format in MemoryFormat
+]
+
+
+class Called(TorchDispatchMode):
+    """Notes the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Callable[..., object], types: object, args: tuple = (), kwargs=None
+    ) -> object:  # type: ignore[no-untyped-def,type-arg]
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_ours_is_the_registered_operator_and_right(problem: ConvProblem) -> None:
+    operands = training_operands(problem, 3)
+    names = {
+        Operation.FORWARD: "mucudnn.conv2d.default",
+        Operation.BACKWARD_DATA: "mucudnn.conv2d_backward_data.default",
+        Operation.BACKWARD_FILTER: "mucudnn.conv2d_backward_filter.default",
+    }
+    call = whole_run(problem, DIVIDED, operands)
+    with Called() as called:
+        result = call()
+    assert called.names == [names[problem.operation]]
+    torch.testing.assert_close(result, run_torch(problem, operands), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("configuration", [BASELINE, DIVIDED], ids=str)
+@pytest.mark.parametrize("operation", Operation)
+def test_only_a_forward_pass_is_recorded_as_in_training(operation: Operation, configuration: Configuration) -> None:
+    problem = PROBLEM.with_operation(operation)
+    result = run_whole(problem, configuration, training_operands(problem, 3))
+    assert (result.grad_fn is not None) is (operation is Operation.FORWARD)
+
+
+def test_the_recipe_is_ready_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = whole_run(PROBLEM, DIVIDED, training_operands(PROBLEM, 3))
+    monkeypatch.setattr(Recipe, "of", None)
+    call()
+
+
+def test_the_handle_is_free_when_the_call_is_gone() -> None:
+    before = set(operators._measured)
+    call = whole_run(PROBLEM, DIVIDED, training_operands(PROBLEM, 3))
+    (handle,) = set(operators._measured) - before
+    assert handle < operators.UNTUNED  # never that of a model
+    del call
+    gc.collect()
+    assert set(operators._measured) == before
+
+
+@pytest.mark.parametrize("keeps_workspace", [True, False])
+def test_a_workspace_is_kept_where_that_is_asked_for(keeps_workspace: bool) -> None:
+    from mucudnn.running.execution import _of_this_thread
+
+    release_workspaces()
+    whole_run(PROBLEM, DIVIDED, training_operands(PROBLEM, 3), keeps_workspace=keeps_workspace)()
+    assert (_of_this_thread.kept.buffer is not None) is keeps_workspace
+    release_workspaces()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("it crashed"), torch.OutOfMemoryError("out of memory")])
+def test_what_fails_is_an_outcome_and_nothing_stands_in(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Tensor:
+        raise error
+
+    monkeypatch.setattr(gemm.Gemm, "step", fail)
+    other = Configuration((MicroConfig("direct", 3),), 1.0, 0)
+    failed, compared = Machine.current().compare(PROBLEM, 3, [DIVIDED, other], keeps_workspace=True)
+    assert failed is error
+    assert not isinstance(compared, Exception)
+
+
+def test_what_cannot_be_made_ready_is_an_outcome_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr(Recipe, "build", fail)
+    (failed,) = Machine.current().compare(PROBLEM, 3, [DIVIDED], keeps_workspace=True)
+    assert isinstance(failed, MemoryError)
+
+
+def test_a_configuration_of_another_batch_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"does not fit forward, x \(4, 4, 6, 7\)"):
+        run_whole(PROBLEM, DIVIDED, training_operands(PROBLEM, 4))
