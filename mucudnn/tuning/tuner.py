@@ -363,9 +363,8 @@ class _Tuner:
         outcomes = compare(problem, task.batch_size, missing) if missing else []
         for configuration, outcome in zip(missing, outcomes, strict=True):
             if isinstance(outcome, Comparison):
-                verification = Verification(outcome.baseline_s, outcome.time_s, outcome.uncertainty)
-                self.store.keep_verification(problem, configuration, self.versions, verification, how)
-                known[configuration] = verification
+                self.store.keep_verification(problem, configuration, self.versions, outcome.verification, how)
+                known[configuration] = outcome.verification
             else:
                 known[configuration] = outcome
         return known

@@ -171,10 +171,10 @@ def test_the_table_has_a_line_for_each_geometry_and_a_value_for_each_operation()
     problem = ConvProblem(Operation.FORWARD, 4, 16, 16, 4, 3, 3, padding=(1, 1))
     known = [
         AlgorithmNumerics(
-            name, problem.with_operation(operation), name == NATIVE, results, results, 2.0**127, error, True, error
+            name, problem.with_operation(operation), name == TORCHS_OWN, results, results, 2.0**127, error, True, error
         )
         for operation in Operation
-        for name, results, error in ((NATIVE, 36, 1e-7), ("winograd-4x4", 100 + len(operation), 1e-6))
+        for name, results, error in ((TORCHS_OWN, 36, 1e-7), ("winograd-4x4", 100 + len(operation), 1e-6))
     ]
     benchmark = NumericsBenchmark(tuple(known), HERE, datetime.now(UTC))
     assert_as_stored("bench-numerics", numerics_table(benchmark), in_words(benchmark))
