@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
+from typing import Any
 
 from rich.table import Table
 
@@ -23,16 +24,27 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.units import format_bytes
 
 
+def _ratio(value: float | None) -> str:
+    return "" if value is None else ratio(value)
+
+
+_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {  # heading -> key of the record, and how it is shown
+    "rival / ours, geometric mean": ("geometric_mean", _ratio),
+    "least": ("least", _ratio),
+    "most": ("most", _ratio),
+    "problems": ("problems", str),
+    "no rival within": ("without_rival", str),
+    "nothing of ours within": ("without_ours", str),
+}
+
+
 def limits_table(comparison: LimitsComparison) -> Table:
     """For each limit: how much faster ours is than the best undivided rival, and how many problems have none."""
-    columns = ("rival / ours, geometric mean", "least", "most", "problems", "no rival within", "nothing of ours within")
     title = f"{comparison.source}, ours against the best undivided of {comparison.rivals}"
-    printed = new_table(title, ("workspace limit",), columns)
+    printed = new_table(title, ("workspace limit",), [*_COLUMNS])
     for limit in comparison.limits:
         row = _limit_record(comparison, limit)
-        ratios = (_ratio(row[key]) for key in ("geometric_mean", "least", "most"))
-        counts = (str(row[key]) for key in ("problems", "without_rival", "without_ours"))
-        printed.add_row(format_bytes(limit), *ratios, *counts)
+        printed.add_row(format_bytes(limit), *(shown(row[key]) for key, shown in _COLUMNS.values()))
     return printed
 
 
@@ -137,10 +149,6 @@ def _speedup_in_words(comparison: LimitsComparison) -> str:
         f"without a limit, ours against {comparison.reference}: {_ratio(told['geometric_mean'])} (geometric mean), "
         f"least {_ratio(told['least'])}, median {_ratio(told['median'])}"
     )
-
-
-def _ratio(value: float | None) -> str:
-    return "" if value is None else ratio(value)
 
 
 def _csv_rows(compared: ComparedProblem, reference: str) -> Iterator[Record]:

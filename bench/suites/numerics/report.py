@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from rich.table import Table
@@ -12,16 +12,25 @@ from mucudnn.bench.report.tables import new_table
 from mucudnn.bench.suites.numerics.result import SAMPLES, AlgorithmNumerics, NumericsBenchmark
 from mucudnn.words.torch_settings import TORCHS_OWN
 
+_COLUMNS: Mapping[str, Callable[[AlgorithmNumerics], str]] = {
+    "NaN spoils": lambda row: f"{row.nan_results:,}",
+    "Inf spoils": lambda row: f"{row.inf_results:,}",
+    "largest": lambda row: f"{row.largest:.0e}",
+    "error beside outlier": lambda row: f"{row.outlier_error:.0e}",
+    "subnormals": lambda row: "kept" if row.keeps_subnormals else "lost",
+    "relative error": lambda row: f"{row.relative_error:.0e}",
+    "strict": lambda row: "yes" if row.local else "no",
+}
+
 
 def numerics_table(benchmark: NumericsBenchmark) -> Table:
     """A line for each algorithm and geometry, a section for each geometry; cells have a value for each operation."""
-    columns = ("NaN spoils", "Inf spoils", "largest", "error beside outlier", "subnormals", "relative error", "strict")
     operations = " / ".join(dict.fromkeys(row.problem.operation for row in benchmark.rows))
-    printed = new_table(f"beside torch's own ({TORCHS_OWN}): {operations}", ("algorithm", "filter, image"), columns)
+    printed = new_table(f"beside torch's own ({TORCHS_OWN}): {operations}", ("algorithm", "filter, image"), [*_COLUMNS])
     for (name, geometry), rows in _by_line(benchmark).items():
         if name == TORCHS_OWN:
             printed.add_section()
-        printed.add_row(name, geometry, *_cells(rows))
+        printed.add_row(name, geometry, *(_joined([*map(cell, rows)]) for cell in _COLUMNS.values()))
     return printed
 
 
@@ -61,19 +70,6 @@ def _by_line(benchmark: NumericsBenchmark) -> dict[tuple[str, str], list[Algorit
         geometry = f"{problem.r}×{problem.s}, {problem.h}×{problem.w}"
         lines.setdefault((row.algorithm, geometry), []).append(row)
     return lines
-
-
-def _cells(rows: Sequence[AlgorithmNumerics]) -> Iterator[str]:
-    columns = (
-        (f"{row.nan_results:,}" for row in rows),
-        (f"{row.inf_results:,}" for row in rows),
-        (f"{row.largest:.0e}" for row in rows),
-        (f"{row.outlier_error:.0e}" for row in rows),
-        ("kept" if row.keeps_subnormals else "lost" for row in rows),
-        (f"{row.relative_error:.0e}" for row in rows),
-        ("yes" if row.local else "no" for row in rows),
-    )
-    return (_joined([*column]) for column in columns)
 
 
 def _joined(values: Sequence[str]) -> str:
