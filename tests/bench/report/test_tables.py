@@ -18,13 +18,13 @@ from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.bench.suites.network.report import network_record, network_table
 from mucudnn.bench.suites.network.result import FormatResult, NetworkBenchmark, ProblemResult
 from mucudnn.bench.suites.training.demo_report import training_table
-from mucudnn.bench.suites.training.training import (
+from mucudnn.bench.suites.training.side_by_side import (
     Difference,
     GradientErrors,
     TrainingComparison,
-    labelled_batches,
     train_in_turns,
 )
+from mucudnn.bench.suites.training.trainee import labelled_batches
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
