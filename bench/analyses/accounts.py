@@ -11,7 +11,7 @@ from mucudnn.words.units import format_seconds
 
 
 def accounts_of(tuning: TableTuning) -> list[Account | None]:
-    """What the solver finds from the measurements of each row under its own limit, before whole runs have their say.
+    """Solve each row from its measurements under its own limit, before whole runs have their say.
 
     None where nothing but torch's own, which is not measured by its parts, is within the limit.
     """
@@ -19,7 +19,7 @@ def accounts_of(tuning: TableTuning) -> list[Account | None]:
 
 
 def account_in_words(tuning: TableTuning) -> str:
-    """One line for all rows together."""
+    """Return one line for all rows together."""
     if tuning.divided is not None:
         return str(tuning.divided.division)
     known = [(row.count, account) for row, account in zip(tuning.rows, accounts_of(tuning), strict=True) if account]
