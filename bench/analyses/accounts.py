@@ -7,7 +7,7 @@ from mucudnn.words.units import format_seconds
 
 
 def account_in_words(tuning: TableTuning) -> str:
-    """One line for all rows together."""
+    """Return one line for all rows together."""
     if tuning.divided is not None:
         return str(tuning.divided.division)
     known = [(row.count, account) for row in tuning.rows if (account := row.tuned.account) is not None]

@@ -1,4 +1,4 @@
-"""Sweeps over batch sizes, told: tables for people, CSV and JSON for programs."""
+"""Tells a sweep over batch sizes: tables for people, CSV and JSON for programs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cliffs_table(sweep: BatchSweep, *, every_cliff: bool = False) -> Table:
 
 
 def explanation(sweep: BatchSweep) -> str:
-    """What is measured, and what is solved."""
+    """Say what is measured, and what is solved."""
     sizes = ", ".join(map(str, sweep.measured_sizes))
     lines = [
         f"torch, undivided: measured, as one micro-batch of {sizes} samples of a mini-batch of {sweep.up_to}; "
@@ -58,12 +58,12 @@ def explanation(sweep: BatchSweep) -> str:
 
 
 def name_of(curves: Curves) -> str:
-    """``conv1 forward``, or that it is the sum of all."""
+    """Return ``conv1 forward``, or that it is the sum of all."""
     return "all convolutions" if curves.operation is None else f"{short_name(curves.names)} {curves.operation}"
 
 
 def sweep_record(sweep: BatchSweep) -> Record:
-    """What ``mucudnn batch --json`` writes: every problem and the network, all points and all cliffs."""
+    """Return what ``mucudnn batch --json`` writes: every problem and the network, all points and all cliffs."""
     return {
         **record_header(sweep.config, sweep.environment, datetime.now(UTC)),
         "source": sweep.source,
@@ -76,7 +76,7 @@ def sweep_record(sweep: BatchSweep) -> Record:
 
 
 def sweep_rows(sweep: BatchSweep) -> list[Record]:
-    """Lines of the CSV file: one for each point of each curve, the network first."""
+    """Return the lines of the CSV file: one for each point of each curve, the network first."""
     return [row for curves in sweep.all_curves for row in _csv_rows(curves)]
 
 
@@ -108,7 +108,7 @@ def _mark(curves: Curves, curve: Curve, n: int, kinds: Collection[CliffKind]) ->
 
 
 def _merged(cliffs: Collection[Cliff], every_cliff: bool) -> dict[tuple[str, str, str], list[str]]:
-    """Batch size with those that it stands for, finding and remedy -> the curves that have it."""
+    """Group cliffs: (batch size with those that it stands for, finding, remedy) -> the curves that have it."""
     groups: dict[tuple[object, ...], list[Cliff]] = {}
     for cliff in cliffs:
         groups.setdefault((cliff.curve, cliff.kind, cliff.n if every_cliff else 0), []).append(cliff)

@@ -115,7 +115,7 @@ def sweep_batch_sizes(tuning: TableTuning, up_to: int) -> BatchSweep:
 
 
 class _Solved(Protocol):
-    """What has a point of every curve."""
+    """Convolutions that have a point of every curve."""
 
     def point(self, curve: Curve, n: int, limit_bytes: int | None) -> Point | None:
         """``n`` samples within the limit; where nothing undivided fits, what is nearest to it; None: not known."""

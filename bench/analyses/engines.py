@@ -39,7 +39,7 @@ class ListedEngine:
 
 @dataclass(frozen=True, slots=True)
 class EngineList:
-    """What cuDNN offers on a device for a problem, in its own order: that of the largest micro-batch size first."""
+    """Engines that cuDNN offers on a device for a problem, in its order for the largest micro-batch size."""
 
     names: tuple[str, ...]
     problem: ConvProblem
@@ -51,7 +51,7 @@ class EngineList:
 
     @property
     def allowed(self) -> int:
-        """How many the numerics do not bar."""
+        """Number of engines that the numerics do not bar."""
         return sum(listed.barred is None for listed in self.engines)
 
 
@@ -106,7 +106,7 @@ def engines_table(engines: EngineList) -> Table:
 
 
 def engines_record(engines: EngineList) -> Record:
-    """What ``mucudnn engines --json`` writes; ``workspace_bytes`` by micro-batch size."""
+    """Return what ``mucudnn engines --json`` writes; ``workspace_bytes`` by micro-batch size."""
     return {
         "format_version": FORMAT_VERSION,
         "mucudnn": mucudnn.__version__,
@@ -122,7 +122,7 @@ def engines_record(engines: EngineList) -> Record:
 
 
 def engines_rows(engines: EngineList) -> list[Record]:
-    """Lines of the CSV file: one for each engine configuration and micro-batch size at which it is offered."""
+    """Return the lines of the CSV file: one for each engine configuration and size at which it is offered."""
     problem = {"layer": long_name(engines.names), "operation": engines.problem.operation.value}
     return [
         {**problem, "micro_batch_size": n, **_described(listed, " "), "workspace_bytes": listed.workspace_bytes[n]}
@@ -162,7 +162,7 @@ def _described(listed: ListedEngine, joined: str | None = None) -> Record:
 
 
 def _texts(listed: ListedEngine) -> dict[str, str]:
-    """By heading of the column; one that is empty in all rows is not printed."""
+    """Return the cells by heading; a column that is empty in all rows is not printed."""
     engine = listed.engine
     return {
         "engine and knobs": engine.config.name,

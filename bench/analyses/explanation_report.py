@@ -1,4 +1,4 @@
-"""Explanations of a workspace budget, told: a table and words for people, CSV and JSON for programs."""
+"""Tells what a workspace budget buys: a table and words for people, CSV and JSON for programs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def explanation_table(explanation: Explanation) -> Table:
 
 
 def in_words(explanation: Explanation) -> str:
-    """What some more or less memory would change, and how the division was found."""
+    """Say what some more or less memory would change, and how the division was found."""
     divided = explanation.tuning.divided
     account = "" if divided is None else f"\n{divided.division}"
     here = f"{format_bytes(explanation.budget_bytes)}: {format_seconds(explanation.time_s)}"
@@ -44,7 +44,7 @@ def in_words(explanation: Explanation) -> str:
 
 
 def explanation_record(explanation: Explanation) -> Record:
-    """What ``mucudnn explain --json`` writes."""
+    """Return what ``mucudnn explain --json`` writes."""
     divided = explanation.tuning.divided
     return {
         **record_header(explanation.tuning.config, explanation.tuning.environment, datetime.now(UTC)),
@@ -57,12 +57,12 @@ def explanation_record(explanation: Explanation) -> Record:
 
 
 def curve_path(path: Path) -> Path:
-    """Where ``write_tables`` puts the curve: ``memory.csv`` -> ``memory-curve.csv``."""
+    """Return where ``write_tables`` puts the curve: ``memory.csv`` -> ``memory-curve.csv``."""
     return beside(path, CURVE)
 
 
 def write_tables(explanation: Explanation, path: Path) -> None:
-    """One line for each problem; beside it, in ``curve_path(path)``, one for each point of the curve."""
+    """Write one line for each problem; beside it, in ``curve_path(path)``, one for each point of the curve."""
     write_each(
         (path, partial(write_csv, rows=[_layer_record(row) for row in explanation.rows])),
         (curve_path(path), partial(write_csv, rows=[asdict(point) for point in explanation.curve.points])),

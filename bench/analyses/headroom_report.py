@@ -1,4 +1,4 @@
-"""Headroom, told: what is in use at each convolution of a training step, and the workspace that costs nothing."""
+"""Tells the headroom: memory in use at each convolution of a training step, and the workspace that costs nothing."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ class HeadroomRow:
 
     @property
     def workspace_bytes(self) -> int:
-        """Of what was chosen. What torch's own takes inside is below the peak by construction; it was counted with a
-        bias, and may be a few bytes less.
+        """Workspace of what was chosen.
+
+        That of torch's own is below the peak by construction; it was counted with a bias, and may be a few bytes less.
         """
         return 0 if self.tuned is None else min(self.tuned.configuration.workspace_bytes, self.limit_bytes)
 
 
 def headroom_rows(headroom: Headroom, tuning: TableTuning) -> list[HeadroomRow]:
-    """In the order in which the step runs them."""
+    """Return the rows, in the order in which the step runs them."""
     chosen = {
         _key(name, row.tuned.problem, row.tuned.batch_size): row.tuned for row in tuning.rows for name in row.names
     }
@@ -63,7 +64,7 @@ def headroom_table(headroom: Headroom, tuning: TableTuning, rows: Sequence[Headr
 
 
 def in_words(headroom: Headroom, rows: Sequence[HeadroomRow]) -> str:
-    """What is gained at the same peak, what the workspaces come to beside it, and how the step was traced."""
+    """Say what is gained at the same peak, what the workspaces come to beside it, and how the step was traced."""
     timeline = headroom.timeline
     largest = max((row.workspace_bytes for row in rows), default=0)
     fullest = max((row.call.in_use_bytes + row.workspace_bytes for row in rows), default=0)
@@ -76,7 +77,7 @@ def in_words(headroom: Headroom, rows: Sequence[HeadroomRow]) -> str:
 
 
 def headroom_record(headroom: Headroom, tuning: TableTuning, rows: Sequence[HeadroomRow]) -> Record:
-    """What ``mucudnn explain --headroom --json`` writes."""
+    """Return what ``mucudnn explain --headroom --json`` writes."""
     return {
         **record_header(tuning.config, tuning.environment, datetime.now(UTC)),
         "source": tuning.source,
@@ -87,17 +88,17 @@ def headroom_record(headroom: Headroom, tuning: TableTuning, rows: Sequence[Head
 
 
 def headroom_csv_rows(rows: Sequence[HeadroomRow]) -> list[Record]:
-    """Lines of the CSV file: one for each call."""
+    """Return the lines of the CSV file: one for each call."""
     return [_record(row) for row in rows]
 
 
 def _key(name: str, problem: ConvProblem, batch_size: int) -> tuple[str, Operation, tuple[int, ...]]:
-    """A module's geometry is its own, so that operation and shape tell its calls apart."""
+    """Tell calls apart: a module's geometry is its own, so that name, operation and shape do."""
     return name, problem.operation, problem.x_shape(batch_size)
 
 
 def _gain(rows: Sequence[HeadroomRow]) -> str:
-    """Nothing where a time of torch's is not known."""
+    """Say how much faster all are; nothing where a time of torch's is not known."""
     tuned = [row.tuned for row in rows if row.tuned is not None]
     known = [one.baseline_s for one in tuned if one.baseline_s is not None]
     if not tuned or len(known) < len(tuned):
@@ -122,7 +123,7 @@ def _cells(row: HeadroomRow) -> tuple[str, ...]:
 
 
 def _total(rows: Sequence[HeadroomRow], name: str) -> str:
-    """Of those that were tuned; nothing where one of them is not known."""
+    """Add the times of those that were tuned; nothing where one of them is not known."""
     known = [getattr(row.tuned, name) for row in rows if row.tuned is not None]
     return "" if None in known else milliseconds(sum(known))
 

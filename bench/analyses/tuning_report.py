@@ -48,7 +48,7 @@ def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
 
 
 def _unmeasured(tuned: TunedProblem) -> str:
-    """``11 of 15``: candidates that the time limit left out."""
+    """Count the candidates that the time limit left out: ``11 of 15``."""
     left_out = len(tuned.left_out.unmeasured)
     return f"{left_out} of {left_out + len(tuned.measurements)}" if left_out else ""
 
@@ -60,12 +60,12 @@ def _totals(tuning: TableTuning) -> tuple[str, ...]:
 
 
 def _against_torch(baseline_s: float | None, time_s: float) -> tuple[str, str, str]:
-    """Nothing for what is not known."""
+    """Compare with torch; nothing for what is not known."""
     return ("", milliseconds(time_s), "") if baseline_s is None else comparison(baseline_s, time_s, baseline_s / time_s)
 
 
 def tuning_record(tuning: TableTuning) -> Record:
-    """What ``mucudnn tune --json`` writes; ``complete`` is false after Ctrl-C."""
+    """Return what ``mucudnn tune --json`` writes; ``complete`` is false after Ctrl-C."""
     return {
         **record_header(tuning.config, tuning.environment, datetime.now(UTC)),
         "source": tuning.source,
