@@ -14,8 +14,8 @@ BEFORE_EXPORTS_SAID = 2  # the version of exported rows that do not name theirs
 
 _ENVIRONMENT_1 = "device, capability, threads, torch, library, compiled"
 
-# Whole runs left out what a call through torch's dispatcher and autograd costs. Torch's own call is undivided,
-# and has no such part; a call with a cached filter ("instead" of another) goes past the operator.
+# Whole runs left out what a call through torch's dispatcher and autograd costs. Torch's own, undivided, has
+# no such part; a call with a cached filter ("instead" of another) goes past the operator.
 # Rows that are bad stay as they are.
 _OPERATOR_S = 30e-6
 _TIME_S_2 = f"""CASE

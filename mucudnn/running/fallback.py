@@ -1,7 +1,6 @@
 """Says where torch's own convolution, or another algorithm, runs instead of what was tuned: once each.
 
-Only for training and inference, which must never stop. While measuring, a library's failure and a lack of memory are
-errors: see ``operators.Measured``.
+Operators must never stop a training. While measuring, a failure is an error instead: see ``operators.Measured``.
 """
 
 from __future__ import annotations

@@ -187,9 +187,8 @@ class _Keeper:
         (outcome,) = compare_in_turns(not_kept, [kept], self.machine.clock)
         if not isinstance(outcome, Comparison):
             return None
-        found = Verification(outcome.baseline_s, outcome.time_s, outcome.uncertainty)
-        self.store.keep_verification(problem, configuration, self.versions, found, keeping)
-        return found
+        self.store.keep_verification(problem, configuration, self.versions, outcome.verification, keeping)
+        return outcome.verification
 
 
 def _items(modules: Mapping[str, Conv2d]) -> Iterator[tuple[str, tuple[str, _Tuned]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -12,7 +12,7 @@ import torch
 
 from mucudnn.bench.measure.candidates import Candidate, find_candidates
 from mucudnn.bench.measure.comparison import Comparison
-from mucudnn.bench.measure.profiler import Profile
+from mucudnn.bench.measure.profiler import ProfilingJob
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.database import Database
 from mucudnn.database.store import Store
@@ -142,10 +142,10 @@ class _Job:
         return baseline.workspace_bytes if baseline.is_countable else None
 
     def forget_failures(self) -> None:
-        """So that they are tried again, but for what a source offers: its first run may have ended a process."""
-        offered = {c.micro_config for c in self.candidates if c.from_source}
+        """Let them be tried again, but for those of foreign code: its first run may have ended a process."""
+        foreign = {c.micro_config for c in self.candidates if c.is_foreign}
         self.results = {
-            of: result for of, result in self.results.items() if of in offered or isinstance(result, Measurement)
+            of: result for of, result in self.results.items() if of in foreign or isinstance(result, Measurement)
         }
 
     def measurements(self) -> list[Measurement]:
@@ -285,7 +285,8 @@ class _Tuner:
         stored = self.store.results(task.problem, self.versions)
         known = [r for r in stored if isinstance(r, Measurement) or r.micro_config != task.baseline]
         measured = [result for result in known if isinstance(result, Measurement)]
-        candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured)
+        journal = partial(self._begun, task.problem)
+        candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured, journal)
         bound = self.config.error_bound(task.problem.dtype, self.machine.environment.numerics)
         return _Job(task, bound, candidates, unsupported, {result.micro_config: result for result in known})
 
@@ -293,6 +294,10 @@ class _Tuner:
         """What sources offer for this problem, as far as the config allows it."""
         offered = (algorithm for source in self.machine.sources for algorithm in source.offered(problem, sizes))
         return [algorithm for algorithm in offered if _is_allowed(algorithm, self.config)]
+
+    def _begun(self, problem: ConvProblem, micro_config: MicroConfig) -> AbstractContextManager[None]:
+        """Where the store notes that a first run has begun, until it ends."""
+        return self.store.begun(problem, self.versions[micro_config.algorithm], micro_config)
 
     def _allowed(self, job: _Job) -> list[Measurement]:
         return allowed(job.measurements(), job.error_bound)
@@ -323,7 +328,7 @@ class _Tuner:
 
     def _measure(self, job: _Job, limit_bytes: int | None, start: float, share: float) -> None:
         problem = job.task.problem
-        profile = Profile(
+        profiling = ProfilingJob(
             problem,
             job.task.batch_size,
             job.candidates,
@@ -335,19 +340,19 @@ class _Tuner:
             may_keep=problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
             device=self.machine.device,
             clock=self.machine.clock,
-            journal=lambda begun: self.store.begun(problem, self.versions[begun.algorithm], begun),
+            journal=partial(self._begun, problem),
         )
         self.progress(f"{job.task}: measuring", start)
         with ExitStack() as search:
             for source in self.machine.sources:
                 search.enter_context(source.measuring())
-            for done, result in enumerate(profile.measure()):
+            for done, result in enumerate(profiling.measure()):
                 self.store.keep(problem, self.versions[result.micro_config.algorithm], result)
                 job.results[result.micro_config] = result
                 name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
                 self.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
         if self.config.time_limit_s is not None:
-            job.left_out = _left_out(replace(profile, known=job.measurements(), known_failures=job.failures()))
+            job.left_out = _left_out(replace(profiling, known=job.measurements(), known_failures=job.failures()))
 
     def _runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], Verification]:
         return self.store.whole_runs(task.problem, self.versions, _how(task))
@@ -363,9 +368,8 @@ class _Tuner:
         outcomes = compare(problem, task.batch_size, missing) if missing else []
         for configuration, outcome in zip(missing, outcomes, strict=True):
             if isinstance(outcome, Comparison):
-                verification = Verification(outcome.baseline_s, outcome.time_s, outcome.uncertainty)
-                self.store.keep_verification(problem, configuration, self.versions, verification, how)
-                known[configuration] = verification
+                self.store.keep_verification(problem, configuration, self.versions, outcome.verification, how)
+                known[configuration] = outcome.verification
             else:
                 known[configuration] = outcome
         return known
@@ -376,7 +380,7 @@ def _how(task: Task) -> FreshWorkspace | None:
     return FreshWorkspace() if task.in_headroom else None
 
 
-def _left_out(measured: Profile) -> LeftOut:
+def _left_out(measured: ProfilingJob) -> LeftOut:
     """What a run without a time limit would still measure; ``measured`` knows all that there is."""
     unmeasured = (candidate.micro_config for candidate in measured.missing())
     return LeftOut(tuple(unmeasured), tuple(candidate.micro_config for candidate in measured.hurried()))

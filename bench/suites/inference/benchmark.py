@@ -1,7 +1,7 @@
-"""Inference of a model: torch's convolutions, mucudnn's, and mucudnn's with kept filters, in turns in one run.
+"""Times inference of a model with torch's convolutions, with mucudnn's, and with mucudnn's and cached filters.
 
-The three models share their parameters. Every round runs each of the three: first whole, then, in rounds of its own,
-every convolution module by itself, on random numbers of the shape that it is called with.
+The three models share their parameters, and run in turns. First the models run whole. Then, in rounds of its own, each
+convolution module runs by itself, on random numbers of the shape that it is called with.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def benchmark_inference(
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> InferenceBenchmark:
-    """Tune the forward convolutions of a copy of ``model``, decide which filters to keep, and measure ``model(x)``.
+    """Tune the forward convolutions of a copy of ``model``, decide which filters to cache, and time ``model(x)``.
 
-    x: (N, C, H, W), in the memory format to be measured. config: its operations do not matter; without one there is no
-    workspace limit and no bound to what is kept. rounds: samples of every variant. clock: what the measuring (not the
-    tuning) reads. progress: as for ``tune``.
+    x: (N, C, H, W), in the memory format to be measured. config: its operations do not count; without a config there is
+    no workspace limit, and no bound on the cache. rounds: samples of every variant. clock: clock of the measuring (not
+    of the tuning). progress: as for ``tune``.
 
     Raises what ``optimize`` raises, and ``UnavailableError`` where x is not on the CPU.
     """
@@ -68,7 +68,9 @@ def benchmark_inference(
 
 
 def _three_models(model: nn.Module, x: Tensor, config: Config, progress: Progress) -> list[nn.Module]:
-    """Torch's, ours, and ours with kept filters, in ``eval()``, with the parameters of ``model``."""
+    """Models with torch's convolutions, with ours, and with ours and cached filters, in ``eval()``, with shared
+    parameters.
+    """
     own = copy.deepcopy(model).eval()
     kept = mucudnn.optimize(_sharing(own), x, config, progress=progress)
     unkept = _sharing(kept)
@@ -77,14 +79,14 @@ def _three_models(model: nn.Module, x: Tensor, config: Config, progress: Progres
 
 
 def _sharing(model: nn.Module) -> nn.Module:
-    """A copy with the same parameters and buffers."""
+    """Copy a model, but share its parameters and buffers."""
     copied = copy.deepcopy(model)
     copied.load_state_dict(model.state_dict(keep_vars=True), assign=True)
     return copied
 
 
 def _input_shapes(model: nn.Module, x: Tensor) -> Mapping[str, tuple[int, ...]]:
-    """Of every convolution module, in the order of their first calls."""
+    """Input shape (N, C, H, W) of every convolution module, in the order of their first calls."""
     names = {module: name for name, module in model.named_modules() if type(module) is nn.Conv2d}
     shapes: dict[str, tuple[int, ...]] = {}
 
