@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mucudnn.kernels.contract.base import BaseAlgorithm
     from mucudnn.kernels.registry import register
     from mucudnn.running.conv2d import Conv2d
-    from mucudnn.running.execution import release_workspaces
+    from mucudnn.running.workspace import release_workspaces
     from mucudnn.tuning.models import optimize, report
     from mucudnn.tuning.tuner import Tuning, tune
     from mucudnn.words.config import BatchSizePolicy, Config
@@ -56,7 +56,7 @@ _MODULES = {
     "words.config": ("BatchSizePolicy", "Config"),
     "words.results": ("Configuration", "MicroConfig"),
     "words.errors": ("DatabaseError", "InfeasibleError", "InvalidInputError", "MucudnnError", "UnavailableError"),
-    "running.execution": ("release_workspaces",),
+    "running.workspace": ("release_workspaces",),
     "tuning.models": ("optimize", "report"),
     "running.conv2d": ("Conv2d",),
     "words.problem": ("ConvProblem", "MemoryFormat", "Operation"),

@@ -1,4 +1,4 @@
-"""Measuring the micro-configs of one problem: their error, their time, and those that fail."""
+"""Measures the micro-configs of one problem: their error and their time, or why they fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from mucudnn.bench.measure.candidate_errors import (
     give_back_cache,
     without_frames,
 )
-from mucudnn.bench.measure.candidates import Candidate, Journal, Race
+from mucudnn.bench.measure.candidates import Candidate, Journal
+from mucudnn.bench.measure.pruning import KnownTimes
 from mucudnn.bench.measure.rounds import measure_in_turns
 from mucudnn.bench.measure.timer import Clock, Stop, Timer, WallClock
 from mucudnn.bench.measure.workbench import Workbench
@@ -24,14 +25,14 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
-    """What is to be measured, and under which bounds.
+class ProfilingJob:
+    """Candidates of one problem that are to be measured, and the bounds of measuring.
 
     known, known_failures: results of earlier runs, not made again. limit_bytes: candidates that need more workspace are
     left out, except torch's own. max_relative_error: an algorithm above it is measured once and no more. time_limit_s:
-    of all measuring together; torch's own, and the first that fits the limit, are measured even if it is over.
-    may_keep: what algorithms prepare may be kept from call to call: then it does not count against the limit, nor their
-    setup against them. journal: told of each candidate of a source before it runs for the first time.
+    limit of all measuring together; torch's own, and the first that fits the limit, are measured even if it is over.
+    may_keep: what algorithms prepare may be cached from call to call; then neither its bytes nor the setup count.
+    journal: told of each candidate of a source before it runs for the first time.
     """
 
     problem: ConvProblem
@@ -49,51 +50,50 @@ class Profile:
 
     def missing(self) -> list[Candidate]:
         """Candidates that may need measuring, in the order in which to look at them; none if all is known."""
-        race = self.race()
-        done = set(race.times) | {failure.micro_config for failure in self.known_failures}
-        return [c for c in self.candidates if c.micro_config not in done and self.is_wanted(c, race)]
+        times = self.known_times()
+        done = set(times.measurements) | {failure.micro_config for failure in self.known_failures}
+        return [c for c in self.candidates if c.micro_config not in done and self.is_wanted(c, times)]
 
     def hurried(self) -> list[Candidate]:
-        """Known candidates that can still win, with fewer samples than there would be without a time limit."""
-        race, rule = self.race(), self.clock.step_rule
-        measured = [(c, race.times[c.micro_config]) for c in self.candidates if c.micro_config in race.times]
+        """Known candidates that can still win, and of which a time limit allowed too few samples."""
+        times, rule = self.known_times(), self.clock.step_rule
+        measured = [(c, m) for c in self.candidates if (m := times.measurements.get(c.micro_config)) is not None]
         few = [(c, m) for c, m in measured if m.samples < rule.min_samples]
-        quick = [(c, m) for c, m in few if (m.samples + 1) * m.step_s < rule.time_limit_s]  # and a warm-up
-        return [c for c, m in quick if self.can_win(c, m.relative_error) and not race.is_beaten(m)]
+        quick = [(c, m) for c, m in few if (m.samples + 1) * m.step_s < rule.time_limit_s]  # samples, and a warm-up
+        return [c for c, m in quick if self.can_win(c, m.relative_error) and not times.is_beaten(m)]
 
     def can_win(self, candidate: Candidate, relative_error: float) -> bool:
-        """As far as error and workspace go."""
+        """Whether error and workspace allow the candidate to win."""
         return relative_error <= self.max_relative_error and self.fits(candidate)
 
-    def is_wanted(self, candidate: Candidate, race: Race) -> bool:
-        """Whether it is worth a first sample, as far as the race has come.
+    def is_wanted(self, candidate: Candidate, times: KnownTimes) -> bool:
+        """Whether the candidate is worth a first sample.
 
-        Torch's own always is: everything is compared with it, and its workspace, which only running it tells, is then
-        in the database.
+        Torch's own always is: everything is compared with it, and only running it tells its workspace.
         """
         if candidate.algorithm.is_torchs_own:
             return True
-        error = race.error_of(candidate.algorithm.name)
+        error = times.error_of(candidate.algorithm.name)
         if error is not None and error > self.max_relative_error:
             return False
-        return self.fits(candidate) and not race.is_outclassed(candidate)
+        return self.fits(candidate) and not times.is_outclassed(candidate)
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether the candidate's workspace is within the limit."""
         kept_bytes = candidate.workspace.prepared_bytes if self.may_keep else 0
         return candidate.fits(None if self.limit_bytes is None else self.limit_bytes + kept_bytes)
 
-    def race(self) -> Race:
-        """The start of the race: what is known of the candidates."""
+    def known_times(self) -> KnownTimes:
+        """Times of the candidates that are known beforehand."""
         of_candidates = {candidate.micro_config for candidate in self.candidates}
         times = {m.micro_config: m for m in self.known if m.micro_config in of_candidates}
-        return Race(self.batch_size, times, frozenset(m.algorithm for m in times), may_keep=self.may_keep)
+        return KnownTimes(self.batch_size, times, frozenset(m.algorithm for m in times), may_keep=self.may_keep)
 
     def measure(self) -> Iterator[Measurement | Failure]:
         """Measure what is missing, and yield each result as soon as it is final.
 
-        First one sample of each candidate that is not yet out of the question, then more, in turns, of those that can
-        still win. The measurements of those that cannot are kept, with their few samples.
+        First each candidate that is not out of the question has one sample. Then those that can still win have more, in
+        turns. The measurements of the others are kept, with their few samples.
 
         Raises ``BrokenDeviceError`` after the failure of a candidate that left the device unusable, and
         ``UnavailableError`` where there is no memory for a single sample.
@@ -104,7 +104,7 @@ class Profile:
 
 @dataclass(slots=True)
 class _Entry:
-    """A candidate in the race: the timer of its steps, and what its algorithm has beside that."""
+    """A candidate that is being measured: the timer of its steps, and what is known beside that."""
 
     candidate: Candidate
     timer: Timer
@@ -125,35 +125,35 @@ class _Entry:
 
 
 class _Session:
-    """The measuring of one profile: a race, on a workbench."""
+    """Measuring of one job, on a workbench."""
 
-    def __init__(self, profile: Profile, missing: Sequence[Candidate]) -> None:
-        self.profile, self.missing = profile, missing
-        self.race = profile.race()
-        self.workbench = Workbench(profile.problem, profile.batch_size, profile.device)
+    def __init__(self, job: ProfilingJob, missing: Sequence[Candidate]) -> None:
+        self.job, self.missing = job, missing
+        self.times = job.known_times()
+        self.workbench = Workbench(job.problem, job.batch_size, job.device)
         self.entries: dict[MicroConfig, _Entry] = {}
         self.tried: set[MicroConfig] = set()
-        self.setup_s: dict[str, float] = {}  # of algorithms
-        self.relative_error: dict[str, float] = {}  # of algorithms that are checked once
-        self.deadline = profile.clock.now() + (inf if profile.time_limit_s is None else profile.time_limit_s)
+        self.setup_s: dict[str, float] = {}  # by algorithm
+        self.relative_error: dict[str, float] = {}  # by algorithm, for those that are checked once
+        self.deadline = job.clock.now() + (inf if job.time_limit_s is None else job.time_limit_s)
 
     def measure(self) -> Iterator[Measurement | Failure]:
         yield from self._first_samples()
         for entry in filter(self._is_beaten, list(self.entries.values())):
-            entry.timer.sample()  # it may have met a slow moment of the machine
+            entry.timer.sample()  # the first sample may have met a slow moment of the machine
             self._add(entry)
             if entry.timer.error is not None:
                 yield from self._end(entry)
-        yield from self._first_samples()  # larger sizes of those that did
+        yield from self._first_samples()  # larger sizes of those that had
         yield from self._refine(list(self.entries.values()))
 
     def _first_samples(self) -> Iterator[Measurement | Failure]:
-        """One sample of each candidate that is still wanted; yields those that are over with that."""
+        """Take one sample of each candidate that is still wanted. Yields the results that are final with that."""
         for candidate in self.missing:
             always = candidate.algorithm.is_torchs_own and not candidate.algorithm.is_search
-            in_time = always or self.profile.clock.now() <= self.deadline or not self._has_answer()
+            in_time = always or self.job.clock.now() <= self.deadline or not self._has_answer()
             tried = candidate.micro_config in self.tried
-            if tried or not in_time or not self.profile.is_wanted(candidate, self.race):
+            if tried or not in_time or not self.job.is_wanted(candidate, self.times):
                 continue
             self.tried.add(candidate.micro_config)
             entry = self._try_first_sample(candidate)
@@ -161,19 +161,19 @@ class _Session:
                 yield from self._failed(candidate, entry)
                 continue
             self._add(entry)
-            if self.profile.can_win(candidate, entry.relative_error):
+            if self.job.can_win(candidate, entry.relative_error):
                 self.entries[candidate.micro_config] = entry
             else:
                 yield entry.measurement()
 
     def _has_answer(self) -> bool:
-        """Whether something that fits was measured: until then, time is not up."""
-        known = (c for c in self.profile.candidates if c.micro_config in self.race.times)
-        fitting = (c for c in known if c.fits(self.profile.limit_bytes))
-        return any(self.profile.batch_size % c.micro_batch_size == 0 for c in fitting)
+        """Whether something that fits was measured. Until then, time is not up."""
+        known = (c for c in self.job.candidates if c.micro_config in self.times.measurements)
+        fitting = (c for c in known if c.fits(self.job.limit_bytes))
+        return any(self.job.batch_size % c.micro_batch_size == 0 for c in fitting)
 
     def _try_first_sample(self, candidate: Candidate) -> _Entry | Exception:
-        journal = self.profile.journal if candidate.is_foreign else nullcontext
+        journal = self.job.journal if candidate.is_foreign else nullcontext
         try:
             with journal(candidate.micro_config):
                 return self._first_sample(candidate)
@@ -181,10 +181,10 @@ class _Session:
             return without_frames(error)
 
     def _first_sample(self, candidate: Candidate) -> _Entry:
-        """Correct before fast. Raises what the candidate raises."""
+        """Check the result, then take a sample. Raises what the candidate raises."""
         relative_error = self._relative_error(candidate)
         setup_s = self._setup_s(candidate)
-        clock = self.profile.clock
+        clock = self.job.clock
         timer = Timer(self.workbench.stream(candidate), clock, clock.step_rule, self.workbench.slice_count(candidate))
         timer.sample()
         if timer.error is not None:
@@ -192,8 +192,10 @@ class _Session:
         return _Entry(candidate, timer, setup_s, relative_error)
 
     def _relative_error(self, candidate: Candidate) -> float:
-        """Our algorithms are tested at every size, so that one check finds out how exact they are here. What is foreign
-        is not, and what a source offers is compiled anew for each size.
+        """Return the relative error of a candidate.
+
+        Our algorithms are tested at every size, so that one check tells how exact they are here. Foreign code is not,
+        and what a source offers is compiled anew for each size.
         """
         if candidate.is_foreign:
             return self.workbench.relative_error(candidate)
@@ -203,7 +205,7 @@ class _Session:
         return self.relative_error[name]
 
     def _setup_s(self, candidate: Candidate) -> float:
-        name, clock = candidate.algorithm.name, self.profile.clock
+        name, clock = candidate.algorithm.name, self.job.clock
         if name not in self.setup_s:
             timer = Timer(self.workbench.set_up(candidate), clock, clock.setup_rule)
             for _ in measure_in_turns([timer]):
@@ -214,13 +216,13 @@ class _Session:
         return self.setup_s[name]
 
     def _failed(self, candidate: Candidate, error: Exception) -> Iterator[Failure]:
-        """The failure; then an error, if nothing else can be measured in this process."""
+        """Yield the failure. Raise an error, if nothing else can be measured in this process."""
         if broken := self._why_unusable():
             reason = f"{_who(candidate)} left the device unusable: {broken}"
             yield Failure(candidate.micro_config, reason)
             passed_over = "" if self._is_baseline(candidate) else ". That is stored, and the next run passes over it"
             raise BrokenDeviceError(
-                f"{self.profile.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{passed_over}: start "
+                f"{self.job.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{passed_over}: start "
                 "the process anew, and tune again"
             )
         if is_lasting := not is_out_of_memory(error):
@@ -232,22 +234,22 @@ class _Session:
         yield Failure(candidate.micro_config, reason, is_lasting)
 
     def _is_baseline(self, candidate: Candidate) -> bool:
-        """Torch's own, undivided, is tried in every run."""
-        return candidate.micro_config == MicroConfig(TORCHS_OWN, self.profile.batch_size)
+        """Whether this is torch's own, undivided, which is tried in every run."""
+        return candidate.micro_config == MicroConfig(TORCHS_OWN, self.job.batch_size)
 
     def _why_unusable(self) -> str | None:
-        """What the device reports for ever after some errors (CUDA calls them sticky); None: it can be used."""
+        """The error that the device reports for ever (CUDA calls it sticky); ``None``: it can be used."""
         try:
-            self.profile.clock.now()
+            self.job.clock.now()
         except RuntimeError as error:
             return first_line(error)
         return None
 
     def _add(self, entry: _Entry) -> None:
-        self.race.add(entry.measurement(), min(entry.timer.samples_s))
+        self.times.add(entry.measurement(), min(entry.timer.samples_s))
 
     def _is_beaten(self, entry: _Entry) -> bool:
-        return self.race.is_beaten(entry.measurement())
+        return self.times.is_beaten(entry.measurement())
 
     def _refine(self, entries: Sequence[_Entry]) -> Iterator[Measurement | Failure]:
         of_timer = {id(entry.timer): entry for entry in entries}
@@ -255,9 +257,9 @@ class _Session:
         def is_hopeless(timer: Timer) -> bool:
             entry = of_timer[id(timer)]
             self._add(entry)
-            return self._is_beaten(entry) or self.profile.clock.now() > self.deadline
+            return self._is_beaten(entry) or self.job.clock.now() > self.deadline
 
-        for entry in entries:  # after the last first sample, since only now all rivals are known
+        for entry in entries:  # only now, after all first samples, are all rivals known
             if entry.timer.stop is None and is_hopeless(entry.timer):
                 entry.timer.stop = Stop.DROPPED
         for timer in measure_in_turns([entry.timer for entry in entries], is_hopeless):

@@ -1,4 +1,4 @@
-"""The headroom in a training step of a source's model, and its convolutions module by module."""
+"""Finds the headroom in a training step of a source's model, and its convolutions module by module."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def table_with_headroom(
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
     device: str = "cpu",
 ) -> tuple[LayerTable, Headroom]:
-    """The layers of ``load_source`` and the headroom of one step with ``batch`` samples (None: one) on a device.
+    """The layers of ``load_source``, and the headroom of one step with ``batch`` samples (``None``: one) on a device.
 
-    Modules with the same geometry do not share a layer of the table: each has a headroom of its own. Other arguments as
-    for ``load_source``.
+    Modules with the same geometry do not share a layer of the table: each has a headroom of its own. Other arguments
+    are those of ``load_source``.
 
     Raises as ``load_source`` and ``find_headroom``, and ``InvalidInputError`` for sources without a model, for models
     that cannot be trained on this input, and for those whose step runs no convolution.
@@ -46,7 +46,10 @@ def table_with_headroom(
 
 @contextmanager
 def blamed_in_training(source: str, shape: Sequence[int]) -> Iterator[None]:
-    """The user's code can raise anything: say where, and keep the cause. shape: (N, C, H, W) of the input."""
+    """Blame errors on training this source, and keep their cause: the user's code can raise anything.
+
+    shape: (N, C, H, W) of the input.
+    """
     try:
         yield
     except MucudnnError:
@@ -57,11 +60,11 @@ def blamed_in_training(source: str, shape: Sequence[int]) -> Iterator[None]:
 
 
 def module_by_module(table: LayerTable) -> LayerTable:
-    """One layer for each module of each geometry, counted as often as it is called."""
+    """Split layers: one for each module of each geometry, counted as often as it is called."""
     return LayerTable(table.source, tuple(apart for layer in table.layers for apart in _apart(layer)))
 
 
 def _apart(layer: Layer) -> Iterator[Layer]:
-    calls = Counter(layer.name.split(", "))
+    calls = Counter(layer.names)
     for name, count in calls.items():
-        yield replace(layer, name=name, count=count)
+        yield replace(layer, names=(name,), count=count)

@@ -1,4 +1,4 @@
-"""Layer tables: the convolutions of a network, of a published benchmark, of a CSV file or of the user's own model."""
+"""Layer tables: the convolutions of a network, a published benchmark, a CSV file or the user's own model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.tracing.convolutions import convolutions_of, trace
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, dtype_name
-from mucudnn.words.values import flag, instance, member, settle, shown, text, whole
+from mucudnn.words.values import flag, instance, member, settle, several, shown, text, whole
 
 __all__ = ["NETWORKS", "TABLES", "Layer", "LayerTable", "convolutions_of", "load_source", "read_csv", "trace"]
 
@@ -42,13 +42,14 @@ _TEXT = ("name", "set")
 class Layer:
     """One geometry of a network, as its forward problem, and how often it occurs.
 
-    name: of the module, or of all of them. batch_size: samples that it is called with. input_needs_gradient: False
-    where the input is the network's own, whose gradient nobody asks for: such a layer has no BACKWARD_DATA.
+    names: of the module, or of all that are equal; one text is one name. batch_size: samples in a call.
+    input_needs_gradient: False where the input is the network's own, whose gradient nobody asks for. Such a layer has
+    no BACKWARD_DATA.
 
     Raises ``InvalidInputError`` for other values, and for batches of more than ``MOST_SAMPLES``.
     """
 
-    name: str
+    names: tuple[str, ...]
     problem: ConvProblem
     batch_size: int
     count: int = 1
@@ -57,17 +58,22 @@ class Layer:
     def __post_init__(self) -> None:
         settle(
             self,
-            name=text(self.name, "name"),
+            names=tuple(text(name, "one of names") for name in several(self.names)),
             problem=instance(ConvProblem, self.problem, "problem"),
             batch_size=whole(self.batch_size, "batch_size", 1, MOST_SAMPLES),
             count=whole(self.count, "count", 1),
             input_needs_gradient=flag(self.input_needs_gradient, "input_needs_gradient"),
         )
 
+    @property
+    def name(self) -> str:
+        """``a, b``: all names, for people and for files."""
+        return ", ".join(self.names)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerTable:
-    """The layers of a source in the order of their first call; no two are equal."""
+    """Layers of a source in the order of their first call; no two are equal."""
 
     source: str
     layers: tuple[Layer, ...]
@@ -94,11 +100,16 @@ def load_source(
     """The convolutions of a source, equal ones merged with their count.
 
     source: a name of ``NETWORKS`` or ``TABLES``, a CSV file of layers (see ``read_csv``), or
-    ``package.module:factory``, which names a function without arguments that returns an ``nn.Module``, or the module
-    itself. batch: instead of the table's own sizes; None: those, or 1 where there are none. input_shape: (C, H, W) of
-    one sample; models need it, networks have one, tables take none. dtype, memory_format: of all problems.
+    ``package.module:factory``. That names a function without arguments that returns an ``nn.Module``, or the module
+    itself. batch: samples in a mini-batch; ``None``: the table's own sizes, or 1 where there are none. input_shape: (C,
+    H, W) of one sample; models need it, networks have one, tables take none. dtype, memory_format: those of all
+    problems.
 
     Raises ``InvalidInputError`` for what cannot be found, read or run, and for sources without a convolution.
+
+    >>> first = load_source("alexnet", batch=32).layers[0]
+    >>> print(first.name, first.batch_size, first.problem)
+    features.0 32 forward 3x224x224 -> 64, 11x11, stride 4x4, padding 2x2, float32 contiguous
     """
     layers = _load(
         source, None if batch is None else whole(batch, "batch", 1, MOST_SAMPLES), _checked_shape(input_shape)
@@ -112,15 +123,15 @@ def load_source(
 
 
 def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
-    """One layer a line, under a heading with the columns c, h, w, k, r, s, pad_h, pad_w, stride_h and stride_w.
+    """Layers of a CSV file, one a line, under a heading with c, h, w, k, r, s, pad_h, pad_w, stride_h and stride_w.
 
-    They may be in any order, and so may the optional ones: n (batch size), name, dilation, groups, count, set.
-    only_set: only the lines whose ``set`` it is. A line without a name is called by its number.
+    The columns may be in any order, and so may the optional ones: n (batch size), name, dilation, groups, count, set.
+    only_set: only the lines with this ``set``. A line without a name is called by its number.
 
     Raises ``InvalidInputError`` with file, line and what is wrong.
     """
     try:
-        # Not pandas, which drops the line numbers that messages need, and takes longer to load than to read
+        # Not pandas: it drops the line numbers that messages need, and takes longer to load than to read
         with path.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream, strict=True)
             _check_columns(path, reader.fieldnames or ())
@@ -138,9 +149,9 @@ def load_model(
     dtype: str = "float32",
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
 ) -> tuple[nn.Module, tuple[int, int, int]]:
-    """The model behind a source, and the (C, H, W) of one sample; its parameters have the dtype and memory format.
+    """The model behind a source, and the (C, H, W) of one sample. Its parameters have the dtype and memory format.
 
-    The built-in networks' parameters have no sensible values: what they are is for the caller to say.
+    The parameters of the built-in networks have arbitrary values: the caller fills them.
 
     Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and as ``load_source``.
     """
@@ -176,9 +187,9 @@ def _load(source: str, batch: int | None, input_shape: tuple[int, int, int] | No
 
 
 def _model_of(source: str, input_shape: tuple[int, int, int] | None) -> tuple[nn.Module, tuple[int, int, int]] | None:
-    """``None`` for what is no model."""
+    """The model and the (C, H, W) of one sample; ``None`` for a source without a model."""
     if source in NETWORKS:
-        # Weights that nobody fills: on meta tensors a forward pass would load torch's compiler, which takes longer.
+        # Weights with arbitrary values: on meta tensors a forward pass would load torch's compiler, which takes longer.
         with torch.device("meta"):
             model = build(source)
         return model.to_empty(device="cpu"), input_shape or INPUT_SHAPE
@@ -215,18 +226,23 @@ def _user_model(source: str) -> nn.Module:
 
 
 def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch: int | None) -> list[Layer]:
-    """Runs one sample, and says what more of them would be: some models fold other axes into the batch."""
+    """Layers that one sample runs through, with the batch sizes of ``batch`` samples.
+
+    Some models fold other axes into the batch: so batch sizes are multiples of those with one sample.
+    """
     with _blamed(source, f"cannot compute an input of 1x{'x'.join(map(str, input_shape))}"):
         calls = trace(model, torch.zeros(1, *input_shape))
     return [
-        Layer(call.name, call.problem, call.batch_size * (batch or 1), input_needs_gradient=call.input_needs_gradient)
+        Layer(
+            (call.name,), call.problem, call.batch_size * (batch or 1), input_needs_gradient=call.input_needs_gradient
+        )
         for call in calls
     ]
 
 
 @contextmanager
 def _blamed(source: str, what: str) -> Iterator[None]:
-    """The user's code can raise anything: say where, and keep the cause."""
+    """Blame errors on the source, and keep their cause: the user's code can raise anything."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -235,7 +251,10 @@ def _blamed(source: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def importable_from_here() -> Iterator[None]:
-    """As for ``python -m``: an installed command has its own folder on the path, not the user's."""
+    """Let modules in the current folder be imported, as ``python -m`` does.
+
+    An installed command has its own folder on the path, not the user's.
+    """
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
@@ -262,7 +281,8 @@ def _layer(path: Path, number: int, line: Mapping[str, str | None]) -> Layer:
     size |= {name: _size(where, name, line.get(name) or default) for name, default in _OPTIONAL.items()}
     try:
         batch_size = whole(size["n"], "n", 1, MOST_SAMPLES)
-        return Layer(line.get("name") or f"line {number}", _problem(size), batch_size, size["count"])
+        names = (line.get("name") or f"line {number}").split(", ")
+        return Layer(tuple(names), _problem(size), batch_size, size["count"])
     except InvalidInputError as error:
         raise InvalidInputError(f"{where}: {error}") from None
 
@@ -286,7 +306,10 @@ def _size(where: str, name: str, value: object) -> int:
 
 
 def _merged(layers: Iterable[Layer]) -> tuple[Layer, ...]:
-    """Equal geometries in one layer; not the first of a network with a later one, which has one operation more."""
+    """Merge equal geometries into one layer.
+
+    The first layer of a network is not merged with a later one, which has one operation more.
+    """
     merged: dict[tuple[ConvProblem, int, bool], Layer] = {}
     for layer in layers:
         key = (layer.problem, layer.batch_size, layer.input_needs_gradient)
@@ -296,4 +319,4 @@ def _merged(layers: Iterable[Layer]) -> tuple[Layer, ...]:
 
 
 def _together(first: Layer, second: Layer) -> Layer:
-    return replace(first, name=f"{first.name}, {second.name}", count=first.count + second.count)
+    return replace(first, names=first.names + second.names, count=first.count + second.count)

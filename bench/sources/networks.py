@@ -1,8 +1,9 @@
-"""Five published networks in plain torch, geometry and parameter counts as in torchvision.
+"""Five published networks in plain torch, with geometry and parameter counts as in torchvision.
 
-AlexNet: Krizhevsky, 2014 (one tower). VGG-16: Simonyan and Zisserman, 2014, configuration D. GoogLeNet: Szegedy et
-al., 2014, with batch normalisation, without the auxiliary heads, and with 3x3 filters where the paper has 5x5, as
-torchvision and its weights have them. ResNet-18 and -50: He et al., 2015, a bottleneck's stride on its 3x3 filter.
+AlexNet: Krizhevsky, 2014 (one tower). VGG-16: Simonyan and Zisserman, 2014, configuration D. GoogLeNet: Szegedy et al.,
+2014, with batch normalisation and without the auxiliary heads; it has 3x3 filters where the paper has 5x5, as in
+torchvision and its weights. ResNet-18 and -50: He et al., 2015, a bottleneck's stride on its 3x3 filter.
+
 All read images x: (N, 3, 224, 224) and give scores (N, num_classes).
 """
 
@@ -25,6 +26,9 @@ def build(name: str, num_classes: int = 1000) -> nn.Module:
     """The network ``name`` with torch's default initialisation, in training mode.
 
     Raises ``InvalidInputError`` for a name that is not in ``NETWORKS``.
+
+    >>> build("resnet18", num_classes=10)(torch.zeros(2, *INPUT_SHAPE)).shape
+    torch.Size([2, 10])
     """
     if name not in NETWORKS:
         close = get_close_matches(name, NETWORKS, n=1)
@@ -34,7 +38,7 @@ def build(name: str, num_classes: int = 1000) -> nn.Module:
 
 
 class Residual(nn.Module):
-    """relu(body(x) + shortcut(x))."""
+    """Computes relu(body(x) + shortcut(x))."""
 
     def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -87,7 +91,7 @@ def _vgg16(num_classes: int) -> nn.Module:
 
 
 def _resnet(block: Callable[[int, int, int], nn.Module], repeats: tuple[int, ...], width: int) -> nn.Sequential:
-    """Stem and stages of ``repeats`` blocks each; ``width``: output channels of the first stage, doubled in each."""
+    """Stem and stages of ``repeats`` blocks each. width: output channels of the first stage, doubled in each."""
     network = _named(stem=_activated(3, 64, 7, stride=2, padding=3), pool=nn.MaxPool2d(3, 2, 1))
     in_channels = 64
     for index, count in enumerate(repeats):
@@ -150,7 +154,7 @@ def _googlenet(num_classes: int) -> nn.Module:
 def _inception(
     in_channels: int, ones: int, reduce3: int, threes: int, reduce5: int, fives: int, pooled: int
 ) -> nn.Sequential:
-    """One module of table 1 of the paper, whose columns the arguments are."""
+    """One module of table 1 of the paper. The arguments are the table's columns."""
     return nn.Sequential(
         Branches(
             _activated(in_channels, ones, 1),

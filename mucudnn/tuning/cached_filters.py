@@ -22,11 +22,11 @@ from mucudnn.database.database import Database
 from mucudnn.database.store import Store
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.running.conv2d import Conv2d
-from mucudnn.running.kept_filters import KeptFilter, KeptFilters
+from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import DesirableSets, desirable_sets
 from mucudnn.tuning.choose import is_gain
-from mucudnn.tuning.result import TunedProblem
+from mucudnn.tuning.result import TunedProblem, tuned_of
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, Keeping, Measurement, MicroConfig, Verification
@@ -45,17 +45,17 @@ def keep_filters(
 ) -> Division[str] | None:
     """Let the tuned convolutions of ``model`` keep what is worth it within ``config.cache_budget``.
 
-    Sets ``kept`` of every ``mucudnn.Conv2d``. What is chosen was faster, by more than the noise, in whole runs in turns
-    with what keeps nothing; what was run before is not run again. Returns how the budget was divided: module and
-    problem -> the configuration with the bytes that are kept, which are 0 where nothing is. ``None`` with a budget of
-    0, where nothing is tuned, and, after a warning, where nothing compiled can take the fingerprints of filters. For
+    Sets ``filter_cache`` of every ``mucudnn.Conv2d``. What is chosen was faster, by more than the noise, in whole runs
+    in turns with what keeps nothing; what was run before is not run again. Returns how the budget was divided: module
+    and problem -> the configuration with the bytes that are kept, which are 0 where nothing is. ``None`` with a budget
+    of 0, where nothing is tuned, and, after a warning, where nothing compiled can take the fingerprints of filters. For
     convolutions on other devices than the CPU nothing is kept, after a warning, too.
 
     Raises ``DatabaseError`` for a file that cannot be read.
     """
     modules = {name: module for name, module in model.named_modules() if isinstance(module, Conv2d)}
     for module in modules.values():
-        module.kept = None
+        module.filter_cache = None
     if config.cache_budget_bytes == 0:
         return None
     _warn_of_other_devices(modules.values())
@@ -73,7 +73,7 @@ def keep_filters(
     for name, module in modules.items():
         its_own = [kept[item] for item, (owner, _) in items.items() if owner == name]
         if filters := [one for one in its_own if one is not None]:
-            module.kept = KeptFilters(filters, keeps_workspace=not config.has_headroom_limit)
+            module.filter_cache = FilterCache(filters, keeps_workspace=not config.has_headroom_limit)
     return division
 
 
@@ -82,7 +82,7 @@ def _warn_of_other_devices(modules: Iterable[Conv2d]) -> None:
     taken before, CUDA graphs and other processes change bytes without telling. On a GPU they could only be read by
     waiting, in each call, for all that is queued before.
     """
-    devices = {str(m.weight.device) for m in modules if m.tuned and m.weight.device.type != KeptFilters.device_type}
+    devices = {str(m.weight.device) for m in modules if m.tuned and m.weight.device.type != FilterCache.device_type}
     if devices:
         where = ", ".join(sorted(devices))
         warnings.warn(
@@ -96,7 +96,7 @@ def kept_run(
     problem: ConvProblem, configuration: Configuration, algorithm: str, operands: Operands
 ) -> Callable[[], object]:
     """Calls as a module makes them that keeps what ``algorithm`` prepares: the first prepares it."""
-    kept = KeptFilters([KeptFilter(problem, algorithm, 0, {configuration.batch_size: configuration})])
+    kept = FilterCache([CachedFilter(problem, algorithm, 0, {configuration.batch_size: configuration})])
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
 
     @torch.no_grad()
@@ -141,7 +141,7 @@ class _Keeper:
             for tuned, option in refuted:
                 self.options[tuned].remove(option)
 
-    def kept_filter(self, tuned: _Tuned, cost: Configuration) -> KeptFilter | None:
+    def kept_filter(self, tuned: _Tuned, cost: Configuration) -> CachedFilter | None:
         """``None``: nothing."""
         option = self._option(tuned, cost)
         if option is None:
@@ -151,7 +151,7 @@ class _Keeper:
             n: c for n, c in every.items() if n in option.configurations or not self._is_refuted(problem, option, c)
         }
         reason = self.reasons[tuned, option.algorithm]
-        return KeptFilter(problem, option.algorithm, cost.workspace_bytes, configurations, reason)
+        return CachedFilter(problem, option.algorithm, cost.workspace_bytes, configurations, reason)
 
     def _option(self, tuned: _Tuned, cost: Configuration) -> _Option | None:
         return next((option for option in self.options[tuned] if option.cost == cost), None)
@@ -187,16 +187,15 @@ class _Keeper:
         (outcome,) = compare_in_turns(not_kept, [kept], self.machine.clock)
         if not isinstance(outcome, Comparison):
             return None
-        found = Verification(outcome.baseline_s, outcome.time_s, outcome.uncertainty)
-        self.store.keep_verification(problem, configuration, self.versions, found, keeping)
-        return found
+        self.store.keep_verification(problem, configuration, self.versions, outcome.verification, keeping)
+        return outcome.verification
 
 
 def _items(modules: Mapping[str, Conv2d]) -> Iterator[tuple[str, tuple[str, _Tuned]]]:
     """What each is called, with the name of its module."""
     for name, module in modules.items():
-        forward = [tuned for tuned in module.tuned if tuned.problem.operation is Operation.FORWARD]
-        if module.weight.device.type != KeptFilters.device_type:
+        forward = [tuned for tuned in tuned_of(module) if tuned.problem.operation is Operation.FORWARD]
+        if module.weight.device.type != FilterCache.device_type:
             continue
         for problem in dict.fromkeys(tuned.problem for tuned in forward):
             of_problem = [tuned for tuned in forward if tuned.problem == problem]

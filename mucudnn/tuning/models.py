@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_map
 
 from mucudnn.running.conv2d import Conv2d
 from mucudnn.running.devices import device_of_convolutions, made_current
-from mucudnn.running.kept_filters import KeptFilter
+from mucudnn.running.filter_cache import CachedFilter
 from mucudnn.running.operators import Choices
-from mucudnn.tuning.result import TunedProblem, configurations_of
+from mucudnn.tuning.result import TunedProblem, configurations_of, tuned_of
 from mucudnn.words.config import Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -82,7 +82,7 @@ class Report:
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
-    kept: tuple[tuple[str, KeptFilter], ...] = ()
+    kept: tuple[tuple[str, CachedFilter], ...] = ()
     convolutions: int = 0  # torch.nn.Conv2d in the model, tuned or not
 
     def __str__(self) -> str:
@@ -105,8 +105,8 @@ def report(model: torch.nn.Module) -> Report:
     every = [*instance(torch.nn.Module, model, "model").named_modules()]
     modules = [(name, module) for name, module in every if isinstance(module, Conv2d)]
     return Report(
-        tuple((name, tuned) for name, module in modules for tuned in module.tuned),
-        tuple((name, kept) for name, module in modules for kept in module.kept_filters),
+        tuple((name, tuned) for name, module in modules for tuned in tuned_of(module)),
+        tuple((name, kept) for name, module in modules for kept in module.cached_filters),
         sum(isinstance(module, torch.nn.Conv2d) for _, module in every),
     )
 

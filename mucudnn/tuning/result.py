@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mucudnn.running.environment import Environment
+from mucudnn.solver.reuse import Account
 from mucudnn.tuning.choose import Choice, Divided
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
@@ -20,6 +21,8 @@ from mucudnn.words.values import restore
 
 if TYPE_CHECKING:
     import pandas
+
+    from mucudnn.running.conv2d import Conv2d
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class TunedProblem:
     use, its segment where a budget was divided. ``measurements`` and ``failures`` are of all candidates, also of those
     that were barred by their error, which is above ``error_bound``, or by the workspace limit. ``left_out``: what was
     not measured for lack of time. ``refuted``: what whole runs of smaller batches have shown not to be faster than
-    torch's own, though that would fit.
+    torch's own, though that would fit. ``account``: see ``Choice``.
     """
 
     problem: ConvProblem
@@ -58,6 +61,7 @@ class TunedProblem:
     error_bound: float = inf
     left_out: LeftOut = LeftOut()
     refuted: tuple[tuple[MicroConfig, ...], ...] = ()
+    account: Account | None = field(default=None, compare=False, repr=False)
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -92,7 +96,10 @@ class TunedProblem:
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dumps``; seconds and bytes."""
         bound = self.error_bound if isfinite(self.error_bound) else None
-        return asdict(self) | {"speedup": self.speedup, "error_bound": bound}
+        return {name: value for name, value in asdict(self).items() if name != "account"} | {
+            "speedup": self.speedup,
+            "error_bound": bound,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +184,7 @@ def tuned_problem(
         error_bound=error_bound,
         left_out=left_out,
         refuted=refuted,
+        account=choice.account,
     )
 
 
@@ -192,6 +200,11 @@ def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
     if hurried:
         parts.append(f"{hurried} measured with fewer samples than usual")
     return f"time limit: {'; '.join(parts)}" if parts else ""
+
+
+def tuned_of(module: Conv2d) -> tuple[TunedProblem, ...]:
+    """Return what was chosen for a module, which knows no more of it than it runs."""
+    return cast("tuple[TunedProblem, ...]", module.tuned)
 
 
 def configurations_of(tuned: TunedProblem) -> Mapping[int, Configuration]:

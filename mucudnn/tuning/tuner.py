@@ -12,7 +12,7 @@ import torch
 
 from mucudnn.bench.measure.candidates import Candidate, find_candidates
 from mucudnn.bench.measure.comparison import Comparison
-from mucudnn.bench.measure.profiler import Profile
+from mucudnn.bench.measure.profiler import ProfilingJob
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.database import Database
 from mucudnn.database.store import Store
@@ -328,7 +328,7 @@ class _Tuner:
 
     def _measure(self, job: _Job, limit_bytes: int | None, start: float, share: float) -> None:
         problem = job.task.problem
-        profile = Profile(
+        profiling = ProfilingJob(
             problem,
             job.task.batch_size,
             job.candidates,
@@ -346,13 +346,13 @@ class _Tuner:
         with ExitStack() as search:
             for source in self.machine.sources:
                 search.enter_context(source.measuring())
-            for done, result in enumerate(profile.measure()):
+            for done, result in enumerate(profiling.measure()):
                 self.store.keep(problem, self.versions[result.micro_config.algorithm], result)
                 job.results[result.micro_config] = result
                 name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
                 self.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
         if self.config.time_limit_s is not None:
-            job.left_out = _left_out(replace(profile, known=job.measurements(), known_failures=job.failures()))
+            job.left_out = _left_out(replace(profiling, known=job.measurements(), known_failures=job.failures()))
 
     def _runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], Verification]:
         return self.store.whole_runs(task.problem, self.versions, _how(task))
@@ -368,9 +368,8 @@ class _Tuner:
         outcomes = compare(problem, task.batch_size, missing) if missing else []
         for configuration, outcome in zip(missing, outcomes, strict=True):
             if isinstance(outcome, Comparison):
-                verification = Verification(outcome.baseline_s, outcome.time_s, outcome.uncertainty)
-                self.store.keep_verification(problem, configuration, self.versions, verification, how)
-                known[configuration] = verification
+                self.store.keep_verification(problem, configuration, self.versions, outcome.verification, how)
+                known[configuration] = outcome.verification
             else:
                 known[configuration] = outcome
         return known
@@ -381,7 +380,7 @@ def _how(task: Task) -> FreshWorkspace | None:
     return FreshWorkspace() if task.in_headroom else None
 
 
-def _left_out(measured: Profile) -> LeftOut:
+def _left_out(measured: ProfilingJob) -> LeftOut:
     """What a run without a time limit would still measure; ``measured`` knows all that there is."""
     unmeasured = (candidate.micro_config for candidate in measured.missing())
     return LeftOut(tuple(unmeasured), tuple(candidate.micro_config for candidate in measured.hurried()))

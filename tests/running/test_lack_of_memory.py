@@ -17,9 +17,11 @@ from torch.nn import functional as F
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
-from mucudnn.running import execution, fallback, operators
-from mucudnn.running.execution import Recipe, release_workspaces
+from mucudnn.running import fallback, operators, workspace
+from mucudnn.running import recipe as recipes
 from mucudnn.running.operators import Choices
+from mucudnn.running.recipe import Recipe
+from mucudnn.running.workspace import release_workspaces
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
@@ -147,7 +149,7 @@ def test_every_algorithm_may_lack_memory_when_it_has_done_a_part(
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("std::bad_alloc")], ids=repr)
 def test_python_and_cpp_may_lack_memory_too(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     call = Call(Operation.FORWARD, "gemm")
-    monkeypatch.setattr(execution, "_workspace", failing(error))
+    monkeypatch.setattr(recipes, "workspace_of", failing(error))
     with pytest.warns(RuntimeWarning, match="no memory"):
         assert torch.equal(call(), call.torchs())
 
@@ -168,7 +170,7 @@ def test_what_was_allocated_and_kept_is_free_when_torchs_own_runs(monkeypatch: p
     call.choices = Choices.of(call.choices.configurations)  # keeps its workspace
     call.x = torch.randn(N, 4, 8, 9).transpose(2, 3)  # a copy of which is taken
     call()
-    kept = execution._of_this_thread.kept
+    kept = workspace._of_this_thread.workspace
     assert kept.buffer is not None
     begun: list[weakref.ref[Tensor]] = []
 
@@ -194,13 +196,13 @@ def test_what_was_allocated_and_kept_is_free_when_torchs_own_runs(monkeypatch: p
 def test_a_filter_that_there_is_no_memory_to_keep(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     module, x = layer(), images()
     tuned = module(x)
-    assert module.kept is not None
+    assert module.filter_cache is not None
     release_workspaces()
     with monkeypatch.context() as patch:
         patch.setattr(Recipe, method, failing(cpu_lacks_memory()))
         with pytest.warns(RuntimeWarning) as said:
             computed = [module(x) for _ in range(2)]
-        assert module.kept.bytes_in_use == 0
+        assert module.filter_cache.bytes_in_use == 0
     assert all(torch.equal(y, F.conv2d(x, module.weight, module.bias, padding=1)) for y in computed)
     assert [str(warning.message) for warning in said] == [
         "no memory to keep the filter of forward 4x8x8 -> 6, 3x3, padding 1x1, float32 contiguous; it is not kept"

@@ -1,4 +1,4 @@
-"""``python -m mucudnn.bench.suites.gpu.device_record``: the device that is measured on and all versions, as JSON."""
+"""``python -m mucudnn.bench.suites.gpu.device_record``: records the device that is measured on, and all versions."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ _QUERIED = "name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.ma
 
 
 def device_record(device: str) -> Record:
-    """``properties``: as cuDNN describes the device (see ``kernels/cudnn/device.py``); ``nvidia_smi``: what that says
-    of all devices, empty where there is none.
+    """Record of a device and of all versions.
+
+    ``properties``: cuDNN's description of the device (see ``kernels/cudnn/device.py``). ``nvidia_smi``: its lines for
+    all devices, empty where there is no nvidia-smi.
 
     Raises ``UnavailableError`` for a device that is not there, saying what is missing.
     """
@@ -42,7 +44,7 @@ def device_record(device: str) -> Record:
 
 
 def _versions() -> dict[str, str | None]:
-    """``None``: not installed."""
+    """Versions by name; ``None``: not installed."""
     return {
         "mucudnn": mucudnn.__version__,
         "python": platform.python_version(),
@@ -61,7 +63,7 @@ def _version(distribution: str) -> str | None:
 
 
 def properties_of(device: Device) -> Record:
-    """As cuDNN describes it, or why it cannot: that is recorded beside measurements, and must not cost one."""
+    """cuDNN's description of the device, or why there is none: a record beside measurements must not cost them."""
     try:
         properties: Record = json.loads(device.properties_json)
     except (CudnnError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""``python -m mucudnn.bench.suites.gpu.engine_differences FILE``: does a described device offer what the real one does?
+"""``python -m mucudnn.bench.suites.gpu.engine_differences FILE``: compares engines of a described and a real device.
 
 cuDNN lists engines for a device that need not be here (``mucudnn engines --device-properties``). On a machine that has
 one, its own lists are compared with those of its description. Not run on a GPU yet.
@@ -28,19 +28,19 @@ from mucudnn.words.problem import ConvProblem
 
 
 class Lists(Protocol):
-    """Of one device."""
+    """Lists of engines of one device."""
 
     def engines(self, problem: ConvProblem, n: int) -> list[Engine]:
-        """What is offered for ``n`` samples, best first. Raises ``CudnnError`` where nothing can be."""
+        """Engines for ``n`` samples, best first. Raises ``CudnnError`` where none can be listed."""
 
 
 def differences(
     live: Lists, described: Lists, problems: Iterable[ConvProblem], sizes: Sequence[int] = MICRO_BATCH_SIZES
 ) -> list[Record]:
-    """One record for each problem and micro-batch size whose lists differ.
+    """One record for each problem and micro-batch size with differing lists.
 
-    only_live, only_described: names of engine configurations. changed: those that both have, with other notes or
-    another workspace. same_order: of those that both have.
+    only_live, only_described: names of engine configurations. changed: names in both lists, with other notes or another
+    workspace. same_order: whether names in both lists have the same order.
     """
     pairs = ((problem, n) for problem in problems for n in sizes)
     records = (
@@ -50,7 +50,7 @@ def differences(
 
 
 def _engines(device: Lists, problem: ConvProblem, n: int) -> dict[str, Engine]:
-    """By name, best first."""
+    """Engines by name, best first."""
     try:
         return {engine.config.name: engine for engine in device.engines(problem, n)}
     except CudnnError as error:

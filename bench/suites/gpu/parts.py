@@ -1,4 +1,4 @@
-"""What ``make gpu`` runs, in order of importance: one command each, with its share of the time."""
+"""Parts of ``make gpu``, in order of importance: one command each, with its share of the time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SuitePart:
     """One command: ``python -m`` and ``arguments``.
 
-    In the arguments ``{out}`` stands for the folder of results and ``{seconds}`` for what the command should take: less
-    than its share, after which it is stopped. share: of the time that is left when it begins.
+    In the arguments ``{out}`` stands for the folder of results, and ``{seconds}`` for the time that the command should
+    take. That is less than its share, after which it is stopped. share: fraction of the time that is left when the part
+    begins.
     """
 
     name: str
@@ -20,7 +21,7 @@ class Part:
 
 
 def find_root(file: Path) -> Path | None:
-    """Finds the checkout, or the unpacked sdist, in which ``file`` is this file; ``None``: it is installed.
+    """Find the checkout, or the unpacked sdist, in which ``file`` is this file; ``None``: it is installed.
 
     In an sdist bench/ lies in mucudnn/, where a checkout has a link to it.
     """
@@ -30,13 +31,13 @@ def find_root(file: Path) -> Path | None:
 ROOT = find_root(Path(__file__).resolve())
 
 
-def parts(device: str) -> tuple[Part, ...]:
+def parts(device: str) -> tuple[SuitePart, ...]:
     """Tests, where there is a checkout, then benchmarks; on the CPU the same commands, small, to see that they run."""
     return (*_tests(device), *(_ON_CUDA if device == "cuda" else _ON_CPU))
 
 
-def _tests(device: str) -> tuple[Part, ...]:
-    """Each file by itself: an engine that breaks the CUDA context takes only the tests of its own file with it."""
+def _tests(device: str) -> tuple[SuitePart, ...]:
+    """A part for each test file: an engine that breaks the CUDA context takes only its own file's tests with it."""
     if ROOT is None:
         return ()
     tests = ROOT / "tests"
@@ -47,31 +48,34 @@ def _tests(device: str) -> tuple[Part, ...]:
     return tuple(_test(path, "-m", "gpu") for path in dict.fromkeys((*of_gpu, *marked)))
 
 
-def _test(path: Path, *chosen: str) -> Part:
-    """Verbose, so that the log tells each result as it comes; what other versions of libraries warn of is no error."""
+def _test(path: Path, *chosen: str) -> SuitePart:
+    """A part that runs one test file.
+
+    It is verbose, so that the log tells each result as it comes. Warnings of other versions of libraries are no errors.
+    """
     how = ("-vv", "-W", "default", "-p", "no:cacheprovider", "--durations=10")
-    return Part(path.stem, ("pytest", *chosen, *how, f"--junitxml={{out}}/{path.stem}.xml", str(path)), share=0.2)
+    return SuitePart(path.stem, ("pytest", *chosen, *how, f"--junitxml={{out}}/{path.stem}.xml", str(path)), share=0.2)
 
 
-def _engines(name: str, *asked: str) -> Part:
+def _engines(name: str, *asked: str) -> SuitePart:
     listed = ("mucudnn", "engines", "vgg16", "--layer", "features.10", "--batch", "64", *asked)
-    return Part(name, (*listed, "--json", f"{{out}}/{name}.json"), share=0.1)
+    return SuitePart(name, (*listed, "--json", f"{{out}}/{name}.json"), share=0.1)
 
 
-def _limits(name: str, share: float, *asked: str) -> Part:
+def _limits(name: str, share: float, *asked: str) -> SuitePart:
     files = ("--csv", f"{{out}}/{name}.csv", "--json", f"{{out}}/{name}.json")
-    return Part(name, ("mucudnn", "bench", "limits", *asked, "--seconds", "{seconds}", *files), share)
+    return SuitePart(name, ("mucudnn", "bench", "limits", *asked, "--seconds", "{seconds}", *files), share)
 
 
-def _network(name: str, share: float, *sizes: str) -> Part:
+def _network(name: str, share: float, *sizes: str) -> SuitePart:
     file = f"network-{name}"
-    return Part(file, ("mucudnn", "bench", "network", name, *sizes, "--json", f"{{out}}/{file}.json"), share)
+    return SuitePart(file, ("mucudnn", "bench", "network", name, *sizes, "--json", f"{{out}}/{file}.json"), share)
 
 
-def _training(name: str, share: float, *sizes: str) -> Part:
+def _training(name: str, share: float, *sizes: str) -> SuitePart:
     file = f"training-{name}"
     files = ("--csv", f"{{out}}/{file}.csv", "--json", f"{{out}}/{file}.json")
-    return Part(file, ("mucudnn", "bench", "training", name, *sizes, "--seconds", "{seconds}", *files), share)
+    return SuitePart(file, ("mucudnn", "bench", "training", name, *sizes, "--seconds", "{seconds}", *files), share)
 
 
 _OVERHEAD = ("mucudnn.bench.suites.overhead.divided", "--json", "{out}/overhead.json")
@@ -80,13 +84,15 @@ _SHORT = (*_GPU, "--time-limit", "1s")
 _TINY = ("--batch", "1", "--rounds", "2", "--algorithms", "gemm", "--time-limit", "10ms", "--policy", "undivided")
 
 _ON_CUDA = (
-    Part("engine-differences", ("mucudnn.bench.suites.gpu.engine_differences", "{out}/engine-differences.json"), 0.1),
+    SuitePart(
+        "engine-differences", ("mucudnn.bench.suites.gpu.engine_differences", "{out}/engine-differences.json"), 0.1
+    ),
     _engines("engines-contiguous"),
     _engines("engines-channels-last", "--memory-format", "channels-last"),
     _engines("engines-bfloat16", "--memory-format", "channels-last", "--dtype", "bfloat16"),
     _limits("limits-contiguous", 0.45, *_GPU),
     _limits("limits-channels-last", 0.35, *_GPU, "--memory-format", "channels-last"),
-    Part("overhead", (*_OVERHEAD, *_GPU), 0.25),
+    SuitePart("overhead", (*_OVERHEAD, *_GPU), 0.25),
     _network("alexnet", 0.25, *_SHORT, "--batch", "64"),
     _network("resnet18", 0.3, *_SHORT, "--batch", "64"),
     _network("vgg16", 0.3, *_SHORT, "--batch", "32"),
@@ -95,7 +101,7 @@ _ON_CUDA = (
     _training("vgg16", 1.0, *_SHORT),
 )
 _ON_CPU = (
-    Part("overhead", (*_OVERHEAD, "--rounds", "2"), 0.5),
+    SuitePart("overhead", (*_OVERHEAD, "--rounds", "2"), 0.5),
     _network("alexnet", 0.5, *_TINY),
     _training("alexnet", 1.0, *_TINY),
 )

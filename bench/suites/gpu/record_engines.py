@@ -1,6 +1,6 @@
-"""Records what cuDNN offers, for tests where there is none.
+"""``python -m mucudnn.bench.suites.gpu.record_engines FILE``: records cuDNN's engines for machines without a GPU.
 
-``python -m mucudnn.bench.suites.gpu.record_engines FILE``
+Tests read the record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FIRST = Operation.FORWARD
 GEOMETRIES = (
     ConvProblem(_FIRST, 128, 56, 56, 256, 3, 3, padding=(1, 1)),  # conv3_1 of VGG
     ConvProblem(_FIRST, 256, 56, 56, 64, 1, 1),
-    ConvProblem(_FIRST, 3, 227, 227, 96, 11, 11, stride=(4, 4)),  # odd: samples begin on 4 bytes, or 2
+    ConvProblem(_FIRST, 3, 227, 227, 96, 11, 11, stride=(4, 4)),  # odd sizes: samples are aligned to 4 bytes, or 2
     ConvProblem(_FIRST, 64, 27, 27, 192, 5, 5, padding=(2, 2), dilation=(2, 2)),
     ConvProblem(_FIRST, 64, 28, 28, 64, 3, 3, padding=(1, 0), groups=64),  # depthwise
 )
@@ -51,7 +51,7 @@ def recorded_problems() -> Iterator[ConvProblem]:
 
 
 def recording(device: Device) -> Record:
-    """What the device offers: engines as name, numerical notes, behaviour notes and workspace in bytes."""
+    """Record of a device's engines: name, numerical notes, behaviour notes and workspace in bytes."""
     return {
         "cudnn": device.library.version_text,
         "device": json.loads(device.properties_json),

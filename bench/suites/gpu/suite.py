@@ -28,18 +28,18 @@ import click
 
 from mucudnn.bench.report.export import write_json
 from mucudnn.bench.suites.gpu import parts as suite_parts
-from mucudnn.bench.suites.gpu.parts import Part, parts
+from mucudnn.bench.suites.gpu.parts import SuitePart, parts
 from mucudnn.terminal.console import ModuleCommand
 from mucudnn.terminal.whole_files import whole_file
 
-_RESERVE_S = 5.0  # for what is written after the last part
+_RESERVE_S = 5.0  # for files that are written after the last part
 _GRACE_S = 8.0  # between asking a process to end, as Ctrl-C does, and killing it
-_NEEDED = 0.85  # of its limit, what a command is told to take
+_NEEDED = 0.85  # the fraction of its limit that a command is told to take
 _TAIL_LINES = 40
 _NO_TESTS = "mucudnn is installed, and the tests of a GPU are in its checkout and its sdist: only the benchmarks run"
 
 
-class Status(StrEnum):
+class PartStatus(StrEnum):
     WAITING = "not begun"
     RUNNING = "running"
     PASSED = "passed"
@@ -49,54 +49,54 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a part went. seconds, exit_code: ``None`` before its end. tail: the last lines of its log."""
+class PartOutcome:
+    """Outcome of a part. seconds, exit_code: ``None`` before its end. tail: the last lines of its log."""
 
     name: str
     command: str
-    status: Status = Status.WAITING
+    status: PartStatus = PartStatus.WAITING
     seconds: float | None = None
     exit_code: int | None = None
     tail: str = ""
 
 
 class Suite:
-    """A run of some parts on one device, into one folder."""
+    """Run of some parts on one device, with results in one folder."""
 
-    def __init__(self, device: dict[str, Any], out: Path, archive: Path | None, wanted: Sequence[Part]) -> None:
-        """device: what ``device_record`` tells."""
+    def __init__(self, device: dict[str, Any], out: Path, archive: Path | None, wanted: Sequence[SuitePart]) -> None:
+        """device: the record of ``device_record``."""
         self.device, self.out, self.archive = device, out, archive
-        self.outcomes = {part: Outcome(part.name, " ".join(_command(part, out, 0.0))) for part in wanted}
+        self.outcomes = {part: PartOutcome(part.name, " ".join(_command(part, out, 0.0))) for part in wanted}
 
     def run(self, end_s: float) -> bool:
-        """All parts, until ``end_s`` of the monotonic clock. Returns whether all passed."""
+        """Run all parts, until ``end_s`` of the monotonic clock. Returns whether all passed."""
         self._write()
         for part in self.outcomes:
             limit_s = part.share * (end_s - _RESERVE_S - _GRACE_S - time.monotonic())
             if limit_s <= 1:
-                self._note(part, status=Status.LEFT_OUT)
+                self._note(part, status=PartStatus.LEFT_OUT)
             else:
                 self._run(part, limit_s)
-        return all(outcome.status is Status.PASSED for outcome in self.outcomes.values())
+        return all(outcome.status is PartStatus.PASSED for outcome in self.outcomes.values())
 
-    def _run(self, part: Part, limit_s: float) -> None:
+    def _run(self, part: SuitePart, limit_s: float) -> None:
         command, log = _command(part, self.out, limit_s), self.out / f"{part.name}.log"
-        self._note(part, command=" ".join(command), status=Status.RUNNING)
+        self._note(part, command=" ".join(command), status=PartStatus.RUNNING)
         click.echo(f"{part.name}: at most {limit_s:.0f} s", err=True)
         begun_s = time.monotonic()
         exit_code, in_time = _ended(command, log, limit_s, self.out / "measurements.sqlite")
-        passed = Status.PASSED if exit_code == 0 else Status.FAILED
+        passed = PartStatus.PASSED if exit_code == 0 else PartStatus.FAILED
         seconds = round(time.monotonic() - begun_s, 1)
-        status = passed if in_time else Status.STOPPED
+        status = passed if in_time else PartStatus.STOPPED
         self._note(part, status=status, seconds=seconds, exit_code=exit_code, tail=_tail(log))
         click.echo(f"{part.name}: {status}, {seconds:.0f} s", err=True)
 
-    def _note(self, part: Part, **changes: Any) -> None:
+    def _note(self, part: SuitePart, **changes: Any) -> None:
         self.outcomes[part] = replace(self.outcomes[part], **changes)
         self._write()
 
     def _write(self) -> None:
-        """Each file is whole at any moment."""
+        """Write summary and archive. Each file is whole at any moment."""
         summary = {**self.device, "parts": [asdict(outcome) for outcome in self.outcomes.values()]}
         write_json(self.out / "summary.json", summary)
         if self.archive is not None:
@@ -104,13 +104,16 @@ class Suite:
                 archive.add(self.out, arcname=self.out.name)
 
 
-def _command(part: Part, out: Path, limit_s: float) -> list[str]:
+def _command(part: SuitePart, out: Path, limit_s: float) -> list[str]:
     known = {"out": str(out), "seconds": f"{_NEEDED * limit_s:.0f}"}
     return [sys.executable, "-m", *(argument.format(**known) for argument in part.arguments)]
 
 
 def _ended(command: Sequence[str], log: Path, limit_s: float, database: Path) -> tuple[int, bool]:
-    """Exit code, and whether it ended by itself. Out of time, it is asked to end, then killed with all its children."""
+    """Run a command. Returns its exit code, and whether it ended by itself.
+
+    Out of time, it is asked to end, then killed with all its children.
+    """
     environment = {**os.environ, "MUCUDNN_DATABASE": str(database), "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as stream:
         process = subprocess.Popen(
@@ -123,7 +126,7 @@ def _ended(command: Sequence[str], log: Path, limit_s: float, database: Path) ->
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE_S)
             return process.returncode or -signal.SIGKILL, False
-        finally:  # of Ctrl-C, too, which does not reach another session
+        finally:  # also after Ctrl-C, which does not reach another session
             _signal(process, signal.SIGKILL)
             process.wait()
 
@@ -138,7 +141,7 @@ def _tail(log: Path) -> str:
 
 
 def record_device(device: str) -> dict[str, Any]:
-    """By a process of its own, so that this one takes no memory of the device.
+    """Record the device in another process, so that this one takes no memory of it.
 
     Raises ``ClickException`` where there is none.
     """
@@ -156,7 +159,7 @@ def folder_of(device: dict[str, Any]) -> Path:
     return results / re.sub(r"[^a-z0-9]+", "-", device["environment"]["device"].lower()).strip("-")
 
 
-def _chosen(device: str, only: str | None) -> list[Part]:
+def _chosen(device: str, only: str | None) -> list[SuitePart]:
     every = parts(device)
     wanted = tuple(name.strip() for name in (only or "").split(","))
     chosen = [part for part in every if part.name.startswith(wanted)]

@@ -1,4 +1,4 @@
-"""Compares inference with torch: module by module, with and without cached filters.
+"""Compares inference with torch: whole and module by module, with and without cached filters.
 
 Tuning and caching themselves live in ``mucudnn/tuning``.
 """

@@ -1,7 +1,7 @@
-"""Inference of a model: torch's convolutions, mucudnn's, and mucudnn's with kept filters, in turns in one run.
+"""Times inference of a model with torch's convolutions, with mucudnn's, and with mucudnn's and cached filters.
 
-The three models share their parameters. Every round runs each of the three: first whole, then, in rounds of its own,
-every convolution module by itself, on random numbers of the shape that it is called with.
+The three models share their parameters, and run in turns. First the models run whole. Then, in rounds of its own, each
+convolution module runs by itself, on random numbers of the shape that it is called with.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.measure.timer import Clock, WallClock
 from mucudnn.bench.suites.inference.result import InferenceBenchmark, LayerResult, Variants
 from mucudnn.running.environment import current_environment
-from mucudnn.running.kept_filters import KeptFilters
+from mucudnn.running.filter_cache import FilterCache
 from mucudnn.tuning.cached_filters import keep_filters
+from mucudnn.tuning.result import tuned_of
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import Operation
@@ -39,15 +40,15 @@ def benchmark_inference(
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> InferenceBenchmark:
-    """Tune the forward convolutions of a copy of ``model``, decide which filters to keep, and measure ``model(x)``.
+    """Tune the forward convolutions of a copy of ``model``, decide which filters to cache, and time ``model(x)``.
 
-    x: (N, C, H, W), in the memory format to be measured. config: its operations do not matter; without one there is no
-    workspace limit and no bound to what is kept. rounds: samples of every variant. clock: what the measuring (not the
-    tuning) reads. progress: as for ``tune``.
+    x: (N, C, H, W), in the memory format to be measured. config: its operations do not count; without a config there is
+    no workspace limit, and no bound on the cache. rounds: samples of every variant. clock: clock of the measuring (not
+    of the tuning). progress: as for ``tune``.
 
     Raises what ``optimize`` raises, and ``UnavailableError`` where x is not on the CPU.
     """
-    if x.device.type != KeptFilters.device_type:
+    if x.device.type != FilterCache.device_type:
         raise UnavailableError(
             f"x is on {x.device}, and filters are kept on the CPU alone, so that there is nothing to compare: move the "
             "model and x there"
@@ -67,7 +68,9 @@ def benchmark_inference(
 
 
 def _three_models(model: nn.Module, x: Tensor, config: Config, progress: Progress) -> list[nn.Module]:
-    """Torch's, ours, and ours with kept filters, in ``eval()``, with the parameters of ``model``."""
+    """Models with torch's convolutions, with ours, and with ours and cached filters, in ``eval()``, with shared
+    parameters.
+    """
     own = copy.deepcopy(model).eval()
     kept = mucudnn.optimize(_sharing(own), x, config, progress=progress)
     unkept = _sharing(kept)
@@ -76,14 +79,14 @@ def _three_models(model: nn.Module, x: Tensor, config: Config, progress: Progres
 
 
 def _sharing(model: nn.Module) -> nn.Module:
-    """A copy with the same parameters and buffers."""
+    """Copy a model, but share its parameters and buffers."""
     copied = copy.deepcopy(model)
     copied.load_state_dict(model.state_dict(keep_vars=True), assign=True)
     return copied
 
 
 def _input_shapes(model: nn.Module, x: Tensor) -> Mapping[str, tuple[int, ...]]:
-    """Of every convolution module, in the order of their first calls."""
+    """Input shape (N, C, H, W) of every convolution module, in the order of their first calls."""
     names = {module: name for name, module in model.named_modules() if type(module) is nn.Conv2d}
     shapes: dict[str, tuple[int, ...]] = {}
 
@@ -106,13 +109,13 @@ def _measure_layer(name: str, modules: Sequence[nn.Module], x: Tensor, rounds: i
     _, unkept, kept = modules
     assert isinstance(unkept, mucudnn.Conv2d)
     assert isinstance(kept, mucudnn.Conv2d)
-    tuned = next(tuned for tuned in unkept.tuned if tuned.batch_size == len(x))
+    tuned = next(tuned for tuned in tuned_of(unkept) if tuned.batch_size == len(x))
     return LayerResult(
         name=name,
         variants=_measure([_call(module, x) for module in modules], rounds, clock),
         filter_bytes=kept.weight.nbytes,
         tuned=tuned,
-        kept=next((one for one in kept.kept_filters if one.problem == tuned.problem), None),
+        kept=next((one for one in kept.cached_filters if one.problem == tuned.problem), None),
     )
 
 

@@ -1,7 +1,8 @@
-"""The inference benchmark for people (a table; milliseconds and MiB) and for programs (a record; seconds and bytes)."""
+"""Report of the inference benchmark: a table in milliseconds and MiB for people, a record for programs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from rich.table import Table
@@ -11,13 +12,22 @@ from mucudnn.bench.report.tables import milliseconds, new_table, ratio
 from mucudnn.bench.suites.inference.result import InferenceBenchmark, LayerResult, Variants
 from mucudnn.words.units import format_bytes
 
+_COLUMNS: Mapping[str, Callable[[Variants], str]] = {
+    "torch ms": lambda variants: milliseconds(variants.torch.time_s),
+    "not kept ms": lambda variants: milliseconds(variants.not_kept.time_s),
+    "kept ms": lambda variants: milliseconds(variants.kept.time_s),
+    "± %": lambda variants: f"{variants.kept.noise:.0%}",
+    "over torch": lambda variants: ratio(variants.speedup),
+    "over not kept": lambda variants: ratio(variants.gain),
+}
+
 
 def inference_table(benchmark: InferenceBenchmark) -> Table:
-    """Per convolution: three times, the speedups of kept filters, and what they cost; then the whole model."""
-    columns = ("torch ms", "not kept ms", "kept ms", "± %", "over torch", "over not kept", "kept bytes")
+    """Three times for each convolution, the speedups of cached filters, and their bytes; then the whole model."""
     footer = ("the whole model", "", *_cells(benchmark.whole), format_bytes(benchmark.kept_bytes))
+    columns = (*_COLUMNS, "kept bytes")
     shape = "×".join(map(str, benchmark.input_shape))
-    table = new_table(f"{benchmark.name}, inference of {shape}", ("layer", "configuration"), columns, footer=footer)
+    table = new_table(f"{benchmark.name}, inference of {shape}", ("layer", "configuration"), columns, footer)
     for layer in benchmark.layers:
         table.add_row(layer.name, _configurations(layer), *_cells(layer.variants), format_bytes(layer.kept_bytes))
     table.caption = (
@@ -28,7 +38,7 @@ def inference_table(benchmark: InferenceBenchmark) -> Table:
 
 
 def inference_record(benchmark: InferenceBenchmark) -> Record:
-    """What ``mucudnn bench inference --json`` writes."""
+    """The object that ``mucudnn bench inference --json`` writes. Seconds and bytes."""
     return {
         **record_header(benchmark.config, benchmark.environment, benchmark.date),
         "network": benchmark.name,
@@ -42,16 +52,15 @@ def inference_record(benchmark: InferenceBenchmark) -> Record:
 
 
 def _configurations(layer: LayerResult) -> str:
-    """``gemm 1 → winograd-4x4 1``: without and with what is kept."""
+    """``gemm 1 → winograd-4x4 1``: the configurations without and with a cached filter."""
     not_kept = str(layer.tuned.configuration)
     if layer.kept is None:
         return not_kept
     return f"{not_kept} → {layer.kept.configurations[layer.tuned.batch_size]}"
 
 
-def _cells(variants: Variants) -> tuple[str, ...]:
-    times = (milliseconds(cell.time_s) for cell in (variants.torch, variants.not_kept, variants.kept))
-    return (*times, f"{variants.kept.noise:.0%}", ratio(variants.speedup), ratio(variants.gain))
+def _cells(variants: Variants) -> list[str]:
+    return [cell(variants) for cell in _COLUMNS.values()]
 
 
 def _layer(layer: LayerResult) -> Record:

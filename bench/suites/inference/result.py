@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 
 from mucudnn.bench.contests.timing import MedianTime
 from mucudnn.running.environment import Environment
-from mucudnn.running.kept_filters import KeptFilter
+from mucudnn.running.filter_cache import CachedFilter
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 
 
 @dataclass(frozen=True, slots=True)
 class Variants:
-    """The same computation three times."""
+    """Times of the same computation with torch, and with mucudnn without and with cached filters."""
 
     torch: MedianTime
     not_kept: MedianTime
@@ -22,24 +22,24 @@ class Variants:
 
     @property
     def speedup(self) -> float:
-        """Of kept filters over torch."""
+        """Speedup of cached filters over torch."""
         return self.torch.time_s / self.kept.time_s
 
     @property
     def gain(self) -> float:
-        """Of kept filters over mucudnn without them."""
+        """Speedup of cached filters over mucudnn without them."""
         return self.not_kept.time_s / self.kept.time_s
 
 
 @dataclass(frozen=True, slots=True)
 class LayerResult:
-    """One convolution module. ``tuned``: what runs if nothing is kept; ``kept``: None where nothing is."""
+    """One convolution module. ``tuned``: what runs without a cached filter; ``kept``: ``None`` where none is cached."""
 
     name: str
     variants: Variants
     filter_bytes: int
     tuned: TunedProblem
-    kept: KeptFilter | None
+    kept: CachedFilter | None
 
     @property
     def kept_bytes(self) -> int:
@@ -48,7 +48,7 @@ class LayerResult:
 
 @dataclass(frozen=True, slots=True)
 class InferenceBenchmark:
-    """``whole``: the model. Sums over ``layers`` are of its convolutions alone."""
+    """Times of the whole model, and of its convolutions alone. Sums over ``layers`` are those of the convolutions."""
 
     name: str
     input_shape: tuple[int, ...]
@@ -65,5 +65,5 @@ class InferenceBenchmark:
 
     @property
     def filter_bytes(self) -> int:
-        """Of the filters themselves."""
+        """Bytes of the filters themselves."""
         return sum(layer.filter_bytes for layer in self.layers)

@@ -1,9 +1,9 @@
-"""The comparison of the μ-cuDNN paper: under equal workspace limits, whole mini-batches against mucudnn's divided ones.
+"""Makes the comparison of the μ-cuDNN paper: whole against divided mini-batches under equal workspace limits.
 
-Each problem is measured once, without a limit; what any limit leaves is found in these measurements. Then whole runs
-decide: first which of the likely configurations is the best under each limit, the rival's as well as ours; then, in
-rounds of their own, what is reported: the chosen ones and torch under each of its settings, in turns. A last search
-finds the least workspace with which ours is as fast as torch.
+Each problem is measured once, without a limit. These measurements also tell what each limit leaves. Then whole runs
+decide. First they find the best of the likely configurations under each limit, for the rival as well as for ours. Then
+the chosen ones and torch, under each of its settings, are timed in turns, in rounds of their own: these times are
+reported. Last comes a search for the least workspace with which ours is as fast as torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROUNDS = 7
 
 
 def with_filters(table: LayerTable, filters: Sequence[Pair]) -> LayerTable:
-    """Only the layers whose filter is one of these (height, width). Raises ``InvalidInputError`` if there are none."""
+    """Keep only layers with a filter of these (height, width). Raises ``InvalidInputError`` if there are none."""
     layers = tuple(layer for layer in table.layers if (layer.problem.r, layer.problem.s) in filters)
     if not layers:
         there_are = sorted({(layer.problem.r, layer.problem.s) for layer in table.layers})
@@ -55,12 +55,12 @@ def compare_under_limits(
     machine: Machine | None = None,
     database: Database | None = None,
 ) -> Iterator[LimitsComparison]:
-    """Compare problem by problem, in the order of the table; yields all that is known after each of them.
+    """Compare problem by problem, in the order of the table. Yields all that is known after each problem.
 
     config: its workspace limit does not count. limits: bytes; no limit at all is always compared, too. rounds: samples
-    of each whole run. seconds: a problem is begun only if there is as much time left as the longest so far took; the
-    first one in any case. progress: called with what is being done and the fraction that is done. machine, database:
-    instead of this one, and of the file that the config names.
+    of each whole run. seconds: the first problem is always begun, a later one only if there is time for the longest so
+    far. progress: told what is being done and the fraction that is done. machine, database: used in place of this
+    machine and of the file that the config names.
 
     A problem that cannot be run is passed over, with its reason. Raises what ``tune`` raises, also on Ctrl-C.
     """
@@ -105,8 +105,10 @@ def _nothing_yet(
 def _measure(
     task: Task, config: Config, machine: Machine, database: Database | None, progress: Progress
 ) -> list[Measurement]:
-    """All that the config allows. What is divided may have beaten what is not, before that was measured: so whole
-    mini-batches are tuned once more among themselves.
+    """Measurements of all that the config allows.
+
+    Divided mini-batches may have beaten whole ones before these were measured. So whole ones are tuned once more, among
+    themselves.
     """
     measured: dict[MicroConfig, Measurement] = {}
     for policy, start, share in ((config.policy, 0.0, 0.7), (BatchSizePolicy.UNDIVIDED, 0.7, 0.1)):

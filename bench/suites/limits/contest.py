@@ -1,7 +1,7 @@
-"""The whole runs of one problem: who is best under each workspace limit, and how little makes ours as fast as torch.
+"""Runs one problem whole: who is best under each workspace limit, and how little makes ours as fast as torch.
 
-Which of the likely configurations it is, is decided by runs that are not reported: so that no winner is reported with
-the luck that made it win.
+The best of the likely configurations is found by runs that are not reported. So no winner is reported with the luck
+that made it win.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from mucudnn.tuning.choose import Outcome, baseline_of, choose, contenders
 from mucudnn.words.results import Configuration, Measurement, MicroConfig, Verification
 from mucudnn.words.task import Task
 
-_RIVALS = 3  # that are run whole under a limit: one sample can be all that was taken of a time
-_LIKELY = 1.1  # predictions of what may be as fast as torch: so much is within what sums of parts get wrong
+_RIVALS = 3  # run whole under a limit: a predicted time may be that of a single sample
+_LIKELY = 1.1  # a prediction this far above torch's time may be as fast: sums of parts are not exact
 
 Chosen = Mapping[int | None, Configuration | None]  # by limit
-Parts = tuple[MicroConfig, ...]  # what tells configurations apart: the same one may have two workspaces (``Undivided``)
+MicroConfigs = tuple[MicroConfig, ...]  # the key of a configuration, which may have two workspaces (``Undivided``)
 
 
 @dataclass(slots=True)
 class Contest:
-    """The whole runs of one problem. ``variants``: torch's, by name; ``rounds``: samples of each that is reported.
+    """Whole runs of one problem. ``variants``: torch's, by name; ``rounds``: samples of each that is reported.
 
     ``outcomes``: the runs against torch that decide who is the best under a limit.
     """
@@ -45,13 +45,13 @@ class Contest:
     rounds: int
     undivided: Undivided = field(init=False)
     operands: Operands = field(init=False)
-    outcomes: dict[Parts, Outcome] = field(default_factory=dict)
+    outcomes: dict[MicroConfigs, Outcome] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.undivided = Undivided.of(self.task, self.machine, self.measurements)
 
     def compare(self, known: LimitsComparison) -> ComparedProblem:
-        """Under every limit, and against the reference. Raises what torch raises, and those that were chosen."""
+        """Compare under every limit, and with the reference. Raises what torch's and the chosen runs raise."""
         rivals, ours = self._choose(known.limits)
         self.operands = random_operands(self.task.problem, self.task.batch_size, self.machine.device)
         times = self._time(rivals, ours)
@@ -65,7 +65,7 @@ class Contest:
         return ComparedProblem(self.task, torchs, tuple(under), same_time)
 
     def _choose(self, limits: Sequence[int | None]) -> tuple[Chosen, Chosen]:
-        """The rival's and our configuration under each limit, by whole runs that are all made in the same turns."""
+        """The rival's and our configuration under each limit, chosen by whole runs in the same turns."""
         n = self.task.batch_size
         rivals = {limit: self.undivided.within(limit, _RIVALS) for limit in limits}
         ours = {limit: contenders(self.measurements, n, limit) for limit in limits}
@@ -76,7 +76,7 @@ class Contest:
         )
 
     def _ours(self, limit_bytes: int | None) -> Configuration:
-        """As ``mucudnn tune`` chooses with this limit."""
+        """The configuration that ``mucudnn tune`` chooses with this limit."""
         return choose(replace(self.task, limit_bytes=limit_bytes), self.measurements, self._verify).configuration
 
     def _fastest(self, configurations: Sequence[Configuration]) -> Configuration | None:
@@ -84,15 +84,15 @@ class Contest:
         return min(times, key=lambda c: times[c], default=None)
 
     def _verify(self, task: Task, configurations: Sequence[Configuration]) -> Mapping[Configuration, Outcome]:
-        """Whole runs against torch, each configuration once."""
+        """Run configurations whole against torch, each of them once."""
         missing = {c.micro_configs: c for c in configurations if c.micro_configs not in self.outcomes}
         if missing:
             outcomes = self.machine.compare(task.problem, task.batch_size, [*missing.values()], keeps_workspace=True)
-            self.outcomes |= {parts: _outcome(o) for parts, o in zip(missing, outcomes, strict=True)}
+            self.outcomes |= {key: _outcome(o) for key, o in zip(missing, outcomes, strict=True)}
         return {c: self.outcomes[c.micro_configs] for c in configurations}
 
     def _time(self, rivals: Chosen, ours: Chosen) -> dict[Hashable, MedianTime]:
-        """Torch's variants, the rivals and ours, in turns: what runs in the same way is run once."""
+        """Time torch's variants, the rivals and ours in turns. What runs in the same way is run once."""
         contestants: dict[Hashable, Contestant] = {variant: self._torch(variant) for variant in self.variants}
         contestants |= {self._rival_key(c): self._rival(c) for c in rivals.values() if c is not None}
         contestants |= {_key(c): self._contestant(c) for c in ours.values() if c is not None}
@@ -100,11 +100,12 @@ class Contest:
         return dict(zip(contestants, times, strict=True))
 
     def _same_time(self, reference: str, torchs: Mapping[str, MedianTime], under: Sequence[UnderLimit]) -> SameTime:
-        """The least workspace of what has run as fast as the reference, in turns with it: first of the runs that there
-        are, then of the desirable set, which is bisected: time falls as workspace grows.
+        """The least workspace with which ours ran as fast as the reference, in turns with it.
+
+        The runs that there are come first. Then the desirable set is bisected: time falls as workspace grows.
         """
         runs = [one.ours for one in under if one.ours is not None and not one.ours.configuration.is_baseline]
-        if baseline := baseline_of(self.measurements, self.task.batch_size):  # needs what it allocates as a call
+        if baseline := baseline_of(self.measurements, self.task.batch_size):  # it needs what torch's call allocates
             runs.append(Run(replace(baseline, workspace_bytes=self._torch_bytes(TORCH)), torchs[TORCH]))
         fast = [run for run in runs if _is_as_fast(run.measured, torchs[reference])]
         found = min(fast, key=lambda run: run.workspace_bytes, default=None)
@@ -121,7 +122,7 @@ class Contest:
         return SameTime(self._torch_bytes(reference), found)
 
     def _smaller_and_likely(self, found: Run | None, reference: MedianTime) -> list[Configuration]:
-        """Of the desirable set, what needs less than ``found`` and may be as fast as the reference."""
+        """Desirable configurations that need less than ``found`` and may be as fast as the reference."""
         n = self.task.batch_size
         return [
             c
@@ -132,7 +133,7 @@ class Contest:
         ]
 
     def _torch_bytes(self, variant: str) -> int:
-        """What torch allocates beside its result, once it has found its engine."""
+        """Bytes that torch allocates beside its result, once it has found its engine."""
         torchs = self._torch(variant)
         peak = torchs.runner(partial(peak_allocated_bytes, torchs.call, self.machine.device))
         result = self.operands.written(self.task.problem.operation)
@@ -142,7 +143,7 @@ class Contest:
         return Contestant(partial(self.machine.run_torch, self.task.problem, self.operands), self.variants[variant])
 
     def _contestant(self, configuration: Configuration) -> Contestant:
-        """Torch's own runs where torch does, with the same choice of an engine."""
+        """The call of a configuration. Torch's own runs where torch does, with the same choice of an engine."""
         if configuration.is_baseline:
             return self._torch(TORCH)
         return Contestant(self.machine.whole_run(self.task.problem, configuration, self.operands))

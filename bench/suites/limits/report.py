@@ -1,10 +1,11 @@
-"""The comparison under workspace limits, told: a table and words for people, CSV and JSON for programs."""
+"""Report of the comparison under workspace limits: a table and words for people, CSV and JSON for programs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
+from typing import Any
 
 from rich.table import Table
 
@@ -23,21 +24,32 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.units import format_bytes
 
 
+def _ratio(value: float | None) -> str:
+    return "" if value is None else ratio(value)
+
+
+_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {  # heading -> key of the record, and how it is shown
+    "rival / ours, geometric mean": ("geometric_mean", _ratio),
+    "least": ("least", _ratio),
+    "most": ("most", _ratio),
+    "problems": ("problems", str),
+    "no rival within": ("without_rival", str),
+    "nothing of ours within": ("without_ours", str),
+}
+
+
 def limits_table(comparison: LimitsComparison) -> Table:
-    """Per limit: how much faster ours is than the best undivided rival, and how many problems have none."""
-    columns = ("rival / ours, geometric mean", "least", "most", "problems", "no rival within", "nothing of ours within")
+    """For each limit: how much faster ours is than the best undivided rival, and how many problems have none."""
     title = f"{comparison.source}, ours against the best undivided of {comparison.rivals}"
-    printed = new_table(title, ("workspace limit",), columns)
+    printed = new_table(title, ("workspace limit",), [*_COLUMNS])
     for limit in comparison.limits:
         row = _limit_record(comparison, limit)
-        ratios = (_ratio(row[key]) for key in ("geometric_mean", "least", "most"))
-        counts = (str(row[key]) for key in ("problems", "without_rival", "without_ours"))
-        printed.add_row(format_bytes(limit), *ratios, *counts)
+        printed.add_row(format_bytes(limit), *(shown(row[key]) for key, shown in _COLUMNS.values()))
     return printed
 
 
 def in_words(comparison: LimitsComparison) -> str:
-    """How much was done, the best limit, and the two comparisons with torch."""
+    """Tell how much was done, the best limit, and the two comparisons with torch."""
     done = f"{len(comparison.problems)} of {comparison.wanted} problems"
     lines = [done if comparison.is_complete else f"{done}: the others were not reached, or failed"]
     lines += [f"failed: {failed.task}: {failed.reason}" for failed in comparison.failed]
@@ -47,7 +59,7 @@ def in_words(comparison: LimitsComparison) -> str:
 
 
 def limits_record(comparison: LimitsComparison) -> Record:
-    """What ``mucudnn bench limits --json`` writes: the summary, and what it was made with."""
+    """The object that ``mucudnn bench limits --json`` writes: the summary, and what it was made with."""
     return {
         **record_header(comparison.config, comparison.environment, comparison.date),
         "source": comparison.source,
@@ -86,7 +98,7 @@ def _limit_record(comparison: LimitsComparison, limit_bytes: int | None) -> Reco
 
 
 def _workspace_record(comparison: LimitsComparison) -> Record:
-    """Theirs / ours; bytes below the floor count as the floor."""
+    """Ratios of workspaces, theirs / ours; bytes below the floor count as the floor."""
     same = [problem.same_time for problem in comparison.problems]
     ours = [one.ours.workspace_bytes for one in same if one.ours is not None]
     theirs = [one.theirs_bytes for one in same if one.ours is not None]
@@ -139,10 +151,6 @@ def _speedup_in_words(comparison: LimitsComparison) -> str:
     )
 
 
-def _ratio(value: float | None) -> str:
-    return "" if value is None else ratio(value)
-
-
 def _csv_rows(compared: ComparedProblem, reference: str) -> Iterator[Record]:
     same, task = compared.same_time, compared.task
     layer = task.name.removesuffix(f", {task.problem}")
@@ -161,7 +169,7 @@ def _csv_rows(compared: ComparedProblem, reference: str) -> Iterator[Record]:
 
 
 def _geometry(problem: ConvProblem) -> Record:
-    """Pairs in columns of their own."""
+    """Fields of the problem, pairs in two columns: ``padding_h``, ``padding_w``."""
     plain = {name: value for name, value in asdict(problem).items() if not isinstance(value, tuple)}
     pairs = {name: value for name, value in asdict(problem).items() if isinstance(value, tuple)}
     return plain | {f"{name}_{axis}": v for name, pair in pairs.items() for axis, v in zip("hw", pair, strict=True)}
@@ -177,7 +185,7 @@ def _under(under: UnderLimit) -> Record:
 
 
 def _run(name: str, run: Run | None) -> Record:
-    """Empty cells for what there is not."""
+    """Columns of one run; empty where there is none."""
     values = (
         (None,) * 5
         if run is None

@@ -1,4 +1,4 @@
-"""What a comparison under workspace limits finds: whole runs of each problem, and what they say together."""
+"""Result of a comparison under workspace limits: whole runs of each problem, and their means."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mucudnn.words.config import Config
 from mucudnn.words.results import Configuration
 from mucudnn.words.task import Task
 
-WITHIN = 0.02  # a time that is so much longer counts as the same
-FLOOR_BYTES = 2**20  # a ratio of workspaces counts less than this as this, or it would have no meaning at 0 bytes
+WITHIN = 0.02  # a time longer by this fraction counts as the same
+FLOOR_BYTES = 2**20  # the least that counts in a ratio of workspaces, which has no meaning at 0 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A configuration and its whole runs. ``configuration.time_s`` is what was predicted."""
+    """A configuration and its whole runs. ``configuration.time_s`` is the predicted time."""
 
     configuration: Configuration
     measured: MedianTime
@@ -36,10 +36,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class UnderLimit:
-    """One problem under one workspace limit, inclusive; None: no limit.
+    """One problem under one workspace limit, inclusive; ``None``: no limit.
 
-    rival: the best undivided one within the limit, None where there is none. ours: what mucudnn chooses within it, None
-    where nothing that it has is.
+    rival: the best undivided configuration within the limit. ours: the one that mucudnn chooses within it. Either is
+    ``None`` where nothing is within the limit.
     """
 
     limit_bytes: int | None
@@ -48,7 +48,7 @@ class UnderLimit:
 
     @property
     def gain(self) -> float | None:
-        """Rival / ours, in time: above 1, ours is faster. None where one of them is missing."""
+        """Rival / ours, in time: above 1, ours is faster. ``None`` where one of them is missing."""
         return None if self.rival is None or self.ours is None else self.rival.time_s / self.ours.time_s
 
 
@@ -56,7 +56,7 @@ class UnderLimit:
 class SameTime:
     """The workspace that torch takes, and the least with which ours is as fast, or slower by ``WITHIN``.
 
-    theirs_bytes: allocated while torch runs, beside its result. ours: None where nothing of ours was as fast.
+    theirs_bytes: allocated while torch runs, beside its result. ours: ``None`` where nothing of ours was as fast.
     """
 
     theirs_bytes: int
@@ -83,7 +83,7 @@ class ComparedProblem:
     same_time: SameTime
 
     def speedup_over(self, variant: str) -> float:
-        """Of what mucudnn chooses without a limit, over torch undivided."""
+        """Speedup of our choice without a limit over one of torch's variants, undivided."""
         ours = self.under[-1].ours
         assert ours is not None  # without a limit torch's own is among the choices
         return self.torch[variant].time_s / ours.time_s
@@ -91,7 +91,7 @@ class ComparedProblem:
 
 @dataclass(frozen=True, slots=True)
 class FailedProblem:
-    """One that could not be compared, with the reason in words."""
+    """A problem that could not be compared, with the reason in words."""
 
     task: Task
     reason: str
@@ -101,8 +101,8 @@ class FailedProblem:
 class LimitsComparison:
     """All problems that were reached, in their order; ``wanted`` is how many there are.
 
-    limits: ascending, None (no limit) last. reference: the torch variant whose time and workspace count: that with
-    torch's benchmark mode where there is one. rivals: what the undivided ones are, in words.
+    limits: ascending, ``None`` (no limit) last. reference: the torch variant whose time and workspace count, that in
+    benchmark mode where there is one. rivals: the word for the undivided ones.
     """
 
     source: str
@@ -126,7 +126,7 @@ class LimitsComparison:
         return tuple(self.problems[0].torch) if self.problems else (TORCH,)
 
     def under(self, limit_bytes: int | None) -> list[UnderLimit]:
-        """Every problem under this limit."""
+        """Results of every problem under this limit."""
         return list(self._under(limit_bytes))
 
     def gains(self, limit_bytes: int | None) -> list[float]:
@@ -135,7 +135,7 @@ class LimitsComparison:
 
     @property
     def best_limit(self) -> int | None:
-        """That with the largest mean gain; None where no limit has any."""
+        """The limit with the largest mean gain; ``None`` where no limit has any."""
         means = {limit: mean(self.gains(limit)) for limit in self.limits if limit is not None}
         known = {limit: gain for limit, gain in means.items() if gain is not None}
         return max(known, key=lambda limit: known[limit], default=None)
@@ -147,7 +147,7 @@ class LimitsComparison:
 
     @property
     def speedups(self) -> list[float]:
-        """Ours without a limit over the reference."""
+        """Speedups of ours without a limit over the reference."""
         return [problem.speedup_over(self.reference) for problem in self.problems]
 
     def _under(self, limit_bytes: int | None) -> Iterator[UnderLimit]:
@@ -155,5 +155,9 @@ class LimitsComparison:
 
 
 def mean(ratios: Sequence[float]) -> float | None:
-    """The geometric mean, in which a gain and an equal loss cancel; None of nothing."""
+    """The geometric mean, in which a gain and an equal loss cancel; ``None`` without a ratio.
+
+    >>> mean([2.0, 0.5])
+    1.0
+    """
     return geometric_mean(ratios) if ratios else None

@@ -1,9 +1,9 @@
-"""The rivals of micro-batches: whole mini-batches on one algorithm, the best that a workspace limit leaves.
+"""Finds and runs the rivals of micro-batches: whole mini-batches on one algorithm.
 
-Where a library offers algorithms, they are these: the fastest within a limit is what the library's own search with a
-cap would give. They run as torch runs them, straight into the new result, with the library's own workspace and nothing
-else: mucudnn's own call takes a temporary more for dw, which a rival must not pay for. Elsewhere they are all
-algorithms.
+Where a library offers algorithms, the rivals are these: the fastest within a limit is what the library's own search
+with a cap would give. They run as torch runs them: straight into the new result, with the library's own workspace and
+nothing else. Mucudnn's own call takes a temporary more for dw, which a rival must not pay for. Elsewhere all algorithms
+are rivals.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from mucudnn.words.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Undivided:
-    """Those of one task that were measured, fastest first, with the workspace that they need as rivals.
+    """Rivals of one task that were measured, fastest first, with the workspace that they need.
 
-    offered: by name, those that a library offers.
+    offered: those that a library offers, by name.
     """
 
     configurations: Sequence[Configuration]
@@ -35,7 +35,7 @@ class Undivided:
 
     @classmethod
     def of(cls, task: Task, machine: Machine, measurements: Sequence[Measurement]) -> Undivided:
-        """From measurements that the config allows."""
+        """Rivals among measurements that the config allows."""
         n = task.batch_size
         offered = dict(chain.from_iterable(s.undivided(task.problem, n).items() for s in machine.sources))
         rivals = [
@@ -46,12 +46,12 @@ class Undivided:
         return cls(sorted(rivals, key=lambda c: (c.time_s, c.workspace_bytes)), offered)
 
     def within(self, limit_bytes: int | None, most: int) -> list[Configuration]:
-        """The fastest within the limit, at most so many."""
+        """The fastest within the limit, at most ``most`` of them."""
         fitting = [c for c in self.configurations if limit_bytes is None or c.workspace_bytes <= limit_bytes]
         return fitting[:most]
 
     def of_library(self, configuration: Configuration) -> WholeBatch | None:
-        """Return what ``run_alone`` runs; None for what no library offers."""
+        """The rival that ``run_alone`` runs; ``None`` for what no library offers."""
         return self.offered.get(configuration.algorithms[0])
 
 

@@ -1,4 +1,4 @@
-"""Compares the peak of memory of training steps, torch and mucudnn.
+"""Compares peaks of memory in training steps, torch's and mucudnn's.
 
 Predicted peaks live in ``mucudnn/tracing``.
 """

@@ -1,4 +1,4 @@
-"""A training step of a model: its memory and its time, with torch's convolutions and with mucudnn's, in one run."""
+"""Measures memory and time of a model's training step with torch's convolutions and with mucudnn's, in one run."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def benchmark_memory(
 ) -> MemoryBenchmark:
     """Optimize copies of ``model`` and measure training steps on x: forward, the sum of the output, backward.
 
-    There is no optimizer: its time and memory are the same for all. x: (N, C, H, W). config: within the headroom, if
-    there is none. rounds: steps of each that are timed. runs: processes for each resident peak; 0: none, as always for
-    a model on CUDA. clock: what the timing of steps (not the tuning) reads; None: that of the model's device.
-    progress: as for ``tune``.
+    There is no optimizer: its time and memory are the same for all. x: (N, C, H, W). config: ``None``: within the
+    headroom. rounds: steps of each that are timed. runs: processes for each resident peak; 0: none, as always for a
+    model on CUDA. clock: clock of the steps (not of the tuning); ``None``: that of the model's device. progress: as for
+    ``tune``.
 
     Raises what ``optimize`` and ``compare_peaks_with`` raise, and whatever the model raises.
     """

@@ -1,4 +1,4 @@
-"""Memory and time of training steps, told: a table and words for people, a record for programs."""
+"""Report of memory and time of training steps: a table and words for people, a record for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mucudnn.words.units import format_bytes
 
 
 def memory_table(benchmark: MemoryBenchmark) -> Table:
-    """One row for torch and one for each variant of mucudnn. Ratios are to torch, speedups of the whole step."""
+    """A row for torch and one for each variant of mucudnn. Ratios are to torch, speedups are of the whole step."""
     first, n = benchmark.variants[0], benchmark.input_shape[0]
     columns = ("allocator peak", "ratio", "resident peak", "ratio", "step ms", "speedup")
     printed = new_table(f"{benchmark.name}, batch {n}: one training step", ("convolutions",), columns)
@@ -32,7 +32,7 @@ def memory_table(benchmark: MemoryBenchmark) -> Table:
 
 
 def in_words(benchmark: MemoryBenchmark) -> str:
-    """One line for each variant, and what was counted."""
+    """A line for each variant, and one that says what was counted."""
     lines = [
         f"{memory_bound(v.config)}: {v.peaks.allocator_ratio:.3f} of torch's memory, {ratio(v.step.speedup)} as fast"
         for v in benchmark.variants
@@ -44,7 +44,7 @@ def in_words(benchmark: MemoryBenchmark) -> str:
 
 
 def memory_record(benchmark: MemoryBenchmark) -> Record:
-    """What ``mucudnn bench memory --json`` writes; its ``config`` is that of the first variant."""
+    """The object that ``mucudnn bench memory --json`` writes; its ``config`` is that of the first variant."""
     return {
         **record_header(benchmark.variants[0].config, benchmark.environment, benchmark.date),
         "network": benchmark.name,
@@ -55,7 +55,7 @@ def memory_record(benchmark: MemoryBenchmark) -> Record:
 
 
 def _peak(size_bytes: int | None, to_torch: float | None) -> tuple[str, str]:
-    """Empty where it was not measured."""
+    """Cells of one peak; empty where it was not measured."""
     return ("", "") if size_bytes is None or to_torch is None else (format_bytes(size_bytes), f"{to_torch:.3f}")
 
 

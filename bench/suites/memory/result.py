@@ -13,7 +13,7 @@ from mucudnn.words.config import Config
 
 @dataclass(frozen=True, slots=True)
 class MemoryVariant:
-    """mucudnn with one bound of its workspaces, against torch. ``step``: seconds of a training step, in turns."""
+    """mucudnn with one bound on its workspaces, against torch. ``step``: seconds of a training step, in turns."""
 
     config: Config
     peaks: PeakComparison
@@ -22,7 +22,7 @@ class MemoryVariant:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBenchmark:
-    """``variants``: the one that was asked for, then a plain limit for contrast."""
+    """Variants of mucudnn: the one that was asked for, then one with a plain limit for contrast."""
 
     name: str
     input_shape: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""All convolutions of a network, torch's and mucudnn's in both memory formats, in turns in one run.
+"""Times all convolutions of a network, torch's and mucudnn's in both memory formats, in turns in one run.
 
-First both formats are tuned (from the database, where that has been done before), then each distinct convolution is
-measured once: every round runs torch and mucudnn in each format, so that a slow minute of the machine hits all of them,
+First both formats are tuned (from the database, where that has been done before). Then each distinct convolution is
+measured once. Every round runs torch and mucudnn in each format, so that a slow minute of the machine hits all of them,
 and the median over the rounds counts. Every call allocates the tensor that it returns, as a layer does. On CUDA torch
 runs in its benchmark mode, too.
 """
@@ -39,8 +39,8 @@ def benchmark_network(
 ) -> NetworkBenchmark:
     """Tune and measure every convolution of ``table``, in each of ``memory_formats``, on ``device`` (cpu or cuda).
 
-    rounds: samples of every call. clock: what the measuring (not the tuning) reads; default: that of the device.
-    progress: called with what is being done and the fraction that is done.
+    rounds: samples of every call. clock: clock of the measuring (not of the tuning); ``None``: that of the device.
+    progress: told what is being done and the fraction that is done.
 
     Raises what ``tune`` raises, and KeyboardInterrupt, by then with all measurements stored.
     """
@@ -59,7 +59,7 @@ def benchmark_network(
             report(f"{layer.name} {problem.operation}", 0.5 + index / len(wanted) / 2)
             tuned = {f: chosen[replace(problem, memory_format=f), layer.batch_size] for f in memory_formats}
             formats = _measure(tuned, variants, device, rounds, clock or machine.clock)
-            results.append(ProblemResult(layer.name, problem.operation, layer.count, formats))
+            results.append(ProblemResult(layer.names, problem.operation, layer.count, formats))
     return NetworkBenchmark(table.source, config, machine.environment, tuple(results), rounds)
 
 
@@ -79,7 +79,7 @@ def _measure(
     rounds: int,
     clock: Clock,
 ) -> dict[MemoryFormat, FormatResult]:
-    """Torch's calls and ours of one problem in every format, in turns."""
+    """Time torch's calls and ours of one problem in every format, in turns."""
     contestants = [one for chosen in tuned.values() for one in _contestants(chosen, variants, device)]
     times = iter(time_in_turns(contestants, rounds, clock))
     results = {}
@@ -90,7 +90,7 @@ def _measure(
 
 
 def _contestants(tuned: TunedProblem, variants: Mapping[str, Runner], device: str) -> list[Contestant]:
-    """Torch under each of its settings, then ours, on the same random tensors; each returns one that it allocates."""
+    """Torch under each of its settings, then ours, on the same random tensors; each allocates what it returns."""
     operands = training_operands(tuned.problem, tuned.batch_size, device)
     torchs = [Contestant(partial(run_torch, tuned.problem, operands), runner) for runner in variants.values()]
     ours = whole_run(tuned.problem, tuned.configuration, operands)

@@ -1,4 +1,4 @@
-"""Tells how all convolutions of a network compare: a table for people, a record for programs."""
+"""Report of a network's convolutions: a table for people, a record for programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mucudnn.tuning.result import left_out_in_words
 
 
 def network_table(benchmark: NetworkBenchmark) -> Table:
-    """Per layer and operation: torch's and mucudnn's times in every measured memory format; then totals."""
+    """Torch's and mucudnn's times of each layer and operation in every measured memory format; then totals."""
     formats = benchmark.memory_formats
     columns = ["count"]
     totals = [""]
@@ -43,7 +43,7 @@ def network_table(benchmark: NetworkBenchmark) -> Table:
 
 def _result_cells(result: ProblemResult) -> tuple[str, ...]:
     cells = [
-        short_name(result.layer),
+        short_name(result.names),
         str(result.operation),
         str(result.formats[result.best_format].tuned.configuration),
         str(result.count),
@@ -55,11 +55,11 @@ def _result_cells(result: ProblemResult) -> tuple[str, ...]:
 
 
 def network_record(benchmark: NetworkBenchmark) -> Record:
-    """What ``mucudnn bench network --json`` writes.
+    """The object that ``mucudnn bench network --json`` writes.
 
     ``configuration``, ``workspace_bytes`` and ``relative_error`` of a problem are those of ``memory_format``, the one
-    in which mucudnn is faster; ``formats`` has them, noise and predicted time for each. Torch's benchmark modes have
-    keys of their own, ``torch_benchmark_10_contiguous_s``, where they were measured.
+    in which mucudnn is faster. ``formats`` has them for each format, with noise and predicted time. Torch's benchmark
+    modes have keys of their own, ``torch_benchmark_10_contiguous_s``, where they were measured.
     """
     total: Record = {}
     for memory_format in benchmark.memory_formats:

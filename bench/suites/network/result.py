@@ -16,7 +16,7 @@ from mucudnn.words.problem import MemoryFormat, Operation
 
 @dataclass(frozen=True, slots=True)
 class FormatResult:
-    """One convolution in one memory format. The benchmark's own times; those of the tuning are in ``tuned``.
+    """One convolution in one memory format. The times are the benchmark's own; those of the tuning are in ``tuned``.
 
     torch_benchmarks: torch in its benchmark mode, by the names of ``torch_variants``; empty on the CPU.
     """
@@ -39,10 +39,15 @@ class FormatResult:
 class ProblemResult:
     """One operation of one layer, which occurs ``count`` times in the network."""
 
-    layer: str
+    names: tuple[str, ...]
     operation: Operation
     count: int
     formats: Mapping[MemoryFormat, FormatResult]
+
+    @property
+    def layer(self) -> str:
+        """All names, comma-separated."""
+        return ", ".join(self.names)
 
     @property
     def batch_size(self) -> int:
@@ -93,12 +98,15 @@ class NetworkBenchmark:
 
     @property
     def prediction_error(self) -> float:
-        """Median over all configurations of |predicted / measured - 1|: by now the machine may have another pace."""
+        """Median over all configurations of |predicted / measured - 1|.
+
+        The machine may have had another pace when the parts were measured.
+        """
         return median(abs(result.predicted_over_measured - 1) for result in self._results)
 
     @property
     def prediction_error_when_tuned(self) -> float:
-        """The same against the whole runs that followed the measuring of the parts, seconds later."""
+        """The same, against the whole runs that followed the measuring of the parts, seconds later."""
         return median(abs(r.tuned.configuration.time_s / r.tuned.time_s - 1) for r in self._results)
 
     @property

@@ -1,4 +1,4 @@
-"""Compares errors, ranges and the spread of NaN between algorithms.
+"""Compares the numbers that algorithms compute: errors, ranges, and how far NaN spreads.
 
 No time is measured here.
 """

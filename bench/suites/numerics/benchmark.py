@@ -1,4 +1,4 @@
-"""What differs from torch in the numbers: how far NaN and infinities spread, the range, small values beside large ones.
+"""Measures how results differ from torch's: the spread of NaN and infinities, the range, small beside large values.
 
 Each algorithm computes small convolutions, with images in which a difference shows: see ``AlgorithmNumerics``.
 """
@@ -27,8 +27,8 @@ from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
 OUTLIER = 1e6
-_OF_RANGE = 64  # in half precision the outlier is the largest number over this: sums of it must be finite
-_SMALL = 8  # subnormals are the smallest normal number over this, and have some bits left
+_OF_RANGE = 64  # in half precision the outlier is the largest number / 64: its sums must be finite
+_SMALL = 8  # subnormals are the smallest normal number / 8, and have some bits left
 
 
 def benchmark_numerics(
@@ -36,7 +36,7 @@ def benchmark_numerics(
     dtype: str = "float32",
     progress: Progress = silent,
 ) -> NumericsBenchmark:
-    """A row for each algorithm of the CPU and operation that it computes in this dtype."""
+    """Measure each algorithm of the CPU, on each of the operations that it computes in this dtype."""
     wanted = [case for operation in operations for case in _cases(operation, dtype)]
     rows = []
     for done, (name, problem) in enumerate(wanted):
@@ -46,7 +46,7 @@ def benchmark_numerics(
 
 
 def measure(name: str, problem: ConvProblem) -> AlgorithmNumerics:
-    """The algorithm of this name on ``SAMPLES`` samples of a problem that it supports."""
+    """Measure the algorithm of this name on ``SAMPLES`` samples of a problem that it supports."""
     operands = random_operands(problem, SAMPLES)
     run = partial(_run, name, problem)
     return AlgorithmNumerics(
@@ -63,13 +63,13 @@ def measure(name: str, problem: ConvProblem) -> AlgorithmNumerics:
 
 
 def geometries(operation: Operation, dtype: str = "float32") -> tuple[ConvProblem, ...]:
-    """The first for most algorithms, the others for those that it is too small or its filter not right for."""
+    """Problems to measure on. The first serves most algorithms, the others those that need a larger filter or image."""
     usual = ConvProblem(operation, c=8, h=16, w=16, k=8, r=3, s=3, padding=(1, 1), dtype=dtype)
     return usual, replace(usual, r=5, s=5, padding=(2, 2)), replace(usual, h=40, w=40)
 
 
 def with_pixel(problem: ConvProblem, operands: Operands, value: float) -> Operands:
-    """The operands with this value as the pixel of the image."""
+    """Put this value into the operands as the pixel of the image."""
     image = _image(problem, operands).clone()
     _, _, height, width = image.shape
     of_filter = problem.operation is Operation.BACKWARD_FILTER
@@ -79,7 +79,7 @@ def with_pixel(problem: ConvProblem, operands: Operands, value: float) -> Operan
 
 
 def dependent_results(problem: ConvProblem, operands: Operands) -> Tensor:
-    """Where the operands hold a number other than zero, whether it has a part in each result, by the definition."""
+    """Mark the results in which a nonzero number of the operands has a part, by the definition."""
     parts = Operands(*((tensor != 0).to(tensor.dtype) for tensor in (operands.x, operands.w, operands.y)))
     return _exact(problem, parts) != 0
 
@@ -138,4 +138,4 @@ def _outlier_error(problem: ConvProblem, operands: Operands, run: Callable[[Oper
 def _keeps_subnormals(problem: ConvProblem, operands: Operands, run: Callable[[Operands], Tensor]) -> bool:
     small = torch.finfo(torch_dtype(problem)).smallest_normal / _SMALL
     tiny = _with_image(problem, operands, _image(problem, operands) * small)
-    return relative_l2_error(run(tiny), _exact(problem, tiny)) < 0.5  # of zeros it is 1
+    return relative_l2_error(run(tiny), _exact(problem, tiny)) < 0.5  # zeros have an error of 1

@@ -1,8 +1,8 @@
-"""What differs from torch in the numbers, told: a table for people, CSV and JSON for programs."""
+"""Report of the numerics benchmark: a table for people, CSV and JSON for programs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from rich.table import Table
@@ -12,21 +12,30 @@ from mucudnn.bench.report.tables import new_table
 from mucudnn.bench.suites.numerics.result import SAMPLES, AlgorithmNumerics, NumericsBenchmark
 from mucudnn.words.torch_settings import TORCHS_OWN
 
+_COLUMNS: Mapping[str, Callable[[AlgorithmNumerics], str]] = {
+    "NaN spoils": lambda row: f"{row.nan_results:,}",
+    "Inf spoils": lambda row: f"{row.inf_results:,}",
+    "largest": lambda row: f"{row.largest:.0e}",
+    "error beside outlier": lambda row: f"{row.outlier_error:.0e}",
+    "subnormals": lambda row: "kept" if row.keeps_subnormals else "lost",
+    "relative error": lambda row: f"{row.relative_error:.0e}",
+    "strict": lambda row: "yes" if row.local else "no",
+}
+
 
 def numerics_table(benchmark: NumericsBenchmark) -> Table:
     """A line for each algorithm and geometry, a section for each geometry; cells have a value for each operation."""
-    columns = ("NaN spoils", "Inf spoils", "largest", "error beside outlier", "subnormals", "relative error", "strict")
     operations = " / ".join(dict.fromkeys(row.problem.operation for row in benchmark.rows))
-    printed = new_table(f"beside torch's own ({TORCHS_OWN}): {operations}", ("algorithm", "filter, image"), columns)
+    printed = new_table(f"beside torch's own ({TORCHS_OWN}): {operations}", ("algorithm", "filter, image"), [*_COLUMNS])
     for (name, geometry), rows in _by_line(benchmark).items():
         if name == TORCHS_OWN:
             printed.add_section()
-        printed.add_row(name, geometry, *_cells(rows))
+        printed.add_row(name, geometry, *(_joined([*map(cell, rows)]) for cell in _COLUMNS.values()))
     return printed
 
 
 def in_words(benchmark: NumericsBenchmark) -> str:
-    """How it was computed, and what the columns are."""
+    """Tell how it was computed, and what the columns are."""
     problem = benchmark.rows[0].problem
     return (
         f"{SAMPLES} samples, {problem.c} channels to {problem.k}, stride 1, output as large as the image; "
@@ -40,7 +49,7 @@ def in_words(benchmark: NumericsBenchmark) -> str:
 
 
 def numerics_record(benchmark: NumericsBenchmark) -> Record:
-    """What ``mucudnn bench numerics --json`` writes."""
+    """The object that ``mucudnn bench numerics --json`` writes."""
     return {
         **origin(benchmark.environment, benchmark.date),
         "samples": SAMPLES,
@@ -49,12 +58,12 @@ def numerics_record(benchmark: NumericsBenchmark) -> Record:
 
 
 def numerics_rows(benchmark: NumericsBenchmark) -> list[Record]:
-    """One for each row, for a CSV file, the problem's fields in columns of their own."""
+    """Lines of the CSV file: one for each result, the problem's fields in columns of their own."""
     return [_flat(row) for row in benchmark.rows]
 
 
 def _by_line(benchmark: NumericsBenchmark) -> dict[tuple[str, str], list[AlgorithmNumerics]]:
-    """(algorithm, geometry) -> the rows of its operations."""
+    """(algorithm, geometry) -> the results of its operations."""
     lines: dict[tuple[str, str], list[AlgorithmNumerics]] = {}
     for row in benchmark.rows:
         problem = row.problem
@@ -63,21 +72,8 @@ def _by_line(benchmark: NumericsBenchmark) -> dict[tuple[str, str], list[Algorit
     return lines
 
 
-def _cells(rows: Sequence[AlgorithmNumerics]) -> Iterator[str]:
-    columns = (
-        (f"{row.nan_results:,}" for row in rows),
-        (f"{row.inf_results:,}" for row in rows),
-        (f"{row.largest:.0e}" for row in rows),
-        (f"{row.outlier_error:.0e}" for row in rows),
-        ("kept" if row.keeps_subnormals else "lost" for row in rows),
-        (f"{row.relative_error:.0e}" for row in rows),
-        ("yes" if row.local else "no" for row in rows),
-    )
-    return (_joined([*column]) for column in columns)
-
-
 def _joined(values: Sequence[str]) -> str:
-    """Once, if they are all the same."""
+    """The values, joined; a single one if all are the same."""
     return values[0] if len({*values}) == 1 else " / ".join(values)
 
 

@@ -15,14 +15,15 @@ SAMPLES = 2  # with one alone torch takes another backend for such small images
 class AlgorithmNumerics:
     """One algorithm on one problem.
 
-    The *image* is x, or dy of BACKWARD_DATA; the *pixel* is one element of its first sample: in the middle, but for
-    BACKWARD_FILTER in the last corner, which some elements of the filter never meet. The results are what the operation
-    writes. local: as the algorithm declares it.
-    nan_results, inf_results: results that are not finite where the pixel is NaN, or infinite.
-    largest: magnitude, a power of two, of the largest element of a random image up to which all results are finite.
+    The *image* is x, or dy for BACKWARD_DATA. The *pixel* is one element of its first sample. It is in the middle; for
+    BACKWARD_FILTER it is in the last corner, which some elements of the filter never meet. The *results* are what the
+    operation writes.
+
+    local: as the algorithm declares it. nan_results, inf_results: number of results that are not finite where the pixel
+    is NaN, or infinite. largest: largest power of two up to which the elements of a random image give finite results.
     outlier_error: largest error of a result that the pixel has no part in, where it is ``OUTLIER`` among ones.
-    keeps_subnormals: whether results of a random image of subnormals are right, rather than zero.
-    relative_error: L2, against float64, of random normal numbers.
+    keeps_subnormals: whether an image of subnormals gives right results, rather than zeros. relative_error: L2, against
+    float64, for random normal numbers.
     """
 
     algorithm: str
@@ -38,7 +39,7 @@ class AlgorithmNumerics:
 
 @dataclass(frozen=True, slots=True)
 class NumericsBenchmark:
-    """AlgorithmNumericss by operation and geometry, torch's own first in each."""
+    """Results by operation and geometry, torch's own first in each."""
 
     rows: tuple[AlgorithmNumerics, ...]
     environment: Environment

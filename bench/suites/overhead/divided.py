@@ -1,9 +1,11 @@
-"""``python -m mucudnn.bench.suites.overhead.divided``: what a divided call costs beyond the steps of its micro-batches.
+"""``python -m mucudnn.bench.suites.overhead.divided``: times a divided call beyond the steps of its micro-batches.
 
-A call of eight equal micro-batches is timed against the same eight steps of the algorithm alone, on the same slices:
-both several times in a row in a CUDA graph, so that nothing but the device is timed, and called from Python. What the
-call has beyond the steps is the workspace, what is opened and closed once, and the bookkeeping of Python. A step of
-BACKWARD_FILTER has the addition of its dw to the sum. Not run on a GPU yet.
+A call of eight equal micro-batches is timed against the same eight steps of the algorithm alone, on the same slices.
+Both are called from Python. On CUDA both are also replayed from a CUDA graph, several times in a row, so that only the
+device is timed.
+
+Beyond the steps, a call has the workspace, what is opened and closed once, and the bookkeeping in Python. A step of
+BACKWARD_FILTER contains the addition of its dw to the sum. Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from mucudnn.bench.report.export import write_json
 from mucudnn.bench.report.records import Record, origin
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.registry import algorithm, sources
+from mucudnn.running.checked_run import run
 from mucudnn.running.environment import current_environment
-from mucudnn.running.execution import run
 from mucudnn.terminal.command_files import OutputFile
 from mucudnn.terminal.console import ModuleCommand, output
 from mucudnn.words.errors import UnavailableError
@@ -33,7 +35,7 @@ from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
 MICRO_BATCHES = 8
-COPIES = 10  # in a row in one graph, so that starting the graph weighs little
+COPIES = 10  # calls in a row in one graph, so that starting the graph weighs little
 ROUNDS = 31
 _GEOMETRY = ConvProblem(Operation.FORWARD, 64, 28, 28, 64, 3, 3, padding=(1, 1))
 MICRO_BATCH_SIZES = {"cuda": {"small": 1, "large": 64}, "cpu": {"small": 1, "large": 2}}
@@ -42,9 +44,10 @@ _ON_CPU = "gemm"
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """One problem, divided. ``in_graph``: replayed from a CUDA graph instead of called from Python.
+    """Times of one divided problem. ``in_graph``: replayed from a CUDA graph instead of called from Python.
 
-    call_s, steps_s: seconds of one call of all micro-batches, and of their steps alone: medians over the rounds.
+    call_s, steps_s: seconds of one call of all micro-batches, and of their steps alone. They are medians over the
+    rounds.
     """
 
     size: str
@@ -61,11 +64,11 @@ class Overhead:
 
 
 def measure_overheads(device: str, rounds: int = ROUNDS, clock: Clock | None = None) -> Iterator[Overhead]:
-    """Every operation of a small and a large problem, each as soon as it is measured; in graphs only on CUDA.
+    """Measure every operation of a small and a large problem, in graphs only on CUDA. Yields each when it is measured.
 
     clock: ``None``: a wall clock. Raises ``UnavailableError`` for a device that is not there.
     """
-    current_environment(device)  # which says what is missing
+    current_environment(device)  # raises with what is missing
     clock = clock or wall_clock(device)
     for size, n in MICRO_BATCH_SIZES[device].items():
         for operation in Operation:
@@ -99,13 +102,13 @@ def _times(
 
 
 def _call(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -> Callable[[], None]:
-    """The divided call, as a configuration runs it."""
+    """A divided call, as a configuration runs it."""
     configuration = Configuration((MicroConfig(chosen.name, n),) * MICRO_BATCHES, time_s=0.0, workspace_bytes=0)
     return lambda: run(problem, configuration, operands.x, operands.w, operands.y)
 
 
 def _steps(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -> Callable[[], None]:
-    """The steps alone, opened beforehand."""
+    """A call of the steps alone, opened beforehand."""
     needed = chosen.workspace(problem, n)
     prepared, scratch = (
         torch.empty(size, dtype=torch.uint8, device=operands.x.device)
@@ -121,7 +124,7 @@ def _steps(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) 
 
 
 def _captured(work: Callable[[], None]) -> Callable[[], None]:
-    """``COPIES`` of it in a CUDA graph: a call replays them. It is run once before, to build what is kept."""
+    """A call that replays ``COPIES`` of the work from a CUDA graph. The work is run once before, to build caches."""
     work()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -131,7 +134,7 @@ def _captured(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def overhead_record(overheads: list[Overhead], device: str) -> Record:
-    """What ``--json`` writes."""
+    """The object that ``--json`` writes."""
     rows = [{**asdict(each), "per_micro_batch_s": each.per_micro_batch_s} for each in overheads]
     return {
         **origin(current_environment(device), datetime.now(UTC)),
@@ -145,7 +148,7 @@ def overhead_record(overheads: list[Overhead], device: str) -> Record:
 @click.option("--rounds", type=click.IntRange(min=1), default=ROUNDS, show_default=True, help="Samples of each.")
 @click.option("--json", "json_file", type=OutputFile(), help="Write them here, too.")
 def main(device: str, rounds: int, json_file: Path | None) -> None:
-    """What a divided call costs for each of its eight micro-batches, beyond their steps."""
+    """Measure what a divided call costs for each of its eight micro-batches, beyond their steps."""
     console, done = output(), list[Overhead]()
     for each in measure_overheads(device, rounds):
         done.append(each)

@@ -1,8 +1,8 @@
-"""``python -m mucudnn.bench.suites.overhead.operator``: what mucudnn costs where there is nothing to gain.
+"""``python -m mucudnn.bench.suites.overhead.operator``: times mucudnn where there is nothing to gain.
 
-The calls are those of a tiny convolution, 1x8x8x8 with 8 filters of 3x3: torch's, and ``mucudnn.Conv2d`` untuned,
-as it is tuned, and made to run an algorithm of ours. The start is a new process up to its first tuned convolution, with
-all measurements in the database.
+The calls are those of a tiny convolution, 1x8x8x8 with 8 filters of 3x3: torch's, and those of ``mucudnn.Conv2d``:
+untuned, tuned, and made to run one of our algorithms. The start is a new process up to its first tuned convolution,
+with all measurements in the database.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ model(x)
 
 
 def call_overheads_s() -> dict[str, float]:
-    """Seconds of a call beyond those of ``torch.nn.functional.conv2d``: medians of rounds in turns."""
+    """Seconds that a call takes beyond ``torch.nn.functional.conv2d``: medians of rounds in turns."""
     x = torch.randn(1, 8, 8, 8)
     untuned = mucudnn.Conv2d(8, 8, 3, padding=1)
     with tempfile.TemporaryDirectory() as folder:

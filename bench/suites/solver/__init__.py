@@ -1,4 +1,4 @@
-"""Times the solvers on made-up networks of known size.
+"""Times the solvers on made-up measurements of known size.
 
 No convolution is run here.
 """

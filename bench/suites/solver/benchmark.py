@@ -1,7 +1,7 @@
-"""How long the solvers take, on made-up measurements.
+"""Times the solvers on made-up measurements, each time beside its bar.
 
-The fronts of every batch size at once, with setup costs and prepared bytes, and the division of one budget over the
-problems of a network. Each time stands beside its bar.
+There are the fronts of every batch size at once, with setup costs and prepared bytes, and the division of one budget
+over the problems of a network.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from mucudnn.words.results import Configuration, Measurement, MicroConfig
 
 ROUNDS = 5
 ALGORITHMS = 8
-BUDGETS = (0.02, 0.1, 0.3, 0.6)  # of the way from the smallest feasible budget to the largest that changes anything
+BUDGETS = (0.02, 0.1, 0.3, 0.6)  # between the smallest feasible budget (0) and the largest that matters (1)
 
 Options = dict[str, list[Configuration]]
 
 
 def benchmark_solvers() -> SolverBenchmark:
-    """All rows; a first call of each solver is not counted, since it loads what it needs."""
+    """Time all solvers. A first call of each is not counted, since it loads what it needs."""
     rows = (
         time_front(256, bar_s=0.1),
         time_front(1024, bar_s=1.0),
@@ -45,7 +45,7 @@ def time_front(batch_size: int, bar_s: float) -> SolverTime:
 
 
 def time_division(problems: int, configurations: int, bar_s: float) -> SolverTime:
-    """The rounds are different networks, each with every budget."""
+    """Time workspace division. The rounds are different networks, each with every budget."""
     solve_wd(made_up_options(problems, configurations, seed=0), 2**30)
     times = []
     for seed in range(1, ROUNDS + 1):
@@ -55,7 +55,10 @@ def time_division(problems: int, configurations: int, bar_s: float) -> SolverTim
 
 
 def made_up_measurements(batch_size: int) -> list[Measurement]:
-    """Algorithms that are the faster, the more setup, prepared bytes and scratch they need; steps are nearly linear."""
+    """Measurements of algorithms that are the faster, the more setup, prepared bytes and scratch they need.
+
+    Steps are nearly linear in the micro-batch size.
+    """
     source = random.Random(0)
     rows = []
     for number in range(ALGORITHMS):
@@ -69,7 +72,7 @@ def made_up_measurements(batch_size: int) -> list[Measurement]:
 
 
 def made_up_options(problems: int, configurations: int, seed: int) -> Options:
-    """Problems of very different sizes, in each of which more workspace mostly helps, and helps less and less."""
+    """Options of problems of very different sizes. More workspace mostly helps, and helps less and less."""
     source = random.Random(seed)
     options: Options = {}
     for problem in range(problems):
@@ -87,7 +90,7 @@ def made_up_options(problems: int, configurations: int, seed: int) -> Options:
 
 
 def budgets(options: Options) -> list[int]:
-    """Bytes, from tight to ample."""
+    """Budgets in bytes, from tight to ample."""
     workspaces = [[c.workspace_bytes for c in configurations] for configurations in options.values()]
     least, most = sum(map(min, workspaces)), sum(map(max, workspaces))
     return [least + int(share * (most - least)) for share in BUDGETS]

@@ -1,4 +1,4 @@
-"""Tells how fast the solvers are: a record for programs."""
+"""Report of the solver benchmark: a record for programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mucudnn.bench.suites.solver.result import SolverBenchmark
 
 
 def solver_record(benchmark: SolverBenchmark) -> Record:
-    """What ``mucudnn bench solver --json`` writes; ``program`` is what harder divisions were solved with."""
+    """The object that ``mucudnn bench solver --json`` writes; ``program`` is the solver of harder divisions."""
     return {
         **origin(benchmark.environment, benchmark.date),
         "program": benchmark.program,

@@ -11,7 +11,7 @@ from mucudnn.words.units import format_seconds
 
 @dataclass(frozen=True, slots=True)
 class SolverTime:
-    """The median and the slowest of the rounds, and the bar for the median. Seconds."""
+    """Median and slowest time of a solver, and the bar for the median. Seconds."""
 
     what: str
     median_s: float
@@ -25,7 +25,7 @@ class SolverTime:
 
 @dataclass(frozen=True, slots=True)
 class SolverBenchmark:
-    """Printable. ``program``: what solves divisions that the search alone does not get through."""
+    """Times that can be printed. ``program``: the solver of divisions that the search alone does not get through."""
 
     rows: tuple[SolverTime, ...]
     program: str

@@ -1,4 +1,4 @@
-"""Training steps of a network: torch, torch searching for the best algorithms, and mucudnn; time and peak memory.
+"""Measures training steps of a network: torch, torch in its benchmark mode, and mucudnn; time and peak memory.
 
 A step is forward pass, loss, backward pass and stochastic gradient descent with momentum. The variants of one precision
 and memory format take turns in one run, each in a thread of its own (see ``own_thread``).
@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from itertools import islice, product
 
 import torch
@@ -23,8 +22,16 @@ from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
 from mucudnn.bench.measure.rounds import sample_in_rounds
 from mucudnn.bench.measure.synchronized_clock import wall_clock
 from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
-from mucudnn.bench.suites.training.precision import PRECISIONS, Precision
-from mucudnn.bench.suites.training.training import Batch, Trainee, labelled_batches
+from mucudnn.bench.suites.training.result import (
+    PRECISIONS,
+    VARIANTS,
+    Precision,
+    Setting,
+    StepCost,
+    Variant,
+    VariantResult,
+)
+from mucudnn.bench.suites.training.trainee import Batch, Trainee, labelled_batches
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError, MucudnnError, first_line
@@ -33,62 +40,15 @@ from mucudnn.words.progress import Progress, silent
 from mucudnn.words.torch_settings import rounding_to_tf32, searching
 
 ROUNDS = 9
-_RULE = replace(EVERY_ROUND, sample_s=0.25)  # short steps follow each other, as in training: no step is waited for
-
-
-class Variant(StrEnum):
-    """``TORCH_BENCHMARK``: torch in its benchmark mode, which times up to ten engines of its library."""
-
-    TORCH = "torch"
-    TORCH_BENCHMARK = "torch-benchmark"
-    MUCUDNN = "mucudnn"
-
-
-VARIANTS = {"cuda": tuple(Variant), "cpu": (Variant.TORCH, Variant.MUCUDNN)}
+_RULE = replace(EVERY_ROUND, sample_s=0.25)  # short steps follow each other as in training: none is waited for
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What the variants of one group have in common. device: ``cpu`` or ``cuda``."""
+class TrainingOptions:
+    """Options of measuring.
 
-    network: str
-    batch_size: int
-    device: str
-    precision: Precision
-    memory_format: MemoryFormat
-
-    @property
-    def autocast(self) -> torch.dtype | None:
-        return torch.bfloat16 if self.precision is Precision.BFLOAT16 else None
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """Seconds of a step (median over the rounds), their IQR / median, and the most bytes of torch's allocator that it
-    has in use at once, on top of parameters, optimizer and batch.
-    """
-
-    time_s: float
-    noise: float
-    peak_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingCell:
-    """One variant in one setting. cost: ``None`` where ``failure`` says why there is none."""
-
-    setting: Setting
-    variant: Variant
-    cost: StepCost | None
-    failure: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Course:
-    """How to measure.
-
-    rounds: samples of each variant, of a step or several. seconds: once they are over, no further precision or memory
-    format is begun; ``None``: all are. clock: what times the steps (not the tuning); ``None``: a wall clock.
+    rounds: samples of each variant; a sample has one step or several. seconds: once they are over, no further precision
+    or memory format is begun; ``None``: all are. clock: clock of the steps (not of the tuning); ``None``: a wall clock.
     """
 
     config: Config = field(default_factory=Config)
@@ -107,21 +67,21 @@ def measure_training(
     device: str = "cpu",
     precisions: Sequence[Precision] | None = None,
     memory_formats: Sequence[MemoryFormat] = tuple(MemoryFormat),
-    course: Course | None = None,
-) -> Iterator[tuple[TrainingCell, ...]]:
-    """The variants' cells, one precision and memory format after the other, each as soon as it is measured.
+    options: TrainingOptions | None = None,
+) -> Iterator[tuple[VariantResult, ...]]:
+    """Measure the variants, one precision and memory format after the other. Yields each group when it is measured.
 
-    model: on the CPU, left as it is; of x: (N, *input_shape) it makes scores (N, classes) of ten classes or more.
-    precisions: ``None``: all that the device has. A variant that fails has a cell with the reason, and so has what the
-    time did not suffice for.
+    model: on the CPU, left as it is; it turns x: (N, *input_shape) into scores (N, classes) of ten classes or more.
+    precisions: ``None``: all that the device has. A variant that fails has a result with the reason, and so has what
+    the time did not suffice for.
 
     Raises ``InvalidInputError`` for a precision that the device does not have.
     """
-    course = course or Course()
+    options = options or TrainingOptions()
     asked = _known(precisions, device)
     settings = [Setting(network, batch_size, device, *pair) for pair in product(asked, memory_formats)]
     (batch,) = labelled_batches(1, batch_size, input_shape)
-    return _measured(settings, model, batch, course)
+    return _measured(settings, model, batch, options)
 
 
 def _known(precisions: Sequence[Precision] | None, device: str) -> Sequence[Precision]:
@@ -133,37 +93,37 @@ def _known(precisions: Sequence[Precision] | None, device: str) -> Sequence[Prec
 
 
 def _measured(
-    settings: Sequence[Setting], model: nn.Module, batch: Batch, course: Course
-) -> Iterator[tuple[TrainingCell, ...]]:
+    settings: Sequence[Setting], model: nn.Module, batch: Batch, options: TrainingOptions
+) -> Iterator[tuple[VariantResult, ...]]:
     begun_s = time.monotonic()
     for index, setting in enumerate(settings):
-        course.progress(f"{setting.network} {setting.precision} {setting.memory_format}", index / len(settings))
-        if course.seconds is not None and time.monotonic() - begun_s > course.seconds:
-            reason = f"not begun: the {course.seconds:g} s were over"
-            yield tuple(TrainingCell(setting, variant, None, reason) for variant in VARIANTS[setting.device])
+        options.progress(f"{setting.network} {setting.precision} {setting.memory_format}", index / len(settings))
+        if options.seconds is not None and time.monotonic() - begun_s > options.seconds:
+            reason = f"not begun: the {options.seconds:g} s were over"
+            yield tuple(VariantResult(setting, variant, None, reason) for variant in VARIANTS[setting.device])
         else:
-            yield _measure(setting, model, batch, course)
+            yield _measure(setting, model, batch, options)
 
 
-def _measure(setting: Setting, model: nn.Module, batch: Batch, course: Course) -> tuple[TrainingCell, ...]:
+def _measure(setting: Setting, model: nn.Module, batch: Batch, options: TrainingOptions) -> tuple[VariantResult, ...]:
     with ExitStack() as stack:
         stack.enter_context(_rounding(setting))
-        clock = course.clock or wall_clock(setting.device)
+        clock = options.clock or wall_clock(setting.device)
         contestants = [
             _Contestant(setting, variant, clock, stack.enter_context(OwnThread(setting.device)))
             for variant in VARIANTS[setting.device]
         ]
         for contestant in contestants:
-            contestant.prepare(model, batch, course.config)
+            contestant.prepare(model, batch, options.config)
         timers = [contestant.timer for contestant in contestants if contestant.timer is not None]
-        for _ in islice(sample_in_rounds(timers), course.rounds):
+        for _ in islice(sample_in_rounds(timers), options.rounds):
             pass
-        return tuple(contestant.cell() for contestant in contestants)
+        return tuple(contestant.result() for contestant in contestants)
 
 
 @dataclass(slots=True, eq=False)
 class _Contestant:
-    """A variant while it is measured: after a failure, which is kept, it does nothing more."""
+    """A variant while it is measured. After a failure, which is kept, it does nothing more."""
 
     setting: Setting
     variant: Variant
@@ -174,37 +134,38 @@ class _Contestant:
     failure: str = ""
 
     def prepare(self, model: nn.Module, batch: Batch, config: Config) -> None:
-        """Build, tune, warm up and take the peak memory. It is tuned in the caller's thread, which Ctrl-C reaches."""
+        """Build, tune, warm up and take the peak memory. Tuning runs in the caller's thread, which Ctrl-C reaches."""
         try:
             step = self._step(model, batch, config)
             self.peak_bytes = self.thread.call(allocator_peak_bytes, step, self.setting.device)
-        except (MucudnnError, RuntimeError, MemoryError) as error:  # lack of memory is one of these
+        except (MucudnnError, RuntimeError, MemoryError) as error:  # lack of memory is among them
             self.failure = first_line(error)
         else:
             self.timer = Timer(step, self.clock, _RULE, runner=self.thread.call)
 
-    def cell(self) -> TrainingCell:
+    def result(self) -> VariantResult:
         if self.timer is None:
-            return TrainingCell(self.setting, self.variant, None, self.failure)
+            return VariantResult(self.setting, self.variant, None, self.failure)
         if self.timer.error is not None:
-            return TrainingCell(self.setting, self.variant, None, first_line(self.timer.error))
+            return VariantResult(self.setting, self.variant, None, first_line(self.timer.error))
         cost = StepCost(self.timer.median_s, self.timer.noise, self.peak_bytes)
-        return TrainingCell(self.setting, self.variant, cost)
+        return VariantResult(self.setting, self.variant, cost)
 
     def _step(self, model: nn.Module, batch: Batch, config: Config) -> Callable[[], None]:
-        """A training step, after which there are no gradients, as before it."""
+        """A training step that leaves no gradients, as it finds none."""
         setting = self.setting
+        autocast = torch.bfloat16 if setting.precision is Precision.BFLOAT16 else None
         torch_format = TORCH_FORMATS[setting.memory_format]
         own = copy.deepcopy(model).to(setting.device, memory_format=torch_format)  # type: ignore[call-overload]
         images, labels = _on_device(batch, setting)
         if self.variant is Variant.MUCUDNN:
-            with torch.autocast(setting.device, setting.autocast, enabled=setting.autocast is not None):
+            with torch.autocast(setting.device, autocast, enabled=autocast is not None):
                 own = mucudnn.optimize(own, images, config)
         trainee = Trainee(own)
 
         def step() -> None:
             with searching(self.variant is Variant.TORCH_BENCHMARK):
-                trainee.learn(images, labels, setting.autocast)
+                trainee.learn(images, labels, autocast)
             trainee.optimizer.zero_grad()
 
         return step
@@ -218,10 +179,7 @@ def _on_device(batch: Batch, setting: Setting) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def _rounding(setting: Setting) -> Iterator[None]:
-    """Float32 is rounded to TF32 or not, by convolutions and by matrix products; other precisions leave both alone.
-
-    By torch's older switches: after the newer ones are used, torch refuses to read the older.
-    """
+    """Round float32 to TF32 or not, in convolutions and in matrix products. Other precisions leave both alone."""
     if setting.device == "cpu" or setting.precision is Precision.BFLOAT16:
         yield
         return

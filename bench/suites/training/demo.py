@@ -1,4 +1,4 @@
-"""``make demo``: tune AlexNet's convolutions, then train AlexNet with torch's and with mucudnn's, side by side."""
+"""``make demo``: tunes AlexNet's convolutions, then trains AlexNet with torch's and with mucudnn's, side by side."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from mucudnn.bench.sources.layers import load_source
 from mucudnn.bench.sources.networks import INPUT_SHAPE, build
 from mucudnn.bench.sources.table_tuning import tune_table
 from mucudnn.bench.suites.training.demo_report import training_table
-from mucudnn.bench.suites.training.training import labelled_batches, train_in_turns
+from mucudnn.bench.suites.training.side_by_side import train_in_turns
+from mucudnn.bench.suites.training.trainee import labelled_batches
 from mucudnn.running.environment import current_environment
 from mucudnn.terminal.console import output, progress_bar
 from mucudnn.words.config import Config

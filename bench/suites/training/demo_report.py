@@ -1,11 +1,11 @@
-"""Tells how two trainings compare."""
+"""Report of the demo: a table of two trainings."""
 
 from __future__ import annotations
 
 from rich.table import Table
 
 from mucudnn.bench.report.tables import milliseconds, new_table, ratio
-from mucudnn.bench.suites.training.training import TrainingComparison
+from mucudnn.bench.suites.training.side_by_side import TrainingComparison
 
 
 def training_table(comparison: TrainingComparison) -> Table:

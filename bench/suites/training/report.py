@@ -1,26 +1,33 @@
-"""Training steps, told: a table for people, CSV and JSON for programs, one row for each variant in each setting."""
+"""Report of training steps: a table for people, CSV and JSON for programs, a row for each variant and setting."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from rich.table import Table
 
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import memory_bound, milliseconds, new_table, ratio
-from mucudnn.bench.suites.training.benchmark import TrainingCell, Variant
+from mucudnn.bench.suites.training.result import StepCost, Variant, VariantResult
 from mucudnn.running.environment import Environment
 from mucudnn.words.config import Config
 from mucudnn.words.units import format_bytes
 
+_COLUMNS: Mapping[str, Callable[[StepCost, StepCost | None], str]] = {  # the second is torch's, where it did not fail
+    "step ms": lambda cost, torchs: milliseconds(cost.time_s),
+    "IQR / median": lambda cost, torchs: f"{cost.noise:.1%}",
+    "speedup": lambda cost, torchs: "" if torchs is None else ratio(torchs.time_s / cost.time_s),
+    "peak memory": lambda cost, torchs: format_bytes(cost.peak_bytes),
+    "ratio": lambda cost, torchs: "" if torchs is None else f"{cost.peak_bytes / torchs.peak_bytes:.3f}",
+}
 
-def training_steps_table(cells: Sequence[TrainingCell], config: Config) -> Table:
-    """Speedup and memory are to torch's of the same precision and memory format."""
+
+def training_steps_table(cells: Sequence[VariantResult], config: Config) -> Table:
+    """Times and peaks; speedup and memory are to torch's of the same precision and memory format."""
     first = cells[0].setting
-    columns = ("step ms", "IQR / median", "speedup", "peak memory", "ratio")
     title = f"{first.network}, batch {first.batch_size}: training steps, {memory_bound(config)}"
-    printed = new_table(title, ("precision", "memory format", "convolutions"), columns)
+    printed = new_table(title, ("precision", "memory format", "convolutions"), [*_COLUMNS])
     for cell in cells:
         setting = cell.setting
         printed.add_row(setting.precision, setting.memory_format, cell.variant, *_numbers(cell, cells))
@@ -28,8 +35,8 @@ def training_steps_table(cells: Sequence[TrainingCell], config: Config) -> Table
     return printed
 
 
-def training_record(cells: Sequence[TrainingCell], config: Config, environment: Environment, rounds: int) -> Record:
-    """What ``mucudnn bench training --json`` writes; ``cells`` as the lines of the CSV file."""
+def training_record(cells: Sequence[VariantResult], config: Config, environment: Environment, rounds: int) -> Record:
+    """The object that ``mucudnn bench training --json`` writes; ``cells`` are the lines of the CSV file."""
     return {
         **record_header(config, environment, datetime.now(UTC)),
         "rounds": rounds,
@@ -37,12 +44,12 @@ def training_record(cells: Sequence[TrainingCell], config: Config, environment: 
     }
 
 
-def training_rows(cells: Sequence[TrainingCell]) -> list[Record]:
-    """Lines of the CSV file: one for each cell; numbers are empty where there is a failure."""
+def training_rows(cells: Sequence[VariantResult]) -> list[Record]:
+    """Lines of the CSV file: one for each result; numbers are empty where there is a failure."""
     return [_row(cell) for cell in cells]
 
 
-def _row(cell: TrainingCell) -> Record:
+def _row(cell: VariantResult) -> Record:
     setting, cost = cell.setting, cell.cost
     return {
         "network": setting.network,
@@ -58,13 +65,8 @@ def _row(cell: TrainingCell) -> Record:
     }
 
 
-def _numbers(cell: TrainingCell, cells: Sequence[TrainingCell]) -> tuple[str, ...]:
-    cost = cell.cost
-    if cost is None:
-        return (cell.failure,)
-    shown = milliseconds(cost.time_s), f"{cost.noise:.1%}"
-    baseline = next(c.cost for c in cells if c.setting == cell.setting and c.variant is Variant.TORCH)
-    if baseline is None:
-        return *shown, "", format_bytes(cost.peak_bytes), ""
-    compared = ratio(baseline.time_s / cost.time_s), f"{cost.peak_bytes / baseline.peak_bytes:.3f}"
-    return *shown, compared[0], format_bytes(cost.peak_bytes), compared[1]
+def _numbers(cell: VariantResult, cells: Sequence[VariantResult]) -> list[str]:
+    if cell.cost is None:
+        return [cell.failure]
+    torchs = next(c.cost for c in cells if c.setting == cell.setting and c.variant is Variant.TORCH)
+    return [shown(cell.cost, torchs) for shown in _COLUMNS.values()]

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mucudnn.bench.report.export import write_csv, write_each, write_json
-from mucudnn.bench.suites.training.precision import Precision
+from mucudnn.bench.suites.training.result import Precision
 from mucudnn.cli.shared import options
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.problem import MemoryFormat
@@ -54,8 +54,9 @@ def training(
     import torch
 
     from mucudnn.bench.sources.networks import INPUT_SHAPE, build
-    from mucudnn.bench.suites.training.benchmark import Course, TrainingCell, measure_training
+    from mucudnn.bench.suites.training.benchmark import TrainingOptions, measure_training
     from mucudnn.bench.suites.training.report import training_record, training_rows, training_steps_table
+    from mucudnn.bench.suites.training.result import VariantResult
     from mucudnn.running.environment import current_environment
     from mucudnn.terminal.console import output, progress_bar
     from mucudnn.words.config import Config
@@ -64,7 +65,7 @@ def training(
     options.use_threads(threads)
     environment = current_environment(device)
     torch.manual_seed(0)
-    model, cells = build(network), list[TrainingCell]()
+    model, cells = build(network), list[VariantResult]()
     try:
         with progress_bar() as progress:
             groups = measure_training(
@@ -75,7 +76,7 @@ def training(
                 device=device,
                 precisions=precisions,
                 memory_formats=memory_formats,
-                course=Course(config, rounds, seconds, progress=progress),
+                options=TrainingOptions(config, rounds, seconds, progress=progress),
             )
             for group in groups:
                 cells += group

@@ -25,7 +25,7 @@ from mucudnn.kernels.cudnn.engines import Engine
 from mucudnn.kernels.cudnn.library import CudnnError, library
 from mucudnn.kernels.registry import algorithm
 from mucudnn.kernels.torch_ops.native_cuda import NATIVE_ON_CUDA
-from mucudnn.running.execution import run
+from mucudnn.running.checked_run import run
 from mucudnn.testing.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
 from mucudnn.testing.guarded_call import Call
 from mucudnn.tuning.result import Tuning

@@ -21,8 +21,8 @@ from conftest import why_no_gpu
 from mucudnn.bench.suites.gpu import device_record, engine_differences, record_engines
 from mucudnn.bench.suites.gpu import parts as suite_parts
 from mucudnn.bench.suites.gpu import suite as gpu_suite
-from mucudnn.bench.suites.gpu.parts import Part, parts
-from mucudnn.bench.suites.gpu.suite import Status, Suite, folder_of, main
+from mucudnn.bench.suites.gpu.parts import SuitePart, parts
+from mucudnn.bench.suites.gpu.suite import PartStatus, Suite, folder_of, main
 from mucudnn.bench.suites.overhead import divided as divided_overhead
 from mucudnn.cli.main import main as mucudnn_command
 from mucudnn.words.errors import UnavailableError
@@ -70,8 +70,8 @@ def out(tmp_path: Path) -> Path:
     return folder
 
 
-def part(name: str, *arguments: str, share: float = 0.5) -> Part:
-    return Part(name, ("suite_job", *arguments), share)
+def part(name: str, *arguments: str, share: float = 0.5) -> SuitePart:
+    return SuitePart(name, ("suite_job", *arguments), share)
 
 
 def summary(out: Path) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def summary(out: Path) -> dict[str, Any]:
     return read
 
 
-def run(out: Path, *wanted: Part, seconds: float = 30.0, archive: Path | None = None) -> dict[str, dict[str, Any]]:
+def run(out: Path, *wanted: SuitePart, seconds: float = 30.0, archive: Path | None = None) -> dict[str, dict[str, Any]]:
     Suite(DEVICE, out, archive, wanted).run(time.monotonic() + seconds)
     return {outcome["name"]: outcome for outcome in summary(out)["parts"]}
 
@@ -119,14 +119,14 @@ def test_the_summary_tells_what_is_running_and_what_is_done(out: Path) -> None:
 
 def test_a_part_out_of_time_is_asked_to_end(out: Path) -> None:
     outcomes = run(out, part("first", "interrupted"), part("second", "say"), seconds=6.0)
-    assert outcomes["first"]["status"] == Status.STOPPED
+    assert outcomes["first"]["status"] == PartStatus.STOPPED
     assert (outcomes["first"]["exit_code"], outcomes["first"]["tail"]) == (130, "wrote what there was")
-    assert outcomes["second"]["status"] == Status.PASSED
+    assert outcomes["second"]["status"] == PartStatus.PASSED
 
 
 def test_a_part_that_does_not_end_is_killed_with_its_children(out: Path) -> None:
     outcomes = run(out, part("first", "stubborn"), seconds=6.0)
-    assert outcomes["first"]["status"] == Status.STOPPED
+    assert outcomes["first"]["status"] == PartStatus.STOPPED
     assert outcomes["first"]["exit_code"] < 0
     child, end_s = int(outcomes["first"]["tail"]), time.monotonic() + 5
     while is_running(child) and time.monotonic() < end_s:  # a signal takes a moment
@@ -145,7 +145,7 @@ def is_running(pid: int) -> bool:
 def test_what_the_time_does_not_suffice_for_is_told(out: Path) -> None:
     begun = time.monotonic()
     outcomes = run(out, part("first", "interrupted", share=1.0), part("second", "say"), seconds=4.0)
-    assert outcomes["second"]["status"] == Status.LEFT_OUT
+    assert outcomes["second"]["status"] == PartStatus.LEFT_OUT
     assert outcomes["second"]["seconds"] is None
     assert time.monotonic() - begun < 4.0
 
@@ -154,7 +154,7 @@ def test_the_archive_has_the_folder_after_each_part(out: Path, tmp_path: Path, m
     archive = tmp_path / "all.tar.gz"
     kept, run_part = list[set[str]](), Suite._run
 
-    def looked_at(self: Suite, part: Part, limit_s: float) -> None:
+    def looked_at(self: Suite, part: SuitePart, limit_s: float) -> None:
         run_part(self, part, limit_s)
         with tarfile.open(archive) as packed:
             kept.append({name.removeprefix("results").removeprefix("/") for name in packed.getnames()})
@@ -191,7 +191,7 @@ def test_from_a_wheel_it_says_that_there_are_no_tests_and_runs_the_benchmarks(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(suite_parts, "ROOT", None)
     monkeypatch.setattr(gpu_suite, "record_device", lambda device: DEVICE)
-    monkeypatch.setattr(Suite, "_run", lambda suite, part, limit_s: suite._note(part, status=Status.PASSED))
+    monkeypatch.setattr(Suite, "_run", lambda suite, part, limit_s: suite._note(part, status=PartStatus.PASSED))
     result = CliRunner().invoke(main, ["--device", "cpu"])
     assert "the tests of a GPU are in its checkout and its sdist: only the benchmarks run" in result.output
     outcomes = summary(tmp_path / "mucudnn-results" / "nvidia-h200")["parts"]
@@ -315,7 +315,7 @@ def test_names_are_files_and_shares_leave_time_for_all(device: str) -> None:
         if p.name.startswith(("engines", "limits", "network", "training"))
     ],
 )
-def test_commands_are_understood(part: Part, tmp_path: Path) -> None:
+def test_commands_are_understood(part: SuitePart, tmp_path: Path) -> None:
     arguments = [argument.format(out=tmp_path, seconds="10") for argument in part.arguments[1:]]
     command: click.Command = mucudnn_command
     while isinstance(command, click.Group):

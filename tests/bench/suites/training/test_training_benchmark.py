@@ -21,10 +21,10 @@ from mucudnn.bench.contests.own_thread import OwnThread
 from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.sources import networks
 from mucudnn.bench.suites.training import benchmark as training_benchmark
-from mucudnn.bench.suites.training.benchmark import Course, Setting, StepCost, TrainingCell, Variant, measure_training
-from mucudnn.bench.suites.training.precision import Precision
+from mucudnn.bench.suites.training.benchmark import TrainingOptions, measure_training
 from mucudnn.bench.suites.training.report import training_steps_table
-from mucudnn.bench.suites.training.training import Trainee
+from mucudnn.bench.suites.training.result import Precision, Setting, StepCost, Variant, VariantResult
+from mucudnn.bench.suites.training.trainee import Trainee
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
@@ -50,9 +50,11 @@ def tiny() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10))
 
 
-def measured(model: nn.Module | None = None, course: Course | None = None, **given: Any) -> list[TrainingCell]:
-    course = course or Course(CONFIG, rounds=2, clock=Ticking())
-    groups = measure_training("tiny", model or tiny(), (3, 6, 6), batch_size=2, course=course, **given)
+def measured(
+    model: nn.Module | None = None, options: TrainingOptions | None = None, **given: Any
+) -> list[VariantResult]:
+    options = options or TrainingOptions(CONFIG, rounds=2, clock=Ticking())
+    groups = measure_training("tiny", model or tiny(), (3, 6, 6), batch_size=2, options=options, **given)
     return [cell for group in groups for cell in group]
 
 
@@ -135,7 +137,7 @@ def test_steps_are_in_the_precision_and_format_and_in_threads_of_their_own() -> 
 
 
 def test_what_is_over_time_is_told() -> None:
-    cells = measured(course=Course(CONFIG, rounds=1, seconds=0.0, clock=Ticking()))
+    cells = measured(options=TrainingOptions(CONFIG, rounds=1, seconds=0.0, clock=Ticking()))
     assert len(cells) == 8
     assert {(c.cost, c.failure) for c in cells} == {(None, "not begun: the 0 s were over")}
 
@@ -225,8 +227,8 @@ def test_a_thread_of_its_own_runs_everything_and_ends() -> None:
 # Told and written
 
 
-def cell(variant: Variant, cost: StepCost | None, failure: str = "") -> TrainingCell:
-    return TrainingCell(SETTING, variant, cost, failure)
+def cell(variant: Variant, cost: StepCost | None, failure: str = "") -> VariantResult:
+    return VariantResult(SETTING, variant, cost, failure)
 
 
 def test_the_table_compares_with_torch_of_the_same_setting() -> None:
@@ -260,7 +262,7 @@ def test_the_command_writes_every_cell(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_the_files_are_there_after_each_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     measure, done = training_benchmark._measure, list[Setting]()
 
-    def interrupted(setting: Setting, *given: Any) -> tuple[TrainingCell, ...]:
+    def interrupted(setting: Setting, *given: Any) -> tuple[VariantResult, ...]:
         if done:
             raise KeyboardInterrupt
         done.append(setting)

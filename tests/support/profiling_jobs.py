@@ -1,11 +1,11 @@
-"""Races of algorithms whose costs are known, by a clock that they move."""
+"""Profiling jobs of algorithms whose costs are known, by a clock that they move."""
 
 from __future__ import annotations
 
 from support.fakes import FORWARD, FakeAlgorithm, FakeClock, linear
 
 from mucudnn.bench.measure.candidates import find_candidates
-from mucudnn.bench.measure.profiler import Profile
+from mucudnn.bench.measure.profiler import ProfilingJob
 from mucudnn.words.results import Failure, Measurement
 
 SIZES = (1, 2, 4, 8)
@@ -16,11 +16,11 @@ def fake(name: str, seconds_per_sample: float = 0.01, **settings: object) -> Fak
     return FakeAlgorithm(name, CLOCK, linear(seconds_per_sample), **settings)
 
 
-def profile_of(*algorithms: FakeAlgorithm, known: tuple[Measurement, ...] = (), **bounds: object) -> Profile:
+def job_of(*algorithms: FakeAlgorithm, known: tuple[Measurement, ...] = (), **bounds: object) -> ProfilingJob:
     candidates, _ = find_candidates(FORWARD, algorithms, SIZES, known)
-    return Profile(FORWARD, max(SIZES), candidates, known, clock=CLOCK, **bounds)
+    return ProfilingJob(FORWARD, max(SIZES), candidates, known, clock=CLOCK, **bounds)
 
 
 def results_of(*algorithms: FakeAlgorithm, **bounds: object) -> dict[tuple[str, int], Measurement | Failure]:
-    found = profile_of(*algorithms, **bounds).measure()
+    found = job_of(*algorithms, **bounds).measure()
     return {(r.micro_config.algorithm, r.micro_config.micro_batch_size): r for r in found}

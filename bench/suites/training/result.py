@@ -1,0 +1,67 @@
+"""Result of the training benchmark: what a step costs, variant by variant. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mucudnn.words.problem import MemoryFormat
+
+
+class Precision(StrEnum):
+    """Precision in which a training step computes.
+
+    ``TF32``: float32, but matrix products and convolutions round factors to 10 bits of mantissa. ``BFLOAT16``:
+    autocast, with parameters in float32.
+    """
+
+    TF32 = "tf32"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+PRECISIONS = {"cuda": tuple(Precision), "cpu": (Precision.FLOAT32, Precision.BFLOAT16)}  # by type of device
+
+
+class Variant(StrEnum):
+    """Convolutions of a step. ``TORCH_BENCHMARK``: torch in its benchmark mode, which times up to ten engines."""
+
+    TORCH = "torch"
+    TORCH_BENCHMARK = "torch-benchmark"
+    MUCUDNN = "mucudnn"
+
+
+VARIANTS = {"cuda": tuple(Variant), "cpu": (Variant.TORCH, Variant.MUCUDNN)}  # by type of device
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Setting that the variants of one group have in common. device: ``cpu`` or ``cuda``."""
+
+    network: str
+    batch_size: int
+    device: str
+    precision: Precision
+    memory_format: MemoryFormat
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step (median over the rounds), their IQR / median, and the step's peak of memory.
+
+    peak_bytes: most that it has in use at once in torch's allocator, on top of parameters, optimizer and batch.
+    """
+
+    time_s: float
+    noise: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class VariantResult:
+    """One variant in one setting. cost: ``None`` where ``failure`` says why there is none."""
+
+    setting: Setting
+    variant: Variant
+    cost: StepCost | None
+    failure: str = ""

@@ -1,0 +1,68 @@
+"""A model that is trained on random images, step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mucudnn.bench.measure.operands import input_shape
+
+Batch = tuple[Tensor, Tensor]  # images (N, C, H, W), labels (N,)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedStep:
+    """One training step: its seconds and its loss."""
+
+    time_s: float
+    loss: float
+
+
+class Trainee:
+    """A model with its optimizer (stochastic gradient descent with momentum)."""
+
+    def __init__(self, model: nn.Module, learning_rate: float = 0.01) -> None:
+        self.model = model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+
+    def step(self, images: Tensor, labels: Tensor, seed: int) -> TrainedStep:
+        """Make one step and wait for it. images: (N, C, H, W), labels: (N,). ``seed`` decides what dropout drops."""
+        torch.manual_seed(seed)
+        start = time.perf_counter()
+        loss = self.learn(images, labels)
+        elapsed_s = time.perf_counter() - start
+        return TrainedStep(elapsed_s, loss.item())
+
+    def learn(self, images: Tensor, labels: Tensor, autocast: torch.dtype | None = None) -> Tensor:
+        """Make one step without waiting for it. Returns the loss.
+
+        autocast: dtype of forward pass and loss, where torch's autocast allows it; ``None``: that of the parameters.
+        """
+        self.optimizer.zero_grad()
+        with torch.autocast(images.device.type, autocast, enabled=autocast is not None):
+            loss = F.cross_entropy(self.model(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss
+
+
+def labelled_batches(steps: int, batch_size: int, shape: tuple[int, int, int], classes: int = 10) -> Iterator[Batch]:
+    """Random images with labels that can be learnt: each class has its own random pattern, under as much noise.
+
+    Raises ``InvalidInputError`` for batches of too many elements.
+
+    >>> (images, labels), = labelled_batches(1, batch_size=2, shape=(3, 8, 8))
+    >>> tuple(images.shape), tuple(labels.shape)
+    ((2, 3, 8, 8), (2,))
+    """
+    x_shape = input_shape(batch_size, shape)
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.randn(classes, *shape, generator=generator)
+    for _ in range(steps):
+        labels = torch.randint(classes, (batch_size,), generator=generator)
+        yield patterns[labels] + torch.randn(x_shape, generator=generator), labels
