@@ -51,7 +51,7 @@ class Algorithm(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in databases: stable for ever."""
+        """Name in databases: stable for ever. One of another package is ``package/name``."""
 
     @property
     def version(self) -> int:
@@ -70,8 +70,9 @@ class Algorithm(Protocol):
     def source(self) -> str | None:
         """Name of the ``AlgorithmSource`` that offers it; ``None`` for an algorithm that all problems share.
 
-        What a source offers is foreign code, compiled for each size: it is compared with float64 at every size, a
-        journal notes its first run, and its workspace is known exactly without running it.
+        What a source offers is compiled for each size, and its workspace is known exactly without running it. It is
+        foreign code, as are algorithms of other packages: compared with float64 at every size, and a journal notes its
+        first run.
         """
 
     @property
@@ -87,7 +88,7 @@ class Algorithm(Protocol):
         """x, w and y begin on multiples of this power of two, else it is not called; 1: they may begin anywhere."""
 
     def supports(self, problem: ConvProblem) -> str | None:
-        """``None`` if the problem can be computed, else the reason why not, in words."""
+        """Return why the problem cannot be computed, in words, or ``None`` if it can."""
 
     def is_local(self, problem: ConvProblem) -> bool:
         """Whether an element of x or dy that is NaN or infinite spoils no other results than with torch's own.
@@ -102,23 +103,26 @@ class Algorithm(Protocol):
         """Like ``supports``, for slices of one size of a supported problem."""
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        """What to hand in for micro-batches of this size, with the current thread count. Runs and allocates nothing."""
+        """Return what to hand in for micro-batches of this size, with the current thread count.
+
+        Runs nothing and allocates nothing.
+        """
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        """Most that libraries allocate by themselves in ``open``, one ``step`` or ``close``, with this thread count.
+        """Return the most bytes that libraries allocate by themselves in ``open``, one ``step`` or ``close``.
 
-        It cannot be handed in, but counts as scratch; 0 for algorithms that allocate nothing. Where there is no formula
-        it is counted by running once, and cached: so ask only for what is going to be measured.
+        They cannot be handed in, but count as scratch, with this thread count; 0 where nothing is allocated. Where
+        there is no formula they are counted by running once, and cached: so ask only for what is going to be measured.
         """
 
     def why_not_here(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Why it must not run now, although it was chosen; ``None``: it may.
+        """Return why it must not run now, although it was chosen, or ``None`` if it may.
 
         Asked when a configuration is made ready to run: the device or torch's settings may be others than in tuning.
         """
 
     def alternatives(self, problem: ConvProblem, micro_batch_size: int) -> Iterable[Algorithm]:
-        """What may run in its place after it has failed, best first.
+        """Return what may run in its place after it has failed, best first.
 
         Each is at least as exact, and deterministic and local where this one is: the bounds under which it was chosen
         are not known any more. It may run here and now.
@@ -140,13 +144,13 @@ class Algorithm(Protocol):
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        """One micro-batch. x: (n, C, H, W), y: (n, K, P, Q), in the problem's memory format and dtype.
+        """Compute one micro-batch. x: (n, C, H, W), y: (n, K, P, Q), in the problem's memory format and dtype.
 
         bias: (K,), added to y, only in FORWARD. prepared, scratch: 1-D uint8, aligned.
         """
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """BACKWARD_FILTER: add what is still in ``prepared`` to ``w``. Otherwise nothing."""
+        """Add what is still in ``prepared`` to ``w``, in BACKWARD_FILTER; otherwise do nothing."""
 
 
 class WholeBatch(Protocol):

@@ -1,4 +1,4 @@
-"""What simple algorithms have in common."""
+"""Answers that simple algorithms have in common."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BaseAlgorithm:
 
     @property
     def device_type(self) -> str:
-        """Where it runs: ``cpu`` or ``cuda``."""
+        """Device type on which it runs: ``cpu`` or ``cuda``."""
         return "cpu"
 
     @property
