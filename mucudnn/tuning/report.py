@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 WIDTH = 100  # columns of what is printed
 _CELL_WIDTH = 23
 _TORCHS = "torch"
-_FASTEST = "torch's own is the fastest"
+_FASTEST = "nothing is faster"
 _UNREACHED = "not reached by the sample input"
 _MOST_NAMED = 4  # layers, for one reason
 
@@ -118,7 +118,7 @@ class Report:
             size = format_bytes(sum(kept.prepared_bytes for _, kept in self.kept))
             yield f"filters kept in inference: {len(self.kept)}, {size}"
         if left_out := left_out_in_words(every):
-            yield left_out
+            yield _filled(left_out)
         yield from self._untuned_in_words()
 
     def _untuned_in_words(self) -> Iterator[str]:
@@ -128,8 +128,7 @@ class Report:
             reasons.setdefault(reason, []).append(_named(name))
         for reason, names in reasons.items():
             more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-            text = f"torch's own runs in {', '.join(names[:_MOST_NAMED])}{more}: {reason}"
-            yield fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+            yield _filled(f"torch's own in {', '.join(names[:_MOST_NAMED])}{more}: {reason}")
 
 
 def report(model: torch.nn.Module) -> Report:
@@ -211,6 +210,10 @@ def _speedup(*tuned: TunedProblem) -> str:
 
 def _named(name: str) -> str:
     return name or "(the model itself)"
+
+
+def _filled(text: str) -> str:
+    return fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

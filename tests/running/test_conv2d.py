@@ -452,6 +452,6 @@ def test_model_that_cannot_be_tuned_is_unchanged(monkeypatch: pytest.MonkeyPatch
 def test_report_names_layer_choice_and_reason() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3))
     mucudnn.optimize(model, torch.randn(2, 3, 7, 7))
-    text = str(mucudnn.report(model))
+    text = mucudnn.report(model).details()
     for part in ("0: forward 3x7x7 -> 4", "gemm 1×2", "speedup 2.00", "it was told to"):
         assert part in text

@@ -18,7 +18,7 @@ from torch import nn
 
 import mucudnn
 from mucudnn.tracing.convolutions import trace
-from mucudnn.tuning import optimize as module
+from mucudnn.tuning import optimize as optimizing
 from mucudnn.tuning.cached_filters import keep_filters
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
@@ -52,9 +52,9 @@ def tuned_on(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         asked.extend((*current, device))
         raise StoppedError
 
-    monkeypatch.setattr(module, "device_of_convolutions", lambda model: GPU)
-    monkeypatch.setattr(module, "made_current", made_current)
-    monkeypatch.setattr(module, "machine_and_database", machine_and_database)
+    monkeypatch.setattr(optimizing, "device_of_convolutions", lambda model: GPU)
+    monkeypatch.setattr(optimizing, "made_current", made_current)
+    monkeypatch.setattr(optimizing, "machine_and_database", machine_and_database)
     return asked
 
 
