@@ -63,7 +63,7 @@ docs: $(VENV)/.installed
 
 # The wheel is made from the sdist, and tried in an environment of its own, in a folder from which no checkout is seen.
 WHEEL := $(CURDIR)/build/wheel
-TRIED := cd $(WHEEL) && MUCUDNN_DATABASE=$(WHEEL)/measurements.sqlite $(WHEEL)/venv/bin
+TRIED := cd $(WHEEL) && PYTHONPATH= MUCUDNN_DATABASE=$(WHEEL)/measurements.sqlite $(WHEEL)/venv/bin
 wheel: $(VENV)/.installed
 	rm -rf $(WHEEL)
 	$(BIN)/python -m build --outdir $(WHEEL) .

@@ -1,4 +1,7 @@
-"""Tells which libraries compute on a device, in which versions: both are part of the key of every measurement."""
+"""Tells which libraries compute on a device, in which versions, and under which settings.
+
+Versions are part of the key of every measurement.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,13 @@ def compiler_of(device_type: str) -> str:
     ``torch`` where nothing of ours is compiled.
     """
     return compiler_name() if device_type == "cuda" else build_name()
+
+
+def settings_that_bar() -> tuple[object, ...]:
+    """Return torch's settings that bar algorithms on CUDA: less than ``TorchSettings`` has, in a tenth of the time."""
+    read = torch._C
+    repeatable = read._get_cudnn_deterministic(), read._get_deterministic_algorithms()
+    return read._get_cudnn_enabled(), read._get_fp32_precision_getter("cuda", "conv"), *repeatable
 
 
 def onednn_version(torch_config: str) -> str:

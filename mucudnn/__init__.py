@@ -12,7 +12,7 @@ from mucudnn._moved import find_moved_modules
 
 if TYPE_CHECKING:
     from mucudnn.running.conv2d import Conv2d
-    from mucudnn.running.execution import release_workspaces
+    from mucudnn.running.workspace import release_workspaces
     from mucudnn.tuning.models import optimize, report
     from mucudnn.tuning.tuner import Tuning, tune
     from mucudnn.words.config import BatchSizePolicy, Config
@@ -47,7 +47,7 @@ _MODULES = {
     "words.config": ("BatchSizePolicy", "Config"),
     "words.results": ("Configuration", "MicroConfig"),
     "words.errors": ("DatabaseError", "InfeasibleError", "InvalidInputError", "MucudnnError", "UnavailableError"),
-    "running.execution": ("release_workspaces",),
+    "running.workspace": ("release_workspaces",),
     "tuning.models": ("optimize", "report"),
     "running.conv2d": ("Conv2d",),
     "words.problem": ("ConvProblem", "MemoryFormat", "Operation"),

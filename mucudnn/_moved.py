@@ -12,6 +12,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from types import ModuleType
+from typing import Any
 
 _MOVED = {
     "mucudnn.bench.networks": "mucudnn.bench.sources.networks",
@@ -20,7 +21,7 @@ _MOVED = {
     "mucudnn.configuration": "mucudnn.words.results",
     "mucudnn.environment": "mucudnn.running.environment",
     "mucudnn.errors": "mucudnn.words.errors",
-    "mucudnn.kept_filters": "mucudnn.running.kept_filters",
+    "mucudnn.kept_filters": "mucudnn.running.filter_cache",
     "mucudnn.models": "mucudnn.tuning.models",
     "mucudnn.nn": "mucudnn.running.conv2d",
     "mucudnn.operators": "mucudnn.running.operators",
@@ -28,6 +29,7 @@ _MOVED = {
     "mucudnn.task": "mucudnn.words.task",
     "mucudnn.values": "mucudnn.words.values",
 }
+_RENAMED = {"KeptFilter": "CachedFilter", "KeptFilters": "FilterCache"}
 
 
 def find_moved_modules() -> None:
@@ -42,4 +44,7 @@ class _Finder(MetaPathFinder, Loader):
         return spec_from_loader(fullname, self) if fullname in _MOVED else None
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__dict__["__getattr__"] = lambda name: getattr(import_module(_MOVED[module.__name__]), name)
+        def find(name: str) -> Any:
+            return getattr(import_module(_MOVED[module.__name__]), _RENAMED.get(name, name))
+
+        module.__dict__["__getattr__"] = find

@@ -12,7 +12,7 @@ from support.fake_backend import FakeBackend
 from torch import Tensor
 
 from mucudnn.kernels import registry
-from mucudnn.running.execution import Recipe
+from mucudnn.running.recipe import Recipe
 from mucudnn.words.errors import first_line
 
 pytest.register_assert_rewrite("support.snapshots")  # so that a difference is shown

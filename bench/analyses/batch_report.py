@@ -1,4 +1,4 @@
-"""Sweeps over batch sizes, told: tables for people, CSV and JSON for programs."""
+"""Tells a sweep over batch sizes: tables for people, CSV and JSON for programs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from rich.table import Table
 from mucudnn.bench.analyses.batch_sizes import BatchSweep, Curves
 from mucudnn.bench.analyses.cliffs import LEAST_MARGIN, Cliff, CliffKind, Curve, Point
 from mucudnn.bench.report.records import Record, record_header
-from mucudnn.bench.report.tables import memory_bound, milliseconds, new_table, ratio, short_name
-from mucudnn.running.environment import Environment
+from mucudnn.bench.report.tables import long_name, memory_bound, milliseconds, new_table, ratio, short_name
 from mucudnn.words.units import format_bytes
 
 _MARK = "▲"
@@ -37,7 +36,7 @@ def cliffs_table(sweep: BatchSweep, *, every_cliff: bool = False) -> Table:
     printed = new_table(f"cliffs {_MARK}", ("layer", "operation", "curve", "batch", "cliff", "cut"), ())
     for curves in sweep.distinct_curves:
         for (batch, finding, remedy), of_curves in _merged(curves.cliffs, every_cliff).items():
-            names = (short_name(curves.layer), str(curves.operation or ""), ", ".join(of_curves))
+            names = (short_name(curves.names), str(curves.operation or ""), ", ".join(of_curves))
             printed.add_row(*names, batch, finding, remedy)
     if not printed.rows:
         printed.add_row("none")
@@ -45,7 +44,7 @@ def cliffs_table(sweep: BatchSweep, *, every_cliff: bool = False) -> Table:
 
 
 def explanation(sweep: BatchSweep) -> str:
-    """What is measured, and what is solved."""
+    """Say what is measured, and what is solved."""
     sizes = ", ".join(map(str, sweep.measured_sizes))
     lines = [
         f"torch, undivided: measured, as one micro-batch of {sizes} samples of a mini-batch of {sweep.up_to}; "
@@ -59,14 +58,14 @@ def explanation(sweep: BatchSweep) -> str:
 
 
 def name_of(curves: Curves) -> str:
-    """``conv1 forward``, or that it is the sum of all."""
-    return "all convolutions" if curves.operation is None else f"{short_name(curves.layer)} {curves.operation}"
+    """Return ``conv1 forward``, or that it is the sum of all."""
+    return "all convolutions" if curves.operation is None else f"{short_name(curves.names)} {curves.operation}"
 
 
-def sweep_record(sweep: BatchSweep, environment: Environment) -> Record:
-    """What ``mucudnn batch --json`` writes: every problem and the network, all points and all cliffs."""
+def sweep_record(sweep: BatchSweep) -> Record:
+    """Return what ``mucudnn batch --json`` writes: every problem and the network, all points and all cliffs."""
     return {
-        **record_header(sweep.config, environment, datetime.now(UTC)),
+        **record_header(sweep.config, sweep.environment, datetime.now(UTC)),
         "source": sweep.source,
         "up_to": sweep.up_to,
         "measured_sizes": sweep.measured_sizes,
@@ -77,7 +76,7 @@ def sweep_record(sweep: BatchSweep, environment: Environment) -> Record:
 
 
 def sweep_rows(sweep: BatchSweep) -> list[Record]:
-    """Lines of the CSV file: one for each point of each curve, the network first."""
+    """Return the lines of the CSV file: one for each point of each curve, the network first."""
     return [row for curves in sweep.all_curves for row in _csv_rows(curves)]
 
 
@@ -109,7 +108,7 @@ def _mark(curves: Curves, curve: Curve, n: int, kinds: Collection[CliffKind]) ->
 
 
 def _merged(cliffs: Collection[Cliff], every_cliff: bool) -> dict[tuple[str, str, str], list[str]]:
-    """Batch size with those that it stands for, finding and remedy -> the curves that have it."""
+    """Group cliffs: (batch size with those that it stands for, finding, remedy) -> the curves that have it."""
     groups: dict[tuple[object, ...], list[Cliff]] = {}
     for cliff in cliffs:
         groups.setdefault((cliff.curve, cliff.kind, cliff.n if every_cliff else 0), []).append(cliff)
@@ -122,7 +121,7 @@ def _merged(cliffs: Collection[Cliff], every_cliff: bool) -> dict[tuple[str, str
 
 def _curves_record(curves: Curves) -> Record:
     return {
-        "layer": curves.layer,
+        "layer": long_name(curves.names),
         "operation": curves.operation,
         "count": curves.count,
         **{str(curve): [_point_record(point) for point in curves.points[curve].values()] for curve in Curve},
@@ -162,7 +161,7 @@ def _csv_rows(curves: Curves) -> Iterator[Record]:
         for point in curves.points[curve].values():
             cliffs = [str(cliff) for cliff in curves.cliffs if cliff.curve is curve and cliff.n == point.n]
             yield {
-                "layer": curves.layer,
+                "layer": long_name(curves.names),
                 "operation": curves.operation or "all",
                 "count": curves.count,
                 "curve": curve,

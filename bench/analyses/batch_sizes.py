@@ -16,6 +16,7 @@ import numpy as np
 
 from mucudnn.bench.analyses.cliffs import SINGLE_SAMPLE, Cliff, Curve, Point, find_cliffs
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
+from mucudnn.running.environment import Environment
 from mucudnn.solver.costs import Costs, pool
 from mucudnn.solver.front import DesirableSets, desirable_sets
 from mucudnn.solver.policies import micro_batch_sizes
@@ -32,7 +33,7 @@ class Curves:
     Torch's and the undivided curve have the measured batch sizes, the divided one all that these can make up.
     """
 
-    layer: str
+    names: tuple[str, ...]
     operation: Operation | None
     count: int
     points: Mapping[Curve, Mapping[int, Point]]
@@ -51,6 +52,7 @@ class BatchSweep:
 
     source: str
     config: Config
+    environment: Environment
     up_to: int
     measured_sizes: tuple[int, ...]
     problems: tuple[Curves, ...]
@@ -95,7 +97,7 @@ def sweep_batch_sizes(tuning: TableTuning, up_to: int) -> BatchSweep:
     solved = [_Problem.of(row, row.tuned.batch_size // up_to) for row in tuning.rows]
     problems = [
         _curves(
-            row.layer, row.tuned.problem.operation, row.count, problem, up_to, limit, verdict=row.tuned.configuration
+            row.names, row.tuned.problem.operation, row.count, problem, up_to, limit, verdict=row.tuned.configuration
         )
         for row, problem in zip(tuning.rows, solved, strict=True)
     ]
@@ -103,16 +105,17 @@ def sweep_batch_sizes(tuning: TableTuning, up_to: int) -> BatchSweep:
     return BatchSweep(
         source=tuning.source,
         config=tuning.config,
+        environment=tuning.environment,
         up_to=up_to,
         measured_sizes=micro_batch_sizes(BatchSizePolicy(tuning.config.policy), up_to),
         problems=tuple(problems),
-        network=_curves("network", None, 1, network, up_to, limit),
+        network=_curves(("network",), None, 1, network, up_to, limit),
         whole_run_speedup=tuning.speedup,
     )
 
 
 class _Solved(Protocol):
-    """What has a point of every curve."""
+    """Convolutions that have a point of every curve."""
 
     def point(self, curve: Curve, n: int, limit_bytes: int | None) -> Point | None:
         """``n`` samples within the limit; where nothing undivided fits, what is nearest to it; None: not known."""
@@ -189,7 +192,7 @@ def _uncertainty(measurement: Measurement) -> float:
 
 
 def _curves(
-    layer: str,
+    names: tuple[str, ...],
     operation: Operation | None,
     count: int,
     solved: _Solved,
@@ -209,4 +212,4 @@ def _curves(
         for curve in (Curve.TORCH, Curve.UNDIVIDED)
         for cliff in find_cliffs(curve, tuple(points[curve].values()), divide, limit_bytes)
     ]
-    return Curves(layer, operation, count, points, tuple(cliffs))
+    return Curves(names, operation, count, points, tuple(cliffs))

@@ -24,7 +24,7 @@ class Curve(StrEnum):
 
 
 class CliffKind(StrEnum):
-    """What is worse with a larger batch."""
+    """Ways in which a larger batch is worse."""
 
     SLOWER = "slower"
     MORE_WORKSPACE = "more workspace"
@@ -78,7 +78,7 @@ class Cliff:
 
     @property
     def speedup(self) -> float | None:
-        """Of the cut over what it replaces."""
+        """Return the speedup of the cut over what it replaces."""
         return None if self.cut is None else self.point.time_s / self.cut.time_s
 
     @property
@@ -88,7 +88,7 @@ class Cliff:
 
     @property
     def finding(self) -> str:
-        """What is worse, in words."""
+        """Say what is worse."""
         point, reference = self.point, self.reference
         match self.kind:
             case CliffKind.SLOWER:
@@ -135,7 +135,7 @@ def find_cliffs(curve: Curve, measured: Sequence[Point], divide: Divide, limit_b
 
 
 def is_slower_per_sample(point: Point, reference: Point) -> bool:
-    """By more than the uncertainty of both times."""
+    """Whether a time is longer by more than the uncertainty of both."""
     margin = max(LEAST_MARGIN, hypot(point.uncertainty, reference.uncertainty))
     return point.time_per_sample_s > (1 + margin) * reference.time_per_sample_s
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 import mucudnn
 from mucudnn.bench.report.records import FORMAT_VERSION, Record
-from mucudnn.bench.report.tables import new_table, short_name
+from mucudnn.bench.report.tables import long_name, new_table, short_name
 from mucudnn.kernels.cudnn.barred import why_barred
 from mucudnn.kernels.cudnn.constants import BehaviorNote, NumericalNote
 from mucudnn.kernels.cudnn.device import Device
@@ -39,9 +39,9 @@ class ListedEngine:
 
 @dataclass(frozen=True, slots=True)
 class EngineList:
-    """What cuDNN offers on a device for a problem, in its own order: that of the largest micro-batch size first."""
+    """Engines that cuDNN offers on a device for a problem, in its order for the largest micro-batch size."""
 
-    layer: str
+    names: tuple[str, ...]
     problem: ConvProblem
     micro_batch_sizes: tuple[int, ...]
     device: str
@@ -51,12 +51,17 @@ class EngineList:
 
     @property
     def allowed(self) -> int:
-        """How many the numerics do not bar."""
+        """Number of engines that the numerics do not bar."""
         return sum(listed.barred is None for listed in self.engines)
 
 
 def list_engines(
-    device: Device, layer: str, problem: ConvProblem, micro_batch_sizes: Sequence[int], *, every: bool = False
+    device: Device,
+    names: tuple[str, ...],
+    problem: ConvProblem,
+    micro_batch_sizes: Sequence[int],
+    *,
+    every: bool = False,
 ) -> EngineList:
     """Ask for every micro-batch size (ascending), and judge by torch's settings; every: see ``every_engine``.
 
@@ -71,7 +76,7 @@ def list_engines(
     if not found:
         raise UnavailableError(f"cuDNN {device.library.version_text} has no engine for {problem} on {device.name}")
     return EngineList(
-        layer,
+        names,
         problem,
         tuple(micro_batch_sizes),
         device.name,
@@ -87,7 +92,7 @@ def engines_table(engines: EngineList) -> Table:
     shown = [name for name in texts[0] if any(text[name] for text in texts)]
     sizes = [str(n) for n in engines.micro_batch_sizes]
     where = f"{engines.device}, cuDNN {engines.cudnn}, {engines.numerics}"
-    printed = new_table(f"{short_name(engines.layer)}: {engines.problem}\n{where}", tuple(shown), sizes)
+    printed = new_table(f"{short_name(engines.names)}: {engines.problem}\n{where}", tuple(shown), sizes)
     for column in printed.columns[len(shown) :]:
         column.no_wrap = True
     for text, listed in zip(texts, engines.engines, strict=True):
@@ -101,7 +106,7 @@ def engines_table(engines: EngineList) -> Table:
 
 
 def engines_record(engines: EngineList) -> Record:
-    """What ``mucudnn engines --json`` writes; ``workspace_bytes`` by micro-batch size."""
+    """Return what ``mucudnn engines --json`` writes; ``workspace_bytes`` by micro-batch size."""
     return {
         "format_version": FORMAT_VERSION,
         "mucudnn": mucudnn.__version__,
@@ -109,7 +114,7 @@ def engines_record(engines: EngineList) -> Record:
         "device": engines.device,
         "cudnn": engines.cudnn,
         "numerics": asdict(engines.numerics),
-        "layer": engines.layer,
+        "layer": long_name(engines.names),
         "problem": asdict(engines.problem),
         "micro_batch_sizes": list(engines.micro_batch_sizes),
         "engines": [{**_described(listed), "workspace_bytes": listed.workspace_bytes} for listed in engines.engines],
@@ -117,8 +122,8 @@ def engines_record(engines: EngineList) -> Record:
 
 
 def engines_rows(engines: EngineList) -> list[Record]:
-    """Lines of the CSV file: one for each engine configuration and micro-batch size at which it is offered."""
-    problem = {"layer": engines.layer, "operation": engines.problem.operation.value}
+    """Return the lines of the CSV file: one for each engine configuration and size at which it is offered."""
+    problem = {"layer": long_name(engines.names), "operation": engines.problem.operation.value}
     return [
         {**problem, "micro_batch_size": n, **_described(listed, " "), "workspace_bytes": listed.workspace_bytes[n]}
         for n in engines.micro_batch_sizes
@@ -157,7 +162,7 @@ def _described(listed: ListedEngine, joined: str | None = None) -> Record:
 
 
 def _texts(listed: ListedEngine) -> dict[str, str]:
-    """By heading of the column; one that is empty in all rows is not printed."""
+    """Return the cells by heading; a column that is empty in all rows is not printed."""
     engine = listed.engine
     return {
         "engine and knobs": engine.config.name,

@@ -1,4 +1,4 @@
-"""What memory buys in a network: what each problem got of a budget, what the next byte would bring, and the curve."""
+"""Explains what memory buys: each problem's share of a budget, what the next byte brings, and the whole curve."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ExplainedLayer:
 
     @property
     def saved_s(self) -> float:
-        """What the next faster configuration saves in the network, all occurrences together; 0 where there is none."""
+        """Time that the next faster configuration saves, all occurrences together; 0 where there is none."""
         return 0.0 if self.next_faster is None else self.row.count * (self.chosen.time_s - self.next_faster.time_s)
 
 
@@ -49,12 +49,12 @@ class Explanation:
 
     @property
     def time_s(self) -> float:
-        """Of all convolutions with this budget."""
+        """Time of all convolutions with this budget."""
         return self.marginal.here.time_s
 
 
 def explain(tuning: TableTuning) -> Explanation:
-    """What the budget of a complete tuning bought, and what more or less of it would change.
+    """Explain what the budget of a complete tuning bought, and what more or less of it would change.
 
     Raises ``InvalidInputError`` where no budget was divided.
     """
@@ -69,7 +69,7 @@ def explain(tuning: TableTuning) -> Explanation:
 
 
 def _rows(tuning: TableTuning, divided: Divided) -> tuple[ExplainedLayer, ...]:
-    """The tasks of a division are in the order of the rows."""
+    """Explain each row; the tasks of a division are in the order of the rows."""
     rows = []
     for row, (task, options) in zip(tuning.rows, divided.options.items(), strict=True):
         chosen = divided.division.assignment[task]

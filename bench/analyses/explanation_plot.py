@@ -43,7 +43,7 @@ def _draw_curve(axes: Axes, explanation: Explanation) -> None:
 
 def _draw_segments(axes: Axes, explanation: Explanation) -> None:
     ranked = sorted(explanation.rows, key=lambda row: -(row.chosen.workspace_bytes + row.extra_bytes))[:_MOST_BARS]
-    names = [f"{short_name(row.row.layer)} {row.row.tuned.problem.operation}" for row in ranked]
+    names = [f"{short_name(row.row.names)} {row.row.tuned.problem.operation}" for row in ranked]
     segments = [row.chosen.workspace_bytes / _MIB for row in ranked]
     extra = [row.extra_bytes / _MIB for row in ranked]
     places = range(len(ranked))  # not the names: those of a module that is called with several shapes are equal

@@ -1,4 +1,4 @@
-"""Explanations of a workspace budget, told: a table and words for people, CSV and JSON for programs."""
+"""Tells what a workspace budget buys: a table and words for people, CSV and JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from mucudnn.bench.analyses.explanation import ExplainedLayer, Explanation
 from mucudnn.bench.report.export import CURVE, write_csv, write_each
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import milliseconds, new_table, short_name
-from mucudnn.running.environment import Environment
 from mucudnn.terminal.whole_files import beside
 from mucudnn.words.results import Configuration
 from mucudnn.words.units import format_bytes, format_seconds
@@ -37,18 +36,18 @@ def explanation_table(explanation: Explanation) -> Table:
 
 
 def in_words(explanation: Explanation) -> str:
-    """What some more or less memory would change, and how the division was found."""
+    """Say what some more or less memory would change, and how the division was found."""
     divided = explanation.tuning.divided
     account = "" if divided is None else f"\n{divided.division}"
     here = f"{format_bytes(explanation.budget_bytes)}: {format_seconds(explanation.time_s)}"
     return f"{here}; {explanation.marginal}{account}"
 
 
-def explanation_record(explanation: Explanation, environment: Environment) -> Record:
-    """What ``mucudnn explain --json`` writes."""
+def explanation_record(explanation: Explanation) -> Record:
+    """Return what ``mucudnn explain --json`` writes."""
     divided = explanation.tuning.divided
     return {
-        **record_header(explanation.tuning.config, environment, datetime.now(UTC)),
+        **record_header(explanation.tuning.config, explanation.tuning.environment, datetime.now(UTC)),
         "source": explanation.tuning.source,
         "problems": [_layer_record(row) for row in explanation.rows],
         "marginal": explanation.marginal.to_json(),
@@ -58,12 +57,12 @@ def explanation_record(explanation: Explanation, environment: Environment) -> Re
 
 
 def curve_path(path: Path) -> Path:
-    """Where ``write_tables`` puts the curve: ``memory.csv`` -> ``memory-curve.csv``."""
+    """Return where ``write_tables`` puts the curve: ``memory.csv`` -> ``memory-curve.csv``."""
     return beside(path, CURVE)
 
 
 def write_tables(explanation: Explanation, path: Path) -> None:
-    """One line for each problem; beside it, in ``curve_path(path)``, one for each point of the curve."""
+    """Write one line for each problem; beside it, in ``curve_path(path)``, one for each point of the curve."""
     write_each(
         (path, partial(write_csv, rows=[_layer_record(row) for row in explanation.rows])),
         (curve_path(path), partial(write_csv, rows=[asdict(point) for point in explanation.curve.points])),
@@ -76,7 +75,7 @@ def _cells(row: ExplainedLayer) -> tuple[str, ...]:
     if row.next_faster is not None:
         more = (str(row.next_faster), format_bytes(row.extra_bytes), milliseconds(row.saved_s))
     return (
-        short_name(row.row.layer),
+        short_name(row.row.names),
         str(tuned.problem.operation),
         str(row.chosen),
         str(row.row.count),

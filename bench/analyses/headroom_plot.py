@@ -62,16 +62,16 @@ def _draw_calls(axes: Axes, rows: Sequence[HeadroomRow]) -> None:
 
 
 def _names(rows: Sequence[HeadroomRow], events: int) -> Iterator[tuple[int, str]]:
-    """Place and name of the convolutions, as far as there is room."""
+    """Yield place and name of the convolutions, as far as there is room."""
     free_from = 0.0
     for event, name in {row.call.event: row.call.name for row in rows}.items():
         if event >= free_from:
-            shown = short_name(name)
+            shown = short_name((name,))
             yield event, shown if len(shown) <= _MOST_LETTERS else f"…{shown[1 - _MOST_LETTERS :]}"
             free_from = event + events / _MOST_NAMES
 
 
 def _passes(rows: Sequence[HeadroomRow]) -> str:
-    """Where the backward pass begins, for the title."""
+    """Say where the backward pass begins, for the title."""
     backward = [row.call.event for row in rows if row.call.operation is not Operation.FORWARD]
     return f"forward pass; convolutions of the backward pass from operator {min(backward)} on" if backward else ""

@@ -1,4 +1,4 @@
-"""Headroom, told: what is in use at each convolution of a training step, and the workspace that costs nothing."""
+"""Tells the headroom: memory in use at each convolution of a training step, and the workspace that costs nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rich.table import Table
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import milliseconds, new_table, ratio, short_name
 from mucudnn.bench.sources.table_tuning import TableTuning
-from mucudnn.running.environment import Environment
 from mucudnn.tracing.headroom import Headroom
 from mucudnn.tracing.memory_timeline import ConvolutionCall
 from mucudnn.tuning.result import TunedProblem
@@ -29,18 +28,17 @@ class HeadroomRow:
 
     @property
     def workspace_bytes(self) -> int:
-        """Of what was chosen. What torch's own takes inside is below the peak by construction; it was counted with a
-        bias, and may be a few bytes less.
+        """Workspace of what was chosen.
+
+        That of torch's own is below the peak by construction; it was counted with a bias, and may be a few bytes less.
         """
         return 0 if self.tuned is None else min(self.tuned.configuration.workspace_bytes, self.limit_bytes)
 
 
 def headroom_rows(headroom: Headroom, tuning: TableTuning) -> list[HeadroomRow]:
-    """In the order in which the step runs them."""
+    """Return the rows, in the order in which the step runs them."""
     chosen = {
-        _key(name, row.tuned.problem, row.tuned.batch_size): row.tuned
-        for row in tuning.rows
-        for name in row.layer.split(", ")
+        _key(name, row.tuned.problem, row.tuned.batch_size): row.tuned for row in tuning.rows for name in row.names
     }
     return [
         HeadroomRow(
@@ -66,7 +64,7 @@ def headroom_table(headroom: Headroom, tuning: TableTuning, rows: Sequence[Headr
 
 
 def in_words(headroom: Headroom, rows: Sequence[HeadroomRow]) -> str:
-    """What is gained at the same peak, what the workspaces come to beside it, and how the step was traced."""
+    """Say what is gained at the same peak, what the workspaces come to beside it, and how the step was traced."""
     timeline = headroom.timeline
     largest = max((row.workspace_bytes for row in rows), default=0)
     fullest = max((row.call.in_use_bytes + row.workspace_bytes for row in rows), default=0)
@@ -78,12 +76,10 @@ def in_words(headroom: Headroom, rows: Sequence[HeadroomRow]) -> str:
     )
 
 
-def headroom_record(
-    headroom: Headroom, tuning: TableTuning, rows: Sequence[HeadroomRow], environment: Environment
-) -> Record:
-    """What ``mucudnn explain --headroom --json`` writes."""
+def headroom_record(headroom: Headroom, tuning: TableTuning, rows: Sequence[HeadroomRow]) -> Record:
+    """Return what ``mucudnn explain --headroom --json`` writes."""
     return {
-        **record_header(tuning.config, environment, datetime.now(UTC)),
+        **record_header(tuning.config, tuning.environment, datetime.now(UTC)),
         "source": tuning.source,
         "peak_bytes": headroom.peak_bytes,
         "calls": [_record(row) for row in rows],
@@ -92,17 +88,17 @@ def headroom_record(
 
 
 def headroom_csv_rows(rows: Sequence[HeadroomRow]) -> list[Record]:
-    """Lines of the CSV file: one for each call."""
+    """Return the lines of the CSV file: one for each call."""
     return [_record(row) for row in rows]
 
 
 def _key(name: str, problem: ConvProblem, batch_size: int) -> tuple[str, Operation, tuple[int, ...]]:
-    """A module's geometry is its own, so that operation and shape tell its calls apart."""
+    """Tell calls apart: a module's geometry is its own, so that name, operation and shape do."""
     return name, problem.operation, problem.x_shape(batch_size)
 
 
 def _gain(rows: Sequence[HeadroomRow]) -> str:
-    """Nothing where a time of torch's is not known."""
+    """Say how much faster all are; nothing where a time of torch's is not known."""
     tuned = [row.tuned for row in rows if row.tuned is not None]
     known = [one.baseline_s for one in tuned if one.baseline_s is not None]
     if not tuned or len(known) < len(tuned):
@@ -115,7 +111,7 @@ def _gain(rows: Sequence[HeadroomRow]) -> str:
 def _cells(row: HeadroomRow) -> tuple[str, ...]:
     tuned = row.tuned
     return (
-        short_name(row.call.name),
+        short_name((row.call.name,)),
         str(row.call.operation),
         "" if tuned is None else str(tuned.configuration),
         format_bytes(row.call.in_use_bytes),
@@ -127,7 +123,7 @@ def _cells(row: HeadroomRow) -> tuple[str, ...]:
 
 
 def _total(rows: Sequence[HeadroomRow], name: str) -> str:
-    """Of those that were tuned; nothing where one of them is not known."""
+    """Add the times of those that were tuned; nothing where one of them is not known."""
     known = [getattr(row.tuned, name) for row in rows if row.tuned is not None]
     return "" if None in known else milliseconds(sum(known))
 

@@ -7,11 +7,9 @@ from datetime import UTC, datetime
 
 from rich.table import Table
 
-from mucudnn.bench.analyses.accounts import accounts_of
 from mucudnn.bench.report.records import Record, configuration_record, record_header
 from mucudnn.bench.report.tables import comparison, memory_bound, milliseconds, new_table, short_name
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
-from mucudnn.running.environment import Environment
 from mucudnn.tuning.result import TunedProblem, left_out_in_words
 from mucudnn.words.units import format_bytes
 
@@ -39,7 +37,7 @@ def tuning_table(tuning: TableTuning) -> Table:
 def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
     tuned = row.tuned
     return (
-        short_name(row.layer),
+        short_name(row.names),
         str(tuned.problem.operation),
         str(tuned.configuration),
         str(row.count),
@@ -50,7 +48,7 @@ def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
 
 
 def _unmeasured(tuned: TunedProblem) -> str:
-    """``11 of 15``: candidates that the time limit left out."""
+    """Count the candidates that the time limit left out: ``11 of 15``."""
     left_out = len(tuned.left_out.unmeasured)
     return f"{left_out} of {left_out + len(tuned.measurements)}" if left_out else ""
 
@@ -62,14 +60,14 @@ def _totals(tuning: TableTuning) -> tuple[str, ...]:
 
 
 def _against_torch(baseline_s: float | None, time_s: float) -> tuple[str, str, str]:
-    """Nothing for what is not known."""
+    """Compare with torch; nothing for what is not known."""
     return ("", milliseconds(time_s), "") if baseline_s is None else comparison(baseline_s, time_s, baseline_s / time_s)
 
 
-def tuning_record(tuning: TableTuning, environment: Environment) -> Record:
-    """What ``mucudnn tune --json`` writes; ``complete`` is false after Ctrl-C."""
+def tuning_record(tuning: TableTuning) -> Record:
+    """Return what ``mucudnn tune --json`` writes; ``complete`` is false after Ctrl-C."""
     return {
-        **record_header(tuning.config, environment, datetime.now(UTC)),
+        **record_header(tuning.config, tuning.environment, datetime.now(UTC)),
         "source": tuning.source,
         "complete": not tuning.interrupted,
         "problems": [_tuned(row) for row in tuning.rows],
@@ -85,7 +83,7 @@ def tuning_record(tuning: TableTuning, environment: Environment) -> Record:
 
 
 def _accounts(tuning: TableTuning) -> list[Record | None]:
-    return [None if account is None else account.to_json() for account in accounts_of(tuning)]
+    return [None if row.tuned.account is None else row.tuned.account.to_json() for row in tuning.rows]
 
 
 def _tuned(row: TunedLayer) -> Record:

@@ -19,7 +19,7 @@ from torch import nn
 
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.running.devices import device_of, made_current
-from mucudnn.running.execution import release_workspaces
+from mucudnn.running.workspace import release_workspaces
 from mucudnn.tracing.training_step import training_step
 from mucudnn.tracing.undisturbed import undisturbed
 from mucudnn.words.errors import UnavailableError

@@ -19,7 +19,7 @@ TORCH_COLOUR, OTHER_COLOUR, OURS_COLOUR, ALARM_COLOUR = "#7a7a7a", "#e08214", "#
 
 
 def require_matplotlib() -> None:
-    """Raises ``UnavailableError`` where it is not installed: ask before anything is measured."""
+    """Raise ``UnavailableError`` where matplotlib is not installed: ask before anything is measured."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -36,7 +36,7 @@ def new_figure(width_inches: float, height_inches: float, title: str) -> Figure:
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """See ``whole_file``."""
+    """Write the figure as PNG, as a whole: see ``whole_file``."""
     with whole_file(path) as stream:
         figure.savefig(stream, format="png", dpi=130)
 

@@ -17,7 +17,7 @@ Record = dict[str, Any]
 
 
 def record_header(config: Config, environment: Environment, date: datetime) -> Record:
-    """What every record of a tuning starts with: versions, date, where and with which choices it was made."""
+    """Return the beginning of every record of a tuning: versions, date, where and with which choices it was made."""
     choices = asdict(config)
     if config.database is not None:
         choices["database"] = str(config.database)
@@ -25,7 +25,7 @@ def record_header(config: Config, environment: Environment, date: datetime) -> R
 
 
 def origin(environment: Environment, date: datetime) -> Record:
-    """What every record starts with: versions, date and where it was made."""
+    """Return the beginning of every record: versions, date and where it was made."""
     return {
         "format_version": FORMAT_VERSION,
         "mucudnn": mucudnn.__version__,
@@ -35,7 +35,11 @@ def origin(environment: Environment, date: datetime) -> Record:
 
 
 def key_of(name: str) -> str:
-    """``torch-benchmark-10`` -> ``torch_benchmark_10``, as keys and columns are written."""
+    """Spell a name as keys and columns are.
+
+    >>> key_of("torch-benchmark-10")
+    'torch_benchmark_10'
+    """
     return name.replace("-", "_")
 
 

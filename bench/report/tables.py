@@ -11,7 +11,7 @@ from mucudnn.words.units import format_bytes
 
 
 def new_table(title: str, left: tuple[str, ...], right: Sequence[str], footer: tuple[str, ...] = ()) -> Table:
-    """Text columns, then columns of numbers; ``footer`` has one text for each, or is empty."""
+    """Make a table of text columns, then of number columns; ``footer`` has one text for each, or is empty."""
     printed = Table(title=title, title_justify="left", caption_justify="left", show_footer=bool(footer))
     for column in left:
         printed.add_column(column)
@@ -23,7 +23,7 @@ def new_table(title: str, left: tuple[str, ...], right: Sequence[str], footer: t
 
 
 def memory_bound(config: Config) -> str:
-    """``workspace limit 64 MiB``: what the config allows, for titles."""
+    """Say what the config allows, for titles: ``workspace limit 64 MiB``."""
     if config.workspace_budget_bytes is not None:
         return f"workspace budget {format_bytes(config.workspace_budget_bytes)}"
     if config.has_headroom_limit:
@@ -35,18 +35,31 @@ def comparison(baseline_s: float, time_s: float, speedup: float) -> tuple[str, s
     return milliseconds(baseline_s), milliseconds(time_s), ratio(speedup)
 
 
-def short_name(names: str) -> str:
+def short_name(names: Sequence[str]) -> str:
     """``a, b, c`` -> ``a +2``: equal layers share a row, which the first of them names."""
-    first, *others = names.split(", ")
+    first, *others = names
     first = first or "(the model itself)"
     return f"{first} +{len(others)}" if others else first
 
 
+def long_name(names: Sequence[str]) -> str:
+    """``a, b, c``: as files have them."""
+    return ", ".join(names)
+
+
 def milliseconds(time_s: float) -> str:
-    """Without unit, which the column has."""
+    """Format a time without its unit, which the column has.
+
+    >>> milliseconds(0.02)
+    '20.00'
+    """
     return f"{time_s * 1e3:.2f}"
 
 
 def ratio(value: float) -> str:
-    """``1.40×``."""
+    """Format a ratio.
+
+    >>> ratio(1.4)
+    '1.40×'
+    """
     return f"{value:.2f}×"

@@ -65,6 +65,6 @@ def module_by_module(table: LayerTable) -> LayerTable:
 
 
 def _apart(layer: Layer) -> Iterator[Layer]:
-    calls = Counter(layer.name.split(", "))
+    calls = Counter(layer.names)
     for name, count in calls.items():
-        yield replace(layer, name=name, count=count)
+        yield replace(layer, names=(name,), count=count)

@@ -21,7 +21,7 @@ from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.tracing.convolutions import convolutions_of, trace
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, dtype_name
-from mucudnn.words.values import flag, instance, member, settle, shown, text, whole
+from mucudnn.words.values import flag, instance, member, settle, several, shown, text, whole
 
 __all__ = ["NETWORKS", "TABLES", "Layer", "LayerTable", "convolutions_of", "load_source", "read_csv", "trace"]
 
@@ -42,13 +42,14 @@ _TEXT = ("name", "set")
 class Layer:
     """One geometry of a network, as its forward problem, and how often it occurs.
 
-    name: that of its module, or of all its modules. batch_size: samples in a call. input_needs_gradient: False where
-    the input is the network's own, whose gradient nobody asks for. Such a layer has no BACKWARD_DATA.
+    names: of the module, or of all that are equal; one text is one name. batch_size: samples in a call.
+    input_needs_gradient: False where the input is the network's own, whose gradient nobody asks for. Such a layer has
+    no BACKWARD_DATA.
 
     Raises ``InvalidInputError`` for other values, and for batches of more than ``MOST_SAMPLES``.
     """
 
-    name: str
+    names: tuple[str, ...]
     problem: ConvProblem
     batch_size: int
     count: int = 1
@@ -57,12 +58,17 @@ class Layer:
     def __post_init__(self) -> None:
         settle(
             self,
-            name=text(self.name, "name"),
+            names=tuple(text(name, "one of names") for name in several(self.names)),
             problem=instance(ConvProblem, self.problem, "problem"),
             batch_size=whole(self.batch_size, "batch_size", 1, MOST_SAMPLES),
             count=whole(self.count, "count", 1),
             input_needs_gradient=flag(self.input_needs_gradient, "input_needs_gradient"),
         )
+
+    @property
+    def name(self) -> str:
+        """``a, b``: all names, for people and for files."""
+        return ", ".join(self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +233,9 @@ def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch
     with _blamed(source, f"cannot compute an input of 1x{'x'.join(map(str, input_shape))}"):
         calls = trace(model, torch.zeros(1, *input_shape))
     return [
-        Layer(call.name, call.problem, call.batch_size * (batch or 1), input_needs_gradient=call.input_needs_gradient)
+        Layer(
+            (call.name,), call.problem, call.batch_size * (batch or 1), input_needs_gradient=call.input_needs_gradient
+        )
         for call in calls
     ]
 
@@ -273,7 +281,8 @@ def _layer(path: Path, number: int, line: Mapping[str, str | None]) -> Layer:
     size |= {name: _size(where, name, line.get(name) or default) for name, default in _OPTIONAL.items()}
     try:
         batch_size = whole(size["n"], "n", 1, MOST_SAMPLES)
-        return Layer(line.get("name") or f"line {number}", _problem(size), batch_size, size["count"])
+        names = (line.get("name") or f"line {number}").split(", ")
+        return Layer(tuple(names), _problem(size), batch_size, size["count"])
     except InvalidInputError as error:
         raise InvalidInputError(f"{where}: {error}") from None
 
@@ -310,4 +319,4 @@ def _merged(layers: Iterable[Layer]) -> tuple[Layer, ...]:
 
 
 def _together(first: Layer, second: Layer) -> Layer:
-    return replace(first, name=f"{first.name}, {second.name}", count=first.count + second.count)
+    return replace(first, names=first.names + second.names, count=first.count + second.count)

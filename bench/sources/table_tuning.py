@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mucudnn.bench.sources.layers import Layer, LayerTable
+from mucudnn.running.environment import Environment
 from mucudnn.tuning.choose import Divided
 from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
 from mucudnn.tuning.tuner import tune_tasks
@@ -18,11 +19,19 @@ from mucudnn.words.task import Task
 
 @dataclass(frozen=True, slots=True)
 class TunedLayer:
-    """What was chosen for one operation of one layer that occurs ``count`` times in its network."""
+    """What was chosen for one operation of one layer that occurs ``count`` times in its network.
 
-    layer: str
+    names: of the layer, or of all that are equal.
+    """
+
+    names: tuple[str, ...]
     count: int
     tuned: TunedProblem
+
+    @property
+    def layer(self) -> str:
+        """All names, comma-separated."""
+        return ", ".join(self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,7 @@ class TableTuning:
 
     source: str
     config: Config
+    environment: Environment
     rows: tuple[TunedLayer, ...]
     wanted: int
     divided: Divided | None = None
@@ -115,13 +125,13 @@ def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None)
 
 def _least(limits: Limits, layer: Layer, operation: Operation) -> int:
     """0 for what does not run in a training step, such as dw of a frozen filter."""
-    return min(limits.get((name, operation), 0) for name in layer.name.split(", "))
+    return min(limits.get((name, operation), 0) for name in layer.names)
 
 
 def of_table(table: LayerTable, tuning: Tuning) -> TableTuning:
     """With the names and counts of the layers; the tuning is of ``table_tasks``, or of the first of them."""
     wanted = table.problems(tuning.config.operations)
     rows = [
-        TunedLayer(layer.name, layer.count, tuned) for (layer, _), tuned in zip(wanted, tuning.problems, strict=False)
+        TunedLayer(layer.names, layer.count, tuned) for (layer, _), tuned in zip(wanted, tuning.problems, strict=False)
     ]
-    return TableTuning(table.source, tuning.config, tuple(rows), len(wanted), tuning.divided)
+    return TableTuning(table.source, tuning.config, tuning.environment, tuple(rows), len(wanted), tuning.divided)

@@ -67,7 +67,7 @@ def batch(
     if plot_file is not None:
         require_matplotlib()
     options.use_threads(threads)
-    environment = tuning_environment(device, config)
+    tuning_environment(device, config)  # before a model is built for a device that is not there
     table = load_source(source, batch=up_to, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
     tuning = tune_with_progress(table, config, device)
     require_complete(tuning)
@@ -77,9 +77,9 @@ def batch(
         console.print(curves_table(sweep, curves, every_size=everything))
     console.print(cliffs_table(sweep, every_cliff=everything))
     console.print(explanation(sweep))
-    console.print(str(environment))
+    console.print(str(sweep.environment))
     write_each(
         (csv_file, lambda path: write_csv(path, sweep_rows(sweep))),
-        (json_file, lambda path: write_json(path, sweep_record(sweep, environment))),
+        (json_file, lambda path: write_json(path, sweep_record(sweep))),
         (plot_file, lambda path: save_png(draw_sweep(sweep), path)),
     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ExportFormat(StrEnum):
-    """How rows are written: the members' values are what ``--format`` takes."""
+    """Forms in which rows are written; the members' values are what ``--format`` takes."""
 
     CSV = "csv"
     JSON_LINES = "json-lines"
@@ -126,7 +126,7 @@ def prune(other_environments: bool, other_versions: bool, failures: bool, dry_ru
 
 
 def environments_here() -> Iterator[Environment]:
-    """That of the CPU, and that of the GPU where there is one that can be used."""
+    """Yield the environment of the CPU, and that of the GPU where one can be used."""
     from mucudnn.running.environment import current_environment
     from mucudnn.words.errors import UnavailableError
 
@@ -136,7 +136,7 @@ def environments_here() -> Iterator[Environment]:
 
 
 def info_table(found: DatabaseInfo) -> Table:
-    """Rows of each environment."""
+    """Return a table of the rows of each environment."""
     from rich.table import Table
 
     table = Table("environment")

@@ -71,7 +71,7 @@ def doctor() -> None:
 
 
 def machine() -> Iterator[Finding]:
-    """What everything runs on."""
+    """Yield the CPU, torch, its libraries and the place of the database."""
     from mucudnn.database.database import default_path
     from mucudnn.running.environment import current_environment
 
@@ -85,7 +85,7 @@ def machine() -> Iterator[Finding]:
 
 
 def compiled() -> Finding:
-    """Mucudnn's own C++: which build is loaded, or why there is none."""
+    """Say which build of mucudnn's own C++ is loaded, or why there is none."""
     from mucudnn.kernels.compiled.library import loaded_build
 
     build = loaded_build()
@@ -99,7 +99,7 @@ def compiled() -> Finding:
 
 
 def accelerators() -> Iterator[Finding]:
-    """GPUs with their driver, cuDNN and CuPy, which the CPU does without."""
+    """Yield the GPUs with their driver, cuDNN and CuPy, which the CPU does without."""
     from mucudnn.kernels.cudnn.library import library
     from mucudnn.running.environment import require_cuda
     from mucudnn.words.errors import UnavailableError
@@ -128,7 +128,7 @@ def _gpus_and_driver() -> Iterator[Finding]:
 
 
 def gpus() -> dict[str, list[int]]:
-    """Name -> indices of the devices that have it; empty where torch can use none."""
+    """Return the indices of the devices by their name; nothing where torch can use none."""
     import torch
 
     named: dict[str, list[int]] = {}
@@ -138,7 +138,7 @@ def gpus() -> dict[str, list[int]]:
 
 
 def driver() -> str:
-    """The version that nvidia-smi tells."""
+    """Return the version that nvidia-smi tells."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()
@@ -161,7 +161,7 @@ def _unavailable(name: str, error: UnavailableError) -> Finding:
 
 
 def cupy() -> Finding:
-    """It is imported, since an installed one can lack what it needs of the system."""
+    """Import CuPy, since an installed one can lack what it needs of the system."""
     if find_spec("cupy") is None:
         return Finding("CuPy", _lacking("not installed"), "pip install 'mucudnn[cuda]'")
     installed = _cupy_version()
@@ -184,7 +184,7 @@ def _cupy_version() -> str:
 
 
 def on_gpu(index: int) -> list[AlgorithmFinding]:
-    """What computes on a CUDA device: algorithms, and sources of them where they can be asked."""
+    """Examine the algorithms of a CUDA device, and the sources of more where they can be asked."""
     import torch
 
     from mucudnn.kernels.registry import algorithms, sources

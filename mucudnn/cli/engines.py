@@ -84,7 +84,7 @@ def engines(
     layer = _named(load_source(source, **sizes), layer_name)
     asked = micro_batches or micro_batch_sizes(BatchSizePolicy.POWER_OF_TWO, layer.batch_size)
     device = _device(device_properties)
-    found = list_engines(device, layer.name, layer.problem.with_operation(operation), asked, every=every)
+    found = list_engines(device, layer.names, layer.problem.with_operation(operation), asked, every=every)
     output().print(engines_table(found))
     write_each(
         (csv_file, lambda path: write_csv(path, engines_rows(found))),
@@ -94,7 +94,7 @@ def engines(
 
 def _named(table: LayerTable, name: str | None) -> Layer:
     """The layer that goes by this name, alone or with equal ones. Raises ``InvalidInputError``."""
-    by_name = {name: layer for layer in table.layers for name in (layer.name, *layer.name.split(", "))}
+    by_name = {name: layer for layer in table.layers for name in (layer.name, *layer.names)}
     if name in by_name:
         return by_name[name]
     if name is None and len(table.layers) == 1:
@@ -102,7 +102,7 @@ def _named(table: LayerTable, name: str | None) -> Layer:
     close = get_close_matches(name or "", by_name, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     asked = "no layer is named" if name is None else f"{table.source} has no layer {name!r}"
-    names = ", ".join(layer.name.split(", ")[0] for layer in table.layers)
+    names = ", ".join(layer.names[0] for layer in table.layers)
     raise InvalidInputError(f"{asked}; {hint}give --layer NAME, one of {names}")
 
 

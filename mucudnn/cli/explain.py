@@ -17,7 +17,6 @@ from mucudnn.words.units import parse_bytes
 if TYPE_CHECKING:
     from mucudnn.bench.sources.layers import LayerTable
     from mucudnn.bench.sources.table_tuning import Limits, TableTuning
-    from mucudnn.running.environment import Environment
     from mucudnn.words.config import Config
 
 
@@ -106,15 +105,15 @@ def _budget(source: str, sizes: dict[str, Any], config: Config, device: str, sto
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.terminal.console import output
 
-    tuning, environment = _tuned(load_source(source, **sizes), config, device, stored)
+    tuning = _tuned(load_source(source, **sizes), config, device, stored)
     explanation = explain(tuning)
     console, (csv_file, json_file, plot_file) = output(), files
     console.print(report.explanation_table(explanation))
     console.print(report.in_words(explanation))
-    console.print(str(environment))
+    console.print(str(tuning.environment))
     write_each(
         (csv_file, lambda path: report.write_tables(explanation, path)),
-        (json_file, lambda path: write_json(path, report.explanation_record(explanation, environment))),
+        (json_file, lambda path: write_json(path, report.explanation_record(explanation))),
         (plot_file, lambda path: save_png(draw_explanation(explanation), path)),
     )
 
@@ -127,28 +126,26 @@ def _headroom(source: str, sizes: dict[str, Any], config: Config, device: str, s
     from mucudnn.terminal.console import output
 
     table, headroom = table_with_headroom(source, **sizes, device=device)
-    tuning, environment = _tuned(table, config, device, stored, headroom.limits)
+    tuning = _tuned(table, config, device, stored, headroom.limits)
     rows = report.headroom_rows(headroom, tuning)
     console, (csv_file, json_file, plot_file) = output(), files
     console.print(report.headroom_table(headroom, tuning, rows))
     console.print(report.in_words(headroom, rows), soft_wrap=True)
-    console.print(str(environment))
+    console.print(str(tuning.environment))
     write_each(
         (csv_file, lambda path: write_csv(path, report.headroom_csv_rows(rows))),
-        (json_file, lambda path: write_json(path, report.headroom_record(headroom, tuning, rows, environment))),
+        (json_file, lambda path: write_json(path, report.headroom_record(headroom, tuning, rows))),
         (plot_file, lambda path: save_png(draw_headroom(headroom, tuning.source, rows), path)),
     )
 
 
 def _tuned(
     table: LayerTable, config: Config, device: str, stored: _Stored, limits: Limits | None = None
-) -> tuple[TableTuning, Environment]:
+) -> TableTuning:
     """Measured here, or solved from what is stored."""
     path, environment = stored
     if path is None:
-        here = tuning_environment(device, config)
         tuning = tune_with_progress(table, config, device, limits)
         require_complete(tuning)
-        return tuning, here
-    replayed = solve_stored(path, table, config, environment, limits)
-    return replayed.tuning, replayed.environment
+        return tuning
+    return solve_stored(path, table, config, environment, limits).tuning

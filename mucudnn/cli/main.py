@@ -38,8 +38,9 @@ class CommandGroup(click.Group):
     """Turns mucudnn's own errors into exit status 2, and Ctrl-C into 130 and a word on what is kept."""
 
     def main(self, *args: Any, **rest: Any) -> Any:
-        """Standard output that fails is told at the end, status 2: files are written first. Who reads a pipe may stop
-        before that, status 0.
+        """Run the command, and tell at the end, with status 2, if standard output failed: files are written first.
+
+        A reader of a pipe may stop before the end: that is status 0.
         """
         occupy_closed()
         with guarded("stderr"), guarded("stdout") as output:
@@ -77,7 +78,7 @@ class CommandGroup(click.Group):
 
 
 def _lack_of_memory(error: Exception) -> str | None:
-    """What torch says of it; ``None`` for other errors."""
+    """Return what torch says of a lack of memory; ``None`` for other errors."""
     from mucudnn.kernels.contract.out_of_memory import is_out_of_memory  # here and not above: it loads torch
 
     return first_line(error) if is_out_of_memory(error) else None
@@ -102,7 +103,7 @@ def _require_printed(output: Guarded) -> None:
 
 
 def _show_warning(message: Warning | str, *where: object, **_: object) -> None:
-    """For people: what it says, not where in the code it is said."""
+    """Print what a warning says, and not where in the code it is said."""
     click.echo(f"Warning: {message}", err=True)
 
 

@@ -66,7 +66,7 @@ def solve(
     console = output()
     console.print(tuning_table(replayed.tuning))
     console.print(account_in_words(replayed.tuning))
-    console.print(f"measured on {replayed.environment}")
+    console.print(f"measured on {replayed.tuning.environment}")
     if json_file is not None:
-        record = tuning_record(replayed.tuning, replayed.environment) | {"notes": replayed.notes}
+        record = tuning_record(replayed.tuning) | {"notes": replayed.notes}
         write_json(json_file, record)

@@ -42,14 +42,14 @@ def tune(
     sizes = options.pop_sizes(rest)
     config = Config(**rest)
     options.use_threads(threads)
-    environment = tuning_environment(device, config)
+    tuning_environment(device, config)  # before a model is built for a device that is not there
     table, limits = load_limited(source, sizes, config, device)
     tuning = tune_with_progress(table, config, device, limits)
     console = output()
     console.print(tuning_table(tuning))
     if not tuning.interrupted:
         console.print(account_in_words(tuning))
-    console.print(str(environment))
+    console.print(str(tuning.environment))
     if json_file is not None:
-        write_json(json_file, tuning_record(tuning, environment))
+        write_json(json_file, tuning_record(tuning))
     require_complete(tuning)

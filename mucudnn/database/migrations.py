@@ -7,20 +7,22 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
+from mucudnn.words.torch_settings import TORCHS_OWN
+
 VERSION = 3  # 1: the first one; 2: environments have numerics; 3: whole runs go through torch's operators
 BEFORE_EXPORTS_SAID = 2  # the version of exported rows that do not name theirs
 
 _ENVIRONMENT_1 = "device, capability, threads, torch, library, compiled"
 
-# Whole runs left out what a call through torch's dispatcher and autograd costs. Torch's own call is undivided
-# ``native``, and has no such part; a call with a cached filter ("instead" of another) goes past the operator.
+# Whole runs left out what a call through torch's dispatcher and autograd costs. Torch's own, undivided, has
+# no such part; a call with a cached filter ("instead" of another) goes past the operator.
 # Rows that are bad stay as they are.
 _OPERATOR_S = 30e-6
 _TIME_S_2 = f"""CASE
     WHEN typeof(configuration) <> 'text' OR typeof(time_s) NOT IN ('integer', 'real') OR time_s <= 0 THEN time_s
     WHEN NOT json_valid(configuration) THEN time_s
     WHEN json_extract(configuration, '$[#-1][4]') = 'instead' THEN time_s
-    WHEN json_array_length(configuration) = 1 AND json_extract(configuration, '$[0][0]') = 'native'
+    WHEN json_array_length(configuration) = 1 AND json_extract(configuration, '$[0][0]') = '{TORCHS_OWN}'
         AND json_extract(configuration, '$[0][3]') = 1 THEN time_s
     ELSE time_s + {_OPERATOR_S} END"""
 

@@ -13,7 +13,7 @@ from mucudnn.database import schema
 from mucudnn.database.database import Database
 from mucudnn.database.file import MEMORY
 from mucudnn.database.migrations import BEFORE_EXPORTS_SAID, SINCE_VERSION_1, migrated_row
-from mucudnn.database.rules import COLUMNS_OF, fault, row_faults
+from mucudnn.database.rules import COLUMNS_OF, row_faults
 from mucudnn.words.errors import DatabaseError
 
 _SQLITE = b"SQLite format 3\0"
@@ -154,7 +154,7 @@ def _checked(lines: Iterator[Line]) -> tuple[list[dict[str, Any]], list[str]]:
     line_of: dict[tuple[Any, ...], int] = {}
     for number, line in lines:
         row: dict[str, Any] | str = line if isinstance(line, str) else {**SINCE_VERSION_1, **line}
-        wrong = [row] if isinstance(row, str) else _faults(row)
+        wrong = [row] if isinstance(row, str) else row_faults(row)
         if isinstance(row, dict) and not wrong:
             first = line_of.setdefault(_key(row), number)
             wrong = [f"has the key and measured_at of line {first}; keep one of the two"] if first != number else []
@@ -162,14 +162,6 @@ def _checked(lines: Iterator[Line]) -> tuple[list[dict[str, Any]], list[str]]:
         if wrong:
             faults.append(f"line {number}: {'; '.join(wrong)}")
     return rows, faults
-
-
-def _faults(row: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a row, the version of whoever wrote it included."""
-    version = row.get("schema", BEFORE_EXPORTS_SAID)
-    if wrong_version := fault("schema", version):
-        return [wrong_version]
-    return row_faults({column: value for column, value in row.items() if column != "schema"})
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:

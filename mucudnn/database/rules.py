@@ -1,7 +1,7 @@
 """What the values of a row must be, column by column, and in words what is wrong where they are not.
 
 These are the only rules: for what was measured just now, what is stored, merged or imported. Rows are given as they are
-exported: the columns of ``schema.ROW_COLUMNS`` with numbers and texts, None or nothing at all where there is none.
+exported: the columns of ``schema.EXPORT_COLUMNS`` with numbers and texts, None or nothing where there is none.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ COLUMNS_OF = {
     "verification": (*_OWNER, schema.KEYS["verifications"], *schema.TIMES),
 }
 
+_EXPORTED_ONLY = frozenset(schema.EXPORT_COLUMNS) - frozenset(schema.ROW_COLUMNS)
 _OWN_COLUMNS = {
     kind: ("measured_at", *(column for column in columns if column not in _OWNER))
     for kind, columns in COLUMNS_OF.items()
@@ -58,7 +59,7 @@ def row_faults(row: Mapping[str, Any]) -> list[str]:
     """Everything that is wrong with a row; empty: nothing."""
     if wrong_kind := fault("kind", row.get("kind")):
         return [wrong_kind]
-    return [*owner_faults(row), *own_faults(row)]
+    return [*_faults_in(row, _EXPORTED_ONLY & row.keys()), *owner_faults(row), *own_faults(row)]
 
 
 def owner_faults(row: Mapping[str, Any]) -> list[str]:
@@ -73,7 +74,8 @@ def own_faults(row: Mapping[str, Any]) -> list[str]:
     """What is wrong with a row of a known kind beside its environment and its problem."""
     kind = row["kind"]
     has_none = f"a {kind} has no such value"
-    foreign = (column for column, value in row.items() if value is not None and column not in COLUMNS_OF[kind])
+    own = _EXPORTED_ONLY.union(COLUMNS_OF[kind])
+    foreign = (column for column, value in row.items() if value is not None and column not in own)
     return [*_faults_in(row, _OWN_COLUMNS[kind]), *(f"{c} is {shown(row[c])}; {has_none}" for c in foreign)]
 
 

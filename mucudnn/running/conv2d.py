@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from mucudnn.running import operators
-from mucudnn.running.kept_filters import KeptFilter, KeptFilters, is_inference
+from mucudnn.running.filter_cache import CachedFilter, FilterCache, is_inference
 from mucudnn.running.operators import Choices
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES
@@ -33,10 +33,10 @@ class Conv2d(torch.nn.Conv2d):
 
     tuned: tuple[TunedProblem, ...] = ()
     choices: Choices | None = None
-    kept: KeptFilters | None = None
+    kept: FilterCache | None = None
 
     @property
-    def kept_filters(self) -> tuple[KeptFilter, ...]:
+    def kept_filters(self) -> tuple[CachedFilter, ...]:
         """What is kept in inference, and why."""
         return () if self.kept is None else self.kept.filters
 

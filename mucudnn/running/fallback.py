@@ -1,58 +1,17 @@
-"""What runs where a tuned configuration cannot: an alternative of what failed, or torch's own convolution.
+"""Says where torch's own convolution, or another algorithm, runs instead of what was tuned: once each.
 
-Only for training and inference, which must never stop. While measuring, a library's failure and a lack of memory are
-errors: see ``operators.Measured``. What is replaced is said once.
+Operators must never stop a training. While measuring, a failure is an error instead: see ``operators.Measured``.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
-from mucudnn.kernels.contract.algorithm import Algorithm
-from mucudnn.running.execution import Recipe, StepError, release_workspaces
-from mucudnn.words.errors import CapturingError, LibraryError, UnavailableError
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration, MicroConfig
+from mucudnn.running.workspace import release_workspaces
 
-# Steps that have failed, with the words of their library: for the rest of the process
-_failed: dict[tuple[torch.device, ConvProblem, MicroConfig], str] = {}
 _said: set[str] = set()
-
-
-def working_recipe(
-    problem: ConvProblem, configuration: Configuration, device_type: str, *, keeps_workspace: bool = True
-) -> Recipe | None:
-    """The configuration's recipe for the current device, built, with alternatives in the place of failed steps.
-
-    ``None``: torch's own convolution, where the device or torch's settings are not those that it was tuned for, or no
-    alternative works. Raises ``InvalidInputError`` for an algorithm that is not registered or cannot compute the
-    problem, ``CapturingError`` where a CUDA graph is being captured, ``StepError`` where there is no memory to build.
-    """
-    if device_type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise CapturingError(f"{problem} was not run before a CUDA graph is captured: run it once, then capture it")
-    try:
-        recipe = Recipe.of(problem, configuration, device_type=device_type, keeps_workspace=keeps_workspace)
-        reason = _why_not_here(recipe)
-    except (LibraryError, UnavailableError) as error:
-        reason = str(error)
-    if reason is not None:
-        say_once(f"{problem}: {configuration} cannot run here: {reason}; torch's own convolution runs instead")
-        return None
-    return _first_that_works(recipe, _current_device(device_type))
-
-
-def note_failure(error: StepError, device: torch.device) -> None:
-    """From now on no recipe that ``working_recipe`` makes for this device has the step that failed.
-
-    Raises what torch raises where the error has broken the CUDA context: then nothing can run any more.
-    """
-    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-        torch.cuda.synchronize(device)
-    _failed.setdefault((device, error.problem, error.micro_config), str(error))
 
 
 def note_lack_of_memory(text: str, device: torch.device) -> None:
@@ -69,76 +28,3 @@ def say_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
         warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-
-def _first_that_works(recipe: Recipe, device: torch.device) -> Recipe | None:
-    problem, limit_bytes = recipe.problem, recipe.workspace_bytes
-    while (step := _failed_step(recipe, device)) is not None:
-        failed = _micro_config(*step)
-        alternative = next(_alternatives(recipe, *step, limit_bytes, device), None)
-        runs = "torch's own convolution" if alternative is None else alternative.configuration
-        say_once(
-            f"{failed.algorithm} failed for {failed.micro_batch_size} sample(s) of {problem}: "
-            f"{_failed[device, problem, failed]}; from now on {runs} runs there"
-        )
-        if alternative is None:
-            return None
-        recipe = alternative
-    return recipe
-
-
-def _failed_step(recipe: Recipe, device: torch.device) -> tuple[Algorithm, int] | None:
-    """The first that has failed before, or cannot be built now; ``None`` once all are built."""
-    for step in recipe.steps:
-        key = device, recipe.problem, _micro_config(*step)
-        if key not in _failed:
-            try:
-                recipe.build_step(*step)
-            except StepError as error:
-                if error.is_lack_of_memory:
-                    raise
-                note_failure(error, device)
-        if key in _failed:
-            return step
-    return None
-
-
-def _alternatives(
-    recipe: Recipe, failed: Algorithm, size: int, limit_bytes: int, device: torch.device
-) -> Iterator[Recipe]:
-    """The recipe with others in the place of the failed step, as far as the workspace goes."""
-    problem = recipe.problem
-    for another in failed.alternatives(problem, size):
-        instead = _micro_config(another, size)
-        if (device, problem, instead) in _failed:
-            continue
-        configuration = _with_another(recipe.configuration, _micro_config(failed, size), instead)
-        try:
-            alternative = Recipe.of(
-                problem, configuration, device_type=device.type, keeps_workspace=recipe.keeps_workspace
-            )
-        except LibraryError:
-            continue
-        if alternative.workspace_bytes <= limit_bytes:
-            yield alternative
-
-
-def _with_another(configuration: Configuration, failed: MicroConfig, instead: MicroConfig) -> Configuration:
-    micro_configs = tuple(instead if m == failed else m for m in configuration.micro_configs)
-    return replace(configuration, micro_configs=micro_configs)
-
-
-def _micro_config(algorithm: Algorithm, size: int) -> MicroConfig:
-    return MicroConfig(algorithm.name, size)
-
-
-def _why_not_here(recipe: Recipe) -> str | None:
-    """Why a step may not run now, in words."""
-    for algorithm, size in recipe.steps:
-        if reason := algorithm.why_not_here(recipe.problem, size):
-            return f"{algorithm.name}: {reason}"
-    return None
-
-
-def _current_device(device_type: str) -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if device_type == "cuda" else torch.device(device_type)

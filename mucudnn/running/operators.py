@@ -22,11 +22,10 @@ from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running.devices import made_current
-from mucudnn.running.execution import Recipe, StepError
-from mucudnn.running.fallback import note_failure, note_lack_of_memory, say_once, working_recipe
+from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.flops import count_flops
-from mucudnn.running.huge_pages import on_huge_pages
-from mucudnn.running.recipes import forget, recipe_of
+from mucudnn.running.recipe import Recipe, StepError, forget, note_failure, recipe_of, working_recipe
+from mucudnn.running.workspace import on_huge_pages
 from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration

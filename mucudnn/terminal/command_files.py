@@ -31,7 +31,7 @@ class FileType(click.ParamType):  # type: ignore[type-arg]  # generic in new ver
         return self.name
 
     def files(self, value: Any) -> Iterator[Path]:
-        """All files that a value stands for."""
+        """Yield all files that a value stands for."""
         yield value
 
 
@@ -61,7 +61,7 @@ class NamedOrFile(InputFile):
 
 
 class SourceFile(NamedOrFile):
-    """A source of layers, as text: see ``load_source``. Of ``package.module:factory`` the modules' files are read."""
+    """A source of layers, as text: see ``load_source``. ``package.module:factory`` stands for the modules' files."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not value:
@@ -90,7 +90,7 @@ class DatabaseFile(InputFile):
 
 
 class OutputFile(FileType):
-    """A file that is written, as a whole. suffix: how its name must end. second: of what is written beside it."""
+    """A file that is written as a whole. suffix: end of its name. second: word for what is written beside it."""
 
     def __init__(self, shown: str = "FILE", *, suffix: str = "", second: str = "") -> None:
         super().__init__(shown)
@@ -121,8 +121,10 @@ class FileCommand(click.Command):
 
 
 def check_files(ctx: click.Context) -> None:
-    """Raises ``BadParameter`` for an output that cannot be written, or that is another file of the command: an input,
-    the database or another output. Files are told apart by what they are, not by their names.
+    """Refuse an output that cannot be written, or that is another file of the command.
+
+    Others are inputs, the database and other outputs; files are told apart by what they are, not by their names.
+    Raises ``BadParameter``.
     """
     outputs = list(_given(ctx, OutputFile))
     if not outputs:
@@ -141,7 +143,7 @@ def check_files(ctx: click.Context) -> None:
 
 
 def _given(ctx: click.Context, kind: type[FileType]) -> Iterator[tuple[click.Parameter, Path]]:
-    """Parameters of a kind that have a value, each with all of its files."""
+    """Yield the parameters of a kind that have a value, each with all of its files."""
     for param in ctx.command.params:
         value = ctx.params.get(param.name or "")
         if isinstance(param.type, kind) and value is not None:
@@ -150,7 +152,7 @@ def _given(ctx: click.Context, kind: type[FileType]) -> Iterator[tuple[click.Par
 
 
 def _kept(ctx: click.Context) -> Iterator[tuple[Hashable, str]]:
-    """What no output may replace -> in words, what it is."""
+    """Yield the identity of each file that no output may replace, and what it is, in words."""
     from mucudnn.database.database import default_path
 
     yield from ((_identity(path), f"what {param.get_error_hint(ctx)} reads") for param, path in _given(ctx, InputFile))
@@ -159,7 +161,7 @@ def _kept(ctx: click.Context) -> Iterator[tuple[Hashable, str]]:
 
 
 def _identity(path: Path) -> Hashable:
-    """Equal for all names of one file, through links of both kinds, also before there is one."""
+    """Return what is equal for all names of one file, through links of both kinds, also before there is one."""
     real = Path(os.path.realpath(path))
     for known, rest in ((real, ""), (real.parent, real.name)):
         with suppress(OSError):
@@ -169,7 +171,7 @@ def _identity(path: Path) -> Hashable:
 
 
 def _fault(text: str) -> str | None:
-    """Why this can be no path, in words; ``None``: it can."""
+    """Return the reason why this can be no path; ``None``: it can be one."""
     if not text:
         return "is empty; name a file"
     if "\0" in text:
@@ -191,7 +193,7 @@ def _is_no_file(path: Path) -> bool:
 
 
 def _module_files(name: str) -> Iterator[Path]:
-    """What importing a module runs, found without importing it."""
+    """Yield the files that importing a module runs, found without importing it."""
     folders, full = [str(Path.cwd()), *sys.path], ""
     for part in name.split("."):
         full = f"{full}.{part}" if full else part

@@ -1,4 +1,4 @@
-"""Where commands and demo print: tables to standard output, progress and errors to standard error."""
+"""Prints for commands and the demo: tables to standard output, progress and errors to standard error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIPED_WIDTH = 320  # columns that a table may have which goes to a file or anoth
 
 
 def output() -> Console:
-    """Standard output; wide enough for every table where it is not a terminal."""
+    """Return standard output, wide enough for every table where it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
 
 
@@ -39,7 +39,7 @@ class ModuleCommand(FileCommand):
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A bar on standard error, only where that is a terminal; removed when it is done.
+    """Show a bar on standard error, only where that is a terminal; it goes when the work is done.
 
     Yields the callback that moves it: what is being done, and the fraction that is done.
     """

@@ -55,7 +55,10 @@ class Guarded(io.RawIOBase):
             self._lead_nowhere()
 
     def _lead_nowhere(self) -> None:
-        """Else what is still in a buffer fails again when Python ends, with a traceback and status 120."""
+        """Send the rest to nothing.
+
+        What is still in a buffer would fail again when Python ends, with a traceback and status 120.
+        """
         with suppress(io.UnsupportedOperation):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
@@ -64,7 +67,7 @@ class Guarded(io.RawIOBase):
 
 @contextmanager
 def guarded(name: str) -> Iterator[Guarded | None]:
-    """``sys.stdout`` or ``sys.stderr`` behind a guard meanwhile; yields ``None`` where there is no such stream."""
+    """Put ``sys.stdout`` or ``sys.stderr`` behind a guard meanwhile; yields ``None`` where there is no such stream."""
     stream = getattr(sys, name)
     if not hasattr(stream, "buffer"):  # it was closed, or is something of a notebook's
         yield None
@@ -87,8 +90,9 @@ def guarded(name: str) -> Iterator[Guarded | None]:
 
 
 def occupy_closed() -> None:
-    """Give closed standard streams' numbers to nothing: else a file that is opened later gets such a number, and what
-    libraries print goes into it.
+    """Give the numbers of closed standard streams to nothing.
+
+    A file that is opened later would get such a number, and what libraries print would go into it.
     """
     number = 0
     while number <= 2:
@@ -97,7 +101,7 @@ def occupy_closed() -> None:
 
 
 def refusal_of_stdout() -> str | None:
-    """Why nothing can be printed, as far as can be known before; ``None``: nothing speaks against it."""
+    """Return the reason why nothing can be printed, as far as it is known before; ``None``: there is none."""
     if sys.stdout is None:
         return "it is closed"
     try:

@@ -21,7 +21,7 @@ _STANDARD = {1: "stdout", 2: "stderr"}  # file descriptors
 
 @contextmanager
 def whole_text(path: Path) -> Iterator[TextIO]:
-    """A stream of text, in UTF-8 and with line ends as they are given; see ``whole_file``."""
+    """Open a stream of text, in UTF-8 and with line ends as they are given; see ``whole_file``."""
     with whole_file(path) as stream:
         text = TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", newline="", write_through=True)
         try:
@@ -32,7 +32,7 @@ def whole_text(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A stream whose content replaces the file when the block ends; after an exception the file is what it was.
+    """Open a stream whose content replaces the file when the block ends; after an exception the file is what it was.
 
     A link stays a link: the file that it names is replaced. Mode and owner stay, too. Devices, pipes and this process's
     own standard output are written to as they are.
@@ -46,7 +46,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def require_writable(path: Path) -> None:
-    """Ask before anything is measured, so that no result is lost at the end. Leaves no trace.
+    """Refuse a file that cannot be written, before anything is measured. Leaves no trace.
 
     Raises ``OutputError`` where the file cannot be written, or is a database.
     """
@@ -84,7 +84,10 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """``None``: nothing is there yet. Raises ``OSError`` where nothing can be: a circle of links, too long a name."""
+    """Return the status; ``None``: nothing is there yet.
+
+    Raises ``OSError`` where nothing can be: a circle of links, too long a name.
+    """
     try:
         return path.stat()
     except FileNotFoundError:
@@ -92,7 +95,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _accepted(path: Path) -> os.stat_result | None:
-    """Status of what may be written to. Raises ``OutputError`` for everything else."""
+    """Return the status of what may be written to. Raises ``OutputError`` for everything else."""
     found = _status(path)
     _require_no_sidecar(_target(path))
     if found is None:
@@ -111,7 +114,7 @@ def _accepted(path: Path) -> os.stat_result | None:
 
 
 def _require_no_sidecar(target: Path) -> None:
-    """What SQLite keeps beside a database has rows that are nowhere else."""
+    """Refuse what SQLite keeps beside a database: it has rows that are nowhere else."""
     for sidecar in SIDECARS:
         database = Path(str(target).removesuffix(sidecar))
         if database != target and database.is_file() and _is_database(database):
@@ -132,12 +135,12 @@ def _is_database(path: Path) -> bool:
 
 
 def _target(path: Path) -> Path:
-    """The file that is replaced: what a link names, in the end."""
+    """Return the file that is replaced: what a link names, in the end."""
     return Path(os.path.realpath(path))
 
 
 def _folder_beside(target: Path) -> TemporaryDirectory[str]:
-    """A folder of its own name, on the same file system: a file made in it gets the mode that new files get there."""
+    """Make a folder of its own name on the same file system: files made in it get the mode of new files there."""
     return TemporaryDirectory(prefix=".mucudnn-", dir=target.parent, ignore_cleanup_errors=True)
 
 
@@ -163,13 +166,13 @@ def _inherit(new: Path, replaced: os.stat_result) -> None:
 
 @contextmanager
 def _into(path: Path) -> Iterator[BinaryIO]:
-    """As it is; what reads a pipe may stop before the end."""
+    """Write to a stream as it is; a reader of a pipe may stop before the end."""
     with suppress(BrokenPipeError), _opened(path) as stream:
         yield stream
 
 
 def _opened(path: Path) -> BufferedWriter:
-    """Standard output goes on where it is: opened anew, a file that it was redirected to would begin again."""
+    """Open a stream. Standard output goes on where it is: opened anew, a file that it was led to would begin again."""
     descriptor = _own_descriptor(path.stat())
     if descriptor is None:
         return path.open("wb")
@@ -179,7 +182,7 @@ def _opened(path: Path) -> BufferedWriter:
 
 
 def _own_descriptor(found: os.stat_result) -> int | None:
-    """That of this process's standard output or error, if the file is that."""
+    """Return the number of this process's standard output or error, if the file is that."""
     for descriptor in _STANDARD:
         with suppress(OSError):  # closed
             if os.path.samestat(found, os.fstat(descriptor)):
@@ -188,7 +191,7 @@ def _own_descriptor(found: os.stat_result) -> int | None:
 
 
 def _write_nothing(path: Path) -> None:
-    """``/dev/full`` refuses even that."""
+    """Write no byte: ``/dev/full`` refuses even that."""
     descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
     try:
         os.write(descriptor, b"")

@@ -22,7 +22,7 @@ from mucudnn.database.database import Database
 from mucudnn.database.store import Store
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.running.conv2d import Conv2d
-from mucudnn.running.kept_filters import KeptFilter, KeptFilters
+from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import DesirableSets, desirable_sets
 from mucudnn.tuning.choose import is_gain
@@ -73,7 +73,7 @@ def keep_filters(
     for name, module in modules.items():
         its_own = [kept[item] for item, (owner, _) in items.items() if owner == name]
         if filters := [one for one in its_own if one is not None]:
-            module.kept = KeptFilters(filters, keeps_workspace=not config.has_headroom_limit)
+            module.kept = FilterCache(filters, keeps_workspace=not config.has_headroom_limit)
     return division
 
 
@@ -82,7 +82,7 @@ def _warn_of_other_devices(modules: Iterable[Conv2d]) -> None:
     taken before, CUDA graphs and other processes change bytes without telling. On a GPU they could only be read by
     waiting, in each call, for all that is queued before.
     """
-    devices = {str(m.weight.device) for m in modules if m.tuned and m.weight.device.type != KeptFilters.device_type}
+    devices = {str(m.weight.device) for m in modules if m.tuned and m.weight.device.type != FilterCache.device_type}
     if devices:
         where = ", ".join(sorted(devices))
         warnings.warn(
@@ -96,7 +96,7 @@ def kept_run(
     problem: ConvProblem, configuration: Configuration, algorithm: str, operands: Operands
 ) -> Callable[[], object]:
     """Calls as a module makes them that keeps what ``algorithm`` prepares: the first prepares it."""
-    kept = KeptFilters([KeptFilter(problem, algorithm, 0, {configuration.batch_size: configuration})])
+    kept = FilterCache([CachedFilter(problem, algorithm, 0, {configuration.batch_size: configuration})])
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
 
     @torch.no_grad()
@@ -141,7 +141,7 @@ class _Keeper:
             for tuned, option in refuted:
                 self.options[tuned].remove(option)
 
-    def kept_filter(self, tuned: _Tuned, cost: Configuration) -> KeptFilter | None:
+    def kept_filter(self, tuned: _Tuned, cost: Configuration) -> CachedFilter | None:
         """``None``: nothing."""
         option = self._option(tuned, cost)
         if option is None:
@@ -151,7 +151,7 @@ class _Keeper:
             n: c for n, c in every.items() if n in option.configurations or not self._is_refuted(problem, option, c)
         }
         reason = self.reasons[tuned, option.algorithm]
-        return KeptFilter(problem, option.algorithm, cost.workspace_bytes, configurations, reason)
+        return CachedFilter(problem, option.algorithm, cost.workspace_bytes, configurations, reason)
 
     def _option(self, tuned: _Tuned, cost: Configuration) -> _Option | None:
         return next((option for option in self.options[tuned] if option.cost == cost), None)
@@ -195,7 +195,7 @@ def _items(modules: Mapping[str, Conv2d]) -> Iterator[tuple[str, tuple[str, _Tun
     """What each is called, with the name of its module."""
     for name, module in modules.items():
         forward = [tuned for tuned in module.tuned if tuned.problem.operation is Operation.FORWARD]
-        if module.weight.device.type != KeptFilters.device_type:
+        if module.weight.device.type != FilterCache.device_type:
             continue
         for problem in dict.fromkeys(tuned.problem for tuned in forward):
             of_problem = [tuned for tuned in forward if tuned.problem == problem]

@@ -7,16 +7,20 @@ only looks them up.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Any
 
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets
+from mucudnn.solver.reuse import Account, account_wr
 from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.results import Configuration, Measurement, MicroConfig, Verification
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes
+from mucudnn.words.values import restore
 
 # A smaller lead is not worth it: the machine may be another one tomorrow, and torch's own is never slower than torch.
 LEAST_GAIN = 0.03
@@ -31,13 +35,22 @@ Verify = Callable[[Task, Sequence[Configuration]], Mapping[Configuration, Outcom
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to run, and why. ``baseline_s`` is None where torch's own is not known, ``limit_bytes`` what it may use."""
+    """What to run, and why.
+
+    baseline_s: None where torch's own time is not known. limit_bytes: what it may use. account: what the solver found
+    under that limit, before whole runs had their say; None where nothing that was measured fits, and for a share of a
+    budget, which the division accounts for.
+    """
 
     configuration: Configuration
     baseline_s: float | None
     time_s: float
     reason: str
     limit_bytes: int | None
+    account: Account | None = field(default=None, compare=False, repr=False)
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        restore(self, state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +76,21 @@ def choose(
     Raises the error of the whole runs if none succeeds, and torch's own is not within the limit either;
     ``InfeasibleError`` where torch's own alone may be within the limit, and nobody has run it.
     """
+    account = _account(task, measurements)
+    choice = _choose(task, measurements, verify, baseline_bytes, account)
+    return replace(choice, account=account)
+
+
+def _choose(
+    task: Task,
+    measurements: Sequence[Measurement],
+    verify: Verify,
+    baseline_bytes: int | None,
+    account: Account | None,
+) -> Choice:
     baseline = _baseline(measurements, task.batch_size, baseline_bytes)
-    within = contenders(measurements, task.batch_size, task.limit_bytes) or [baseline]
+    fastest = set() if account is None else {account.configuration}
+    within = _contenders(fastest, measurements, task.batch_size, task.limit_bytes) or [baseline]
     outcomes = verify(task, within)
     runs = {c: outcome for c, outcome in outcomes.items() if isinstance(outcome, Verification)}
     if runs:
@@ -124,14 +150,20 @@ def contenders(measurements: Sequence[Measurement], batch_size: int, limit_bytes
     """Configurations that deserve a whole run: the fastest by prediction, and the best of single algorithms that come
     near it, each other than the baseline. Only the baseline if there is no other. They are in the order of prediction.
     """
-    found = _fastest(measurements, batch_size, limit_bytes)
+    return _contenders(_fastest(measurements, batch_size, limit_bytes), measurements, batch_size, limit_bytes)
+
+
+def _contenders(
+    found: set[Configuration], measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None
+) -> list[Configuration]:
+    """The same; found: the fastest of all by prediction, if anything fits."""
     bounds = _least_times(measurements, batch_size)
     for name in sorted(bounds, key=lambda name: (bounds[name], name)):
         if bounds[name] > _NEARLY_AS_FAST * min((c.time_s for c in found if not c.is_baseline), default=inf):
             break
         own = [m for m in measurements if m.micro_config.algorithm == name]
-        found |= _fastest(own, batch_size, limit_bytes)
-        found |= _fastest([m for m in own if m.micro_config.micro_batch_size < batch_size], batch_size, limit_bytes)
+        divided = [m for m in own if m.micro_config.micro_batch_size < batch_size]
+        found = found.union(*(_fastest(some, batch_size, limit_bytes) for some in (own, divided)))
     ranked = sorted(found, key=lambda c: (c.time_s, c.workspace_bytes, c.micro_configs))
     others = [c for c in ranked if not c.is_baseline]
     near = [c for c in others if c.time_s <= _NEARLY_AS_FAST * others[0].time_s]
@@ -271,6 +303,13 @@ def _learn(every: Mapping[Task, _Options], division: Division[Task], verify: Ver
             options.learn(chosen, verify(task, [chosen])[chosen])
             learnt = True
     return learnt
+
+
+def _account(task: Task, measurements: Sequence[Measurement]) -> Account | None:
+    """``None`` where nothing but torch's own, which is not measured by its parts, is within the limit."""
+    with suppress(InfeasibleError):
+        return account_wr(measurements, task.batch_size, task.limit_bytes, what=str(task))
+    return None
 
 
 def _fastest(measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None) -> set[Configuration]:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from mucudnn.running.conv2d import Conv2d
 from mucudnn.running.devices import device_of_convolutions, made_current
-from mucudnn.running.kept_filters import KeptFilter
+from mucudnn.running.filter_cache import CachedFilter
 from mucudnn.running.operators import Choices
 from mucudnn.tuning.result import TunedProblem, configurations_of
 from mucudnn.words.config import Config, config_or_default
@@ -82,7 +82,7 @@ class Report:
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
-    kept: tuple[tuple[str, KeptFilter], ...] = ()
+    kept: tuple[tuple[str, CachedFilter], ...] = ()
     convolutions: int = 0  # torch.nn.Conv2d in the model, tuned or not
 
     def __str__(self) -> str:

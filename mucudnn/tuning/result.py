@@ -8,6 +8,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from mucudnn.running.environment import Environment
+from mucudnn.solver.reuse import Account
 from mucudnn.tuning.choose import Choice, Divided
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
@@ -42,7 +43,7 @@ class TunedProblem:
     use, its segment where a budget was divided. ``measurements`` and ``failures`` are of all candidates, also of those
     that were barred by their error, which is above ``error_bound``, or by the workspace limit. ``left_out``: what was
     not measured for lack of time. ``refuted``: what whole runs of smaller batches have shown not to be faster than
-    torch's own, though that would fit.
+    torch's own, though that would fit. ``account``: see ``Choice``.
     """
 
     problem: ConvProblem
@@ -58,6 +59,7 @@ class TunedProblem:
     error_bound: float = inf
     left_out: LeftOut = LeftOut()
     refuted: tuple[tuple[MicroConfig, ...], ...] = ()
+    account: Account | None = field(default=None, compare=False, repr=False)
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -92,7 +94,10 @@ class TunedProblem:
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dumps``; seconds and bytes."""
         bound = self.error_bound if isfinite(self.error_bound) else None
-        return asdict(self) | {"speedup": self.speedup, "error_bound": bound}
+        return {name: value for name, value in asdict(self).items() if name != "account"} | {
+            "speedup": self.speedup,
+            "error_bound": bound,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +182,7 @@ def tuned_problem(
         error_bound=error_bound,
         left_out=left_out,
         refuted=refuted,
+        account=choice.account,
     )
 
 

@@ -87,15 +87,6 @@ def rounds_to_tf32(settings: str) -> bool:
     return allowing in words and "NVIDIA_TF32_OVERRIDE=0" not in words
 
 
-def settings_that_bar() -> tuple[object, ...]:
-    """Return the settings that bar algorithms: less than ``TorchSettings`` has, in a tenth of the time."""
-    import torch
-
-    read = torch._C
-    repeatable = read._get_cudnn_deterministic(), read._get_deterministic_algorithms()
-    return read._get_cudnn_enabled(), read._get_fp32_precision_getter("cuda", "conv"), *repeatable
-
-
 def _others(cudnn: Any, matmul: Any) -> Iterator[str]:
     if cudnn.benchmark:
         yield f"benchmark={cudnn.benchmark_limit}"

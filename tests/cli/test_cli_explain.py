@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from conftest import why_no_gpu
 from support.command_line import HEADING, fail, invoke
+from support.fakes import ENVIRONMENT
 
 from mucudnn.bench.sources import headroom as headroom_source
 from mucudnn.bench.sources import table_tuning
@@ -195,7 +196,7 @@ def test_environments_are_picked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("memory", ["--headroom", "--budget=1MiB"])
 def test_ctrl_c_says_that_nothing_is_lost(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    partial = TableTuning("some_models:two", Config(), (), wanted=5)
+    partial = TableTuning("some_models:two", Config(), ENVIRONMENT, (), wanted=5)
     monkeypatch.setattr(table_tuning, "tune_table", lambda *_, **__: partial)
     result = invoke("explain", "some_models:two", memory, *SIZES, *files(tmp_path))
     assert result.exit_code == 130
@@ -212,7 +213,7 @@ def test_the_step_and_the_tuning_are_on_the_device(monkeypatch: pytest.MonkeyPat
 
     def interrupted(*_: object, device: str, **__: object) -> TableTuning:
         devices.append(device)
-        return TableTuning("some_models:two", Config(), (), wanted=5)
+        return TableTuning("some_models:two", Config(), ENVIRONMENT, (), wanted=5)
 
     monkeypatch.setattr("mucudnn.cli.explain.tuning_environment", lambda device, config: devices.append(device))
     monkeypatch.setattr(headroom_source, "table_with_headroom", traced)

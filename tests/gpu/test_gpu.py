@@ -25,7 +25,7 @@ from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.registry import algorithms
-from mucudnn.running.execution import run
+from mucudnn.running.checked_run import run
 from mucudnn.words.errors import first_line
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mucudnn.kernels.compiled import library
 from mucudnn.kernels.compiled.library import BUILDS, build_name, loaded_build
-from mucudnn.running.kept_filters import fingerprint
+from mucudnn.running.filter_cache import fingerprint
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 CHUNK_BYTES = 4096

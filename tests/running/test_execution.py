@@ -17,8 +17,11 @@ from torch._subclasses import FakeTensorMode
 from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, Workspace
 from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
-from mucudnn.running import execution
-from mucudnn.running.execution import Recipe, make_releasable, release_workspaces, run
+from mucudnn.running import checked_run, workspace
+from mucudnn.running import recipe as recipes
+from mucudnn.running.checked_run import run
+from mucudnn.running.recipe import Recipe
+from mucudnn.running.workspace import make_releasable, release_workspaces
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
@@ -33,7 +36,7 @@ def configuration(*micro_configs: tuple[str, int]) -> Configuration:
 
 
 def operands(problem: ConvProblem, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    torch_format = execution.TORCH_FORMATS[problem.memory_format]
+    torch_format = checked_run.TORCH_FORMATS[problem.memory_format]
     shapes = problem.x_shape(n), problem.w_shape(), problem.y_shape(n)
     x, w, y = (torch.randn(shape).contiguous(memory_format=torch_format) for shape in shapes)
     return x, w, y
@@ -82,7 +85,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Registers the algorithms "a" and "b"; their calls."""
     a = Recorder("a", prepared_bytes=100, scratch_bytes=10)
     b = Recorder("b", prepared_bytes=0, scratch_bytes=65, calls=a.calls)
-    monkeypatch.setattr(execution, "algorithm_named", lambda name, device_type: {"a": a, "b": b}[name])
+    monkeypatch.setattr(recipes, "algorithm_named", lambda name, device_type: {"a": a, "b": b}[name])
     return a.calls
 
 
@@ -125,9 +128,9 @@ def test_slices_cover_the_batch_and_begin_on_powers_of_two_of_their_sizes(parts:
     """Whatever runs when. cuDNN's engines count on it: see test_cudnn_descriptors.py."""
     named = {name: Recorder(name, 0, 0) for name in "ab"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execution, "algorithm_named", lambda name, device_type: named[name])
+        patch.setattr(recipes, "algorithm_named", lambda name, device_type: named[name])
         recipe = Recipe.of(PROBLEM, configuration(*parts))
-    run_in_turn = {part.algorithm.name: part.slices for part in recipe.parts}
+    run_in_turn = {stage.algorithm.name: stage.slices for stage in recipe.stages}
     for name, slices in run_in_turn.items():
         assert [s.stop - s.start for s in slices] == [size for other, size in parts if other == name]
         for s in slices:
@@ -139,7 +142,7 @@ def test_slices_cover_the_batch_and_begin_on_powers_of_two_of_their_sizes(parts:
 
 def test_slices_that_can_lie_as_they_run_do() -> None:
     sizes = [8, 8, 4, 2, 1]
-    assert [s.start for s in execution._placed(sizes)] == [0, 8, 16, 20, 22]
+    assert [s.start for s in recipes._placed(sizes)] == [0, 8, 16, 20, 22]
 
 
 def test_workspace_is_prepared_buffers_then_the_largest_scratch(recorders: Calls) -> None:
@@ -157,7 +160,7 @@ def test_workspace_is_prepared_buffers_then_the_largest_scratch(recorders: Calls
 
 def test_workspace_of_size_zero_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = Recorder("nothing", 0, 0)
-    monkeypatch.setattr(execution, "algorithm_named", lambda name, device_type: nothing)
+    monkeypatch.setattr(recipes, "algorithm_named", lambda name, device_type: nothing)
     release_workspaces()
     run(replace(PROBLEM, c=8), configuration(("nothing", 1)), *operands(replace(PROBLEM, c=8), 1))
     assert [call[0] for call in nothing.calls] == ["open", "step", "close"]
@@ -173,7 +176,7 @@ def test_cpu_workspace_is_kept_grown_and_released(recorders: Calls) -> None:
     release_workspaces()
     large = address_of(("b", 9))
     assert address_of(("b", 1)) == address_of(("b", 9)) == large
-    kept = execution._of_this_thread.kept
+    kept = workspace._of_this_thread.workspace
     assert kept.buffer is not None
     assert kept.buffer.numel() == 9 * 65
     release_workspaces()
@@ -239,13 +242,13 @@ class Devices:
 
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
-    execution._cached_recipe.cache_clear()
+    checked_run._cached_recipe.cache_clear()
     return Devices(monkeypatch)
 
 
 def test_the_device_is_switched_only_where_it_is_another(devices: Devices) -> None:
     for device, during, switches in (("cpu", 0, 0), ("cuda:0", 0, 0), ("cuda:2", 2, 1)):
-        with execution.made_current(torch.device(device)):
+        with checked_run.made_current(torch.device(device)):
             assert devices.current == during
         assert (devices.current, devices.switches) == (0, switches)
 
@@ -260,7 +263,7 @@ def test_recipes_are_made_and_run_on_the_device_of_the_tensors(
         seen.append((name, device_type, devices.current))
         return Recorder(name, 0, 0)
 
-    monkeypatch.setattr(execution, "algorithm_named", named)
+    monkeypatch.setattr(recipes, "algorithm_named", named)
     with FakeTensorMode():
         for index in (1, 1, 0):
             shapes = PROBLEM.x_shape(2), PROBLEM.w_shape(), PROBLEM.y_shape(2)
@@ -318,15 +321,15 @@ class Meddled(WeakSet[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for kept in super().__iter__():
-            another = threading.Thread(target=lambda: make_releasable(execution._KeptWorkspace()))
+            another = threading.Thread(target=lambda: make_releasable(workspace._KeptWorkspace()))
             another.start()
             another.join(0.05)  # which waits for the list, or has changed it
             yield kept
 
 
 def test_workspaces_are_released_while_threads_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    workspaces = [execution._KeptWorkspace() for _ in range(3)]
-    monkeypatch.setattr(execution, "_releasable", Meddled(workspaces))
+    workspaces = [workspace._KeptWorkspace() for _ in range(3)]
+    monkeypatch.setattr(workspace, "_releasable", Meddled(workspaces))
     for kept in workspaces:
         kept.at_least(64)
     release_workspaces()

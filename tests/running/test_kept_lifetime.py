@@ -23,8 +23,8 @@ from torch.nn import functional as F
 import mucudnn
 from mucudnn.kernels.compiled import library
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.running.execution import Recipe
-from mucudnn.running.kept_filters import KeptFilters
+from mucudnn.running.filter_cache import FilterCache
+from mucudnn.running.recipe import Recipe
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is kept")
 
@@ -58,7 +58,7 @@ def test_train_and_release_workspaces_give_the_memory_back() -> None:
 
 def test_a_module_that_dies_gives_the_memory_back() -> None:
     module = used()
-    buffers = [weakref.ref(prepared.buffer) for prepared in cast(KeptFilters, module.kept)._prepared.values()]
+    buffers = [weakref.ref(prepared.buffer) for prepared in cast(FilterCache, module.kept)._prepared.values()]
     del module
     gc.collect()
     assert [buffer() for buffer in buffers] == [None]
@@ -151,7 +151,7 @@ def test_what_is_prepared_while_the_weight_is_written_is_not_taken_for_another(
     module, x = layer(), images()
     first, second = torch.randn(2, *module.weight.shape)
     module.weight.data.copy_(first)
-    owner, name = (KeptFilters, "_prepare") if where == "before the copy" else (Recipe, "prepare")
+    owner, name = (FilterCache, "_prepare") if where == "before the copy" else (Recipe, "prepare")
     uninterrupted = getattr(owner, name)
 
     def interrupted(*args: Any) -> Any:  # as by another thread

@@ -17,9 +17,11 @@ from torch.nn import functional as F
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
-from mucudnn.running import execution, fallback, operators
-from mucudnn.running.execution import Recipe, release_workspaces
+from mucudnn.running import fallback, operators, workspace
+from mucudnn.running import recipe as recipes
 from mucudnn.running.operators import Choices
+from mucudnn.running.recipe import Recipe
+from mucudnn.running.workspace import release_workspaces
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
@@ -147,7 +149,7 @@ def test_every_algorithm_may_lack_memory_when_it_has_done_a_part(
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("std::bad_alloc")], ids=repr)
 def test_python_and_cpp_may_lack_memory_too(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     call = Call(Operation.FORWARD, "gemm")
-    monkeypatch.setattr(execution, "_workspace", failing(error))
+    monkeypatch.setattr(recipes, "workspace_of", failing(error))
     with pytest.warns(RuntimeWarning, match="no memory"):
         assert torch.equal(call(), call.torchs())
 
@@ -168,7 +170,7 @@ def test_what_was_allocated_and_kept_is_free_when_torchs_own_runs(monkeypatch: p
     call.choices = Choices.of(call.choices.configurations)  # keeps its workspace
     call.x = torch.randn(N, 4, 8, 9).transpose(2, 3)  # a copy of which is taken
     call()
-    kept = execution._of_this_thread.kept
+    kept = workspace._of_this_thread.workspace
     assert kept.buffer is not None
     begun: list[weakref.ref[Tensor]] = []
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mucudnn.running import operators, recipes
+from mucudnn.running import operators
+from mucudnn.running import recipe as recipes
 from mucudnn.running.operators import UNTUNED, Choices
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
@@ -219,7 +220,7 @@ def test_pickled_choices_have_the_same_handle_in_another_process() -> None:
 def test_recipes_of_shapes_that_never_come_back_do_not_pile_up(
     choices: Choices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipes, "_RECIPES_KEPT", 3)
+    monkeypatch.setattr(recipes, "_RECIPES_CACHED", 3)
     for n in range(1, 9):
         operators.conv2d(*(t.detach() for t in operands(n=n)[:3]), *rest(choices))
     assert len(choices.recipes) <= 3

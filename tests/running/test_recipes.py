@@ -14,10 +14,9 @@ from torch._subclasses import FakeTensorMode
 
 from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
-from mucudnn.running import fallback
-from mucudnn.running.execution import StepError
+from mucudnn.running import recipe as recipes
 from mucudnn.running.operators import Choices
-from mucudnn.running.recipes import recipe_of
+from mucudnn.running.recipe import StepError, recipe_of
 from mucudnn.words.errors import CapturingError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
@@ -84,7 +83,7 @@ def test_every_device_has_its_recipes_and_its_failures(cuda: SimpleNamespace, cu
     choices.recipes.clear()
     words = CudnnError("execute", 5000, "CUDNN_STATUS_EXECUTION_FAILED", "")
     error = StepError(FORWARD, MicroConfig(PICKY.name, 4), words)
-    fallback.note_failure(error, torch.device("cuda", 1))
+    recipes.note_failure(error, torch.device("cuda", 1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "cudnn:38" in str(resolve(choices, "cuda:0").configuration)  # type: ignore[attr-defined]

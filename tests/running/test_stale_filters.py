@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.running.execution import Recipe
+from mucudnn.running.recipe import Recipe
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is kept")
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.running.execution import run
-from mucudnn.running.kept_filters import KeptFilter, KeptFilters
+from mucudnn.running.checked_run import run
+from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
@@ -24,14 +24,14 @@ def configuration(*parts: tuple[str, int]) -> Configuration:
     return Configuration(tuple(MicroConfig(*part) for part in parts), time_s=1e-3, workspace_bytes=0)
 
 
-def kept_filter(problem: ConvProblem, algorithm: str = "winograd-4x4") -> KeptFilter:
-    return KeptFilter(problem, algorithm, 1000, {n: configuration((algorithm, n)) for n in SIZES})
+def kept_filter(problem: ConvProblem, algorithm: str = "winograd-4x4") -> CachedFilter:
+    return CachedFilter(problem, algorithm, 1000, {n: configuration((algorithm, n)) for n in SIZES})
 
 
 def layer(**options: Any) -> mucudnn.Conv2d:
     """A module in ``eval()`` that keeps its filters, and where it may not runs torch's convolution."""
     module = mucudnn.Conv2d(4, 6, 3, **{"padding": 1, **options}).eval()
-    module.kept = KeptFilters([kept_filter(problem) for problem in PROBLEMS])
+    module.kept = FilterCache([kept_filter(problem) for problem in PROBLEMS])
     return module
 
 

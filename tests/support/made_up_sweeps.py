@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from support.fakes import ENVIRONMENT
+
 from mucudnn.bench.analyses.batch_sizes import BatchSweep, Curves, sweep_batch_sizes
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.tuning.result import TunedProblem
@@ -39,12 +41,12 @@ def layer(
     tuned = TunedProblem(
         PROBLEM, batch_size, configuration, 3.0, 2.0, 0.0, "made up", tuple(measurements), error_bound=1e-5
     )
-    return TunedLayer(name, count, tuned)
+    return TunedLayer((name,), count, tuned)
 
 
 def tuning(*layers: TunedLayer, limit_bytes: int | None = None, wanted: int | None = None) -> TableTuning:
     config = Config(workspace_limit=limit_bytes)
-    return TableTuning("made up", config, layers, len(layers) if wanted is None else wanted)
+    return TableTuning("made up", config, ENVIRONMENT, layers, len(layers) if wanted is None else wanted)
 
 
 def sweep(*layers: TunedLayer, up_to: int, limit_bytes: int | None = None) -> BatchSweep:

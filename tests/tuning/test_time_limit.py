@@ -108,7 +108,9 @@ def afresh(bench: Bench, limit: float) -> TunedProblem:
 
 def table(tuned: TunedProblem) -> TableTuning:
     tuned = replace(tuned, relative_error=2e-8)  # else it depends on the machine
-    return TableTuning("mynet", HURRIED, (TunedLayer("one", 1, tuned), TunedLayer("two", 2, whole(tuned))), 2)
+    return TableTuning(
+        "mynet", HURRIED, ENVIRONMENT, (TunedLayer(("one",), 1, tuned), TunedLayer(("two",), 2, whole(tuned))), 2
+    )
 
 
 def whole(tuned: TunedProblem) -> TunedProblem:
@@ -118,7 +120,7 @@ def whole(tuned: TunedProblem) -> TunedProblem:
 def test_tables_records_and_frames_have_it(bench: Bench) -> None:
     tuned = short(bench, HURRIED)
     assert_as_stored("tune-time-limit", tuning_table(table(tuned)))
-    one, two = json.loads(json.dumps(tuning_record(table(tuned), ENVIRONMENT)))["problems"]
+    one, two = json.loads(json.dumps(tuning_record(table(tuned))))["problems"]
     assert one["unmeasured"] == [{"algorithm": "quick", "micro_batch_size": size} for size in SIZES]
     assert (two["unmeasured"], two["hurried"]) == ([], [])
     frame = Tuning(HURRIED, ENVIRONMENT, (tuned, whole(tuned))).to_frame()

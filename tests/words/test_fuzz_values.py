@@ -149,7 +149,7 @@ def test_problems(given_values: dict[str, Any]) -> None:
 def test_tasks_and_layers(task: dict[str, Any], layer: dict[str, Any], micro_config: dict[str, Any]) -> None:
     for make in (
         lambda: Task(**{"problem": FORWARD, "batch_size": 8} | task),
-        lambda: Layer(**{"name": "a", "problem": FORWARD, "batch_size": 8} | layer),
+        lambda: Layer(**{"names": "a", "problem": FORWARD, "batch_size": 8} | layer),
         lambda: MicroConfig(**{"algorithm": "gemm", "micro_batch_size": 8} | micro_config),
     ):
         record = made(make)

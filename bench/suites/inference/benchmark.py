@@ -19,7 +19,7 @@ from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.measure.timer import Clock, WallClock
 from mucudnn.bench.suites.inference.result import InferenceBenchmark, LayerResult, Variants
 from mucudnn.running.environment import current_environment
-from mucudnn.running.kept_filters import KeptFilters
+from mucudnn.running.filter_cache import FilterCache
 from mucudnn.tuning.cached_filters import keep_filters
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
@@ -47,7 +47,7 @@ def benchmark_inference(
 
     Raises what ``optimize`` raises, and ``UnavailableError`` where x is not on the CPU.
     """
-    if x.device.type != KeptFilters.device_type:
+    if x.device.type != FilterCache.device_type:
         raise UnavailableError(
             f"x is on {x.device}, and filters are kept on the CPU alone, so that there is nothing to compare: move the "
             "model and x there"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from mucudnn.bench.contests.timing import MedianTime
 from mucudnn.running.environment import Environment
-from mucudnn.running.kept_filters import KeptFilter
+from mucudnn.running.filter_cache import CachedFilter
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 
@@ -39,7 +39,7 @@ class LayerResult:
     variants: Variants
     filter_bytes: int
     tuned: TunedProblem
-    kept: KeptFilter | None
+    kept: CachedFilter | None
 
     @property
     def kept_bytes(self) -> int:

@@ -59,7 +59,7 @@ def benchmark_network(
             report(f"{layer.name} {problem.operation}", 0.5 + index / len(wanted) / 2)
             tuned = {f: chosen[replace(problem, memory_format=f), layer.batch_size] for f in memory_formats}
             formats = _measure(tuned, variants, device, rounds, clock or machine.clock)
-            results.append(ProblemResult(layer.name, problem.operation, layer.count, formats))
+            results.append(ProblemResult(layer.names, problem.operation, layer.count, formats))
     return NetworkBenchmark(table.source, config, machine.environment, tuple(results), rounds)
 
 

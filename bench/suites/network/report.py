@@ -43,7 +43,7 @@ def network_table(benchmark: NetworkBenchmark) -> Table:
 
 def _result_cells(result: ProblemResult) -> tuple[str, ...]:
     cells = [
-        short_name(result.layer),
+        short_name(result.names),
         str(result.operation),
         str(result.formats[result.best_format].tuned.configuration),
         str(result.count),

@@ -39,10 +39,15 @@ class FormatResult:
 class ProblemResult:
     """One operation of one layer, which occurs ``count`` times in the network."""
 
-    layer: str
+    names: tuple[str, ...]
     operation: Operation
     count: int
     formats: Mapping[MemoryFormat, FormatResult]
+
+    @property
+    def layer(self) -> str:
+        """All names, comma-separated."""
+        return ", ".join(self.names)
 
     @property
     def batch_size(self) -> int:

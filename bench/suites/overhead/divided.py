@@ -26,8 +26,8 @@ from mucudnn.bench.report.export import write_json
 from mucudnn.bench.report.records import Record, origin
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.registry import algorithm, sources
+from mucudnn.running.checked_run import run
 from mucudnn.running.environment import current_environment
-from mucudnn.running.execution import run
 from mucudnn.terminal.command_files import OutputFile
 from mucudnn.terminal.console import ModuleCommand, output
 from mucudnn.words.errors import UnavailableError

@@ -82,7 +82,7 @@ def limits(
     json_file: Path | None,
     **rest: Any,
 ) -> None:
-    """Under equal workspace limits: the best undivided engine against what mucudnn makes of micro-batches.
+    """Compare the best undivided engine with what mucudnn makes of micro-batches, under equal workspace limits.
 
     SOURCE is as for mucudnn tune; by default DeepBench's training layers with 3x3 and 5x5 filters. All is measured once
     without a limit, then whole runs decide under each. On CUDA the rivals are cuDNN's engines, and torch runs with

@@ -25,7 +25,7 @@ def numerics(
     csv_file: Path | None,
     json_file: Path | None,
 ) -> None:
-    """How far NaN and infinities spread, the range, and the errors of each algorithm of the CPU, beside torch's own.
+    """Tell how far NaN and infinities spread, range and errors of each algorithm of the CPU, beside torch's own.
 
     Computed on small images, in seconds. docs/numerics.md says why, and what to do about it.
     """

@@ -1,4 +1,4 @@
-"""``mucudnn bench solver``: how long the solvers take."""
+"""``mucudnn bench solver``: the time that the solvers take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mucudnn.terminal.command_files import FileCommand
 @click.command(cls=FileCommand)
 @options.json_file
 def solver(json_file: Path | None) -> None:
-    """How long the solvers take on made-up measurements, beside the times that they must not exceed."""
+    """Time the solvers on made-up measurements, beside the times that they must not exceed."""
     from mucudnn.bench.suites.solver.benchmark import benchmark_solvers
     from mucudnn.bench.suites.solver.report import solver_record
     from mucudnn.terminal.console import output

@@ -1,4 +1,4 @@
-"""What commands have in common that tune, or solve from what is stored."""
+"""Layer tables for commands: loading one, tuning it with a progress bar, or solving it from stored measurements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def load_limited(
     source: str, sizes: dict[str, Any], config: Config, device: str = "cpu"
 ) -> tuple[LayerTable, Limits | None]:
-    """The table of a source; if the config asks for the headroom, module by module and with that of each.
+    """Load the table of a source; if the config asks for the headroom, module by module and with that of each.
 
     sizes: as for ``load_source``. device: where the training step is, whose headroom it is.
     """
@@ -34,7 +34,7 @@ def load_limited(
 
 
 def tuning_environment(device: str, config: Config) -> Environment:
-    """That in which the config is tuned on a device: torch's settings, and what the config asks beyond them.
+    """Return the environment in which a device is tuned: torch's settings, and what the config asks beyond them.
 
     Raises ``UnavailableError`` for a device that is not there.
     """
@@ -46,7 +46,7 @@ def tuning_environment(device: str, config: Config) -> Environment:
 
 
 def tune_with_progress(table: LayerTable, config: Config, device: str, limits: Limits | None = None) -> TableTuning:
-    """All of the table, or the rows that were ready when Ctrl-C came. Arguments as for ``tune_table``."""
+    """Tune all of the table, or the rows that are ready when Ctrl-C comes. Arguments as for ``tune_table``."""
     from mucudnn.bench.sources.table_tuning import tune_table
     from mucudnn.terminal.console import progress_bar
 
@@ -62,12 +62,12 @@ def require_complete(tuning: TableTuning) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What was solved from stored measurements, and where these were made. ``notes``: what was set aside, and what is
-    not known, in words.
+    """A tuning solved from stored measurements.
+
+    notes: what was set aside, and what is not known, in words.
     """
 
     tuning: TableTuning
-    environment: Environment
     notes: tuple[str, ...]
 
 
@@ -94,4 +94,4 @@ def solve_stored(
         notes = (*found.notes, *shortcomings(tasks, found))
         for note in notes:
             click.echo(f"Note: {note}", err=True)
-        return Replayed(of_table(table, replay(tasks, config, found)), found.environment, notes)
+        return Replayed(of_table(table, replay(tasks, config, found)), notes)

@@ -1,4 +1,4 @@
-"""What the commands share: how values are read, and the options that more than one command has."""
+"""Options that more than one command has, and the types that read their values."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ MOST_THREADS = 1024  # with very many more, OpenMP ends the process for want of 
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
-    """What a function makes of the text; ``shown`` stands for it in --help.
+    """A value that a function makes of the text; ``shown`` stands for it in --help.
 
-    Its ``MucudnnError`` becomes a usage error, which names the option. Defaults are taken as they are.
+    The function's ``MucudnnError`` becomes a usage error, which names the option. Defaults are taken as they are.
     """
 
     def __init__(self, shown: str, parse: Callable[[str], object]) -> None:
@@ -68,12 +68,12 @@ class Count(click.IntRange):
 
 
 def choice(kind: type[StrEnum]) -> Text:
-    """One member of ``kind``, written with hyphens or underscores."""
+    """Return the type of one member of ``kind``, written with hyphens or underscores."""
     return Text(f"[{'|'.join(_spellings(kind))}]", lambda text: _member(kind, text))
 
 
 def several(kind: type[StrEnum]) -> Text:
-    """Members of ``kind``, comma-separated; a tuple in the order of ``kind``."""
+    """Return the type of several members of ``kind``, comma-separated: a tuple in the order of ``kind``."""
 
     def parse(text: str) -> tuple[StrEnum, ...]:
         chosen = {_member(kind, part) for part in text.split(",")}
@@ -121,7 +121,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def parse_environment(text: str) -> str:
-    """Part of a description, or a number. Raises ``InvalidInputError`` for what is part of all of them."""
+    """Take part of a description, or a number. Raises ``InvalidInputError`` for what is part of all of them."""
     if not text.strip():
         raise InvalidInputError(f"{text!r} is part of every environment's description; leave it out to see them all")
     return text
@@ -138,7 +138,7 @@ def checked_by(parse: Callable[[str], object]) -> Callable[[str], str]:
 
 
 def together(*options: Decorator) -> Decorator:
-    """One decorator that adds several options, listed by --help in this order."""
+    """Return one decorator that adds several options, listed by --help in this order."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -152,12 +152,12 @@ batch = click.option("--batch", type=Count(), help="Samples in a mini-batch.")
 
 
 def batch_of(default: int) -> Decorator:
-    """``--batch`` of a command that has a size of its own."""
+    """Add ``--batch`` with a default size."""
     return click.option("--batch", type=Count(), default=default, show_default=True, help="Samples in a mini-batch.")
 
 
 def rounds(default: int, what: str, least: int = 1) -> Decorator:
-    """``--rounds`` of a benchmark; what: is repeated, in words."""
+    """Add ``--rounds`` with a default; what: is repeated, in words."""
     return click.option("--rounds", type=Count(least), default=default, show_default=True, help=what)
 
 
@@ -236,14 +236,14 @@ time_limit = click.option(
 
 
 def parse_budget(text: str) -> str:
-    """Raises ``InvalidInputError``, also for none, which would be no budget."""
+    """Take a size. Raises ``InvalidInputError``, also for none, which would be no budget."""
     if parse_bytes(text) is None:
         raise InvalidInputError(f"{text!r} is no budget; leave it out, or use --workspace-limit none")
     return text
 
 
 def parse_limit(text: str) -> str:
-    """A size or none. Raises ``InvalidInputError``."""
+    """Take a size or none. Raises ``InvalidInputError``."""
     if text == HEADROOM:
         raise InvalidInputError(
             f"{HEADROOM} is free memory in a training step, and this command runs none; give a size, such as 64MiB, or "
@@ -254,7 +254,7 @@ def parse_limit(text: str) -> str:
 
 
 def parse_limit_or_headroom(text: str) -> str:
-    """A size, none or headroom. Raises ``InvalidInputError``."""
+    """Take a size, none or headroom. Raises ``InvalidInputError``."""
     return text if text == HEADROOM else parse_limit(text)
 
 
@@ -262,7 +262,7 @@ budget_size = Text("SIZE", parse_budget)
 
 
 def memory_bounds(workspace_limit: str, headroom: bool = False) -> Decorator:
-    """``workspace_limit``, with this default, or ``workspace_budget``: both at once are a usage error.
+    """Add ``workspace_limit``, with this default, and ``workspace_budget``: both at once are a usage error.
 
     headroom: whether the limit may be that, too.
     """
@@ -289,7 +289,7 @@ def memory_bounds(workspace_limit: str, headroom: bool = False) -> Decorator:
 
 
 def _one_bound(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The default limit does not count beside a budget."""
+    """Refuse a limit beside a budget; the default limit does not count."""
 
     @wraps(function)
     def checked(*args: Any, workspace_limit: str, workspace_budget: str | None, **rest: Any) -> Any:
@@ -308,7 +308,7 @@ def _one_bound(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def choices(workspace_limit: str, headroom: bool = False) -> Decorator:
-    """The options that make up a ``mucudnn.Config``, under its names: ``Config(**given)``; see ``memory_bounds``."""
+    """Add the options of a ``mucudnn.Config``, under its names: ``Config(**given)``; see ``memory_bounds``."""
     return together(memory_bounds(workspace_limit, headroom), measuring)
 
 
@@ -317,10 +317,10 @@ measuring = together(policy, operations, algorithms, max_relative_error, determi
 
 source_argument = click.argument("source", type=SourceFile("SOURCE"))
 source = together(source_argument, batch, input_shape)
-"""Where the convolutions come from."""
+"""Options that say where the convolutions come from."""
 
 network = together(click.argument("source", type=SourceFile("NAME")), batch, input_shape)
-"""The same, where it is a network's name that is mostly given."""
+"""The same options, where the source is mostly a network."""
 
 
 def pop_sizes(given: dict[str, Any]) -> dict[str, Any]:

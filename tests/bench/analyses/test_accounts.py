@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.fakes import ENVIRONMENT
 from support.stored_costs import TABLE, Stored
 
-from mucudnn.bench.analyses.accounts import account_in_words, accounts_of
+from mucudnn.bench.analyses.accounts import account_in_words
 from mucudnn.bench.analyses.tuning_report import tuning_record
 from mucudnn.bench.sources.table_tuning import TableTuning, of_table, table_tasks
 from mucudnn.tuning.replay import replay
@@ -23,7 +22,7 @@ def tuning(**bounds: object) -> TableTuning:
 
 def test_under_a_limit_each_problem_has_an_account() -> None:
     found = tuning(workspace_limit="10MiB")
-    one, two = accounts_of(found)
+    one, two = (row.tuned.account for row in found.rows)
     assert one is not None
     assert two is not None
     assert [str(account.configuration) for account in (one, two)] == ["small 8", "small 8"]
@@ -33,7 +32,7 @@ def test_under_a_limit_each_problem_has_an_account() -> None:
         "2 problems, each solved under its own limit: 240 ms by prediction, optimal" in text
     )  # the first occurs twice
     assert "6 desirable configurations from 6 measurements" in text
-    record = json.loads(json.dumps(tuning_record(found, ENVIRONMENT)))
+    record = json.loads(json.dumps(tuning_record(found)))
     assert [account["objective_s"] for account in record["accounts"]] == pytest.approx([0.08, 0.08])
     assert record["division"] is None
 
@@ -42,6 +41,6 @@ def test_a_divided_budget_has_one_account() -> None:
     found = tuning(workspace_budget="110MiB")
     assert found.divided is not None
     assert account_in_words(found) == str(found.divided.division)
-    record = json.loads(json.dumps(tuning_record(found, ENVIRONMENT)))
+    record = json.loads(json.dumps(tuning_record(found)))
     assert record["accounts"] is None
     assert record["division"]["status"] == "optimal"

@@ -266,7 +266,7 @@ def test_csv_and_json_have_every_point_and_every_cliff(tmp_path: Path) -> None:
         lines = [line for line in csv.DictReader(stream) if line["layer"] == "first"]
     assert [line["origin"] for line in lines] == ["measured"] * 14 + ["solved"] * 64
     (cliff,) = (line["cliffs"] for line in lines if line["curve"] == "torch" and line["cliffs"])
-    record = json.loads(json.dumps(sweep_record(result, ENVIRONMENT)))
+    record = json.loads(json.dumps(sweep_record(result)))
     (problem,) = record["problems"]
     assert len(problem["divided"]) == 64
     assert problem["cliffs"][0]["in_words"] == cliff

@@ -48,7 +48,7 @@ def test_the_recording_has_every_problem_at_every_size() -> None:
 
 @pytest.mark.parametrize("problem", [PROBLEM, replace(PROBLEM, operation=Operation.BACKWARD_FILTER, dtype="float16")])
 def test_the_list_is_what_was_offered_at_each_size_and_nothing_else(problem: ConvProblem) -> None:
-    listed = list_engines(recorded_device(), "conv", problem, MICRO_BATCH_SIZES).engines
+    listed = list_engines(recorded_device(), ("conv",), problem, MICRO_BATCH_SIZES).engines
     for n in MICRO_BATCH_SIZES:
         offered = recorded_offers()[problem][n]
         assert {(entry.engine.config, entry.workspace_bytes[n]) for entry in listed if n in entry.workspace_bytes} == {
@@ -59,7 +59,7 @@ def test_the_list_is_what_was_offered_at_each_size_and_nothing_else(problem: Con
 
 
 def test_an_engine_that_is_not_offered_at_a_size_has_no_workspace_there() -> None:
-    listed = list_engines(recorded_device(), "conv", PROBLEM, MICRO_BATCH_SIZES).engines
+    listed = list_engines(recorded_device(), ("conv",), PROBLEM, MICRO_BATCH_SIZES).engines
     partly = [entry for entry in listed if set(entry.workspace_bytes) != set(MICRO_BATCH_SIZES)]
     assert partly
     assert all(entry.workspace_bytes for entry in partly)
@@ -68,7 +68,7 @@ def test_an_engine_that_is_not_offered_at_a_size_has_no_workspace_there() -> Non
 def test_without_tf32_only_exact_engines_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TorchSettings, "current", classmethod(lambda cls: cls(allow_tf32=False)))
     for operation in Operation:
-        listed = list_engines(recorded_device(), "conv", PROBLEM.with_operation(operation), (4,))
+        listed = list_engines(recorded_device(), ("conv",), PROBLEM.with_operation(operation), (4,))
         assert 0 < listed.allowed < len(listed.engines)
         assert all((entry.barred is None) != entry.engine.uses_tensor_cores for entry in listed.engines)
 
@@ -79,7 +79,7 @@ def test_engines_of_different_notes_are_not_mixed_up() -> None:
         Engine(config, frozenset(notes), frozenset(), n) for n, notes in ((1, ()), (2, (NumericalNote.TENSOR_CORE,)))
     )
     device = replace(recorded_device(), offers={PROBLEM: {1: [exact], 2: [rounding]}})
-    listed = list_engines(device, "conv", PROBLEM, (1, 2)).engines
+    listed = list_engines(device, ("conv",), PROBLEM, (1, 2)).engines
     assert [(entry.engine, dict(entry.workspace_bytes)) for entry in listed] == [(rounding, {2: 2}), (exact, {1: 1})]
 
 
@@ -97,15 +97,15 @@ def raising(status: int) -> RecordedDevice:
 
 
 def test_a_size_that_cudnn_does_not_support_stays_blank() -> None:
-    listed = list_engines(raising(3000), "conv", PROBLEM, (1, 4)).engines
+    listed = list_engines(raising(3000), ("conv",), PROBLEM, (1, 4)).engines
     assert {n for entry in listed for n in entry.workspace_bytes} == {1}
     with pytest.raises(UnavailableError, match="has no engine for forward 128x56x56"):
-        list_engines(raising(3000), "conv", PROBLEM, (4,))
+        list_engines(raising(3000), ("conv",), PROBLEM, (4,))
 
 
 def test_what_is_wrong_is_not_taken_for_unsupported() -> None:
     with pytest.raises(CudnnError):
-        list_engines(raising(2000), "conv", PROBLEM, (1, 4))
+        list_engines(raising(2000), ("conv",), PROBLEM, (1, 4))
 
 
 def test_the_command_prints_engines_notes_and_workspace(device: RecordedDevice) -> None:

@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 
 import pytest
-from support.fakes import ENVIRONMENT
 from support.snapshots import assert_as_stored
 from support.stored_costs import MIB, TABLE, Stored
 
@@ -74,7 +73,7 @@ def lines_of(path: Path) -> list[dict[str, str]]:
 def test_the_table_the_files_and_the_record_agree(tmp_path: Path) -> None:
     explanation = explained("110MiB")
     assert_as_stored("explain-budget", explanation_table(explanation))
-    record = json.loads(json.dumps(explanation_record(explanation, ENVIRONMENT)))
+    record = json.loads(json.dumps(explanation_record(explanation)))
     write_tables(explanation, tmp_path / "memory.csv")
     rows = lines_of(tmp_path / "memory.csv")
     assert [row["chosen"] for row in rows] == [row["chosen"] for row in record["problems"]] == ["large 8", "small 8"]

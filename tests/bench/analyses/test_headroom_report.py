@@ -115,7 +115,7 @@ def test_torchs_own_is_told_within_the_peak() -> None:
 
 
 def test_modules_of_one_geometry_are_tuned_apart() -> None:
-    layer = Layer("one, two, one", FORWARD, 4, count=3)
+    layer = Layer(("one", "two", "one"), FORWARD, 4, count=3)
     assert [(one.name, one.count) for one in module_by_module(LayerTable("net", (layer,))).layers] == [
         *(("one", 2), ("two", 1))
     ]
@@ -153,7 +153,7 @@ def test_the_table_the_words_and_the_files_agree(
 ) -> None:
     assert_as_stored("explain-headroom", headroom_table(known, tuning, rows), in_words(known, rows))
     write_csv(tmp_path / "calls.csv", headroom_csv_rows(rows))
-    record = json.loads(json.dumps(headroom_record(known, tuning, rows, ENVIRONMENT)))
+    record = json.loads(json.dumps(headroom_record(known, tuning, rows)))
     lines = list(csv.DictReader(io.StringIO((tmp_path / "calls.csv").read_text())))
     assert [int(line["workspace_bytes"]) for line in lines] == [row["workspace_bytes"] for row in record["calls"]]
     assert record["peak_bytes"] == 100 * MIB

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mucudnn.bench.measure.whole_runs import Machine, run_torch, run_whole, training_operands, whole_run
 from mucudnn.kernels.torch_ops import gemm
 from mucudnn.running import operators
-from mucudnn.running.execution import Recipe, release_workspaces
+from mucudnn.running.recipe import Recipe
+from mucudnn.running.workspace import release_workspaces
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
@@ -84,11 +85,11 @@ def test_the_handle_is_free_when_the_call_is_gone() -> None:
 
 @pytest.mark.parametrize("keeps_workspace", [True, False])
 def test_a_workspace_is_kept_where_that_is_asked_for(keeps_workspace: bool) -> None:
-    from mucudnn.running.execution import _of_this_thread
+    from mucudnn.running.workspace import _of_this_thread
 
     release_workspaces()
     whole_run(PROBLEM, DIVIDED, training_operands(PROBLEM, 3), keeps_workspace=keeps_workspace)()
-    assert (_of_this_thread.kept.buffer is not None) is keeps_workspace
+    assert (_of_this_thread.workspace.buffer is not None) is keeps_workspace
     release_workspaces()
 
 

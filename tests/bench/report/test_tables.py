@@ -41,8 +41,8 @@ def tuned(baseline_s: float = 0.06, time_s: float = 0.02) -> TunedProblem:
 
 
 def table_tuning(wanted: int = 2) -> TableTuning:
-    rows = (TunedLayer("conv1", 3, tuned()), TunedLayer("conv2", 1, tuned(0.02, 0.02)))
-    return TableTuning("mynet", Config(), rows, wanted)
+    rows = (TunedLayer(("conv1",), 3, tuned()), TunedLayer(("conv2",), 1, tuned(0.02, 0.02)))
+    return TableTuning("mynet", Config(), ENVIRONMENT, rows, wanted)
 
 
 def benchmark() -> NetworkBenchmark:
@@ -50,7 +50,7 @@ def benchmark() -> NetworkBenchmark:
         MemoryFormat.CONTIGUOUS: FormatResult(MedianTime(0.06, 0.01), MedianTime(0.02, 0.02), tuned()),
         MemoryFormat.CHANNELS_LAST: FormatResult(MedianTime(0.03, 0.01), MedianTime(0.024, 0.02), tuned()),
     }
-    problem = ProblemResult("conv1", Operation.FORWARD, 2, formats)
+    problem = ProblemResult(("conv1",), Operation.FORWARD, 2, formats)
     return NetworkBenchmark("mynet", Config(), ENVIRONMENT, (problem,), rounds=15)
 
 
@@ -59,11 +59,11 @@ def test_tuning_table_has_a_row_for_each_operation_and_totals() -> None:
 
 
 def test_tuning_table_of_nothing_still_prints() -> None:
-    assert_as_stored("tune-nothing", tuning_table(TableTuning("mynet", Config(), (), 5)))
+    assert_as_stored("tune-nothing", tuning_table(TableTuning("mynet", Config(), ENVIRONMENT, (), 5)))
 
 
 def test_tuning_record_is_json_with_seconds_and_bytes() -> None:
-    record = json.loads(json.dumps(tuning_record(table_tuning(wanted=5), ENVIRONMENT)))
+    record = json.loads(json.dumps(tuning_record(table_tuning(wanted=5))))
     assert record["complete"] is False
     assert record["environment"]["threads"] == 2
     assert record["total"]["speedup"] == pytest.approx(2.5)
@@ -160,6 +160,6 @@ def test_training_table_prints_times_differences_and_errors() -> None:
 
 
 def test_an_empty_tuning_has_no_speedup_in_its_record() -> None:
-    record = tuning_record(TableTuning("mynet", Config(), (), 1), ENVIRONMENT)
+    record = tuning_record(TableTuning("mynet", Config(), ENVIRONMENT, (), 1))
     assert record["total"]["speedup"] is None
     assert math.isclose(record["total"]["torch_s"], 0)

@@ -27,7 +27,7 @@ from mucudnn.kernels.cudnn.engines import Engine
 from mucudnn.kernels.cudnn.library import CudnnError, library
 from mucudnn.kernels.registry import algorithm
 from mucudnn.kernels.torch_ops.native_cuda import NATIVE_ON_CUDA
-from mucudnn.running.execution import run
+from mucudnn.running.checked_run import run
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, Config

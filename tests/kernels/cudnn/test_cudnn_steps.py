@@ -16,7 +16,8 @@ from mucudnn.bench.measure.whole_runs import run_whole
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, Plan, Pointers
 from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
-from mucudnn.running.execution import Recipe, StepError, run
+from mucudnn.running.checked_run import run
+from mucudnn.running.recipe import Recipe, StepError
 from mucudnn.words.errors import MisalignedError
 from mucudnn.words.problem import Operation
 from mucudnn.words.results import Configuration, MicroConfig

@@ -19,7 +19,7 @@ from mucudnn.bench.suites.inference.benchmark import benchmark_inference
 from mucudnn.bench.suites.inference.report import inference_record, inference_table
 from mucudnn.bench.suites.inference.result import InferenceBenchmark
 from mucudnn.cli.main import main
-from mucudnn.running.kept_filters import KeptFilter
+from mucudnn.running.filter_cache import CachedFilter
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.results import Configuration, MicroConfig
@@ -72,7 +72,7 @@ def test_the_model_stays_as_it_is() -> None:
 def with_something_kept(benchmark: InferenceBenchmark) -> InferenceBenchmark:
     first, second = (replace(layer, tuned=replace(layer.tuned, configuration=NATIVE)) for layer in benchmark.layers)
     configuration = Configuration((MicroConfig("winograd-4x4", 2),), 1.0, 0)
-    kept = KeptFilter(first.tuned.problem, "winograd-4x4", 3 * 2**20, {2: configuration})
+    kept = CachedFilter(first.tuned.problem, "winograd-4x4", 3 * 2**20, {2: configuration})
     return replace(benchmark, layers=(replace(first, kept=kept), replace(second, kept=None)))
 
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from mucudnn.kernels.compiled.library import library, loaded_build
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
-from mucudnn.running.execution import Recipe, make_releasable
 from mucudnn.running.fallback import note_lack_of_memory
 from mucudnn.running.operators import run_forward
-from mucudnn.running.recipes import recipe_of
+from mucudnn.running.recipe import Recipe, recipe_of
+from mucudnn.running.workspace import make_releasable
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration
 from mucudnn.words.units import format_bytes
@@ -37,7 +37,7 @@ with torch.inference_mode():
 
 
 @dataclass(frozen=True, slots=True)
-class KeptFilter:
+class CachedFilter:
     """What is kept for one forward problem: what ``algorithm`` prepares from the filter, ``prepared_bytes``.
 
     configurations: batch size -> the configuration that runs with it. ``reason``: why it is worth that, for people.
@@ -82,7 +82,7 @@ def is_inference() -> bool:
     )
 
 
-class KeptFilters:
+class FilterCache:
     """What one module keeps. Filters are prepared when they are first used, and again whenever their bytes change.
 
     Threads can share it. Copies and pickles know what to keep, and prepare it themselves. ``x_shapes`` are the
@@ -91,7 +91,7 @@ class KeptFilters:
 
     device_type = "cpu"
 
-    def __init__(self, filters: Iterable[KeptFilter], keeps_workspace: bool = True) -> None:
+    def __init__(self, filters: Iterable[CachedFilter], keeps_workspace: bool = True) -> None:
         self.filters, self.keeps_workspace = tuple(filters), keeps_workspace
         self.x_shapes = frozenset(kept.problem.x_shape(n) for kept in self.filters for n in kept.configurations)
         self.recipes: dict[tuple[Any, ...], Recipe | None] = {}
@@ -101,7 +101,7 @@ class KeptFilters:
         make_releasable(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return KeptFilters, (self.filters, self.keeps_workspace)
+        return FilterCache, (self.filters, self.keeps_workspace)
 
     @property
     def bytes_in_use(self) -> int:

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithms
-from mucudnn.running.execution import Recipe
-from mucudnn.running.kept_filters import KeptFilters
+from mucudnn.running.filter_cache import FilterCache
 from mucudnn.running.operators import Choices
+from mucudnn.running.recipe import Recipe
 from mucudnn.words.problem import ConvProblem, MemoryFormat
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is kept")
@@ -52,7 +52,7 @@ def test_steps_of_every_algorithm_only_read_what_is_kept(name: str, problem: Con
     shapes = problem.x_shape(3), problem.w_shape(), problem.y_shape(3), problem.y_shape(3)
     x, w, y, expected = (torch.randn(shape).contiguous(memory_format=torch_format) for shape in shapes)
     bias, mixed = torch.randn(problem.k), configuration((name, 2), ("gemm", 1))
-    recipe = Recipe.of(problem, mixed, kept=name)
+    recipe = Recipe.of(problem, mixed, cached=name)
     prepared = recipe.prepare(w)
     before = prepared.clone()
     for _ in range(2):
@@ -216,7 +216,7 @@ def test_bad_input_gets_torchs_error() -> None:
 def test_padding_of_every_kind(preparations: list[Recipe], padding: dict[str, Any]) -> None:
     module, x = layer(**padding), images()
     if "padding_mode" in padding:
-        module.kept = KeptFilters([kept_filter(replace(PROBLEM, h=10, w=10, padding=(0, 0)))])
+        module.kept = FilterCache([kept_filter(replace(PROBLEM, h=10, w=10, padding=(0, 0)))])
     with torch.no_grad():
         y = module(x)
         torch.testing.assert_close(y, nn.Conv2d._conv_forward(module, x, module.weight, module.bias))

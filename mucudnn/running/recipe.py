@@ -1,0 +1,430 @@
+"""Recipes: configurations made ready to run; how they are cached, and repaired where a step fails.
+
+What can be known beforehand (algorithms, slices, where everything lies in the workspace) is resolved once, so that a
+call does little more than the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.libraries import settings_that_bar
+from mucudnn.kernels.registry import algorithm as algorithm_named
+from mucudnn.running.devices import made_current
+from mucudnn.running.fallback import say_once
+from mucudnn.running.workspace import lasting_buffer, workspace_of
+from mucudnn.words.errors import CapturingError, InvalidInputError, LibraryError, MisalignedError, UnavailableError
+from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
+from mucudnn.words.results import Configuration, MicroConfig
+
+BUFFER_BYTES = 256  # on whose multiples each buffer begins: as CUDA allocates, and libraries may count on
+
+_Geometry = tuple[Pair, Pair, Pair, int]  # stride, padding, dilation, groups
+
+_DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}
+_MEMORY_FORMATS = {torch_format: ours for ours, torch_format in TORCH_FORMATS.items()}
+_RECIPES_CACHED = 4096  # of one ``RecipeSource``; shapes that never come back must not pile up
+
+# Steps that have failed, with the words of their library: for the rest of the process
+_failed: dict[tuple[torch.device, ConvProblem, MicroConfig], str] = {}
+
+
+class StepError(LibraryError):
+    """A step of a recipe cannot be built or executed: its library's words. Raised from the ``LibraryError``."""
+
+    def __init__(self, problem: ConvProblem, micro_config: MicroConfig, error: LibraryError) -> None:
+        super().__init__(str(error))
+        self.problem, self.micro_config, self._error = problem, micro_config, error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return StepError, (self.problem, self.micro_config, self._error)
+
+    @property
+    def is_lack_of_memory(self) -> bool:
+        return self._error.is_lack_of_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The part of a configuration that one algorithm computes.
+
+    slices: its micro-batches along N, in turn. prepared: where its prepared bytes lie in the workspace; if
+    ``is_cached``, in a buffer of their own, which outlives the call.
+    """
+
+    algorithm: Algorithm
+    slices: tuple[slice, ...]
+    prepared: slice
+    is_cached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A configuration of one problem, resolved for one thread count and one device.
+
+    ``workspace_bytes`` is what is handed to the algorithms: their prepared buffers side by side, then the largest
+    scratch, each from a multiple of ``BUFFER_BYTES``. What libraries allocate by themselves comes on top.
+    """
+
+    problem: ConvProblem
+    configuration: Configuration
+    stages: tuple[Stage, ...]
+    scratch: slice
+    keeps_workspace: bool = True
+    alignment_bytes: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        problem: ConvProblem,
+        configuration: Configuration,
+        cached: str | None = None,
+        *,
+        device_type: str = "cpu",
+        keeps_workspace: bool = True,
+    ) -> Recipe:
+        """Resolve a configuration for the current device, which is of this type.
+
+        cached: the algorithm whose prepared buffer is handed to ``execute``, as ``prepare`` has filled it.
+        keeps_workspace: whether the CPU's workspace outlives a call.
+
+        Raises ``InvalidInputError`` for an algorithm that is not registered, or cannot compute the problem;
+        ``LibraryError`` and ``UnavailableError`` for one of a library that is not there.
+        """
+        sizes_of = {
+            name: [m.micro_batch_size for m in configuration.micro_configs if m.algorithm == name]
+            for name in configuration.algorithms
+        }
+        placed = iter(_placed(list(chain.from_iterable(sizes_of.values()))))
+        stages = []
+        prepared_end = scratch_bytes = 0
+        for name, sizes in sizes_of.items():
+            chosen = _capable(name, problem, device_type)
+            workspaces = [chosen.workspace(problem, size) for size in set(sizes)]
+            prepared = _aligned(0 if name == cached else prepared_end, max(w.prepared_bytes for w in workspaces))
+            stages.append(Stage(chosen, tuple(islice(placed, len(sizes))), prepared, name == cached))
+            if name != cached:
+                prepared_end = prepared.stop
+            scratch_bytes = max(scratch_bytes, *(w.scratch_bytes for w in workspaces))
+        scratch = _aligned(prepared_end, scratch_bytes)
+        alignment_bytes = max((stage.algorithm.alignment_bytes for stage in stages), default=1)
+        return cls(problem, configuration, tuple(stages), scratch, keeps_workspace, alignment_bytes)
+
+    @property
+    def workspace_bytes(self) -> int:
+        end: int = self.scratch.stop
+        return end
+
+    @property
+    def steps(self) -> Iterator[tuple[Algorithm, int]]:
+        """Each algorithm with each micro-batch size that it runs, once."""
+        for stage in self.stages:
+            for size in dict.fromkeys(micro_batch.stop - micro_batch.start for micro_batch in stage.slices):
+                yield stage.algorithm, size
+
+    def build(self) -> None:
+        """Have ready what is built once, so that ``execute`` can be captured in a CUDA graph.
+
+        Raises ``StepError`` where a step cannot be built.
+        """
+        for algorithm, size in self.steps:
+            self.build_step(algorithm, size)
+
+    def build_step(self, algorithm: Algorithm, micro_batch_size: int) -> None:
+        """Build one of ``steps``. Raises as ``build``."""
+        try:
+            algorithm.build(self.problem, micro_batch_size)
+        except LibraryError as error:
+            raise StepError(self.problem, MicroConfig(algorithm.name, micro_batch_size), error) from error
+
+    def prepare(self, w: Tensor) -> Tensor:
+        """Prepare w for any number of calls, by the cached algorithm. Returns a new buffer, 1-D uint8.
+
+        w: (K, C // groups, R, S), dense, in the problem's memory format.
+        """
+        (stage,) = (stage for stage in self.stages if stage.is_cached)
+        prepared = lasting_buffer(stage.prepared.stop)
+        stage.algorithm.open(self.problem, w, prepared)
+        return prepared
+
+    def execute(
+        self, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None, cached: Tensor | None = None
+    ) -> None:
+        """Compute the problem's operation on a mini-batch, into the tensor that it writes.
+
+        x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,) or None. All are dense, in the
+        problem's memory format, and N is the configuration's: this is not checked here. cached: what ``prepare``
+        returned for this w; only for a recipe with a cached algorithm. Their device is the current one.
+
+        Raises ``MisalignedError``; ``StepError`` where a library fails; what torch raises for lack of memory.
+        """
+        problem, alignment_bytes = self.problem, self.alignment_bytes
+        if alignment_bytes > 1 and (x.data_ptr() | w.data_ptr() | y.data_ptr()) % alignment_bytes:
+            raise MisalignedError(
+                f"{self.configuration} needs tensors that begin on a multiple of {alignment_bytes} bytes; clone views"
+            )
+        if problem.operation is Operation.BACKWARD_FILTER:
+            w.zero_()
+        workspace = workspace_of(self.workspace_bytes, x.device, self.keeps_workspace)
+        scratch = workspace[self.scratch]
+        for stage in self.stages:
+            micro_batch = stage.slices[0]
+            try:
+                if stage.is_cached:
+                    assert cached is not None
+                    prepared = cached
+                else:
+                    prepared = workspace[stage.prepared]
+                    stage.algorithm.open(problem, w, prepared)
+                for micro_batch in stage.slices:
+                    x_in, y_in = _taken(x, micro_batch), _taken(y, micro_batch)
+                    stage.algorithm.step(problem, x_in, w, y_in, bias, prepared, scratch)
+                stage.algorithm.close(problem, w, prepared)
+            except LibraryError as error:
+                failed = MicroConfig(stage.algorithm.name, micro_batch.stop - micro_batch.start)
+                raise StepError(problem, failed, error) from error
+
+
+def _capable(name: str, problem: ConvProblem, device_type: str) -> Algorithm:
+    chosen = algorithm_named(name, device_type)
+    reason = chosen.supports(problem)
+    if reason is not None:
+        raise InvalidInputError(f"algorithm {name!r} cannot compute {problem}: {reason}")
+    return chosen
+
+
+def _taken(images: Tensor, micro_batch: slice) -> Tensor:
+    """Take these samples. All of them are the tensor itself: making a view takes a microsecond."""
+    return images if micro_batch.stop - micro_batch.start == len(images) else images[micro_batch]
+
+
+def _aligned(end: int, size: int) -> slice:
+    """Find the next ``size`` bytes after ``end`` that begin on a multiple of ``BUFFER_BYTES``."""
+    start = -(-end // BUFFER_BYTES) * BUFFER_BYTES
+    return slice(start, start + size)
+
+
+def _placed(sizes: Sequence[int]) -> list[slice]:
+    """Place slices of these sizes along N, side by side.
+
+    Each begins on a multiple of the largest power of two that divides its own size, whatever the order in which they
+    run: they lie in descending order of these powers. So all sizes before a slice are multiples of its power, and so is
+    their sum, at which it begins. Libraries may count on it.
+    """
+    slices = [slice(0)] * len(sizes)
+    start = 0
+    for index in sorted(range(len(sizes)), key=lambda index: sizes[index] & -sizes[index], reverse=True):
+        slices[index] = slice(start, start + sizes[index])
+        start += sizes[index]
+    return slices
+
+
+# The cache
+
+
+class RecipeSource(Protocol):
+    """Maker of recipes, with a cache of those that were asked for."""
+
+    device_type: str
+    recipes: dict[tuple[Any, ...], Recipe | None]
+
+    def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
+        """Make what runs ``problem`` on ``n`` samples; ``None``: torch's own. Raises ``MucudnnError``s."""
+
+
+def recipe_of(
+    choices: RecipeSource,
+    operation: Operation,
+    x: Tensor,
+    w: Tensor,
+    third: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Recipe | None:
+    """Find the recipe of a call; ``None``: torch's own convolution runs it. third: bias or dy.
+
+    It is made when it is first needed, and cached by all that affects the choice. Every call comes here, so that the
+    key has plain numbers.
+
+    Raises ``CapturingError`` where a recipe would have to be made while a CUDA graph is captured; ``StepError`` where
+    there is no memory to make it with.
+    """
+    geometry = ((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
+    layout = (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device)
+    key = (operation, layout, None if third is None else (third.shape, third.dtype, third.device), geometry)
+    settings = settings_that_bar() if x.is_cuda else torch.get_num_threads()
+    try:
+        return choices.recipes[key, settings]
+    except KeyError:
+        recipe = _resolve(choices, operation, x, w, third, geometry)
+    if len(choices.recipes) >= _RECIPES_CACHED:
+        choices.recipes.clear()
+    choices.recipes[key, settings] = recipe
+    return recipe
+
+
+def forget(choices: RecipeSource, recipe: Recipe | None) -> None:
+    """Have the recipe made anew when it is next asked for."""
+    for key, cached in list(choices.recipes.items()):
+        if cached is recipe:
+            choices.recipes.pop(key, None)
+
+
+def _resolve(
+    choices: RecipeSource, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: _Geometry
+) -> Recipe | None:
+    """Make the recipe of a call.
+
+    ``None`` too for what is no convolution (torch says what is wrong), and for algorithms that this machine lacks.
+    """
+    tensors = [tensor for tensor in (x, w, third) if tensor is not None]
+    alike = {(tensor.dtype, tensor.device, tensor.layout) for tensor in tensors} == {(x.dtype, x.device, torch.strided)}
+    if not alike or x.dtype not in _DTYPE_NAMES or x.device.type != choices.device_type:
+        return None
+    if x.dim() != 4 or w.dim() != 4 or len(x) == 0 or geometry[-1] < 1:
+        return None
+    try:
+        problem = _problem(operation, x, w, geometry)
+        expected = (problem.k,) if operation is Operation.FORWARD else problem.y_shape(len(x))
+        if x.shape != problem.x_shape(len(x)) or w.shape != problem.w_shape():
+            return None
+        if third is not None and third.shape != expected:
+            return None
+        with made_current(x.device):
+            return choices.recipe(problem, len(x))
+    except CapturingError:
+        raise  # it is nothing to remember
+    except (InvalidInputError, UnavailableError):
+        return None
+
+
+def _problem(operation: Operation, x: Tensor, w: Tensor, geometry: _Geometry) -> ConvProblem:
+    _, c, height, width = x.shape
+    k, _, r, s = w.shape
+    memory_format = _torchs_memory_format(x, w, geometry)
+    return ConvProblem(operation, c, height, width, k, r, s, *geometry, _DTYPE_NAMES[x.dtype], memory_format)
+
+
+def _torchs_memory_format(x: Tensor, w: Tensor, geometry: _Geometry) -> MemoryFormat:
+    """Tell in which memory format torch would compute and answer; ours must not differ."""
+    stride, padding, dilation, groups = geometry
+    backend = torch._C._select_conv_backend(x, w, None, stride, padding, dilation, False, (0, 0), groups, None)
+    return _MEMORY_FORMATS[torch._C._conv_determine_backend_memory_format(x, w, backend)]
+
+
+# Repair
+
+
+def working_recipe(
+    problem: ConvProblem, configuration: Configuration, device_type: str, *, keeps_workspace: bool = True
+) -> Recipe | None:
+    """Make a configuration ready for the current device: built, with alternatives in the place of failed steps.
+
+    ``None``: torch's own convolution, where the device or torch's settings are not those that it was tuned for, or no
+    alternative works. Raises ``InvalidInputError`` for an algorithm that is not registered or cannot compute the
+    problem, ``CapturingError`` where a CUDA graph is being captured, ``StepError`` where there is no memory to build.
+    """
+    if device_type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise CapturingError(f"{problem} was not run before a CUDA graph is captured: run it once, then capture it")
+    try:
+        recipe = Recipe.of(problem, configuration, device_type=device_type, keeps_workspace=keeps_workspace)
+        reason = _why_not_here(recipe)
+    except (LibraryError, UnavailableError) as error:
+        reason = str(error)
+    if reason is not None:
+        say_once(f"{problem}: {configuration} cannot run here: {reason}; torch's own convolution runs instead")
+        return None
+    return _first_that_works(recipe, _current_device(device_type))
+
+
+def note_failure(error: StepError, device: torch.device) -> None:
+    """Remember a failure: from now on no recipe that ``working_recipe`` makes for this device has that step.
+
+    Raises what torch raises where the error has broken the CUDA context: then nothing can run any more.
+    """
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize(device)
+    _failed.setdefault((device, error.problem, error.micro_config), str(error))
+
+
+def _first_that_works(recipe: Recipe, device: torch.device) -> Recipe | None:
+    problem, limit_bytes = recipe.problem, recipe.workspace_bytes
+    while (step := _failed_step(recipe, device)) is not None:
+        failed = _micro_config(*step)
+        alternative = next(_alternatives(recipe, *step, limit_bytes, device), None)
+        runs = "torch's own convolution" if alternative is None else alternative.configuration
+        say_once(
+            f"{failed.algorithm} failed for {failed.micro_batch_size} sample(s) of {problem}: "
+            f"{_failed[device, problem, failed]}; from now on {runs} runs there"
+        )
+        if alternative is None:
+            return None
+        recipe = alternative
+    return recipe
+
+
+def _failed_step(recipe: Recipe, device: torch.device) -> tuple[Algorithm, int] | None:
+    """Find the first step that has failed before, or cannot be built now; ``None`` once all are built."""
+    for step in recipe.steps:
+        key = device, recipe.problem, _micro_config(*step)
+        if key not in _failed:
+            try:
+                recipe.build_step(*step)
+            except StepError as error:
+                if error.is_lack_of_memory:
+                    raise
+                note_failure(error, device)
+        if key in _failed:
+            return step
+    return None
+
+
+def _alternatives(
+    recipe: Recipe, failed: Algorithm, size: int, limit_bytes: int, device: torch.device
+) -> Iterator[Recipe]:
+    """Make the recipe anew with others in the place of the failed step, as far as the workspace goes."""
+    problem = recipe.problem
+    for another in failed.alternatives(problem, size):
+        instead = _micro_config(another, size)
+        if (device, problem, instead) in _failed:
+            continue
+        configuration = _with_another(recipe.configuration, _micro_config(failed, size), instead)
+        try:
+            alternative = Recipe.of(
+                problem, configuration, device_type=device.type, keeps_workspace=recipe.keeps_workspace
+            )
+        except LibraryError:
+            continue
+        if alternative.workspace_bytes <= limit_bytes:
+            yield alternative
+
+
+def _with_another(configuration: Configuration, failed: MicroConfig, instead: MicroConfig) -> Configuration:
+    micro_configs = tuple(instead if m == failed else m for m in configuration.micro_configs)
+    return replace(configuration, micro_configs=micro_configs)
+
+
+def _micro_config(algorithm: Algorithm, size: int) -> MicroConfig:
+    return MicroConfig(algorithm.name, size)
+
+
+def _why_not_here(recipe: Recipe) -> str | None:
+    """Tell why a step may not run now, in words; ``None``: all may."""
+    for algorithm, size in recipe.steps:
+        if reason := algorithm.why_not_here(recipe.problem, size):
+            return f"{algorithm.name}: {reason}"
+    return None
+
+
+def _current_device(device_type: str) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if device_type == "cuda" else torch.device(device_type)
