@@ -1,20 +1,28 @@
-"""Every algorithm there is. A new one is a file beside this and a row here; the contract tests then pick it up."""
+"""Every algorithm there is: ours, and those that other packages bring.
+
+A new one of ours is a file in its family's folder and a row here. The contract tests then pick it up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cache
 
+from mucudnn.kernels import plug_ins
 from mucudnn.kernels.compiled import implicit_gemm
 from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
 from mucudnn.kernels.cudnn.backend import cudnn_backend
 from mucudnn.kernels.cudnn.engines import PREFIX
+from mucudnn.kernels.plug_ins import PlugIn
 from mucudnn.kernels.torch_ops import direct, fft
 from mucudnn.kernels.torch_ops.gemm import GEMM, GEMM_ON_CUDA
 from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
 from mucudnn.kernels.torch_ops.native_cuda import BENCHMARKS, NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA
 from mucudnn.kernels.winograd import algorithms as winograd
 from mucudnn.words.errors import InvalidInputError, UnavailableError
+from mucudnn.words.results import package_of
+from mucudnn.words.values import shown
 
 _CPU: tuple[Algorithm, ...] = (
     NATIVE_ALGORITHM,
@@ -34,24 +42,46 @@ _CUDA: tuple[Algorithm, ...] = (
     *winograd.ON_CUDA,
     *fft.ON_CUDA,
 )
-_BY_DEVICE = {"cpu": _CPU, "cuda": _CUDA}
+_OURS = {"cpu": _CPU, "cuda": _CUDA}
+_registered: dict[tuple[str, str], Algorithm] = {}  # by device type and name
+
+
+def register(algorithm: Algorithm) -> None:
+    """Let an algorithm take part in tuning and running, beside those that mucudnn has.
+
+    It is measured, compared with float64 at every micro-batch size between guard zones, stored with its version, and
+    chosen where it is the fastest. Its name is ``package/name``. It runs on the device type that it names in
+    ``device_type``, else on the CPU. ``mucudnn.testing.check_algorithm`` checks it before.
+
+    Registering is for this process, and for those that are forked off it later. Other processes, such as spawned
+    workers and the command ``mucudnn``, find the algorithm by an entry point of the group ``mucudnn.algorithms``, which
+    names it, or a tuple of several. Registering an equal one again does nothing.
+
+    Raises ``InvalidInputError`` for what is no algorithm, and for a name that is taken or malformed.
+    """
+    algorithm = plug_ins.require_algorithm(algorithm)
+    known = _registered.setdefault((plug_ins.device_type_of(algorithm), algorithm.name), algorithm)
+    if known != algorithm:
+        raise InvalidInputError(f"name of an algorithm is {algorithm.name!r}, which {shown(known)} has; choose another")
+
+
+@cache
+def installed_plug_ins() -> tuple[PlugIn, ...]:
+    """Packages that bring algorithms by entry points; found, and their algorithms registered, on the first call."""
+    return plug_ins.load(register)
 
 
 def algorithms(device_type: str = "cpu") -> tuple[Algorithm, ...]:
-    """Those for a device type that are the same for every problem, torch's own first.
+    """Return those for a device type that are the same for every problem, torch's own first, other packages' last.
 
     Raises ``UnavailableError`` for a type that has none.
     """
-    if device_type not in _BY_DEVICE:
-        raise UnavailableError(
-            f"no algorithms for device type {device_type!r}; there are some for: {_names(_BY_DEVICE)}"
-        )
-    return _BY_DEVICE[device_type]
+    return tuple(_every(device_type))
 
 
 def algorithm_versions() -> dict[str, int]:
-    """Of every algorithm that is the same for every problem, on any device type."""
-    return {algorithm.name: algorithm.version for every in _BY_DEVICE.values() for algorithm in every}
+    """Return the version of every algorithm that is the same for every problem, on any device type."""
+    return {algorithm.name: algorithm.version for device_type in _OURS for algorithm in algorithms(device_type)}
 
 
 def sources(device_type: str = "cpu") -> tuple[AlgorithmSource, ...]:
@@ -60,18 +90,29 @@ def sources(device_type: str = "cpu") -> tuple[AlgorithmSource, ...]:
 
 
 def algorithm(name: str, device_type: str = "cpu") -> Algorithm:
-    """The algorithm of this name for a device type: the same for every problem, or one of cuDNN's engine configurations
-    (``cudnn:67 k2=5``).
+    """Return the algorithm of this name for a device type: one that is the same for every problem, or one of cuDNN's
+    engine configurations (``cudnn:67 k2=5``).
 
-    Raises ``InvalidInputError`` for an unknown one, ``UnavailableError`` for a type that has none, and for an engine
-    configuration without cuDNN.
+    Raises ``InvalidInputError`` for an unknown one, and ``UnavailableError`` for a device type that has none, for an
+    engine configuration without cuDNN, and for an algorithm of a package that is not here.
     """
     if name.startswith(PREFIX):
         return CudnnEngine.named(name, cudnn_backend())
-    by_name = {candidate.name: candidate for candidate in algorithms(device_type)}
-    if name not in by_name:
-        raise InvalidInputError(f"algorithm is {name!r}; allowed are {_names(by_name)}")
-    return by_name[name]
+    for candidate in _every(device_type):
+        if candidate.name == name:
+            return candidate
+    if package_of(name) is not None:
+        raise UnavailableError(f"algorithm {name!r} is of a package that is not here: install it, or register it first")
+    raise InvalidInputError(f"algorithm is {name!r}; allowed are {_names(a.name for a in _every(device_type))}")
+
+
+def _every(device_type: str) -> Iterator[Algorithm]:
+    """Ours, then those of other packages, which are not looked for before ours are used up."""
+    if device_type not in _OURS:
+        raise UnavailableError(f"no algorithms for device type {device_type!r}; there are some for: {_names(_OURS)}")
+    yield from _OURS[device_type]
+    installed_plug_ins()
+    yield from [algorithm for (where, _), algorithm in _registered.items() if where == device_type]
 
 
 def _names(names: Iterable[str]) -> str:

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from mucudnn._moved import find_moved_modules
 
 if TYPE_CHECKING:
+    from mucudnn.kernels.contract.algorithm import Workspace
+    from mucudnn.kernels.contract.base import BaseAlgorithm
+    from mucudnn.kernels.registry import register
     from mucudnn.running.conv2d import Conv2d
     from mucudnn.running.workspace import release_workspaces
     from mucudnn.tuning.models import optimize, report
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BaseAlgorithm",
     "BatchSizePolicy",
     "Config",
     "Configuration",
@@ -37,13 +41,18 @@ __all__ = [
     "Operation",
     "Tuning",
     "UnavailableError",
+    "Workspace",
     "optimize",
+    "register",
     "release_workspaces",
     "report",
     "tune",
 ]
 
 _MODULES = {
+    "kernels.contract.algorithm": ("Workspace",),
+    "kernels.contract.base": ("BaseAlgorithm",),
+    "kernels.registry": ("register",),
     "words.config": ("BatchSizePolicy", "Config"),
     "words.results": ("Configuration", "MicroConfig"),
     "words.errors": ("DatabaseError", "InfeasibleError", "InvalidInputError", "MucudnnError", "UnavailableError"),

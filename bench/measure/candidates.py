@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
 from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Failure, Measurement, MicroConfig
+from mucudnn.words.results import Failure, Measurement, MicroConfig, package_of
 
 _IN_A_TURN = 8  # algorithms of a source whose sizes are all looked at before the next ones
+
+
+# Entered before the first run of a candidate that may end the process, and left when it did not: so what began and
+# never ended is known to the next process.
+Journal = Callable[[MicroConfig], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A micro-config that can run on a problem. ``smaller``: the same algorithm with the next smaller micro-batch.
 
-    stored: the measurement of an earlier run.
+    stored: the measurement of an earlier run. journal: wraps the run that counts bytes, where the code is foreign.
     """
 
     problem: ConvProblem
@@ -27,6 +33,7 @@ class Candidate:
     micro_batch_size: int
     smaller: Candidate | None = None
     stored: Measurement | None = None
+    journal: Journal = field(default=nullcontext, compare=False)
 
     @property
     def micro_config(self) -> MicroConfig:
@@ -58,8 +65,9 @@ class Candidate:
     def _internal(self) -> int | Exception:
         """Bytes allocated inside, or why they cannot be counted: a run that fails is not tried again and again."""
         try:
-            return self.algorithm.internal_bytes(self.problem, self.micro_batch_size)
-        except CANDIDATE_ERRORS as error:
+            with self.journal(self.micro_config) if self.is_foreign else nullcontext():
+                return self.algorithm.internal_bytes(self.problem, self.micro_batch_size)
+        except self.errors as error:
             failed = without_frames(error)
         if is_out_of_memory(failed):
             give_back_cache()
@@ -74,6 +82,16 @@ class Candidate:
     def from_source(self) -> bool:
         """Whether an ``AlgorithmSource`` offers it: see ``Algorithm.source``."""
         return self.algorithm.source is not None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether other people's code computes: it is checked at every size, and its first run may end the process."""
+        return self.from_source or package_of(self.algorithm.name) is not None
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What a run may raise: foreign code can fail in any way, and ours has no bugs that are hidden here."""
+        return (Exception,) if self.is_foreign else CANDIDATE_ERRORS
 
     @property
     def workspace_bytes(self) -> int:
@@ -111,6 +129,7 @@ def find_candidates(
     algorithms: Sequence[Algorithm],
     micro_batch_sizes: Sequence[int],
     known: Sequence[Measurement] = (),
+    journal: Journal = nullcontext,
 ) -> tuple[list[Candidate], list[Failure]]:
     """All micro-configs that can run, in the order in which to look at them, and those that cannot, with the reason.
 
@@ -123,7 +142,7 @@ def find_candidates(
     candidates: list[Candidate] = []
     failures: list[Failure] = []
     for algorithm in algorithms:
-        if reason := algorithm.supports(problem):
+        if reason := _why_not_at_all(algorithm, problem):
             failures.append(Failure(MicroConfig(algorithm.name, batch_size), reason))
             continue
         smaller = None
@@ -132,12 +151,22 @@ def find_candidates(
             if reason := _why_not(algorithm, problem, size, batch_size):
                 failures.append(Failure(micro_config, reason))
                 continue
-            smaller = Candidate(problem, algorithm, size, smaller, stored.get(micro_config))
+            smaller = Candidate(problem, algorithm, size, smaller, stored.get(micro_config), journal)
             candidates.append(smaller)
     offered = dict.fromkeys(candidate.algorithm.name for candidate in candidates if candidate.from_source)
     turns = {name: rank // _IN_A_TURN for rank, name in enumerate(offered)}
     ordered = sorted(candidates, key=lambda c: (turns.get(c.algorithm.name, 0), c.micro_batch_size))
     return ordered, failures
+
+
+def _why_not_at_all(algorithm: Algorithm, problem: ConvProblem) -> str | None:
+    """Why an algorithm cannot compute a problem. One of another package may fail to say so."""
+    try:
+        return algorithm.supports(problem)
+    except Exception as error:
+        if package_of(algorithm.name) is None:
+            raise
+        return f"supports() raised {type(error).__name__}: {error}"
 
 
 def _why_not(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, batch_size: int) -> str | None:

@@ -17,17 +17,17 @@ class GuardedBuffer:
     """One allocation that serves all sizes up to its capacity, each from the same begin, right after a guard zone.
 
     It grows where more is required, and the old memory is given back before the new is taken: so parts are asked for
-    anew whenever they are used. Takes ``capacity_bytes + 2 * GUARD_BYTES`` from torch's allocator.
+    anew whenever they are used. Takes ``capacity_bytes + 2 * guard_bytes`` from torch's allocator.
     """
 
-    def __init__(self, device: str) -> None:
-        self._device = device
+    def __init__(self, device: str, guard_bytes: int = GUARD_BYTES) -> None:
+        self._device, self._guard_bytes = device, guard_bytes
         self._memory: Tensor | None = None
         self._parts: dict[int, Tensor] = {}
 
     @property
     def capacity_bytes(self) -> int:
-        return 0 if self._memory is None else self._memory.numel() - 2 * GUARD_BYTES
+        return 0 if self._memory is None else self._memory.numel() - 2 * self._guard_bytes
 
     def require(self, size_bytes: int) -> bool:
         """Have room for so many bytes, with whatever is in them; whether that took new memory.
@@ -52,29 +52,30 @@ class GuardedBuffer:
     def part(self, size_bytes: int) -> Tensor:
         """The first bytes, 1-D uint8; they lie there until more is required. Quick, since timed code asks for it."""
         if size_bytes not in self._parts:
-            self._parts[size_bytes] = self._raw[GUARD_BYTES : GUARD_BYTES + size_bytes]
+            self._parts[size_bytes] = self._raw[self._guard_bytes : self._guard_bytes + size_bytes]
         return self._parts[size_bytes]
 
     def arm(self, size_bytes: int) -> None:
         """Before a run on the first bytes: fill them with NaN, and what is around them with a pattern."""
         self.part(size_bytes).fill_(_GARBAGE)
-        for zone in self._zones(size_bytes):
+        for zone in self.zones(size_bytes):
             zone.fill_(_PATTERN)
 
     def trespass(self, size_bytes: int) -> str | None:
         """After it: where around the first bytes was written, None if nowhere."""
-        before, behind = (zone != _PATTERN for zone in self._zones(size_bytes))
+        before, behind = (zone != _PATTERN for zone in self.zones(size_bytes))
         if bool(before.any()):
-            first = GUARD_BYTES - int(before.nonzero()[0])
+            first = self._guard_bytes - int(before.nonzero()[0])
             return f"{int(before.sum())} bytes, from {first} bytes before the begin"
         if bool(behind.any()):
             last = int(behind.nonzero()[-1]) + 1
             return f"{int(behind.sum())} bytes, up to {last} bytes behind the end"
         return None
 
-    def _zones(self, size_bytes: int) -> tuple[Tensor, Tensor]:
-        end = GUARD_BYTES + size_bytes
-        return self._raw[:GUARD_BYTES], self._raw[end : end + GUARD_BYTES]
+    def zones(self, size_bytes: int) -> tuple[Tensor, Tensor]:
+        """The guard zones before and behind the first bytes (views)."""
+        end = self._guard_bytes + size_bytes
+        return self._raw[: self._guard_bytes], self._raw[end : end + self._guard_bytes]
 
     @property
     def _raw(self) -> Tensor:
@@ -83,4 +84,4 @@ class GuardedBuffer:
         return self._memory
 
     def _allocate(self, size_bytes: int) -> Tensor:
-        return torch.empty(size_bytes + 2 * GUARD_BYTES, dtype=torch.uint8, device=self._device)
+        return torch.empty(size_bytes + 2 * self._guard_bytes, dtype=torch.uint8, device=self._device)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import inf
 
 from mucudnn.bench.measure.candidate_errors import (
-    CANDIDATE_ERRORS,
     UnsoundError,
     give_back_cache,
     without_frames,
 )
-from mucudnn.bench.measure.candidates import Candidate
+from mucudnn.bench.measure.candidates import Candidate, Journal
 from mucudnn.bench.measure.pruning import KnownTimes
 from mucudnn.bench.measure.rounds import measure_in_turns
 from mucudnn.bench.measure.timer import Clock, Stop, Timer, WallClock
@@ -23,9 +22,6 @@ from mucudnn.words.errors import BrokenDeviceError, first_line
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
-
-# Wraps the first run of a candidate that may end the process. The next process skips what began and never ended.
-Journal = Callable[[MicroConfig], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +173,11 @@ class _Session:
         return any(self.job.batch_size % c.micro_batch_size == 0 for c in fitting)
 
     def _try_first_sample(self, candidate: Candidate) -> _Entry | Exception:
-        journal = self.job.journal if candidate.from_source else nullcontext
+        journal = self.job.journal if candidate.is_foreign else nullcontext
         try:
             with journal(candidate.micro_config):
                 return self._first_sample(candidate)
-        except CANDIDATE_ERRORS as error:
+        except candidate.errors as error:
             return without_frames(error)
 
     def _first_sample(self, candidate: Candidate) -> _Entry:
@@ -196,12 +192,12 @@ class _Session:
         return _Entry(candidate, timer, setup_s, relative_error)
 
     def _relative_error(self, candidate: Candidate) -> float:
-        """Relative error of a candidate.
+        """Return the relative error of a candidate.
 
-        Our algorithms are tested at every size, so that one check tells how exact they are here. What a source offers
-        is foreign, and compiled anew for each size.
+        Our algorithms are tested at every size, so that one check tells how exact they are here. Foreign code is not,
+        and what a source offers is compiled anew for each size.
         """
-        if candidate.from_source:
+        if candidate.is_foreign:
             return self.workbench.relative_error(candidate)
         name = candidate.algorithm.name
         if name not in self.relative_error:
@@ -230,7 +226,7 @@ class _Session:
                 "the process anew, and tune again"
             )
         if is_lasting := not is_out_of_memory(error):
-            named = isinstance(error, UnsoundError) and candidate.from_source
+            named = isinstance(error, UnsoundError) and candidate.is_foreign
             reason = f"{_who(candidate)}: {error}" if named else first_line(error)
         else:
             reason = first_line(error)

@@ -131,7 +131,7 @@ class Workbench:
         self._open(candidate)
         slices = operands.slices(candidate.micro_batch_size)
         adds = self.problem.operation is Operation.BACKWARD_FILTER
-        repeats = 2 if adds and candidate.from_source and len(slices) == 1 else 1  # to see whether it adds
+        repeats = 2 if adds and candidate.is_foreign and len(slices) == 1 else 1  # to see whether it adds
         for x, y in slices * repeats:
             candidate.algorithm.step(self.problem, x, operands.w, y, None, prepared, scratch)
         candidate.algorithm.close(self.problem, operands.w, prepared)

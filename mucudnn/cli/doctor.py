@@ -64,7 +64,7 @@ def doctor() -> None:
     from mucudnn.terminal.console import output
 
     console = output()
-    console.print(machine_table([*machine(), *accelerators()]))
+    console.print(machine_table([*machine(), *accelerators(), *packages()]))
     console.print(algorithms_table("Algorithms on the CPU", [examine(algorithm) for algorithm in algorithms()]))
     for name, indices in gpus().items():
         console.print(algorithms_table(f"Algorithms on {name} ({_devices(indices)})", on_gpu(indices[0])))
@@ -114,6 +114,17 @@ def accelerators() -> Iterator[Finding]:
     except UnavailableError as error:
         yield _unavailable("cuDNN", error)
     yield cupy()
+
+
+def packages() -> Iterator[Finding]:
+    """Other packages that bring algorithms, or fail to."""
+    from mucudnn.kernels.registry import installed_plug_ins
+
+    for plug_in in installed_plug_ins():
+        if plug_in.error:
+            yield Finding(plug_in.package, _lacking(plug_in.error), f"mend it, or pip uninstall {plug_in.name}")
+        else:
+            yield Finding(plug_in.package, f"brings {', '.join(plug_in.algorithms)}")
 
 
 def _gpus_and_driver() -> Iterator[Finding]:

@@ -28,6 +28,7 @@ class Store:
     def __init__(self, database: Database, environment: Environment) -> None:
         self._database, self._environment = database, environment
         self._writable = True
+        self._begun: set[tuple[ConvProblem, MicroConfig]] = set()
 
     def results(self, problem: ConvProblem, versions: Mapping[str, int]) -> list[Measurement | Failure]:
         """The newest of each micro-config."""
@@ -45,13 +46,18 @@ class Store:
     def begun(self, problem: ConvProblem, version: int, micro_config: MicroConfig) -> Iterator[None]:
         """While a first run goes on: should it end the process, the next one finds it among the failures.
 
-        Costs two small commits. Errors and Ctrl-C are no such end.
+        Costs two small commits. Errors and Ctrl-C are no such end. A run inside of the same is part of it.
         """
+        if (problem, micro_config) in self._begun:
+            yield
+            return
         begun = (self._environment, problem, version, Failure(micro_config, _BEGUN))
+        self._begun.add((problem, micro_config))
         try:
             self._write(self._database.add_failure, *begun)
             yield
         finally:
+            self._begun.discard((problem, micro_config))
             self._write(self._database.withdraw_failure, *begun)
 
     def verification(

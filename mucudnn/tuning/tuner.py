@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -142,10 +142,10 @@ class _Job:
         return baseline.workspace_bytes if baseline.is_countable else None
 
     def forget_failures(self) -> None:
-        """So that they are tried again, but for what a source offers: its first run may have ended a process."""
-        offered = {c.micro_config for c in self.candidates if c.from_source}
+        """Let them be tried again, but for those of foreign code: its first run may have ended a process."""
+        foreign = {c.micro_config for c in self.candidates if c.is_foreign}
         self.results = {
-            of: result for of, result in self.results.items() if of in offered or isinstance(result, Measurement)
+            of: result for of, result in self.results.items() if of in foreign or isinstance(result, Measurement)
         }
 
     def measurements(self) -> list[Measurement]:
@@ -285,7 +285,8 @@ class _Tuner:
         stored = self.store.results(task.problem, self.versions)
         known = [r for r in stored if isinstance(r, Measurement) or r.micro_config != task.baseline]
         measured = [result for result in known if isinstance(result, Measurement)]
-        candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured)
+        journal = partial(self._begun, task.problem)
+        candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured, journal)
         bound = self.config.error_bound(task.problem.dtype, self.machine.environment.numerics)
         return _Job(task, bound, candidates, unsupported, {result.micro_config: result for result in known})
 
@@ -293,6 +294,10 @@ class _Tuner:
         """What sources offer for this problem, as far as the config allows it."""
         offered = (algorithm for source in self.machine.sources for algorithm in source.offered(problem, sizes))
         return [algorithm for algorithm in offered if _is_allowed(algorithm, self.config)]
+
+    def _begun(self, problem: ConvProblem, micro_config: MicroConfig) -> AbstractContextManager[None]:
+        """Where the store notes that a first run has begun, until it ends."""
+        return self.store.begun(problem, self.versions[micro_config.algorithm], micro_config)
 
     def _allowed(self, job: _Job) -> list[Measurement]:
         return allowed(job.measurements(), job.error_bound)
@@ -335,7 +340,7 @@ class _Tuner:
             may_keep=problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
             device=self.machine.device,
             clock=self.machine.clock,
-            journal=lambda begun: self.store.begun(problem, self.versions[begun.algorithm], begun),
+            journal=partial(self._begun, problem),
         )
         self.progress(f"{job.task}: measuring", start)
         with ExitStack() as search:

@@ -14,6 +14,12 @@ def source_of(algorithm: str) -> str:
     return algorithm.partition(":")[0]
 
 
+def package_of(algorithm: str) -> str | None:
+    """Return ``own`` for ``own/pointwise``: the package that brings the algorithm; None for one of mucudnn's own."""
+    package, slash, _ = algorithm.partition("/")
+    return package if slash else None
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class MicroConfig:
     """One algorithm on one micro-batch size: the unit that is measured.

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from itertools import product
 
 import pytest
 import torch
-from support.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
-from support.guarded import Call
 
 from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm, algorithms
+from mucudnn.testing.checks import (
+    UNEVEN_THREADS,
+    check_added,
+    check_determinism,
+    check_float32_sums,
+    check_reason,
+    check_result,
+    check_splits,
+    check_workspace,
+    split,
+    threads,
+)
+from mucudnn.testing.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
+from mucudnn.testing.guarded_call import Call
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
@@ -43,14 +53,6 @@ def cases(
     return parameters
 
 
-def split(a: Algorithm, problem: ConvProblem, batch_size: int, micro_batch_size: int) -> list[int]:
-    """Micro-batches of this size and what is left over; undivided where a slice of such a size is not supported."""
-    sizes = [micro_batch_size] * (batch_size // micro_batch_size)
-    if batch_size % micro_batch_size:
-        sizes.append(batch_size % micro_batch_size)
-    return sizes if all(a.supports_micro_batch(problem, n) is None for n in sizes) else [batch_size]
-
-
 CASE = ("name", "problem", "batch_size", "micro_batch_size")
 ALL_GEOMETRIES = cases(GEOMETRIES)
 OTHER_DTYPES = cases(ONE_OF_EACH_KIND, ("float64", "bfloat16", "float16"))
@@ -61,45 +63,30 @@ def test_result_is_the_convolution_in_the_declared_bytes(
     name: str, problem: ConvProblem, batch_size: int, micro_batch_size: int
 ) -> None:
     a = algorithm(name)
-    call = Call(problem, batch_size)
-    expected = reference(problem, call.x, call.w, call.y)
-    actual = call.run(a, split(a, problem, batch_size, micro_batch_size))
-    assert relative_l2_error(actual, expected) <= tolerance(name, problem.dtype)
-    assert call.undeclared_bytes <= 0
+    check_result(a, problem, split(a, problem, batch_size, micro_batch_size), tolerance(name, problem.dtype))
 
 
 @pytest.mark.parametrize(CASE, cases(ONE_OF_EACH_KIND))
 def test_every_split_gives_the_same(name: str, problem: ConvProblem, batch_size: int, micro_batch_size: int) -> None:
-    a = algorithm(name)
-    call = Call(problem, batch_size)
-    undivided = call.run(a, [batch_size]).clone()
-    for n in range(1, batch_size):
-        call.written.zero_()
-        divided = call.run(a, split(a, problem, batch_size, n))
-        assert relative_l2_error(divided, undivided) <= tolerance(name, problem.dtype)
+    check_splits(algorithm(name), problem, batch_size, tolerance(name, problem.dtype))
 
 
 @pytest.mark.parametrize(CASE, cases(("same-3x3", "tiles")))
 def test_threads_change_neither_result_nor_bounds(
     name: str, problem: ConvProblem, batch_size: int, micro_batch_size: int
 ) -> None:
-    torch.set_num_threads(3)  # does not divide anything
-    test_result_is_the_convolution_in_the_declared_bytes(name, problem, batch_size, micro_batch_size)
+    with threads(UNEVEN_THREADS):
+        test_result_is_the_convolution_in_the_declared_bytes(name, problem, batch_size, micro_batch_size)
 
 
 @pytest.mark.parametrize(CASE, cases(("same-3x3", "groups")))
 def test_every_run_of_a_deterministic_algorithm_gives_the_same_bits(
     name: str, problem: ConvProblem, batch_size: int, micro_batch_size: int
 ) -> None:
-    torch.set_num_threads(3)
     a = algorithm(name)
     if not a.deterministic:
         pytest.skip(f"{name} does not promise it")
-    call, micro_batches = Call(problem, batch_size), split(a, problem, batch_size, micro_batch_size)
-    first = call.run(a, micro_batches).clone()
-    for _ in range(3):
-        call.written.zero_()
-        assert torch.equal(call.run(a, micro_batches), first)
+    check_determinism(a, problem, split(a, problem, batch_size, micro_batch_size))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -112,18 +99,14 @@ def test_workspace_is_known_without_running(name: str, monkeypatch: pytest.Monke
         monkeypatch.setattr(type(a), part, refuse)
     for parameters in cases(("same-3x3", "groups"), ("float32", "bfloat16"), names=[name]):
         _, problem, batch_size, _ = parameters.values  # type: ignore[attr-defined]
-        assert peak_allocated_bytes(partial(a.workspace, problem, batch_size)) == 0
+        check_workspace(a, problem, batch_size)
 
 
 @pytest.mark.parametrize(CASE, cases(ONE_OF_EACH_KIND, operations=[Operation.FORWARD]))
 def test_bias_is_added_in_forward(name: str, problem: ConvProblem, batch_size: int, micro_batch_size: int) -> None:
     a = algorithm(name)
-    call = Call(problem, batch_size)
-    bias = torch.randn(problem.k)
-    expected = reference(problem, call.x, call.w, call.y, bias)
-    actual = call.run(a, split(a, problem, batch_size, micro_batch_size), bias)
-    assert relative_l2_error(actual, expected) <= tolerance(name, problem.dtype)
-    assert call.undeclared_bytes <= 0
+    micro_batches = split(a, problem, batch_size, micro_batch_size)
+    check_result(a, problem, micro_batches, tolerance(name, problem.dtype), has_bias=True)
 
 
 @pytest.mark.parametrize(CASE, cases(ONE_OF_EACH_KIND, operations=[Operation.BACKWARD_FILTER]))
@@ -132,29 +115,17 @@ def test_filter_gradient_is_added_to_what_is_there(
 ) -> None:
     """One configuration may use several algorithms one after the other."""
     a = algorithm(name)
-    call = Call(problem, batch_size)
-    expected = reference(problem, call.x, call.w, call.y) + 3.0
-    call.w.fill_(3.0)
-    actual = call.run(a, split(a, problem, batch_size, micro_batch_size))
-    assert relative_l2_error(actual, expected) <= tolerance(name, problem.dtype)
+    check_added(a, problem, split(a, problem, batch_size, micro_batch_size), tolerance(name, problem.dtype))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_micro_batches_are_summed_in_float32(name: str, dtype: str) -> None:
-    """128 equal slices: in less than float32 the sum would stop growing, or lose the last bits at every addition."""
     problem = ConvProblem(Operation.BACKWARD_FILTER, 3, 6, 6, 4, 3, 3, padding=(1, 1), dtype=dtype)
     a = algorithm(name)
     if a.supports(problem) is not None or a.supports_micro_batch(problem, 1) is not None:
         pytest.skip(f"{name} does not compute slices of one sample in {dtype}")
-    call = Call(problem, 128)
-    call.x.copy_(call.x[:1].expand_as(call.x))
-    call.y.copy_(call.y[:1].expand_as(call.y) / 16)
-    one = Call(problem, 1)
-    one.x.copy_(call.x[:1])
-    one.y.copy_(call.y[:1])
-    expected = 128 * one.run(a, [1]).double()
-    assert relative_l2_error(call.run(a, [1] * 128), expected) <= 2 * torch.finfo(getattr(torch, dtype)).eps
+    check_float32_sums(a, problem)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -164,10 +135,8 @@ def test_what_is_not_supported_has_a_reason_in_words(name: str) -> None:
         Operation, GEOMETRIES, MemoryFormat, DEFAULT_MAX_RELATIVE_ERROR
     ):
         problem, _, micro_batch_size = geometry(key, operation, memory_format=memory_format, dtype=dtype)
-        reason = a.supports(problem)
-        if reason is None:
-            reason = a.supports_micro_batch(problem, micro_batch_size)
-        assert reason is None or len(reason.split()) > 3
+        check_reason(a.supports(problem))
+        check_reason(a.supports_micro_batch(problem, micro_batch_size))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from support.build_results import Results
-from support.guarded import Call
 from support.places import SUPPORT
 
 from mucudnn.kernels.compiled import library
@@ -19,6 +18,7 @@ from mucudnn.kernels.compiled.implicit_gemm import ImplicitGemm
 from mucudnn.kernels.compiled.library import BUILDS, build_name, loaded_build
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.winograd import algorithms as winograd
+from mucudnn.testing.guarded_call import Call
 from mucudnn.words.problem import ConvProblem, Operation
 
 PROGRAM = SUPPORT / "build_results.py"

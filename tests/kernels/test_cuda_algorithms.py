@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
-from support.guarded import Call
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -24,6 +22,8 @@ from mucudnn.kernels.winograd import torch_backend as winograd_torch
 from mucudnn.kernels.winograd.algorithms import BACKENDS_ON_CUDA
 from mucudnn.kernels.winograd.compiled_backend import CompiledWinograd
 from mucudnn.kernels.winograd.torch_backend import TorchWinograd
+from mucudnn.testing.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
+from mucudnn.testing.guarded_call import Call
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 

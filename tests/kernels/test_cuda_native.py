@@ -10,8 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.fakes import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
-from support.geometries import ONE_OF_EACH_KIND, geometry
-from support.guarded import Call
 from torch import Tensor
 
 from mucudnn.bench.measure.candidates import find_candidates
@@ -20,6 +18,8 @@ from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.kernels.torch_ops import native
 from mucudnn.kernels.torch_ops.native_cuda import BENCHMARKS, NATIVE_ON_CUDA, cudnn_benchmark
+from mucudnn.testing.geometries import ONE_OF_EACH_KIND, geometry
+from mucudnn.testing.guarded_call import Call
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat, Operation

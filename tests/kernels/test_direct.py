@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from support.guarded import Call
 
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.torch_ops.direct import Direct, phases
+from mucudnn.testing.guarded_call import Call
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation, Pair
 
 by_operation = pytest.mark.parametrize("operation", list(Operation))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from support.guarded import Call
 
 from mucudnn.kernels.contract.reference import reference
 from mucudnn.kernels.registry import algorithm
 from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
+from mucudnn.testing.guarded_call import Call
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 # channels-last and with a bias oneDNN 3.12 crashes; torch computes one sample of it with im2col

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from support.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
-from support.guarded import Call
-from support.spoilt import READ, SAMPLES, dependent, spoil
-from torch import Tensor, nn
+from torch import nn
 
 import mucudnn
 from mucudnn.kernels.registry import algorithm, algorithms
-from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running.operators import Choices
+from mucudnn.testing.checks import (
+    check_locality,
+    check_locality_of_padding,
+    check_nothing_is_hidden,
+    torchs_spoilt_result,
+)
+from mucudnn.testing.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
+from mucudnn.testing.not_finite import IMAGE, dependent
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
@@ -44,60 +47,26 @@ def local(parameters: Iterable[Any]) -> list[Any]:
     return [parameter for parameter in parameters if algorithm(parameter.values[0]).is_local(parameter.values[1])]
 
 
-def spoilt_call(problem: ConvProblem, operand: str) -> Call:
-    torch.manual_seed(0)
-    call = Call(problem, SAMPLES)
-    spoil(getattr(call, operand))
-    return call
-
-
-def computed(name: str, problem: ConvProblem, operand: str) -> Tensor:
-    """In micro-batches of 2, 2 and 1 samples where the algorithm can."""
-    a = algorithm(name)
-    sizes = [2, 2, 1] if all(a.supports_micro_batch(problem, n) is None for n in (1, 2)) else [SAMPLES]
-    return spoilt_call(problem, operand).run(a, sizes)
-
-
-@cache
-def torchs(problem: ConvProblem, operand: str) -> Tensor:
-    call = spoilt_call(problem, operand)
-    geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
-    return torch_convolution(problem.operation, call.x, call.w, call.y, None, *geometry)
-
-
-def kinds(results: Tensor) -> Tensor:
-    """0: finite, 1: infinite, -1: minus infinite, 2: NaN."""
-    return results.isposinf().int() - results.isneginf().int() + 2 * results.isnan().int()
-
-
 @pytest.mark.parametrize(
     ("name", "problem"), cases(EVERY, GEOMETRIES) + cases(EVERY, ONE_OF_EACH_KIND, ("bfloat16", "float16"))
 )
 def test_what_is_not_finite_is_never_hidden(name: str, problem: ConvProblem) -> None:
     """So whoever looks for it, as loss scaling does, finds it."""
-    for operand in READ[problem.operation]:
-        hidden = dependent(problem, operand) & computed(name, problem, operand).isfinite()
-        assert not hidden.any(), operand
-
-
-IMAGE = {Operation.FORWARD: "x", Operation.BACKWARD_DATA: "y", Operation.BACKWARD_FILTER: "x"}
+    check_nothing_is_hidden(algorithm(name), problem)
 
 
 @pytest.mark.parametrize(("name", "problem"), local(cases(EVERY, GEOMETRIES)))
 def test_local_algorithms_spoil_what_torch_does(name: str, problem: ConvProblem) -> None:
     """And no more, with infinities of the same sign."""
     image = IMAGE[problem.operation]
-    expected = torchs(problem, image)
-    assert torch.equal(kinds(computed(name, problem, image)), kinds(expected))
-    assert torch.equal(~expected.isfinite(), dependent(problem, image))
+    check_locality(algorithm(name), problem)
+    assert torch.equal(~torchs_spoilt_result(problem, image).isfinite(), dependent(problem, image))
 
 
 @pytest.mark.parametrize(("name", "problem"), local(cases(EVERY, ONE_OF_EACH_KIND, ("float64", "bfloat16", "float16"))))
 def test_in_other_dtypes_local_algorithms_spoil_no_more_than_torch_does(name: str, problem: ConvProblem) -> None:
     """In bfloat16 torch's own spoils more than the definition says where the number of channels is odd."""
-    image = IMAGE[problem.operation]
-    allowed = dependent(problem, image) | ~torchs(problem, image).isfinite()
-    assert not (~computed(name, problem, image).isfinite() & ~allowed).any()
+    check_locality(algorithm(name), problem)
 
 
 @pytest.mark.parametrize(("name", "problem"), local(cases(EVERY, GEOMETRIES, operations=[Operation.BACKWARD_FILTER])))
@@ -105,9 +74,9 @@ def test_local_algorithms_spoil_no_more_of_dw_than_zeros_of_the_padding_explain(
     name: str, problem: ConvProblem
 ) -> None:
     """0 * NaN is NaN, and some of torch's own backends multiply the padding."""
+    check_locality_of_padding(algorithm(name), problem)
     allowed = dependent(problem, "y", on_padding=True)
-    for results in (computed(name, problem, "y"), torchs(problem, "y")):
-        assert not (~results.isfinite() & ~allowed).any()
+    assert not (~torchs_spoilt_result(problem, "y").isfinite() & ~allowed).any()
 
 
 # Loss scaling

@@ -8,17 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.guarded import sanitizer
 from support.places import TESTS
 
 from mucudnn.kernels.compiled import library
+from mucudnn.testing.guarded_call import sanitizer
 
 IS_ASKED_FOR = bool(os.environ.get("MUCUDNN_SANITIZE"))
 pytestmark = pytest.mark.skipif(not IS_ASKED_FOR, reason="only under make sanitize")
 BEGIN = """
 from ctypes import byref
 import torch
-from support.guarded import GuardedMemory
+from mucudnn.testing.guarded_call import GuardedMemory
 from mucudnn.kernels.compiled.library import Operand, library
 
 guarded, memory = GuardedMemory(), torch.zeros(4096, dtype=torch.uint8)

@@ -12,7 +12,6 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from support.guarded import Call
 from torch import Tensor
 
 from mucudnn.kernels.compiled import implicit_gemm
@@ -20,6 +19,7 @@ from mucudnn.kernels.compiled.library import build_name
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.winograd import algorithms as winograd
+from mucudnn.testing.guarded_call import Call
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 _MICRO_BATCHES = (2, 1)

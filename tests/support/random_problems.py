@@ -1,4 +1,4 @@
-"""Random small problems with everything that can go wrong at an edge, each from a seed of its own."""
+"""Random calls of random algorithms, each from a seed of its own."""
 
 from __future__ import annotations
 
@@ -6,22 +6,14 @@ from dataclasses import dataclass
 from random import Random
 
 import torch
-from support.guarded import Call
 
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.native import sees_only_padding
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
-
-# Sizes of one, primes, and neighbours of the vectors and tiles.
-_CHANNELS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 23, 31, 32, 33, 37)
-_PIXELS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 14, 15, 16, 17, 19, 23, 29, 33)
-_FILTERS = (1, 1, 2, 3, 3, 3, 3, 4, 5, 5, 7)
-_STEPS = (1, 1, 1, 1, 2, 2, 3, 5)
-_PADDINGS = (0, 0, 1, 1, 2, 2, 3, 5, 9)
-_MOST_MULTIPLICATIONS = 250_000  # of one case: thousands of them take minutes
+from mucudnn.testing.guarded_call import Call
+from mucudnn.testing.random_problems import random_micro_batches, random_problem
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 
 @dataclass(frozen=True)
@@ -53,7 +45,7 @@ def case(seed: int) -> Case:
     return Case(
         algorithm,
         problem,
-        _micro_batches(random, algorithm, problem),
+        random_micro_batches(random, algorithm, problem),
         threads=random.choice((1, 1, 1, 2, 3)),
         has_bias=problem.operation is Operation.FORWARD and random.random() < 0.5,
     )
@@ -61,47 +53,11 @@ def case(seed: int) -> Case:
 
 def _problem(random: Random, algorithm: Algorithm) -> ConvProblem:
     while True:
-        try:
-            problem = _any_problem(random)
-        except InvalidInputError:  # the filter is larger than the padded map
+        problem = random_problem(random)
+        if problem is None:
             continue
         in_onednn = algorithm.name == "native" and problem.memory_format is MemoryFormat.CHANNELS_LAST
         if in_onednn and sees_only_padding(problem):  # torch's own, which crashes: nothing of ours would be tried
             continue
-        if problem.flops(1) <= 2 * _MOST_MULTIPLICATIONS and algorithm.supports(problem) is None:
+        if algorithm.supports(problem) is None:
             return problem
-
-
-def _any_problem(random: Random) -> ConvProblem:
-    def pair(values: tuple[int, ...]) -> Pair:
-        first = random.choice(values)
-        return (first, first) if random.random() < 0.5 else (first, random.choice(values))
-
-    groups = random.choice((1, 1, 1, 2, 3, 5))
-    c, k = random.choice(_CHANNELS), random.choice(_CHANNELS)
-    if random.random() < 0.1:  # depthwise
-        groups, c, k = c, 1, random.choice((1, 2))
-    r, s = pair(_FILTERS)
-    plain = r == s and random.random() < 0.6  # so that Winograd has its share
-    steps = (1,) if plain else _STEPS
-    return ConvProblem(
-        random.choice(list(Operation)),
-        c * groups,
-        *pair(_PIXELS),
-        k * groups,
-        r,
-        s,
-        stride=pair(steps),
-        padding=pair(_PADDINGS),
-        dilation=pair(steps),
-        groups=groups,
-        dtype=random.choice(("float32", "float32", "float32", *ITEM_BYTES)),
-        memory_format=random.choice(list(MemoryFormat)),
-    )
-
-
-def _micro_batches(random: Random, algorithm: Algorithm, problem: ConvProblem) -> tuple[int, ...]:
-    """Any split into slices that the algorithm supports, or one sample where it supports no other."""
-    sizes = tuple(random.randint(1, 3) for _ in range(random.randint(1, 3)))
-    supported = tuple(n for n in sizes if algorithm.supports_micro_batch(problem, n) is None)
-    return supported or (next(n for n in range(1, 64) if algorithm.supports_micro_batch(problem, n) is None),)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import torch
-from support.geometries import GEOMETRIES, geometry
 from support.hungry import NETS, checkpointed, grouped, make_hungry, residual, shared
 from torch import Tensor, nn
 
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.testing.geometries import GEOMETRIES, geometry
 from mucudnn.tracing.headroom import MOST_LOST_BYTES, headroom_limits, reference_peak_bytes, torch_inner_bytes
 from mucudnn.tracing.memory_timeline import ConvolutionCall, Event, MemoryTimeline
 from mucudnn.tracing.training_step import trace_step, training_step

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from support.geometries import GEOMETRIES, geometry
 
 from mucudnn.bench.measure import exact_results
 from mucudnn.bench.measure.exact_results import ExactResults
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.testing.geometries import GEOMETRIES, geometry
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.torch_settings import computed_without_libraries
 

@@ -12,8 +12,6 @@ import pytest
 import torch
 from support.fake_backend import PICKY, RANDOM, STEADY, FakeBackend, in_the_place_of_cudnn
 from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, linear
-from support.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
-from support.guarded import Call
 
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.whole_runs import Machine, whole_run
@@ -28,6 +26,8 @@ from mucudnn.kernels.cudnn.library import CudnnError, library
 from mucudnn.kernels.registry import algorithm
 from mucudnn.kernels.torch_ops.native_cuda import NATIVE_ON_CUDA
 from mucudnn.running.checked_run import run
+from mucudnn.testing.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
+from mucudnn.testing.guarded_call import Call
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, Config

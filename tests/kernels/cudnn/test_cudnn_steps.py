@@ -9,7 +9,6 @@ import pytest
 import torch
 from support.fake_backend import PICKY, STEADY, FakeBackend, in_the_place_of_cudnn
 from support.fakes import FORWARD
-from support.guarded import Call
 
 from mucudnn.bench.measure.operands import random_operands
 from mucudnn.bench.measure.whole_runs import run_whole
@@ -18,6 +17,7 @@ from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.running.checked_run import run
 from mucudnn.running.recipe import Recipe, StepError
+from mucudnn.testing.guarded_call import Call
 from mucudnn.words.errors import MisalignedError
 from mucudnn.words.problem import Operation
 from mucudnn.words.results import Configuration, MicroConfig

@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import guarded
 from support.emulated_cuda import COMPILER, EmulatedLauncher
-from support.guarded import Call
 from support.on_backend import OnBackend
 from torch import Tensor
 
+from mucudnn.bench.measure import guard_zones
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.cuda.launcher import LaunchError
 from mucudnn.kernels.winograd.cook_toom import cook_toom
 from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
 from mucudnn.kernels.winograd.cuda_source import winograd_source
+from mucudnn.testing.guarded_call import Call
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation, Pair
 
@@ -40,7 +40,7 @@ def launcher() -> EmulatedLauncher:
 @pytest.fixture(autouse=True)
 def nan_around_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that whatever is read outside of an operand shows, too."""
-    monkeypatch.setattr(guarded, "_PATTERN", 0xFF)
+    monkeypatch.setattr(guard_zones, "_PATTERN", 0xFF)
 
 
 def problem_for(operation: Operation, size: Pair, r: int, **changes: object) -> ConvProblem:

@@ -6,7 +6,6 @@ from fractions import Fraction
 
 import pytest
 import torch
-from support.guarded import Call
 
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.winograd import algorithms as winograd
@@ -14,6 +13,7 @@ from mucudnn.kernels.winograd.algorithms import ALGORITHMS, Winograd
 from mucudnn.kernels.winograd.cook_toom import cook_toom
 from mucudnn.kernels.winograd.tiling import tiling
 from mucudnn.kernels.winograd.torch_backend import TorchWinograd
+from mucudnn.testing.guarded_call import Call
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation, Pair
 
 ROUNDING = 1e-13  # of float64, for the largest tiles

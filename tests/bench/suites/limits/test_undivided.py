@@ -6,13 +6,13 @@ import pytest
 import torch
 from support.fake_backend import PICKY, STEADY, FakeBackend
 from support.fakes import ENVIRONMENT, FakeAlgorithm, FakeClock, linear
-from support.geometries import geometry
 
 from mucudnn.bench.measure.operands import random_operands
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.suites.limits.undivided import Undivided, run_alone
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.cudnn.algorithms import CudnnEngines
+from mucudnn.testing.geometries import geometry
 from mucudnn.words.problem import MemoryFormat, Operation
 from mucudnn.words.results import Measurement, MicroConfig
 from mucudnn.words.task import Task

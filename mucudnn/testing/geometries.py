@@ -27,6 +27,9 @@ ONE_OF_EACH_KIND = ("same-3x3", "pointwise", "groups", "stride")
 
 
 def geometry(name: str, operation: Operation, **changes: object) -> tuple[ConvProblem, int, int]:
-    """A problem of this name with its mini-batch and micro-batch sizes."""
+    """Return a problem of this name with its mini-batch and micro-batch sizes.
+
+    changes: other arguments of ``ConvProblem``, such as ``dtype``.
+    """
     arguments, batch_size, micro_batch_size = _GEOMETRIES[name]
     return ConvProblem(operation, **(arguments | changes)), batch_size, micro_batch_size  # type: ignore[arg-type]

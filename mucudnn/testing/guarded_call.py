@@ -6,21 +6,20 @@ Under AddressSanitizer (``make sanitize``) the zones are poisoned: reading them 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
 import torch
 from torch import Tensor
 
+from mucudnn.bench.measure.guard_zones import GuardedBuffer
 from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, Algorithm
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
-_GUARD_BYTES = 2 * ALIGNMENT_BYTES
-_PATTERN = 0xA5
-_GARBAGE = 0xFF  # NaN in every floating-point type: whatever is read before it was written shows
+_GUARD_BYTES = 2 * ALIGNMENT_BYTES  # small, since thousands of buffers are checked
 
 
 @cache
@@ -35,51 +34,50 @@ class GuardedMemory:
     """Aligned buffers full of NaN that know whether anything was written around them."""
 
     device: str = "cpu"
-    raws: list[tuple[Tensor, int, int]] = field(default_factory=list)
+    buffers: list[tuple[GuardedBuffer, int]] = field(default_factory=list)  # each with its size in bytes
 
     def buffer(self, size_bytes: int) -> Tensor:
-        size = size_bytes + 2 * _GUARD_BYTES + ALIGNMENT_BYTES
-        raw = torch.full((size,), _PATTERN, dtype=torch.uint8, device=self.device)
-        start = _GUARD_BYTES + -raw.data_ptr() % ALIGNMENT_BYTES
-        self.raws.append((raw, start, start + size_bytes))
+        """A new one, 1-D uint8."""
+        guarded = GuardedBuffer(self.device, _GUARD_BYTES)
+        guarded.require(size_bytes)
+        guarded.arm(size_bytes)
+        self.buffers.append((guarded, size_bytes))
         self._tell_sanitizer("poison")
-        return raw[start : start + size_bytes].fill_(_GARBAGE)
+        return guarded.part(size_bytes)
 
     def tensor(self, problem: ConvProblem, shape: tuple[int, int, int, int]) -> Tensor:
-        """In the problem's dtype and memory format."""
+        """A new tensor in the problem's dtype and memory format; shape: (N, C, H, W)."""
         n, c, h, w = shape
-        channels_last = problem.memory_format is MemoryFormat.CHANNELS_LAST
-        stored = (n, h, w, c) if channels_last else shape
-        flat = self.buffer(n * c * h * w * problem.item_bytes).view(getattr(torch, problem.dtype))
-        tensor = flat.view(stored).permute(0, 3, 1, 2) if channels_last else flat.view(stored)
-        assert tensor.is_contiguous(memory_format=TORCH_FORMATS[problem.memory_format])
-        return tensor
+        flat = self.vector(problem, n * c * h * w)
+        if problem.memory_format is MemoryFormat.CHANNELS_LAST:
+            return flat.view(n, h, w, c).permute(0, 3, 1, 2)
+        return flat.view(shape)
 
     def vector(self, problem: ConvProblem, count: int) -> Tensor:
-        """In the problem's dtype."""
-        return self.buffer(count * problem.item_bytes).view(getattr(torch, problem.dtype))
+        """A new 1-D tensor in the problem's dtype."""
+        return self.buffer(count * problem.item_bytes).view(torch_dtype(problem))
 
-    def is_intact(self) -> bool:
+    def trespass(self) -> str | None:
+        """Where around a buffer was written; ``None``: nowhere."""
         self._tell_sanitizer("unpoison")
-        intact = all(bool((zone == _PATTERN).all()) for zone in self._zones())
+        found = [where for buffer, size in self.buffers if (where := buffer.trespass(size)) is not None]
         self._tell_sanitizer("poison")
-        return intact
-
-    def _zones(self) -> Iterator[Tensor]:
-        return (zone for raw, start, end in self.raws for zone in (raw[:start], raw[end:]))
+        return found[0] if found else None
 
     def _tell_sanitizer(self, action: str) -> None:
         runtime = sanitizer() if self.device == "cpu" else None
-        if runtime is not None:
-            for zone in self._zones():
-                runtime[f"__asan_{action}_memory_region"](
-                    ctypes.c_void_p(zone.data_ptr()), ctypes.c_size_t(zone.nbytes)
-                )
+        if runtime is None:
+            return
+        for zone in (zone for buffer, size in self.buffers for zone in buffer.zones(size)):
+            runtime[f"__asan_{action}_memory_region"](ctypes.c_void_p(zone.data_ptr()), ctypes.c_size_t(zone.nbytes))
 
 
 @dataclass
 class Call:
-    """One call of one operation: its tensors, and after ``run`` what was seen."""
+    """One call of one operation: its tensors, and after ``run`` what was seen.
+
+    The operands are random numbers of torch's global generator.
+    """
 
     problem: ConvProblem
     batch_size: int
@@ -107,7 +105,10 @@ class Call:
 
     @torch.no_grad()
     def run(self, algorithm: Algorithm, micro_batches: Sequence[int], bias: Tensor | None = None) -> Tensor:
-        """The output after open, steps and close; fails if a byte was written where none belongs."""
+        """Open, step over slices of these sizes, close; return the output.
+
+        Raises ``AssertionError`` where a byte was written that is neither in the output nor in the workspace.
+        """
         read = [tensor for tensor in (self.x, self.w, self.y) if tensor is not self.written]
         before = [tensor.clone() for tensor in read]
         workspaces = {n: algorithm.workspace(self.problem, n) for n in micro_batches}
@@ -123,8 +124,10 @@ class Call:
             self._count(internal[n], partial(algorithm.step, self.problem, *operands))
             start += n
         self._count(setup_bytes, partial(algorithm.close, self.problem, self.w, prepared))
-        assert self.memory.is_intact(), "written outside the output, prepared or scratch"
-        assert all(map(_have_the_same_bits, read, before)), "an input was changed"
+        if (where := self.memory.trespass()) is not None:
+            raise AssertionError(f"written outside the output, prepared or scratch: {where}")
+        if not all(map(_have_the_same_bits, read, before)):
+            raise AssertionError("an input was changed")
         return self.written
 
     @property

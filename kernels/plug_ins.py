@@ -1,0 +1,93 @@
+"""Finds the algorithms that other packages bring, and says what keeps a value from being one."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+
+from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.values import flag, shown, text, whole
+
+GROUP = "mucudnn.algorithms"  # of entry points
+DEVICE_TYPES = ("cpu", "cuda")
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_MEMBERS = tuple(name for name in vars(Algorithm) if not name.startswith("_"))
+
+
+@dataclass(frozen=True, slots=True)
+class PlugIn:
+    """A package that brings algorithms.
+
+    algorithms: the names of what it brings. error: why it brings none, or empty.
+    """
+
+    name: str
+    version: str
+    algorithms: tuple[str, ...] = ()
+    error: str = ""
+
+    @property
+    def package(self) -> str:
+        """Return ``own-algorithm 0.1``."""
+        return f"{self.name} {self.version}"
+
+
+def require_algorithm(value: object) -> Algorithm:
+    """Return the value, which is an algorithm. Raises ``InvalidInputError`` that says what it lacks."""
+    remedy = "give an instance of a class that inherits from mucudnn.BaseAlgorithm"
+    if isinstance(value, type):
+        raise InvalidInputError(f"algorithm is the class {value.__name__}; {remedy}")
+    if lacking := [member for member in _MEMBERS if not hasattr(value, member)]:
+        raise InvalidInputError(f"algorithm is {shown(value)}, which lacks {', '.join(lacking)}; {remedy}")
+    assert isinstance(value, Algorithm)
+    name = text(value.name, "name of an algorithm")
+    if not _NAME.fullmatch(name):
+        raise InvalidInputError(
+            f"name of an algorithm is {shown(name)}; write 'package/name', each of letters, digits, '.', '_' and '-': "
+            "databases keep it for ever, so it must differ from what others bring, now and later"
+        )
+    whole(value.version, f"version of {name}", 1)
+    flag(value.deterministic, f"deterministic of {name}")
+    if device_type_of(value) not in DEVICE_TYPES:
+        allowed = ", ".join(DEVICE_TYPES)
+        raise InvalidInputError(f"device_type of {name} is {shown(device_type_of(value))}; allowed are {allowed}")
+    return value
+
+
+def device_type_of(algorithm: Algorithm) -> str:
+    """Where it runs: on the CPU, unless it says so otherwise."""
+    return getattr(algorithm, "device_type", "cpu")
+
+
+def load(register: Callable[[Algorithm], None]) -> tuple[PlugIn, ...]:
+    """Register what installed packages bring, by the entry points of ``mucudnn.algorithms``.
+
+    A package that cannot be loaded, or brings what is no algorithm, is passed over with a warning.
+    """
+    return tuple(_load(entry_point, register) for entry_point in entry_points(group=GROUP))
+
+
+def _load(entry_point: EntryPoint, register: Callable[[Algorithm], None]) -> PlugIn:
+    distribution = entry_point.dist
+    assert distribution is not None  # entry points that are found belong to one
+    brings = partial(PlugIn, distribution.name, distribution.version)
+    try:
+        loaded = entry_point.load()
+        algorithms = tuple(loaded) if isinstance(loaded, (tuple, list)) else (loaded,)
+        for algorithm in algorithms:
+            register(algorithm)
+    except (Exception, SystemExit) as error:  # other people's code can fail in any way
+        broken = brings(error=f"{type(error).__name__}: {error}")
+        warnings.warn(
+            f"the algorithms of {broken.package} are passed over: {entry_point.value} raised {broken.error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return broken
+    return brings(tuple(algorithm.name for algorithm in algorithms))

@@ -1,0 +1,206 @@
+"""What every algorithm promises, one function for each promise: see ``mucudnn.kernels.contract.algorithm``.
+
+Operands are random numbers of torch's global generator, so that a seed before a check makes it the same again. All
+functions raise ``AssertionError`` where the promise is broken, saying what came and what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
+from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.kernels.contract.buffers import torch_dtype
+from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.testing.guarded_call import Call
+from mucudnn.testing.not_finite import IMAGE, READ, SAMPLES, dependent, kinds, spoil
+from mucudnn.words.problem import ConvProblem
+
+UNEVEN_THREADS = 3  # divides no size of the suite
+
+
+def split(algorithm: Algorithm, problem: ConvProblem, batch_size: int, micro_batch_size: int) -> list[int]:
+    """Cut a mini-batch into micro-batches of this size and what is left over.
+
+    It stays undivided where the algorithm does not support slices of such a size.
+    """
+    rest = batch_size % micro_batch_size
+    sizes = [micro_batch_size] * (batch_size // micro_batch_size) + [rest] * bool(rest)
+    return sizes if all(algorithm.supports_micro_batch(problem, n) is None for n in sizes) else [batch_size]
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run what is inside with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# One problem
+
+
+def check_result(
+    algorithm: Algorithm, problem: ConvProblem, micro_batches: Sequence[int], bound: float, *, has_bias: bool = False
+) -> None:
+    """Require the convolution, computed between guard zones in the declared bytes.
+
+    bound: largest relative L2 error against float64. has_bias: add a bias, in FORWARD.
+    """
+    call = Call(problem, sum(micro_batches))
+    bias = call.memory.vector(problem, problem.k).normal_() if has_bias else None
+    expected = reference(problem, call.x, call.w, call.y, bias)
+    _require_close("the result", call.run(algorithm, micro_batches, bias), expected, bound)
+    if call.undeclared_bytes > 0:
+        raise AssertionError(
+            f"one open, step or close allocated {call.undeclared_bytes} bytes more than internal_bytes declares"
+        )
+
+
+def check_splits(algorithm: Algorithm, problem: ConvProblem, batch_size: int, bound: float) -> None:
+    """Require the same result however the mini-batch is cut."""
+    call = Call(problem, batch_size)
+    undivided = call.run(algorithm, [batch_size]).clone()
+    for n in range(1, batch_size):
+        call.written.zero_()
+        divided = call.run(algorithm, split(algorithm, problem, batch_size, n))
+        _require_close(f"in micro-batches of {n}, the result against the undivided one", divided, undivided, bound)
+
+
+def check_determinism(algorithm: Algorithm, problem: ConvProblem, micro_batches: Sequence[int]) -> None:
+    """Require the same bits of every run, in several threads."""
+    with threads(UNEVEN_THREADS):
+        call = Call(problem, sum(micro_batches))
+        first = call.run(algorithm, micro_batches).clone()
+        for run in range(2, 5):
+            call.written.zero_()
+            if not torch.equal(call.run(algorithm, micro_batches), first):
+                raise AssertionError(f"run {run} gives other bits than the first, and deterministic is True")
+
+
+def check_added(algorithm: Algorithm, problem: ConvProblem, micro_batches: Sequence[int], bound: float) -> None:
+    """Require that a filter gradient is added to what is there; for BACKWARD_FILTER.
+
+    One configuration may use several algorithms one after the other.
+    """
+    call = Call(problem, sum(micro_batches))
+    expected = reference(problem, call.x, call.w, call.y) + 3.0
+    call.w.fill_(3.0)
+    _require_close("dw, added to 3 in every element,", call.run(algorithm, micro_batches), expected, bound)
+
+
+def check_float32_sums(algorithm: Algorithm, problem: ConvProblem) -> None:
+    """Require that micro-batches of half precision are summed in float32 at least; for BACKWARD_FILTER.
+
+    128 equal slices: in less than float32 the sum would stop growing, or lose the last bits at every addition.
+    """
+    call, one = Call(problem, 128), Call(problem, 1)
+    call.x.copy_(call.x[:1].expand_as(call.x))
+    call.y.copy_(call.y[:1].expand_as(call.y) / 16)
+    one.x.copy_(call.x[:1])
+    one.y.copy_(call.y[:1])
+    expected = 128 * one.run(algorithm, [1]).double()
+    bound = 2 * torch.finfo(torch_dtype(problem)).eps
+    _require_close("the sum of 128 equal slices", call.run(algorithm, [1] * 128), expected, bound)
+
+
+def check_workspace(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int) -> None:
+    """Require that a workspace is told without allocating anything, in bytes that are no less than 0."""
+    told = algorithm.workspace(problem, micro_batch_size)
+    if not isinstance(told, Workspace) or min(told.prepared_bytes, told.scratch_bytes) < 0:
+        raise AssertionError(f"workspace() is {told!r}; it must be a Workspace of bytes that are no less than 0")
+    allocated = peak_allocated_bytes(partial(algorithm.workspace, problem, micro_batch_size))
+    if allocated:
+        raise AssertionError(f"workspace() allocated {allocated} bytes; it must allocate nothing")
+
+
+def check_reason(reason: str | None) -> None:
+    """Require that what is not supported has a reason in words; ``None``: it is supported."""
+    if reason is not None and len(reason.split()) <= 3:
+        raise AssertionError(f"the reason why not is {reason!r}; it must be a sentence of more than three words")
+
+
+# What is not finite
+
+
+def check_nothing_is_hidden(algorithm: Algorithm, problem: ConvProblem) -> None:
+    """Require that what is not finite shows in every result that depends on it.
+
+    So whoever looks for it, as loss scaling does, finds it.
+    """
+    for operand in READ[problem.operation]:
+        hidden = dependent(problem, operand) & spoilt_result(algorithm, problem, operand).isfinite()
+        if hidden.any():
+            raise AssertionError(
+                f"{int(hidden.sum())} results are finite that depend on a NaN or an infinity in {operand}; none may be"
+            )
+
+
+def check_locality(algorithm: Algorithm, problem: ConvProblem) -> None:
+    """Require that what is not finite in x or dy spoils what it spoils in torch's own convolution, and no more."""
+    image = IMAGE[problem.operation]
+    expected, actual = torchs_spoilt_result(problem, image), spoilt_result(algorithm, problem, image)
+    if problem.dtype != "float32":  # in bfloat16 torch's own spoils more than it must where the channels are odd
+        _require_no_more_spoilt(actual, dependent(problem, image) | ~expected.isfinite(), image)
+        return
+    different = int((kinds(actual) != kinds(expected)).sum())
+    if different:
+        raise AssertionError(
+            f"{different} results are NaN, infinite or finite unlike torch's own where {image} has a NaN or an "
+            "infinity, and is_local is True"
+        )
+
+
+def check_locality_of_padding(algorithm: Algorithm, problem: ConvProblem) -> None:
+    """Require that what is not finite in dy spoils no more of dw than zeros of the padding explain.
+
+    0 * NaN is NaN, and some of torch's own backends multiply the padding. For BACKWARD_FILTER.
+    """
+    allowed = dependent(problem, "y", on_padding=True)
+    _require_no_more_spoilt(spoilt_result(algorithm, problem, "y"), allowed, "y")
+
+
+def spoilt_call(problem: ConvProblem, operand: str) -> Call:
+    """Return a call whose ``operand`` has elements that are not finite; the same for every algorithm."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        call = Call(problem, SAMPLES)
+    spoil(getattr(call, operand))
+    return call
+
+
+def spoilt_result(algorithm: Algorithm, problem: ConvProblem, operand: str) -> Tensor:
+    """Run in micro-batches of 2, 2 and 1 samples where the algorithm can."""
+    return spoilt_call(problem, operand).run(algorithm, split(algorithm, problem, SAMPLES, 2))
+
+
+@cache
+def torchs_spoilt_result(problem: ConvProblem, operand: str) -> Tensor:
+    """What torch's own convolution makes of the same call."""
+    call = spoilt_call(problem, operand)
+    geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+    return torch_convolution(problem.operation, call.x, call.w, call.y, None, *geometry)
+
+
+def _require_no_more_spoilt(actual: Tensor, allowed: Tensor, operand: str) -> None:
+    spoilt = ~actual.isfinite() & ~allowed
+    if spoilt.any():
+        raise AssertionError(
+            f"{int(spoilt.sum())} results are not finite that do not depend on the NaN or infinity in {operand}, and "
+            "is_local is True"
+        )
+
+
+def _require_close(what: str, actual: Tensor, expected: Tensor, bound: float) -> None:
+    error = relative_l2_error(actual, expected)
+    if not error <= bound:
+        raise AssertionError(f"{what} has a relative L2 error of {error:.2e}; allowed is at most {bound:.0e}")

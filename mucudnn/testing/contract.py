@@ -1,0 +1,182 @@
+"""The contract suite: every promise of an algorithm, over operations, geometries, memory formats, dtypes and splits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from random import Random
+
+import torch
+
+from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.plug_ins import require_algorithm
+from mucudnn.testing.checks import (
+    UNEVEN_THREADS,
+    check_added,
+    check_determinism,
+    check_float32_sums,
+    check_locality,
+    check_locality_of_padding,
+    check_nothing_is_hidden,
+    check_reason,
+    check_result,
+    check_splits,
+    check_workspace,
+    split,
+    threads,
+)
+from mucudnn.testing.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
+from mucudnn.testing.random_problems import random_micro_batches, random_problem
+from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+
+_OWN_SIZES = (3, 2)  # mini-batch and micro-batch of problems that the caller gives
+_MOST_DRAWS = 300  # for one random problem that the algorithm supports
+
+_Case = tuple[ConvProblem, int, int]  # with its mini-batch and micro-batch sizes
+_Check = Callable[[], None]
+
+
+def check_algorithm(
+    algorithm: Algorithm,
+    *,
+    problems: Iterable[ConvProblem] = (),
+    max_relative_error: Mapping[str, float] | None = None,
+    random_problems: int = 100,
+    seed: int = 0,
+) -> int:
+    """Check that an algorithm keeps the contract of ``mucudnn.Algorithm``; return how many checks it passed.
+
+    Each call runs on the CPU between guard zones, in exactly the bytes that ``workspace`` declares, and is compared
+    with float64. What is checked: results with and without a bias, for every split; bytes that are allocated inside;
+    sums in float32; reasons of ``supports``; the same bits in every run, where ``deterministic`` says so; what a NaN
+    spoils, where ``is_local`` says so; and calls drawn at random.
+
+    problems: more of them, each checked on 3 samples; for an algorithm that is made for a certain size.
+    max_relative_error: largest relative L2 error by dtype, such as ``{"float32": 1e-4}``; others as ``Config`` has
+    them. random_problems: how many calls are drawn. seed: of the operands, and of the first call that is drawn.
+
+    Raises ``AssertionError`` for the first promise that is broken. It names the problem, the micro-batches and the
+    seed, what came, and what is allowed. It is raised too where the algorithm supports no problem of the suite.
+    """
+    try:
+        require_algorithm(algorithm)
+    except InvalidInputError as error:
+        raise AssertionError(str(error)) from None
+    suite = _Suite(algorithm, DEFAULT_MAX_RELATIVE_ERROR | dict(max_relative_error or {}), seed)
+    with torch.random.fork_rng(devices=[]), threads(1):  # the tensors are too small for more
+        for case in _cases():
+            suite.check(case)
+        for case in (*_cases_of_each_kind(), *((problem, *_OWN_SIZES) for problem in problems)):
+            suite.check_thoroughly(case)
+        if not suite.passed:
+            raise AssertionError(f"{algorithm.name}: it supports no problem of the suite; give some in problems")
+        for number in range(seed, seed + random_problems):
+            suite.check_at_random(number)
+    return suite.passed
+
+
+@dataclass(slots=True)
+class _Suite:
+    """One algorithm's checks. bounds: largest relative error by dtype."""
+
+    algorithm: Algorithm
+    bounds: Mapping[str, float]
+    seed: int
+    passed: int = 0
+
+    def check(self, case: _Case) -> None:
+        """Check the result, and where NaN and infinities spread."""
+        self._run_all(self._checks_of_result, case)
+
+    def check_thoroughly(self, case: _Case) -> None:
+        """Check splits, threads, sums and the bias, too."""
+        self._run_all(self._checks_of_result, case)
+        self._run_all(self._checks_of_calls, case)
+
+    def check_at_random(self, seed: int) -> None:
+        """Draw a call, and check its result; nothing where the draws are of what the algorithm does not support."""
+        random = Random(seed)
+        drawn = (random_problem(random) for _ in range(_MOST_DRAWS))
+        problem = next((p for p in drawn if p is not None and self.algorithm.supports(p) is None), None)
+        if problem is None:
+            return
+        micro_batches = random_micro_batches(random, self.algorithm, problem)
+        has_bias = problem.operation is Operation.FORWARD and random.random() < 0.5
+        check = partial(check_result, self.algorithm, problem, micro_batches, self.bounds[problem.dtype])
+        self._run(partial(check, has_bias=has_bias), problem, micro_batches, seed)
+
+    def _run_all(self, checks: Callable[[ConvProblem, list[int]], Iterator[_Check]], case: _Case) -> None:
+        problem, batch_size, micro_batch_size = case
+        with _told_of(f"{self.algorithm.name}: {problem}, slices of {micro_batch_size}"):
+            reason = self.algorithm.supports(problem)
+            check_reason(reason)
+            check_reason(self.algorithm.supports_micro_batch(problem, micro_batch_size))
+        if reason is None:
+            micro_batches = split(self.algorithm, problem, batch_size, micro_batch_size)
+            for check in checks(problem, micro_batches):
+                self._run(check, problem, micro_batches, self.seed)
+
+    def _checks_of_result(self, problem: ConvProblem, micro_batches: list[int]) -> Iterator[_Check]:
+        algorithm, bound = self.algorithm, self.bounds[problem.dtype]
+        yield partial(check_workspace, algorithm, problem, micro_batches[0])
+        yield partial(check_result, algorithm, problem, micro_batches, bound)
+        yield partial(check_nothing_is_hidden, algorithm, problem)
+        if algorithm.is_local(problem):
+            yield partial(check_locality, algorithm, problem)
+            if problem.operation is Operation.BACKWARD_FILTER and problem.dtype == "float32":
+                yield partial(check_locality_of_padding, algorithm, problem)
+
+    def _checks_of_calls(self, problem: ConvProblem, micro_batches: list[int]) -> Iterator[_Check]:
+        algorithm, bound = self.algorithm, self.bounds[problem.dtype]
+        call = (algorithm, problem, micro_batches)
+        yield partial(_in_uneven_threads, partial(check_result, *call, bound))
+        yield partial(check_splits, algorithm, problem, sum(micro_batches), bound)
+        if algorithm.deterministic:
+            yield partial(check_determinism, *call)
+        if problem.operation is Operation.FORWARD:
+            yield partial(check_result, *call, bound, has_bias=True)
+        if problem.operation is Operation.BACKWARD_FILTER:
+            yield partial(check_added, *call, bound)
+            if problem.item_bytes < 4 and algorithm.supports_micro_batch(problem, 1) is None:
+                yield partial(check_float32_sums, algorithm, problem)
+
+    def _run(self, check: _Check, problem: ConvProblem, micro_batches: Sequence[int], seed: int) -> None:
+        sizes = " + ".join(map(str, micro_batches))
+        with _told_of(f"{self.algorithm.name}: {problem}, micro-batches {sizes}, seed {seed}"):
+            torch.manual_seed(seed)
+            check()
+        self.passed += 1
+
+
+def _cases() -> Iterator[_Case]:
+    """Every geometry in float32."""
+    for operation, name, memory_format in product(Operation, GEOMETRIES, MemoryFormat):
+        yield geometry(name, operation, memory_format=memory_format)
+
+
+def _cases_of_each_kind() -> Iterator[_Case]:
+    """One geometry of each kind in every dtype."""
+    kinds = product(Operation, ONE_OF_EACH_KIND, MemoryFormat, DEFAULT_MAX_RELATIVE_ERROR)
+    for operation, name, memory_format, dtype in kinds:
+        yield geometry(name, operation, memory_format=memory_format, dtype=dtype)
+
+
+def _in_uneven_threads(check: _Check) -> None:
+    with threads(UNEVEN_THREADS):
+        check()
+
+
+@contextmanager
+def _told_of(call: str) -> Iterator[None]:
+    """Begin the message of every error with what was being called."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{call}: {error}") from error
+    except Exception as error:
+        raise AssertionError(f"{call}: it raised {type(error).__name__}: {error}") from error

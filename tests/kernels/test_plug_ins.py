@@ -1,0 +1,173 @@
+"""Algorithms of other packages: what is refused, how they are found, and what happens where they are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.plug_in import Doubling, Pointwise
+
+import mucudnn
+from mucudnn.kernels import plug_ins, registry
+from mucudnn.kernels.registry import algorithm, algorithm_versions, algorithms, installed_plug_ins, register
+from mucudnn.words.errors import InvalidInputError, UnavailableError
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_registered", {})
+    installed_plug_ins.cache_clear()
+    yield
+    installed_plug_ins.cache_clear()
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, code: str) -> None:
+    """Put a package with one entry point on the path, as pip would."""
+    (folder / f"{module}.py").write_text(code)
+    information = folder / f"{module}-1.2.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.2\n")
+    (information / "entry_points.txt").write_text(f"[{plug_ins.GROUP}]\nanything = {module}:BROUGHT\n")
+    monkeypatch.syspath_prepend(folder)
+
+
+def test_what_is_registered_is_one_of_the_algorithms_the_last() -> None:
+    mine = Pointwise()
+    mucudnn.register(mine)
+    assert algorithms()[-1] is mine
+    assert algorithms()[0].name == "native"
+    assert mine not in algorithms("cuda")
+    assert algorithm("test/pointwise") is mine
+    assert algorithm_versions()["test/pointwise"] == mine.version
+
+
+def test_one_for_a_gpu_is_not_on_the_cpu() -> None:
+    on_cuda = Pointwise(device_type="cuda")
+    register(on_cuda)
+    assert on_cuda in algorithms("cuda")
+    assert on_cuda not in algorithms()
+    register(Pointwise())  # the same name, for another device type
+    assert algorithm("test/pointwise") == Pointwise()
+
+
+def test_an_equal_one_again_changes_nothing_and_another_of_its_name_is_refused() -> None:
+    register(Pointwise())
+    register(Pointwise())
+    assert [a.name for a in algorithms()].count("test/pointwise") == 1
+    with pytest.raises(
+        InvalidInputError, match=r"'test/pointwise', which Pointwise\(.*version=1.*\) has; choose another"
+    ):
+        register(Pointwise(version=2))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Pointwise, "algorithm is the class Pointwise; give an instance of a class that inherits from mucudnn.BaseAlg"),
+        ("gemm", "algorithm is 'gemm', which lacks name, version, .*step"),
+        (SimpleNamespace(name="a/b", version=1), "which lacks deterministic, .*step"),
+        (Pointwise(name="pointwise"), "'pointwise'; write 'package/name'"),
+        (Pointwise(name="test:pointwise"), "'test:pointwise'; write 'package/name'"),
+        (Pointwise(name="a/b c"), "'a/b c'; write 'package/name'"),
+        (Pointwise(name="a/b/c"), "write 'package/name'"),
+        (Pointwise(name=7), "name of an algorithm is 7; it must be text"),  # type: ignore[arg-type]
+        (Pointwise(version=0), "version of test/pointwise is 0; it must be at least 1"),
+        (Pointwise(version=True), "version of test/pointwise is True; it must be a whole number"),
+        (Pointwise(version="1"), "version of test/pointwise is '1'"),  # type: ignore[arg-type]
+        (Pointwise(deterministic="yes"), "deterministic of test/pointwise is 'yes'"),  # type: ignore[arg-type]
+        (Pointwise(device_type="abacus"), "device_type of test/pointwise is 'abacus'; allowed are cpu, cuda"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused_in_words(value: Any, expected: str) -> None:
+    with pytest.raises(InvalidInputError, match=expected):
+        register(value)
+    assert len(algorithms()) == len(registry._OURS["cpu"])
+
+
+@pytest.mark.parametrize("brought", ["Pointwise()", "(Pointwise(), Doubling())", "[Pointwise()]"])
+def test_an_installed_package_brings_one_or_several(
+    brought: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = f"from support.plug_in import Doubling, Pointwise\nBROUGHT = {brought}\n"
+    install(tmp_path, monkeypatch, f"brings_{len(brought)}", code)
+    assert Pointwise() in algorithms()
+    assert (Doubling() in algorithms()) == ("Doubling" in brought)
+    (plug_in,) = installed_plug_ins()
+    assert plug_in.algorithms[0] == "test/pointwise"
+    assert plug_in.version == "1.2"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("raise ValueError('no such thing')", "ValueError: no such thing"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("import nowhere_to_be_found", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("BROUGHT = 7", "InvalidInputError: algorithm is 7, which lacks name"),
+        ("", "AttributeError: .*BROUGHT"),
+    ],
+)
+def test_a_broken_package_is_named_in_a_warning_and_passed_over(
+    code: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"broken_{abs(hash(code))}"
+    install(tmp_path, monkeypatch, module, code)
+    with pytest.warns(RuntimeWarning, match=rf"the algorithms of {module} 1.2 are passed over: .* raised {expected}"):
+        names = [a.name for a in algorithms()]
+    assert "native" in names
+    assert algorithms()  # without another warning
+    assert module in installed_plug_ins()[0].package
+    assert installed_plug_ins()[0].error
+
+
+def test_packages_are_not_looked_for_to_run_what_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise AssertionError("packages were looked for")
+
+    monkeypatch.setattr(plug_ins, "entry_points", refuse)
+    assert algorithm("gemm").name == "gemm"
+    with pytest.raises(AssertionError, match="looked for"):
+        algorithm("test/pointwise")
+
+
+def test_one_of_a_missing_package_is_unavailable_and_not_unknown() -> None:
+    with pytest.raises(UnavailableError, match="'test/pointwise' is of a package that is not here: install it"):
+        algorithm("test/pointwise")
+
+
+def test_torchs_own_runs_where_the_package_is_missing_and_it_is_said_once() -> None:
+    layer = torch.nn.Conv2d(4, 6, 1)
+    x = torch.randn(2, 4, 5, 5)
+    register(Pointwise())
+    tuned = tuned_layer(layer)
+    expected = tuned(x)
+    registry._registered.clear()
+    tuned.choices.recipes.clear()
+    with pytest.warns(RuntimeWarning, match="'test/pointwise' is of a package that is not here.*torch's own"):
+        actual = tuned(x)
+    tuned.choices.recipes.clear()
+    tuned(x)  # in silence: any warning is an error here
+    torch.testing.assert_close(actual, layer(x))
+    torch.testing.assert_close(actual, expected)
+
+
+def tuned_layer(layer: torch.nn.Conv2d) -> Any:
+    """The layer, which on two samples runs ``test/pointwise`` forward."""
+    from mucudnn.running.operators import Choices
+
+    problem = mucudnn.ConvProblem(mucudnn.Operation.FORWARD, 4, 5, 5, 6, 1, 1)
+    configuration = mucudnn.Configuration((mucudnn.MicroConfig("test/pointwise", 2),), 1.0, 0)
+    tuned = mucudnn.Conv2d(4, 6, 1)
+    tuned.load_state_dict(layer.state_dict())
+    tuned.choices = Choices.of({problem: {2: configuration}})
+    return tuned
+
+
+def test_the_group_is_the_one_that_is_documented() -> None:
+    assert plug_ins.GROUP == "mucudnn.algorithms"
+    assert not list(metadata.entry_points(group=plug_ins.GROUP))  # none is installed beside the tests
