@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +26,7 @@ from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import DesirableSets, desirable_sets
 from mucudnn.tuning.choose import is_gain
 from mucudnn.tuning.result import TunedProblem, tuned_of
+from mucudnn.tuning.tuner import machine_and_database
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, Keeping, Measurement, MicroConfig, Verification
@@ -65,9 +65,8 @@ def keep_filters(
     if reason := loaded_build().why_not_compiled:
         warnings.warn(f"no filters are kept: their fingerprints need the compiled library: {reason}", stacklevel=2)
         return None
-    machine = machine or Machine.current()
-    with nullcontext(database) if database is not None else Database(config.database) as opened:
-        keeper = _Keeper(config, machine, Store(opened, machine.environment))
+    with machine_and_database(config, machine=machine, database=database) as (on, opened):
+        keeper = _Keeper(config, on, Store(opened, on.environment))
         division = keeper.divide({item: tuned for item, (_, tuned) in items.items()})
         kept = {item: keeper.kept_filter(tuned, division.assignment[item]) for item, (_, tuned) in items.items()}
     for name, module in modules.items():

@@ -147,7 +147,7 @@ class Tuning:
         """One row a problem: its geometry, what was chosen, seconds and bytes."""
         import pandas
 
-        return pandas.DataFrame([_row(tuned) for tuned in self.problems])
+        return pandas.DataFrame([row_of(tuned) for tuned in self.problems])
 
 
 class TuningInterrupted(KeyboardInterrupt):
@@ -225,7 +225,7 @@ def configurations_of(tuned: TunedProblem) -> Mapping[int, Configuration]:
     return kept | chosen
 
 
-def _row(tuned: TunedProblem) -> dict[str, Any]:
+def row_of(tuned: TunedProblem) -> dict[str, Any]:
     return asdict(tuned.problem) | {
         "batch_size": tuned.batch_size,
         "configuration": str(tuned.configuration),
