@@ -17,10 +17,11 @@ from support.emulated_cuda import EmulatedLauncher
 from support.fake_backend import FakeBackend, in_the_place_of_cudnn
 from support.fake_cudnn import FakeCudnn, FakeEngine
 from support.pretend_cuda import NAME, Generator, Streams, captured_too, torch_cuda
-from support.pretend_tensor import CAPTURING, GPU, LEAVING, OnGpu, on_gpu
+from support.pretend_tensor import CAPTURING, CLOCK, GPU, LEAVING, OnGpu, on_gpu
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
 
+from mucudnn.bench.measure.synchronized_clock import SynchronizedClock
 from mucudnn.kernels.contract import allocation
 from mucudnn.kernels.cudnn import device, library
 from mucudnn.kernels.cudnn.constants import Attribute, HeuristicMode
@@ -75,6 +76,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
     monkeypatch.setattr(FakeTensorMode, "from_tensor", _refusing_ours(FakeTensorMode.from_tensor))
     for factory in ("tensor", "as_tensor"):  # they fill memory that C++ takes for the CPU's
         monkeypatch.setattr(torch, factory, _moved_afterwards(getattr(torch, factory)))
+    monkeypatch.setattr(SynchronizedClock, "now", lambda self: CLOCK.now_s())
     monkeypatch.setattr(allocation, "_counted", {})
     headroom._counted.cache_clear()
     before = torch.__future__.get_overwrite_module_params_on_conversion()
