@@ -18,11 +18,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 from support.command_line import fail, invoke
-from support.emulated_cuda import COMPILER, EmulatedLauncher
+from support.cuda.emulator import COMPILER, EmulatedLauncher
+from support.cuda.process import PretendedGpu, emulated_launcher, gpu
+from support.cuda.runtime import NAME
+from support.cuda.tensors import GPU
 from support.models_by_name import trained
-from support.pretend_cuda import NAME
-from support.pretend_gpu import PretendedGpu, emulated_launcher, gpu
-from support.pretend_tensor import GPU
 from torch import Tensor, nn
 
 import mucudnn

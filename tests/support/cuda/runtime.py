@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from support.pretend_tensor import CAPTURED, CAPTURING, CLOCK, GPU, MEMORY
+from support.cuda.tensors import CAPTURED, CAPTURING, CLOCK, GPU, MEMORY
 
 NAME = "NVIDIA Pretended"
 PROPERTIES = SimpleNamespace(
