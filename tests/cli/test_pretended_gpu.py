@@ -30,7 +30,7 @@ from mucudnn.bench.sources import networks
 from mucudnn.bench.suites.gpu import engine_differences
 from mucudnn.bench.suites.gpu import suite as gpu_suite
 from mucudnn.bench.suites.gpu.device_record import main as device_record
-from mucudnn.bench.suites.gpu.parts import Part, parts
+from mucudnn.bench.suites.gpu.parts import SuitePart, parts
 from mucudnn.bench.suites.overhead import divided as divided_overhead
 from mucudnn.cli.main import main as mucudnn_command
 from mucudnn.words.config import Config
@@ -181,7 +181,7 @@ def without_work(command: click.Command, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("part", [p for p in parts("cuda") if p.arguments[0] != "pytest"], ids=lambda part: part.name)
-def test_commands_of_the_suite_are_ones_that_there_are(part: Part, tmp_path: Path) -> None:
+def test_commands_of_the_suite_are_ones_that_there_are(part: SuitePart, tmp_path: Path) -> None:
     _, _, module, *arguments = gpu_suite._command(part, tmp_path, 60.0)
     modules = {
         "mucudnn": mucudnn_command,

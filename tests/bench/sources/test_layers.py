@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mucudnn.bench.sources.layers import NETWORKS, TABLES, Layer, convolutions_of, load_source, trace
-from mucudnn.running import recipes
+from mucudnn.running import recipe as recipes
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
