@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
+from mucudnn.solver.front import desirable_sets
 from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.results import Failure, source_of
+from mucudnn.words.results import Failure, Measurement, source_of
 from mucudnn.words.task import Task
 from mucudnn.words.units import exact_bytes, format_bytes
 
 _Failed = Mapping[Task, Sequence[Failure]]
+
+
+def smallest_bytes(measurements: Sequence[Measurement], batch_size: int) -> int | None:
+    """Least workspace of any configuration of these measurements; ``None``: they make none."""
+    smallest = desirable_sets(measurements, batch_size).smallest(batch_size) if measurements else None
+    return None if smallest is None else smallest.workspace_bytes
 
 
 def infeasible(smallest: Mapping[Task, int | None], failed: _Failed | None = None) -> InfeasibleError:

@@ -7,9 +7,8 @@ from math import inf
 from typing import Protocol
 
 from mucudnn.running.environment import Environment
-from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import Choice, Divided, Outcome, choose, divide
-from mucudnn.tuning.infeasible import infeasible
+from mucudnn.tuning.infeasible import infeasible, smallest_bytes
 from mucudnn.tuning.result import Tuning, allowed, tuned_problem
 from mucudnn.words.config import Config
 from mucudnn.words.results import Configuration, Measurement, Verification
@@ -74,7 +73,7 @@ def shortcomings(tasks: Sequence[Task], stored: Stored) -> tuple[str, ...]:
 
 def _require_feasible(measured: dict[Task, list[Measurement]]) -> None:
     doubtful = {task: known for task, known in measured.items() if not _surely_fits(task, known)}
-    smallest = {task: _smallest_bytes(task, known) for task, known in doubtful.items()}
+    smallest = {task: smallest_bytes(known, task.batch_size) for task, known in doubtful.items()}
     too_large = {
         task: size
         for task, size in smallest.items()
@@ -89,8 +88,3 @@ def _surely_fits(task: Task, measurements: Sequence[Measurement]) -> bool:
     limit = inf if task.limit_bytes is None else task.limit_bytes
     dividing = (m for m in measurements if task.batch_size % m.micro_config.micro_batch_size == 0)
     return task.in_headroom or any(m.prepared_bytes + m.scratch_bytes <= limit for m in dividing)
-
-
-def _smallest_bytes(task: Task, measurements: Sequence[Measurement]) -> int | None:
-    smallest = desirable_sets(measurements, task.batch_size).smallest(task.batch_size) if measurements else None
-    return None if smallest is None else smallest.workspace_bytes

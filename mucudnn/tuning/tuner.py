@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -18,10 +18,9 @@ from mucudnn.database.database import Database
 from mucudnn.database.store import Store
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.running.devices import device_named, largest_batch_size, made_current
-from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.tuning.choose import Choice, Outcome, choose, divide, refuted
-from mucudnn.tuning.infeasible import infeasible, unaffordable
+from mucudnn.tuning.infeasible import infeasible, smallest_bytes, unaffordable
 from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning, TuningInterrupted, allowed, tuned_problem
 from mucudnn.words.config import BatchSizePolicy, Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
@@ -95,13 +94,22 @@ def tune_tasks(
         instance(Database, database, "database")  # a file is named in the config
     if machine is not None:
         instance(Machine, machine, "machine")
-    with deterministic_torch(config.deterministic):
+    _require_countable(tasks, device if machine is None else machine.device)
+    with machine_and_database(config, device, machine, database) as (on, opened):
+        return _Tuner(config, on, Store(opened, on.environment), progress).tune(tasks)
+
+
+@contextmanager
+def machine_and_database(
+    config: Config, device: str = "cpu", machine: Machine | None = None, database: Database | None = None
+) -> Iterator[tuple[Machine, Database]]:
+    """What tuning under a config needs: those given, or this machine and the file that the config names, opened.
+
+    While it lasts, torch is as deterministic as the config asks, since that is part of the machine's environment.
+    """
+    with deterministic_torch(config.deterministic), ExitStack() as stack:
         machine = machine or Machine.current(device)
-        _require_countable(tasks, machine.device)
-        if database is not None:
-            return _Tuner(config, machine, Store(database, machine.environment), progress).tune(tasks)
-        with Database(config.database) as opened:
-            return _Tuner(config, machine, Store(opened, machine.environment), progress).tune(tasks)
+        yield machine, stack.enter_context(Database(config.database)) if database is None else database
 
 
 def require_callable(progress: object) -> None:
@@ -177,14 +185,14 @@ class _Job:
         """Least workspace of any configuration of candidates that did not fail and are not barred by their error. There
         may be memory for torch's own even where there was none to measure it, which takes more.
         """
-        return _smallest_bytes(self._usable(), self.task.batch_size)
+        return _least_declared_bytes(self._usable(), self.task.batch_size)
 
     def bytes_in_smallest_pieces(self) -> int | None:
         """The same for the smallest micro-batches alone, so that little must run to find out what it needs."""
         usable = self._usable()
         least = min((c.micro_batch_size for c in usable), default=0)
         smallest = [c for c in usable if c.micro_batch_size == least]
-        return _smallest_bytes(smallest, self.task.batch_size)
+        return _least_declared_bytes(smallest, self.task.batch_size)
 
     def is_feasible(self) -> bool:
         """Torch's own are looked at first: mostly they fit, and nothing else must run to find out what it needs."""
@@ -194,7 +202,7 @@ class _Job:
         limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
         torchs = [c for c in usable if c.algorithm.is_torchs_own and not c.algorithm.is_search]
         for candidates in (torchs, [c for c in usable if c.handed_bytes <= limit]):
-            smallest = _smallest_bytes(candidates, self.task.batch_size)
+            smallest = _least_declared_bytes(candidates, self.task.batch_size)
             if smallest is not None and smallest <= limit:
                 return True
         return False
@@ -207,13 +215,9 @@ class _Job:
         return [c for c in self.candidates if c.algorithm.name not in barred and c.micro_config not in failed]
 
 
-def _smallest_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | None:
+def _least_declared_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | None:
     """Workspaces are declared, so the solver can tell before anything is measured: any time will do."""
-    countable = [c.at_any_time() for c in candidates if c.is_countable]
-    if not countable:
-        return None
-    smallest = desirable_sets(countable, batch_size).smallest(batch_size)
-    return None if smallest is None else smallest.workspace_bytes
+    return smallest_bytes([c.at_any_time() for c in candidates if c.is_countable], batch_size)
 
 
 class _Tuner:
