@@ -18,11 +18,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 from support.command_line import fail, invoke
-from support.emulated_cuda import COMPILER, EmulatedLauncher
+from support.cuda.emulator import COMPILER, EmulatedLauncher
+from support.cuda.process import PretendedGpu, emulated_launcher, gpu
+from support.cuda.runtime import NAME
+from support.cuda.tensors import GPU
 from support.models_by_name import trained
-from support.pretend_cuda import NAME
-from support.pretend_gpu import PretendedGpu, emulated_launcher, gpu
-from support.pretend_tensor import GPU
 from torch import Tensor, nn
 
 import mucudnn
@@ -217,7 +217,7 @@ def test_models_train_as_with_torch(
 ) -> None:
     theirs = trained().cuda().to(memory_format=memory_format)  # type: ignore[call-overload]
     x = torch.randn(4, 3, 9, 9, device="cuda").contiguous(memory_format=memory_format)
-    config = Config(time_limit="500ms", algorithms=("cudnn",), **choices)
+    config = Config(time_limit="200ms", algorithms=("cudnn",), **choices)
     with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
         ours = mucudnn.optimize(copy.deepcopy(theirs), x, config)
     gpu.backend.executed.clear()
