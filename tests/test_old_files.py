@@ -104,7 +104,7 @@ def test_models_keep_their_filters() -> None:
     model, x = loaded("kept"), images()
     with torch.no_grad():
         torch.testing.assert_close(model(x), with_torchs_convolutions(model)(x), rtol=1e-4, atol=1e-4)
-    kept = [module.kept for module in convolutions(model) if module.kept is not None]
+    kept = [module.filter_cache for module in convolutions(model) if module.filter_cache is not None]
     assert len(kept) == len(mucudnn.report(model).kept) > 0
     if mucudnn.tune([], 1).environment.compiled != "torch":  # else nothing can tell whether a filter has changed
         assert all(one.bytes_in_use for one in kept)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.running.environment import Environment
+from mucudnn.tracing.headroom import Limits
 from mucudnn.tuning.choose import Divided
 from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
 from mucudnn.tuning.tuner import tune_tasks
@@ -65,9 +65,6 @@ class TableTuning:
         """The largest of all rows, since one buffer serves them in turn; the sum where a budget was divided."""
         each = [row.tuned.configuration.workspace_bytes for row in self.rows]
         return max(each, default=0) if self.divided is None else sum(each)
-
-
-Limits = Mapping[tuple[str, Operation], int]  # module name and operation -> bytes
 
 
 def tune_table(

@@ -28,7 +28,7 @@ def run(
     *,
     keeps_workspace: bool = True,
 ) -> None:
-    """Compute ``problem`` as ``configuration`` says, into the tensor that the operation writes.
+    """Compute a problem as a configuration says, into the tensor that the operation writes.
 
     x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,) or None, added to y, only in FORWARD.
     All are dense and in the problem's memory format. The baseline is run as its algorithm here; ``torch_convolution``
@@ -48,7 +48,7 @@ def run(
 def _cached_recipe(
     problem: ConvProblem, configuration: Configuration, device: torch.device, threads: int, keeps_workspace: bool
 ) -> Recipe:
-    """``threads`` is part of the key because what algorithms need can depend on it."""
+    """Make a recipe once. threads: part of the key, since what algorithms need can depend on them."""
     recipe = Recipe.of(problem, configuration, device_type=device.type, keeps_workspace=keeps_workspace)
     recipe.build()
     return recipe
@@ -77,7 +77,7 @@ def _check_bias(problem: ConvProblem, x: Tensor, bias: Tensor | None) -> None:
 
 
 def _check_memory(name: str, tensor: Tensor, device: torch.device) -> None:
-    """Algorithms read its bytes, in which a sign or a zero that torch only remembers is not."""
+    """Require values in memory: algorithms read bytes, in which a sign or a zero that torch only remembers is not."""
     if tensor.device != device:
         raise InvalidInputError(f"{name} is on {tensor.device} and x on {device}; all must be on one device")
     if tensor.is_meta:

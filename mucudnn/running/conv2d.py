@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -13,12 +13,23 @@ from mucudnn.running import operators
 from mucudnn.running.filter_cache import CachedFilter, FilterCache, is_inference
 from mucudnn.running.operators import Choices
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ITEM_BYTES
-
-if TYPE_CHECKING:
-    from mucudnn.tuning.result import TunedProblem
+from mucudnn.words.problem import ITEM_BYTES, ConvProblem
+from mucudnn.words.results import Configuration
 
 _DTYPES = frozenset(getattr(torch, name) for name in ITEM_BYTES)
+
+
+class TunedOperation(Protocol):
+    """Choice for one operation of a module; ``str`` tells why. Tuning makes it."""
+
+    @property
+    def problem(self) -> ConvProblem: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def configuration(self) -> Configuration: ...
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -27,40 +38,50 @@ class Conv2d(torch.nn.Conv2d):
     Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution.
     ``tuned`` says what was chosen for it and why. x: (N, C, H, W) or (C, H, W), y: (N, K, P, Q) or (K, P, Q).
 
-    ``kept``, if it is set, keeps prepared filters from call to call, in ``eval()`` without gradients. A filter that has
-    changed in any way is prepared again. ``train()`` gives the memory back, as does ``release_workspaces``.
+    ``filter_cache``, if it is set, keeps prepared filters from call to call, in ``eval()`` without gradients. A filter
+    that has changed in any way is prepared again. ``train()`` gives the memory back, as does ``release_workspaces``.
+
+    >>> import torch, mucudnn
+    >>> layer = mucudnn.Conv2d(in_channels=3, out_channels=8, kernel_size=3, stride=2, padding=1)
+    >>> layer(torch.zeros(4, 3, 32, 48)).shape  # (N, C, H, W) -> (N, K, P, Q)
+    torch.Size([4, 8, 16, 24])
     """
 
-    tuned: tuple[TunedProblem, ...] = ()
+    tuned: tuple[TunedOperation, ...] = ()
     choices: Choices | None = None
-    kept: FilterCache | None = None
+    filter_cache: FilterCache | None = None
 
     @property
-    def kept_filters(self) -> tuple[CachedFilter, ...]:
-        """What is kept in inference, and why."""
-        return () if self.kept is None else self.kept.filters
+    def cached_filters(self) -> tuple[CachedFilter, ...]:
+        """The filters that are kept prepared in inference; each says why."""
+        return () if self.filter_cache is None else self.filter_cache.filters
 
     def train(self, mode: bool = True) -> Self:
-        if mode and self.kept is not None:
-            self.kept.release()
+        if mode and self.filter_cache is not None:
+            self.filter_cache.release()
         return super().train(mode)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take pickles of version 0.1.0 too, which name the cache ``kept``."""
+        renamed = {"filter_cache" if name == "kept" else name: value for name, value in state.items()}
+        super().__setstate__(renamed)  # type: ignore[no-untyped-call]
+
     def __prepare_scriptable__(self) -> NoReturn:
-        """Asked for by ``torch.jit.script``, which cannot compile this module, and would put an answer in its place."""
+        """Refuse ``torch.jit.script``, which cannot compile this module, and would put an answer in its place."""
         raise InvalidInputError(
             "torch.jit.script cannot compile mucudnn.Conv2d: use torch.compile, torch.export or torch.jit.trace, or "
             "make each such module torch's own again, module.__class__ = torch.nn.Conv2d, and script the model then"
         )
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        tuned = self.choices is not None or self.kept is not None
+        tuned = self.choices is not None or self.filter_cache is not None
         y = self._tuned_forward(input, weight, bias) if tuned else None
         return super()._conv_forward(input, weight, bias) if y is None else y
 
     def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """``None`` where nothing is tuned: torch's convolution, without the overhead of the operator.
+        """Compute what is tuned; ``None``: torch's convolution, without the overhead of the operator.
 
-        So it is for all that is no plain convolution: torch computes it, or says what is wrong.
+        Torch also computes all that is no plain convolution, or says what is wrong.
         """
         if not isinstance(x, Tensor) or not _operator_takes(x):  # a torch.fx.Proxy, for one, is no tensor
             return None
@@ -71,9 +92,9 @@ class Conv2d(torch.nn.Conv2d):
         if not _are_pairs(self.stride, padding, self.dilation):
             return None
         geometry = self.stride, padding, self.dilation, self.groups
-        compiling, choices, kept = torch.compiler.is_compiling(), self.choices, self.kept
-        if not compiling and kept is not None and not self.training and is_inference():
-            y = kept.convolve(x, weight, bias, *geometry)
+        compiling, choices, filters = torch.compiler.is_compiling(), self.choices, self.filter_cache
+        if not compiling and filters is not None and not self.training and is_inference():
+            y = filters.convolve(x, weight, bias, *geometry)
             if y is not None:
                 return y
         if choices is None or not (compiling or x.shape in choices.x_shapes):
@@ -81,7 +102,7 @@ class Conv2d(torch.nn.Conv2d):
         return operators.conv2d(x, weight, bias, *geometry, choices.handle)
 
     def _padded(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
-        """Pad here what is not zeros on both sides alike; the rest of the padding is for the operator."""
+        """Pad here what is not zeros on both sides alike. Returns the padding that is left for the operator."""
         if self.padding_mode != "zeros":
             return F.pad(x, self._reversed_padding_repeated_twice, self.padding_mode), (0, 0)
         if self.padding == "valid":
@@ -95,7 +116,7 @@ class Conv2d(torch.nn.Conv2d):
 
 
 def _operator_takes(x: Tensor) -> bool:
-    """Whether it is dense images of real numbers. What weight and bias are, the operator tells torch's own convolution.
+    """Tell whether x is dense images of real numbers. Weight and bias the operator looks at itself.
 
     The operators have no forward-mode derivative, no rules for ``torch.func`` and no complex arithmetic.
     """
@@ -107,7 +128,7 @@ def _operator_takes(x: Tensor) -> bool:
 
 
 def _are_pairs(stride: Any, padding: Any, dilation: Any) -> bool:
-    """As ``torch.nn.Conv2d`` makes them; who sets them by hand may set whatever torch's convolution takes."""
+    """Tell whether they are as ``torch.nn.Conv2d`` makes them; by hand they may be set to other things."""
     if type(stride) is type(padding) is type(dilation) is tuple:
         return len(stride) == len(padding) == len(dilation) == 2
     return False

@@ -1,4 +1,4 @@
-"""Where a model is: the one device that it is tuned on."""
+"""Tells on which device a model is, and makes that device the current one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ _NAMES_SHOWN = 3
 
 
 def device_named(device: object) -> torch.device:
-    """``"cuda:1"`` as ``torch.device("cuda", 1)``, which may be given as well.
+    """Return the device of this name; a ``torch.device`` may be given as well.
 
     Raises ``InvalidInputError`` for what names no device, ``UnavailableError`` for a GPU by a number that there is not.
+
+    >>> device_named("cpu")
+    device(type='cpu')
     """
     try:
         named = device if isinstance(device, torch.device) else torch.device(text(device, "device"))
@@ -36,12 +39,15 @@ def device_named(device: object) -> torch.device:
 
 
 def largest_batch_size(problem: ConvProblem, device_type: str) -> int:
-    """Of a mini-batch. On a GPU x and y may have more than ``MOST_ELEMENTS``: its engines get smaller micro-batches."""
+    """Return the most samples that a mini-batch may have.
+
+    On a GPU x and y may have more than ``MOST_ELEMENTS``: algorithms get smaller micro-batches there.
+    """
     return MOST_SAMPLES if device_type == "cuda" else min(MOST_SAMPLES, problem.countable_samples())
 
 
 def device_of_convolutions(model: nn.Module) -> torch.device:
-    """That of the filters of all its ``nn.Conv2d``; the CPU for a model without any.
+    """Find the device of the filters of all its ``nn.Conv2d``; the CPU for a model without any.
 
     Raises ``InvalidInputError`` for a model with convolutions on several devices.
     """
@@ -54,7 +60,7 @@ def device_of_convolutions(model: nn.Module) -> torch.device:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """That of all its parameters and buffers; the CPU for a model without any.
+    """Find the device of all its parameters and buffers; the CPU for a model without any.
 
     Raises ``InvalidInputError`` for a model that is on several devices.
     """
@@ -66,7 +72,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def made_current(device: torch.device) -> AbstractContextManager[object]:
-    """Inside, ``"cuda"`` is this device, if it is one: what torch allocates, counts and runs there by default.
+    """Make a GPU the current one inside: there torch allocates, counts and runs by default.
 
     Nothing is done where it is the current one already: to ask costs less than to switch.
     """
@@ -85,7 +91,7 @@ def _only_device(tensors: Iterable[tuple[str, Tensor]], what: str, remedy: str) 
 
 
 def _in_words(named: Mapping[torch.device, list[str]]) -> str:
-    """``cuda:0 (conv1, conv2, conv3 and 5 more), cuda:1 (head)``."""
+    """Write for people: ``cuda:0 (conv1, conv2, conv3 and 5 more), cuda:1 (head)``."""
     parts = []
     for device, names in named.items():
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""

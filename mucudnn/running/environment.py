@@ -1,4 +1,4 @@
-"""What the measuring machine is: everything beside problem and algorithm that could change a measured time."""
+"""Describes the measuring machine: everything beside problem and algorithm that could change a measured time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Environment:
-    """Part of the key of every measurement: a time from another environment says nothing about this one.
+    """The measuring machine: part of the key of every measurement, as a time from another one says nothing here.
 
     device: CPU model or GPU name. capability: instruction set that torch uses (``AVX512``), or of the GPU (``sm90``).
     threads: of one operation; 1 on a GPU. torch, library: versions (``2.13.0+cpu``, ``oneDNN 3.12.0``). compiled: which
     build of mucudnn's own C++ is loaded (``avx512``, ``avx2``, ``plain``), on a GPU what compiles it (``CuPy 14.2.0``),
-    or ``torch`` where there is none. numerics: what the user allows on a GPU, in words; empty on the CPU.
+    or ``torch`` where there is none. numerics: ``TorchSettings`` as text; empty on the CPU.
     """
 
     device: str
@@ -47,8 +47,9 @@ class Environment:
 
 
 def current_environment(device: str = "cpu") -> Environment:
-    """The environment in which this process measures now: the CPU with torch's thread count at the time of the call, or
-    the current CUDA device with torch's settings.
+    """Describe the environment in which this process measures now.
+
+    On the CPU it has torch's thread count at the time of the call, on the current CUDA device torch's settings.
 
     Raises ``UnavailableError`` for any other device, and saying what is missing where CUDA is not to be had.
     """
@@ -57,7 +58,7 @@ def current_environment(device: str = "cpu") -> Environment:
 
 
 def require_known(device: str) -> None:
-    """Raises ``UnavailableError`` for a device other than ``"cpu"`` and ``"cuda"``, be it there or not."""
+    """Refuse a device other than ``"cpu"`` and ``"cuda"``, be it there or not. Raises ``UnavailableError``."""
     if device not in ("cpu", "cuda"):
         raise UnavailableError(
             f"device is {device!r}; mucudnn measures on 'cpu' and 'cuda': use device='cpu', or 'cuda' for the current "
@@ -102,7 +103,7 @@ def _on_cuda() -> Environment:
 
 
 def require_cuda() -> None:
-    """Raises ``UnavailableError``, saying what is missing and what to do, where torch can use no GPU."""
+    """Require a GPU that torch can use. Raises ``UnavailableError``, saying what is missing and what to do."""
     import torch
 
     if torch.version.cuda is None:
@@ -123,9 +124,9 @@ def require_cuda() -> None:
 
 
 def _require_young_enough(capability: tuple[int, int], architectures: Sequence[str]) -> None:
-    """architectures: for which torch has code, ``sm_75``, ``sm_90a``, ``compute_120``; empty if it does not say.
+    """Refuse a device that is older than all for which torch has code. Raises ``UnavailableError``.
 
-    Raises ``UnavailableError`` for a device that is older than all of them.
+    architectures: those, as ``sm_75``, ``sm_90a``, ``compute_120``; empty if torch does not say.
     """
     import torch
 
@@ -140,7 +141,7 @@ def _require_young_enough(capability: tuple[int, int], architectures: Sequence[s
 
 
 def cpu_model() -> str:
-    """Model name from ``/proc/cpuinfo``, the architecture (``aarch64``) where that gives none."""
+    """Read the model name from ``/proc/cpuinfo``; the architecture (``aarch64``) where that gives none."""
     text = _CPU_INFO.read_text(encoding="utf-8", errors="replace") if _CPU_INFO.exists() else ""
     match = re.search(r"^model name\s*:\s*(\S.*?)\s*$", text, re.MULTILINE)
     return match.group(1) if match else platform.machine()

@@ -15,8 +15,9 @@ _said: set[str] = set()
 
 
 def note_lack_of_memory(text: str, device: torch.device) -> None:
-    """Say it once. On the CPU what is kept for speed alone is given back: torch's own convolution, which runs next, has
-    then as much memory as without this package.
+    """Say it once, and on the CPU give back what is kept for speed alone.
+
+    Torch's own convolution, which runs next, then has as much memory as without this package.
     """
     if device.type == "cpu":
         release_workspaces()
@@ -24,7 +25,7 @@ def note_lack_of_memory(text: str, device: torch.device) -> None:
 
 
 def say_once(text: str) -> None:
-    """A warning, where it was not given before."""
+    """Warn, unless this text was said before."""
     if text not in _said:
         _said.add(text)
         warnings.warn(text, RuntimeWarning, stacklevel=2)

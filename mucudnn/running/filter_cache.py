@@ -1,4 +1,4 @@
-"""Kept filters: in inference, what an algorithm prepares from a filter is kept from call to call.
+"""Caches filters: in inference, what an algorithm prepares from a filter is kept from call to call.
 
 A filter has changed if its bytes have, whoever wrote them: an optimizer, ``.data``, a NumPy array that shares the
 memory, another process. Torch's version counter sees only some of these, so every call fingerprints all bytes of the
@@ -21,10 +21,11 @@ from torch import Tensor
 from mucudnn.kernels.compiled.library import library, loaded_build
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
-from mucudnn.running.fallback import note_lack_of_memory
+from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.operators import run_forward
 from mucudnn.running.recipe import Recipe, recipe_of
 from mucudnn.running.workspace import make_releasable
+from mucudnn.words.errors import LibraryError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration
 from mucudnn.words.units import format_bytes
@@ -38,9 +39,9 @@ with torch.inference_mode():
 
 @dataclass(frozen=True, slots=True)
 class CachedFilter:
-    """What is kept for one forward problem: what ``algorithm`` prepares from the filter, ``prepared_bytes``.
+    """A filter that stays prepared for one forward problem: ``algorithm`` prepares it, in ``prepared_bytes``.
 
-    configurations: batch size -> the configuration that runs with it. ``reason``: why it is worth that, for people.
+    configurations: batch size -> the configuration that runs with it. reason: why it is worth that, for people.
     """
 
     problem: ConvProblem
@@ -50,7 +51,7 @@ class CachedFilter:
     reason: str = ""
 
     def __str__(self) -> str:
-        """``kept for forward 64x56x56 -> 64, ...: winograd-4x4, 2.25 MiB; batch 8 runs winograd-4x4 2×4; reason``."""
+        """For people: ``kept for forward 64x56x56 -> 64: winograd-4x4, 2.25 MiB; batch 8 runs winograd-4x4 2×4``."""
         largest = max(self.configurations)
         parts = [
             f"kept for {self.problem}: {self.algorithm}, {format_bytes(self.prepared_bytes)}",
@@ -61,17 +62,18 @@ class CachedFilter:
 
 
 def fingerprint(tensor: Tensor) -> int:
-    """64 bits of all bytes of a dense CPU tensor, in the order in which they lie in memory; any thread count gives the
-    same. Raises ``UnavailableError`` where nothing compiled can be used.
+    """Hash all bytes of a dense CPU tensor, in the order in which they lie in memory, to 64 bits.
+
+    Any thread count gives the same. Raises ``UnavailableError`` where nothing compiled can be used.
     """
     fingerprinted: int = library().mucudnn_fingerprint(tensor.data_ptr(), tensor.nbytes, torch.get_num_threads())
     return fingerprinted
 
 
 def is_inference() -> bool:
-    """Whether calls need no gradient, and are executed as they stand: no tracing, no mode that sees or changes them.
+    """Tell whether calls need no gradient, and are executed as they stand: no tracing, no mode that changes them.
 
-    Forward mode and the transforms of ``torch.func`` do not get as far as this: see ``nn``.
+    Forward mode and the transforms of ``torch.func`` do not get as far as this: see ``conv2d``.
     """
     return not (
         torch.is_grad_enabled()
@@ -83,19 +85,19 @@ def is_inference() -> bool:
 
 
 class FilterCache:
-    """What one module keeps. Filters are prepared when they are first used, and again whenever their bytes change.
+    """Prepared filters of one module: made when they are first used, and again whenever the filter's bytes change.
 
-    Threads can share it. Copies and pickles know what to keep, and prepare it themselves. ``x_shapes`` are the
-    (N, C, H, W) for which something is kept. ``keeps_workspace``: as for ``Choices``.
+    Threads can share it. Copies and pickles know what to prepare, and do it themselves. x_shapes: the (N, C, H, W) for
+    which there is a cached filter. keeps_workspace: as for ``Choices``.
     """
 
     device_type = "cpu"
 
     def __init__(self, filters: Iterable[CachedFilter], keeps_workspace: bool = True) -> None:
         self.filters, self.keeps_workspace = tuple(filters), keeps_workspace
-        self.x_shapes = frozenset(kept.problem.x_shape(n) for kept in self.filters for n in kept.configurations)
+        self.x_shapes = frozenset(each.problem.x_shape(n) for each in self.filters for n in each.configurations)
         self.recipes: dict[tuple[Any, ...], Recipe | None] = {}
-        self._of_problem = {kept.problem: kept for kept in self.filters}
+        self._of_problem = {each.problem: each for each in self.filters}
         self._prepared: dict[ConvProblem, _Prepared] = {}
         self._preparing = Lock()
         make_releasable(self)
@@ -105,7 +107,7 @@ class FilterCache:
 
     @property
     def bytes_in_use(self) -> int:
-        """Of what is prepared now."""
+        """Bytes of all filters that are prepared now."""
         return sum(prepared.buffer.nbytes for prepared in list(self._prepared.values()))
 
     def release(self) -> None:
@@ -114,16 +116,16 @@ class FilterCache:
             self._prepared = {}
 
     def unlock(self) -> None:
-        """In a process that was forked off while another thread prepared."""
+        """Forget a lock that another thread held while it prepared: in a process that was forked off."""
         self._preparing = Lock()
 
     def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
-        """What runs ``problem`` on ``n`` samples with what is kept; ``None`` if nothing is. Raises as ``Recipe.of``."""
-        kept = self._of_problem.get(problem)
-        configuration = None if kept is None else kept.configurations.get(n)
-        if kept is None or configuration is None:
+        """Make what runs ``problem`` on ``n`` samples with a cached filter, if there is one; else ``None``."""
+        cached = self._of_problem.get(problem)
+        configuration = None if cached is None else cached.configurations.get(n)
+        if cached is None or configuration is None:
             return None
-        return Recipe.of(problem, configuration, kept.algorithm, keeps_workspace=self.keeps_workspace)
+        return Recipe.of(problem, configuration, cached.algorithm, keeps_workspace=self.keeps_workspace)
 
     def convolve(
         self,
@@ -135,11 +137,11 @@ class FilterCache:
         dilation: Sequence[int],
         groups: int,
     ) -> Tensor | None:
-        """y: (N, K, P, Q), newly allocated; ``None`` where nothing is kept that could compute it, or memory is lacking.
+        """Compute y: (N, K, P, Q), newly allocated; ``None``: no cached filter is for this call, or memory is lacking.
 
         x: (N, C, H, W), w: (K, C // groups, R, S), bias: (K,). Only where ``is_inference()``.
         """
-        if x.shape not in self.x_shapes or loaded_build().library is None or not _can_be_kept(w):
+        if x.shape not in self.x_shapes or loaded_build().library is None or not _can_be_cached(w):
             return None
         if not _is_plain(x) or not (bias is None or _is_plain(bias)):
             return None
@@ -148,6 +150,9 @@ class FilterCache:
             return None
         try:
             return run_forward(recipe, x, w, bias, self._prepared_from(w, recipe))
+        except LibraryError as error:
+            say_once(f"{recipe.problem}: {error}; its filter is not kept")
+            return None
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -162,7 +167,7 @@ class FilterCache:
         return prepared.buffer
 
     def _prepare(self, w: Tensor, source: _Source, recipe: Recipe) -> _Prepared:
-        """Into a new buffer: another thread may be reading the old one.
+        """Prepare w into a new buffer: another thread may be reading the old one.
 
         It is prepared from a copy: should another thread write to w meanwhile, fingerprint and buffer still belong
         together.
@@ -181,7 +186,7 @@ class FilterCache:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What a buffer was prepared from, and for how many threads: algorithms may lay it out for them."""
+    """The filter from which a buffer was prepared, and the number of threads, for which algorithms may lay it out."""
 
     fingerprint: int
     shape: tuple[int, ...]
@@ -201,10 +206,10 @@ class _Prepared:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether its elements are what its bytes say, and no subclass wants to see what is done to it."""
+    """Tell whether its elements are what its bytes say, and no subclass wants to see what is done to it."""
     plain = type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
     return plain and torch._C._dispatch_keys(tensor).raw_repr() in _PLAIN
 
 
-def _can_be_kept(w: Tensor) -> bool:
+def _can_be_cached(w: Tensor) -> bool:
     return _is_plain(w) and (w.is_contiguous() or w.is_contiguous(memory_format=torch.channels_last))

@@ -1,4 +1,4 @@
-"""What ``torch.utils.flop_counter.FlopCounterMode`` counts for the operators: the same as for torch's own."""
+"""Lets ``torch.utils.flop_counter.FlopCounterMode`` count the operators: the same as torch's own."""
 
 from __future__ import annotations
 

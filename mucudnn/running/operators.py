@@ -30,19 +30,19 @@ from mucudnn.words.errors import InvalidInputError, MisalignedError, Unavailable
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration
 
-UNTUNED = 0  # the handle of no choices
+UNTUNED = 0  # handle of no choices
 _INSTEAD = "torch's own convolution runs instead"
 
 
 class Choices:
-    """What was chosen on one type of device: a configuration for each problem and batch size.
+    """Configurations that were chosen on one type of device: one for each problem and batch size.
 
     Immutable, made by ``Choices.of``. On other devices and for other problems torch's own convolution runs.
 
-    ``handle`` names the contents and not the object: it is the same in every process, so a graph that
-    ``torch.compile`` stored, a copy and a pickle (which registers itself when it is loaded) all find it again.
-    ``x_shapes`` are the (N, C, H, W) for which there is any configuration. ``keeps_workspace``: whether the CPU's
-    workspace outlives a call; else it is there only while a convolution runs.
+    handle: names the contents and not the object. It is the same in every process: a graph that ``torch.compile``
+    stored, a copy and a pickle (which registers itself when it is loaded) all find it again. x_shapes: the
+    (N, C, H, W) for which there is any configuration. keeps_workspace: whether the CPU's workspace outlives a call;
+    else it is there only while a convolution runs.
     """
 
     __slots__ = ("configurations", "device_type", "handle", "keeps_workspace", "recipes", "x_shapes")
@@ -74,12 +74,12 @@ class Choices:
         return Choices.of, (self.configurations, self.device_type, self.keeps_workspace)
 
     def configuration(self, problem: ConvProblem, n: int) -> Configuration | None:
-        """``None``: torch's own convolution."""
+        """Look up what was chosen; ``None``: torch's own convolution."""
         chosen = self.configurations.get(problem, {}).get(n)
         return None if chosen is None or chosen.is_baseline else chosen
 
     def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
-        """As ``configuration``, ready to run on the current device. Raises as ``working_recipe``."""
+        """Make the configuration ready to run on the current device. Raises as ``working_recipe``."""
         configuration = self.configuration(problem, n)
         if configuration is None:
             return None
@@ -105,7 +105,7 @@ class Measured:
         _measured[self.handle] = self
 
     def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
-        """The one that there is; ``None`` for another number of samples."""
+        """Return the one that there is; ``None`` for another number of samples."""
         return self._recipe if n == self._recipe.configuration.batch_size else None
 
 
@@ -114,7 +114,7 @@ _numbers = count(1)
 
 
 def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], how: str) -> int:
-    """63 bits of what would run, and how; never ``UNTUNED``."""
+    """Hash what would run, and how, to 63 bits; never ``UNTUNED``."""
     lines = sorted(
         f"{p!r} {n} {c.micro_configs!r}" for p, by_size in configurations.items() for n, c in by_size.items()
     )
@@ -125,14 +125,14 @@ def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], h
 def _recipe(
     operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any
 ) -> Recipe | None:
-    """``None``: torch's own. third: bias or dy. Raises as ``recipe_of``."""
+    """Find the recipe of a call; ``None``: torch's own. third: bias or dy. Raises as ``recipe_of``."""
     *geometry, tuning = geometry_and_tuning
     choices = _registered.get(tuning)
     return None if choices is None else recipe_of(choices, operation, x, w, third, *geometry)
 
 
 def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
-    """What the operation writes, newly allocated. third: bias or dy."""
+    """Compute what the operation writes, newly allocated. third: bias or dy."""
     if geometry_and_tuning[-1] < UNTUNED:
         return _as_measured(operation, x, w, third, *geometry_and_tuning)
     computed = _tuned(operation, x, w, third, *geometry_and_tuning)
@@ -145,7 +145,7 @@ def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, 
 def _tuned(
     operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any
 ) -> Tensor | None:
-    """``None`` where nothing is tuned, and where this call cannot be computed as it was tuned.
+    """Compute a call as it was tuned; ``None`` where nothing is tuned, and where that cannot be done now.
 
     A call of which a step fails starts anew with what runs in its place; each failure is remembered, so that it ends.
     """
@@ -177,7 +177,7 @@ def _tuned(
 
 
 def _as_measured(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
-    """By the recipe that is measured, or an error."""
+    """Compute a call by the recipe that is measured. Raises whatever fails."""
     *geometry, handle = geometry_and_tuning
     recipe = recipe_of(_measured[handle], operation, x, w, third, *geometry)
     if recipe is None:
@@ -186,14 +186,14 @@ def _as_measured(operation: Operation, x: Tensor, w: Tensor, third: Tensor | Non
         return _RUNS[operation](recipe, x, w, third)
 
 
-def run_forward(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, kept: Tensor | None = None) -> Tensor:
-    """y, newly allocated, by a recipe that fits the tensors. kept: as for ``Recipe.execute``."""
+def run_forward(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, cached: Tensor | None = None) -> Tensor:
+    """Compute y, newly allocated, by a recipe that fits the tensors. cached: as for ``Recipe.execute``."""
     torch_format = TORCH_FORMATS[recipe.problem.memory_format]
     y = on_huge_pages(
         torch.empty(recipe.problem.y_shape(len(x)), dtype=x.dtype, device=x.device, memory_format=torch_format)
     )
     x, w = x.contiguous(memory_format=torch_format), w.contiguous(memory_format=torch_format)
-    recipe.execute(x, w, y, None if bias is None else bias.contiguous(), kept)
+    recipe.execute(x, w, y, None if bias is None else bias.contiguous(), cached)
     return y
 
 
@@ -219,7 +219,7 @@ _RUNS: dict[Operation, Callable[..., Tensor]] = {
 
 
 def _torchs(operation: Operation) -> Callable[..., Tensor]:
-    """Torch's convolution with an operator's signature: on fake tensors it gives shape and strides."""
+    """Give torch's convolution an operator's signature: on fake tensors it tells shape and strides."""
     if operation is Operation.FORWARD:
         return lambda x, w, bias, *rest: torch_convolution(operation, x, w, None, bias, *rest[:-1])
     return lambda x, w, dy, *rest: torch_convolution(operation, x, w, dy, None, *rest[:-1])
@@ -244,7 +244,7 @@ def _conv2d_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 
 
 def _backward_data_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-    """g: (N, C, H, W), the gradient of dx. x has none: it lends its shape."""
+    """Differentiate dx by w and dy. g: (N, C, H, W), the gradient of dx. x has none: it lends its shape."""
     _, w, dy = ctx.saved_tensors
     _, of_w, of_dy = ctx.needs_input_grad[:3]
     dw = conv2d_backward_filter(g, w, dy, *ctx.rest) if of_w else None
@@ -252,7 +252,7 @@ def _backward_data_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
 
 
 def _backward_filter_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-    """g: (K, C // groups, R, S), the gradient of dw. w has none: it lends its shape."""
+    """Differentiate dw by x and dy. g: (K, C // groups, R, S), the gradient of dw. w has none: it lends its shape."""
     x, _, dy = ctx.saved_tensors
     of_x, _, of_dy = ctx.needs_input_grad[:3]
     dx = conv2d_backward_data(x, g, dy, *ctx.rest) if of_x else None
@@ -260,7 +260,7 @@ def _backward_filter_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
 
 
 def _autocast(device_type: str) -> Callable[..., Tensor]:
-    """As torch's convolution: computed in the autocast type, float64 excepted."""
+    """Make what autocast calls: it computes in the autocast type, float64 excepted, as torch's convolution."""
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}"))
 
     def cast_and_compute(*args: Any) -> Tensor:

@@ -42,7 +42,7 @@ def lasting_buffer(size_bytes: int) -> Tensor:
 
 
 def on_huge_pages(tensor: Tensor) -> Tensor:
-    """The same tensor; if it is large, dense, on the CPU, and this is Linux, its whole huge pages are asked for."""
+    """Ask for the huge pages of a tensor that is large, dense and on the CPU, on Linux. Returns the same tensor."""
     if tensor.device.type == "cpu" and tensor.numel() * tensor.itemsize >= _SMALLEST_BYTES:
         start, size = tensor.data_ptr(), tensor.numel() * tensor.itemsize
         first = -(-start // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES

@@ -1,4 +1,4 @@
-"""Which convolutions a model computes: found by running it once."""
+"""Finds the convolutions that a model computes, by running it once."""
 
 from __future__ import annotations
 
@@ -30,19 +30,24 @@ class Call:
 
 
 def convolutions_of(model: nn.Module, sample_input: Any) -> list[tuple[str, ConvProblem, int]]:
-    """Module name, forward problem and batch size of every call; see ``trace``."""
+    """List module name, forward problem and batch size of every call; see ``trace``."""
     return [(call.name, call.problem, call.batch_size) for call in trace(model, sample_input)]
 
 
 def trace(model: nn.Module, sample_input: Any) -> list[Call]:
-    """Every call of an ``nn.Conv2d`` in ``model(sample_input)``, in order, as torch computes it.
+    """List every call of an ``nn.Conv2d`` in ``model(sample_input)``, in order, as torch computes it.
 
     sample_input: the only argument, or a tuple of all positional ones. Padding that torch does in a step of its own
-    (``padding_mode`` other than zeros, the odd half of ``padding="same"``) is part of H and W. Left out is what no
-    ``ConvProblem`` describes: empty batches, too large ones, and dtypes that it does not have.
+    (``padding_mode`` other than zeros, the odd half of ``padding="same"``) is part of H and W. Calls that no
+    ``ConvProblem`` describes are left out: empty batches, too large ones, and dtypes that it does not have.
 
     The forward pass is a real one, in the model's mode: running statistics and random numbers advance. Raises whatever
     the model raises.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU())
+    >>> [(call.name, call.batch_size, str(call.problem)) for call in trace(model, torch.zeros(4, 3, 32, 32))]
+    [('0', 4, 'forward 3x32x32 -> 8, 3x3, padding 1x1, float32 contiguous')]
     """
     calls: list[Call] = []
     arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
@@ -56,7 +61,7 @@ def trace(model: nn.Module, sample_input: Any) -> list[Call]:
 
 
 def call_of(name: str, module: nn.Conv2d, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
-    """What ``module(*arguments, **named)`` is a call of; ``None`` where no ``ConvProblem`` describes it."""
+    """Describe the call ``module(*arguments, **named)``; ``None`` where no ``ConvProblem`` does."""
     x = arguments[0] if arguments else named["input"]
     x = x if x.dim() == 4 else x.unsqueeze(0)
     problem = _problem(module, x)
@@ -100,7 +105,7 @@ def _problem(module: nn.Conv2d, x: Tensor) -> ConvProblem | None:
 
 
 def _padding(module: nn.Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(Rows, columns) that torch adds to x beforehand, and the padding of the convolution itself."""
+    """Return (rows, columns) that torch adds to x beforehand, and the padding of the convolution itself."""
     left, right, top, bottom = module._reversed_padding_repeated_twice
     if module.padding_mode != "zeros":
         return (top + bottom, left + right), (0, 0)
@@ -108,7 +113,10 @@ def _padding(module: nn.Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _memory_format(x: Tensor, w: Tensor) -> MemoryFormat:
-    """As torch decides it, by the strides alone where x or w is both; on a GPU there is no float64 in channels_last."""
+    """Tell the memory format as torch does, by the strides alone where x or w is in both.
+
+    On a GPU there is no float64 in channels_last.
+    """
     formats = {suggest_memory_format(tensor) for tensor in (x, w)}
     exact_on_cuda = x.device.type == "cuda" and x.dtype == torch.float64
     channels_last = torch.channels_last in formats and not exact_on_cuda
@@ -116,7 +124,7 @@ def _memory_format(x: Tensor, w: Tensor) -> MemoryFormat:
 
 
 def _dtype(x: Tensor) -> str:
-    """What the convolution computes in: autocast leaves float64 alone."""
+    """Name the dtype in which the convolution computes: autocast leaves float64 alone."""
     kind = x.device.type
     autocast = kind != "meta" and torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64
     return str(torch.get_autocast_dtype(kind) if autocast else x.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Workspace that costs nothing: what is free, at each convolution of a training step, below the peak of the step.
+"""Finds workspace that costs nothing: at each convolution of a training step the memory below the peak of the step.
 
 In a training step the memory in use rises through the forward pass and falls through the backward pass. With ``P0``,
 the peak of the step as torch runs it, a convolution that runs while ``in_use`` bytes are in use may take
@@ -40,6 +40,7 @@ from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.torch_settings import TorchSettings
 
 InnerBytes = Callable[[ConvProblem, int], int]
+Limits = Mapping[tuple[str, Operation], int]  # module name and operation -> bytes
 
 # A workspace is cut into parts that begin on multiples of the alignment: so much may be lost between them
 MOST_LOST_BYTES = 4 * BUFFER_BYTES
@@ -47,14 +48,14 @@ MOST_LOST_BYTES = 4 * BUFFER_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Of one model's training step: what is in use, its peak as torch runs it, and the limit of each convolution.
+    """Memory of one model's training step: what is in use, the peak as torch runs it, the limit of each convolution.
 
     limits: module name and operation -> bytes, as ``headroom_limits``.
     """
 
     timeline: MemoryTimeline
     peak_bytes: int
-    limits: Mapping[tuple[str, Operation], int]
+    limits: Limits
 
 
 def find_headroom(model: torch.nn.Module, sample_input: Any) -> Headroom:
@@ -80,10 +81,10 @@ def find_headroom(model: torch.nn.Module, sample_input: Any) -> Headroom:
 
 
 def reference_peak_bytes(timeline: MemoryTimeline, inner_bytes: InnerBytes) -> int:
-    """``P0``: most bytes in use in the step as torch runs it, with what its convolutions allocate inside.
+    """Return ``P0``: most bytes in use in the step as torch runs it, with what its convolutions allocate inside.
 
-    inner_bytes: of a problem and a batch size, see ``torch_inner_bytes``. What other operators allocate inside is
-    not known: the true peak is this one or higher.
+    inner_bytes: of a problem and a batch size, see ``torch_inner_bytes``. Nothing is known of what other operators
+    allocate inside: the true peak is this one or higher.
     """
     inside = (call.in_use_bytes + inner_bytes(call.problem, call.batch_size) for call in timeline.calls)
     return max([timeline.peak_bytes, *inside])
@@ -92,7 +93,7 @@ def reference_peak_bytes(timeline: MemoryTimeline, inner_bytes: InnerBytes) -> i
 def headroom_limits(
     timeline: MemoryTimeline, inner_bytes: InnerBytes, device_type: str = "cpu"
 ) -> dict[tuple[str, Operation], int]:
-    """Module name and operation -> the workspace limit (bytes) with which the peak of the step stays what it is.
+    """Find the workspace limits (bytes) with which the peak of the step stays what it is, by module and operation.
 
     A module that is called several times gets the least of its calls. Torch's own convolution, which needs
     ``inner_bytes``, is below the peak by construction; the limits are a little less, since workspaces are aligned, and
@@ -108,12 +109,12 @@ def headroom_limits(
 
 
 def torch_inner_bytes(problem: ConvProblem, batch_size: int, device_type: str = "cpu") -> int:
-    """What torch's own undivided convolution allocates inside beside its result: counted by running it.
+    """Count the bytes that torch's own undivided convolution allocates inside, beside its result, by running it.
 
     Operands lie in the problem's memory format, and there is no bias: with one it may be a few bytes more. On CUDA it
     is run on the current device, first without counting: then torch chooses an algorithm, and libraries create what
-    they keep. The answer is kept for the settings that it depends on: the number of threads, for each of which
-    libraries take scratch, and on CUDA the device and torch's numerics.
+    they keep. The answer is kept for the settings on which it depends: the number of threads, for each of which
+    libraries take scratch, and on CUDA the device and torch's settings.
     """
     if device_type == "cuda":
         return _counted(problem, batch_size, device_type, (torch.cuda.current_device(), TorchSettings.current()))

@@ -1,4 +1,4 @@
-"""The memory of one training step, operator by operator: data only, made by ``bench.memory_step``."""
+"""The memory of one training step, operator by operator: data only, made by ``training_step``."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ class MemoryTimeline:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes in use, workspaces and what libraries allocate inside an operator not counted."""
+        """Most bytes in use, without workspaces and what libraries allocate inside an operator."""
         return max((event.live_bytes + event.transient_bytes for event in self.events), default=self.base_bytes)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for ``json.dumps``; bytes."""
+        """Return plain values for ``json.dumps``; bytes."""
         return asdict(self) | {"peak_bytes": self.peak_bytes}
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row a call of a convolution: module, geometry, bytes in use, and the index of its event."""
+        """Make a table of one row a call of a convolution: module, geometry, bytes in use, index of its event."""
         import pandas
 
         rows = [{"name": call.name} | asdict(call.problem) | _numbers(call) for call in self.calls]

@@ -1,4 +1,4 @@
-"""What one training step of a model keeps in memory, operator by operator: found by running it on fake tensors."""
+"""Finds the memory of one training step of a model, operator by operator, by running it on fake tensors."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ _OUR_BACKWARD = {
 
 
 def trace_step(model: nn.Module, sample_input: Any) -> MemoryTimeline:
-    """Memory of one training step: forward, the sum of all floating outputs as the loss, backward into gradients
-    that start as ``None``.
+    """Find the memory of one training step.
+
+    The step is a forward pass, the sum of all floating outputs as the loss, and a backward pass into gradients that
+    start as ``None``.
 
     sample_input: the only argument, or a tuple of all positional ones. The model trains as it is if it is in training
     mode, else after ``model.train()``; autocast holds if it is on. Afterwards gradients, buffers (running statistics),
@@ -83,7 +85,7 @@ def _trace(model: nn.Module, arguments: tuple[Any, ...], real_because: str | Non
 
 
 def training_step(model: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """``model(*arguments)``, the sum of all floating outputs as the loss, and its backward pass if it has one.
+    """Run ``model(*arguments)``, with the sum of all floating outputs as the loss, and its backward pass if it has one.
 
     A model that is not in training mode is put into it; one that is stays as it is, with parts that may be frozen.
     Raises ``InvalidInputError`` if the output has no floating tensor, and whatever the model raises.
@@ -159,7 +161,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _meet(self, storage: torch.UntypedStorage) -> bool:
-        """Whether it is new."""
+        """Remember a storage. Returns whether it is new."""
         key = storage._cdata
         if key in self.known:
             return False
@@ -187,7 +189,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sum({storage._cdata: self._block_bytes(storage.nbytes()) for storage in storages}.values())
 
     def _convolutions(self, func: Any, args: Any, result: Any, before_bytes: int) -> int:
-        """Record the operations that ``func`` is; returns how far their bytes in use exceed what is left at the end."""
+        """Record the operations that ``func`` is. Returns how far their bytes in use exceed those at the end."""
         first = len(self.calls)
         if func in _FORWARD:
             x, w = args[:2]
@@ -216,7 +218,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _record(
         self, operation: Operation, x: Tensor, w: Tensor, operands: tuple[Tensor, Tensor], in_use_bytes: int
     ) -> None:
-        """operands: the two that the operation reads."""
+        """Record one operation. operands: the two that it reads."""
         forward = self._forward_of(operation, x, w)
         if forward is not None:
             forward.done.add(operation)
@@ -230,8 +232,9 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls.append(ConvolutionCall(forward.call.name, problem, batch_size, in_use_bytes + copied_bytes, event))
 
     def _forward_of(self, operation: Operation, x: Tensor, w: Tensor) -> _Forward | None:
-        """The latest with this filter and these shapes that is not yet served; where hooks have replaced the saved
-        filter, the latest with these shapes.
+        """Find the latest with this filter and these shapes that is not yet served.
+
+        Where hooks have replaced the saved filter, it is the latest with these shapes.
         """
         open_ones = [f for f in reversed(self.forwards) if f.shapes == (x.shape, w.shape) and operation not in f.done]
         return next(chain((f for f in open_ones if f.filter == _identity(w)), open_ones), None)
@@ -242,12 +245,12 @@ def _identity(tensor: Tensor) -> tuple[int, int]:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    """Those with a storage: sparse ones have none."""
+    """List tensors with a storage: sparse ones have none."""
     return [v for v in tree_leaves(values) if isinstance(v, Tensor) and v.layout is torch.strided]
 
 
 def _leaf(value: Any) -> Any:
-    """Where the gradient of an input ends: not in the caller's tensor."""
+    """Make the tensor in which the gradient of an input ends: not the caller's."""
     if not isinstance(value, Tensor):
         return value
     trainable = value.clone() if value.is_inference() else value.detach()

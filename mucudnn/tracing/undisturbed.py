@@ -1,4 +1,4 @@
-"""Running a model to learn something about it, without leaving a trace in it."""
+"""Lets a model run for tracing, and leaves no trace in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Afterwards the model's gradients, buffers (running statistics) and mode, and torch's random state, are as before.
+    """Restore the model's gradients, buffers (running statistics) and mode, and torch's random state, at the end.
 
     Inside, gradients are enabled and those of the model are ``None``.
     """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,7 +25,8 @@ from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import DesirableSets, desirable_sets
 from mucudnn.tuning.choose import is_gain
-from mucudnn.tuning.result import TunedProblem
+from mucudnn.tuning.result import TunedProblem, tuned_of
+from mucudnn.tuning.tuner import machine_and_database
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, Keeping, Measurement, MicroConfig, Verification
@@ -45,17 +45,17 @@ def keep_filters(
 ) -> Division[str] | None:
     """Let the tuned convolutions of ``model`` keep what is worth it within ``config.cache_budget``.
 
-    Sets ``kept`` of every ``mucudnn.Conv2d``. What is chosen was faster, by more than the noise, in whole runs in turns
-    with what keeps nothing; what was run before is not run again. Returns how the budget was divided: module and
-    problem -> the configuration with the bytes that are kept, which are 0 where nothing is. ``None`` with a budget of
-    0, where nothing is tuned, and, after a warning, where nothing compiled can take the fingerprints of filters. For
+    Sets ``filter_cache`` of every ``mucudnn.Conv2d``. What is chosen was faster, by more than the noise, in whole runs
+    in turns with what keeps nothing; what was run before is not run again. Returns how the budget was divided: module
+    and problem -> the configuration with the bytes that are kept, which are 0 where nothing is. ``None`` with a budget
+    of 0, where nothing is tuned, and, after a warning, where nothing compiled can take the fingerprints of filters. For
     convolutions on other devices than the CPU nothing is kept, after a warning, too.
 
     Raises ``DatabaseError`` for a file that cannot be read.
     """
     modules = {name: module for name, module in model.named_modules() if isinstance(module, Conv2d)}
     for module in modules.values():
-        module.kept = None
+        module.filter_cache = None
     if config.cache_budget_bytes == 0:
         return None
     _warn_of_other_devices(modules.values())
@@ -65,15 +65,14 @@ def keep_filters(
     if reason := loaded_build().why_not_compiled:
         warnings.warn(f"no filters are kept: their fingerprints need the compiled library: {reason}", stacklevel=2)
         return None
-    machine = machine or Machine.current()
-    with nullcontext(database) if database is not None else Database(config.database) as opened:
-        keeper = _Keeper(config, machine, Store(opened, machine.environment))
+    with machine_and_database(config, machine=machine, database=database) as (on, opened):
+        keeper = _Keeper(config, on, Store(opened, on.environment))
         division = keeper.divide({item: tuned for item, (_, tuned) in items.items()})
         kept = {item: keeper.kept_filter(tuned, division.assignment[item]) for item, (_, tuned) in items.items()}
     for name, module in modules.items():
         its_own = [kept[item] for item, (owner, _) in items.items() if owner == name]
         if filters := [one for one in its_own if one is not None]:
-            module.kept = FilterCache(filters, keeps_workspace=not config.has_headroom_limit)
+            module.filter_cache = FilterCache(filters, keeps_workspace=not config.has_headroom_limit)
     return division
 
 
@@ -194,7 +193,7 @@ class _Keeper:
 def _items(modules: Mapping[str, Conv2d]) -> Iterator[tuple[str, tuple[str, _Tuned]]]:
     """What each is called, with the name of its module."""
     for name, module in modules.items():
-        forward = [tuned for tuned in module.tuned if tuned.problem.operation is Operation.FORWARD]
+        forward = [tuned for tuned in tuned_of(module) if tuned.problem.operation is Operation.FORWARD]
         if module.weight.device.type != FilterCache.device_type:
             continue
         for problem in dict.fromkeys(tuned.problem for tuned in forward):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import Account
@@ -21,6 +21,8 @@ from mucudnn.words.values import restore
 
 if TYPE_CHECKING:
     import pandas
+
+    from mucudnn.running.conv2d import Conv2d
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class Tuning:
         """One row a problem: its geometry, what was chosen, seconds and bytes."""
         import pandas
 
-        return pandas.DataFrame([_row(tuned) for tuned in self.problems])
+        return pandas.DataFrame([row_of(tuned) for tuned in self.problems])
 
 
 class TuningInterrupted(KeyboardInterrupt):
@@ -200,6 +202,11 @@ def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
     return f"time limit: {'; '.join(parts)}" if parts else ""
 
 
+def tuned_of(module: Conv2d) -> tuple[TunedProblem, ...]:
+    """Return what was chosen for a module, which knows no more of it than it runs."""
+    return cast("tuple[TunedProblem, ...]", module.tuned)
+
+
 def configurations_of(tuned: TunedProblem) -> Mapping[int, Configuration]:
     """Batch size -> configuration, up to the tuned batch size, all within the problem's own limit.
 
@@ -218,7 +225,7 @@ def configurations_of(tuned: TunedProblem) -> Mapping[int, Configuration]:
     return kept | chosen
 
 
-def _row(tuned: TunedProblem) -> dict[str, Any]:
+def row_of(tuned: TunedProblem) -> dict[str, Any]:
     return asdict(tuned.problem) | {
         "batch_size": tuned.batch_size,
         "configuration": str(tuned.configuration),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -94,13 +94,22 @@ def tune_tasks(
         instance(Database, database, "database")  # a file is named in the config
     if machine is not None:
         instance(Machine, machine, "machine")
-    with deterministic_torch(config.deterministic):
+    _require_countable(tasks, device if machine is None else machine.device)
+    with machine_and_database(config, device, machine, database) as (on, opened):
+        return _Tuner(config, on, Store(opened, on.environment), progress).tune(tasks)
+
+
+@contextmanager
+def machine_and_database(
+    config: Config, device: str = "cpu", machine: Machine | None = None, database: Database | None = None
+) -> Iterator[tuple[Machine, Database]]:
+    """What tuning under a config needs: those given, or this machine and the file that the config names, opened.
+
+    While it lasts, torch is as deterministic as the config asks, since that is part of the machine's environment.
+    """
+    with deterministic_torch(config.deterministic), ExitStack() as stack:
         machine = machine or Machine.current(device)
-        _require_countable(tasks, machine.device)
-        if database is not None:
-            return _Tuner(config, machine, Store(database, machine.environment), progress).tune(tasks)
-        with Database(config.database) as opened:
-            return _Tuner(config, machine, Store(opened, machine.environment), progress).tune(tasks)
+        yield machine, stack.enter_context(Database(config.database)) if database is None else database
 
 
 def require_callable(progress: object) -> None:

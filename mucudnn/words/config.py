@@ -1,4 +1,4 @@
-"""Every choice a user can make, in one frozen object with defaults that can stay."""
+"""The choices that a user can make, in one frozen object with defaults that can stay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT_WORKSPACE_LIMIT = "64MiB"
 
 
 class BatchSizePolicy(StrEnum):
-    """Which micro-batch sizes are measured: the paper's three policies (μ-cuDNN, section III)."""
+    """Micro-batch sizes that are measured: the paper's three policies (μ-cuDNN, section III)."""
 
     UNDIVIDED = "undivided"
     POWER_OF_TWO = "power-of-two"
@@ -31,33 +31,38 @@ class BatchSizePolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """How to tune.
+    """The way to tune: memory, algorithms, exactness, time.
 
     workspace_limit: most workspace of any one operation, inclusive; bytes, text such as ``"64MiB"``, or None: no limit.
     ``"headroom"``: for each call what is free below the peak of a training step, so that the peak stays what it is;
     only ``optimize`` and networks have a step to trace.
     workspace_budget: instead of a limit for each: most workspace of all problems of a network in sum, inclusive.
-    cache_budget: most memory, inclusive, for what forward convolutions prepare from frozen weights (the transformed
-    filters), to be kept from call to call in inference; 0: keep nothing; None: no bound. On the CPU alone: whether a
-    filter has changed is told by all of its bytes, for which a GPU would have to be waited for in every call.
+    cache_budget: most memory, inclusive, for prepared filters that are kept from call to call in inference; 0: keep
+    none; None: no bound. Only on the CPU: every call looks at all bytes of a filter to see whether it has changed, and
+    would have to wait for a GPU.
     policy: micro-batch sizes to measure: ``undivided``, ``power-of-two`` (with the batch itself) or ``all``.
     operations: which operations to tune, one or several; the others run as in torch. None: all three.
-    algorithms: names to choose from, one or several; None: all that the machine has. Torch's own is always a
-    candidate.
+    algorithms: names to choose from, one or several; None: all that the machine has. Torch's own is always a candidate.
     max_relative_error: bar algorithms whose relative L2 error against float64 is above; None: a default by dtype.
     deterministic: only algorithms that give the same bits on every run. On a GPU torch's own convolution is measured as
-    torch has it when it is told to be so, but where it runs (other shapes, and where nothing is faster) it obeys
-    torch's setting alone, which ``optimize`` leaves to you: where that is off, it warns and names it.
+    if torch were told to be deterministic. Where it runs afterwards it obeys torch's setting alone: ``optimize`` warns
+    where that is off, and names it.
     time_limit: most seconds of measuring per problem, number or text such as ``"60s"``; None: until the noise is small.
     database: SQLite file of the measurements, ``~`` being your home; None: in the user's cache folder.
     strict: only algorithms with which a NaN or an infinity in x or dy spoils the same results as with torch's own, and
-    no others; no Winograd or Fourier transforms (docs/numerics.md). Of a library's algorithms those that
-    it says are none.
+    no others: no Winograd or Fourier transforms (docs/numerics.md), and nothing of a library that may be one.
 
     Policy and operations may be given as text, numbers as NumPy's, and several names in any iterable; one text is one
     name. The fields then have the types that are named below, so that equal configs are equal and hash alike.
 
     Raises ``InvalidInputError`` for a value that is not allowed.
+
+    >>> Config().workspace_limit_bytes  # a text stays as it was written; the properties have bytes and seconds
+    67108864
+    >>> Config(workspace_limit=1000).workspace_limit_bytes  # a number is bytes
+    1000
+    >>> Config(time_limit="2min", operations="forward").time_limit_s
+    120.0
     """
 
     workspace_limit: int | str | None = DEFAULT_WORKSPACE_LIMIT
@@ -102,7 +107,7 @@ class Config:
 
     @property
     def workspace_limit_bytes(self) -> int | None:
-        """Of each problem; None too where a budget is divided. Raises ``InvalidInputError`` for ``"headroom"``."""
+        """Limit of each problem; None too where there is a budget. Raises ``InvalidInputError`` for ``"headroom"``."""
         if self.has_headroom_limit:
             raise InvalidInputError(
                 f"the workspace limit is {HEADROOM!r}, which needs a model whose training step can be traced: use "
@@ -112,7 +117,7 @@ class Config:
 
     @property
     def workspace_budget_bytes(self) -> int | None:
-        """Of all problems in sum; None: there is no budget."""
+        """Bound of all problems in sum; None: there is no budget."""
         return parse_bytes(self.workspace_budget)
 
     @property
@@ -124,7 +129,7 @@ class Config:
         return parse_seconds(self.time_limit)
 
     def error_bound(self, dtype: str, numerics: str = "") -> float:
-        """Largest relative L2 error allowed for a problem of this dtype, under the ``numerics`` of an environment."""
+        """Return the largest relative L2 error allowed for a dtype, under the ``numerics`` of an environment."""
         if self.max_relative_error is not None:
             return self.max_relative_error
         if dtype == "float32" and rounds_to_tf32(numerics):
@@ -139,7 +144,7 @@ DEFAULT_MAX_RELATIVE_ERROR = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-
 
 
 def config_or_default(config: object) -> Config:
-    """``Config()`` for None. Raises ``InvalidInputError`` for what is no config."""
+    """Return the config, or ``Config()`` for None. Raises ``InvalidInputError`` for anything else."""
     if config is None:
         return Config()
     if isinstance(config, Config):
@@ -154,7 +159,7 @@ def _limit(value: int | str | None) -> int | str | None:
 
 
 def _amount(parse: Callable[[_Amount], _Number | None], value: _Amount, name: str) -> str | _Number | None:
-    """A text as it was written, since it is shown again; a number as ``parse`` has it."""
+    """Check an amount. A text stays as it was written, since it is shown again; a number is as ``parse`` has it."""
     try:
         parsed = parse(value)
     except InvalidInputError as error:

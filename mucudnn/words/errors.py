@@ -1,14 +1,14 @@
-"""Everything mucudnn raises on purpose: messages say what was given, what is allowed and what to do."""
+"""Errors that mucudnn raises on purpose: messages say what was given, what is allowed and what to do."""
 
 from __future__ import annotations
 
 
 class MucudnnError(Exception):
-    """Base of all errors that are the caller's to mend; the command line shows the message and exits with 2."""
+    """Base of all errors that the caller can mend; the command line shows the message and exits with 2."""
 
 
 class InvalidInputError(MucudnnError, ValueError):
-    """A value that is not allowed: a size, a layer, a name, an option."""
+    """A value that is not allowed, such as a size, a layer, a name or an option."""
 
 
 class InfeasibleError(MucudnnError):

@@ -1,4 +1,4 @@
-"""What is computed: one operation of one convolution, without the batch size. Knows no torch and no device."""
+"""Problems: one operation of one convolution, without the batch size. Knows no torch and no device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Operation(StrEnum):
 
 
 class MemoryFormat(StrEnum):
-    """How activations and filters lie in memory: NCHW/KCRS or NHWC/KRSC."""
+    """Order of activations and filters in memory: NCHW/KCRS or NHWC/KRSC."""
 
     CONTIGUOUS = "contiguous"
     CHANNELS_LAST = "channels_last"
@@ -44,6 +44,10 @@ class ConvProblem:
 
     Raises ``InvalidInputError`` where no such convolution exists, and for more than ``MOST_ELEMENTS`` in x or y of one
     sample or in w.
+
+    >>> problem = ConvProblem("forward", c=3, h=224, w=192, k=64, r=7, s=7, stride=2, padding=3)
+    >>> problem.x_shape(8), problem.w_shape(), problem.y_shape(8)
+    ((8, 3, 224, 192), (64, 3, 7, 7), (8, 64, 112, 96))
     """
 
     operation: Operation
@@ -86,7 +90,7 @@ class ConvProblem:
             )
 
     def _require_countable(self) -> None:
-        """Padded rows and columns of x, too, which are counted in the same way."""
+        """Refuse what cannot be counted in 32 bits; padded rows and columns of x are counted in the same way."""
         sizes = prod(self.x_shape(1)), prod(self.w_shape()), prod(self.y_shape(1)), *self._padded()
         if max(sizes) > MOST_ELEMENTS:
             names = "one sample of x", "w", "one sample of y", "a padded column of x", "a padded row of x"
@@ -114,23 +118,23 @@ class ConvProblem:
         return ITEM_BYTES[self.dtype]
 
     def x_shape(self, n: int) -> tuple[int, int, int, int]:
-        """(N, C, H, W) for ``n`` samples."""
+        """Return (N, C, H, W) for ``n`` samples."""
         return (n, self.c, self.h, self.w)
 
     def w_shape(self) -> tuple[int, int, int, int]:
-        """(K, C // groups, R, S)."""
+        """Return (K, C // groups, R, S)."""
         return (self.k, self.c // self.groups, self.r, self.s)
 
     def y_shape(self, n: int) -> tuple[int, int, int, int]:
-        """(N, K, P, Q) for ``n`` samples."""
+        """Return (N, K, P, Q) for ``n`` samples."""
         return (n, self.k, self.p, self.q)
 
     def flops(self, n: int) -> int:
-        """Additions and multiplications of the direct method for ``n`` samples."""
+        """Count additions and multiplications of the direct method for ``n`` samples."""
         return 2 * n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
 
     def countable_samples(self) -> int:
-        """The most of which neither x nor y has more than ``MOST_ELEMENTS``."""
+        """Return the most samples of which neither x nor y has more than ``MOST_ELEMENTS``."""
         return MOST_ELEMENTS // max(prod(self.x_shape(1)), prod(self.y_shape(1)))
 
     def with_operation(self, operation: Operation) -> ConvProblem:
@@ -149,7 +153,10 @@ class ConvProblem:
 
 
 def dtype_name(dtype: object) -> str:
-    """``float32`` of itself and of ``torch.float32``. Raises ``InvalidInputError`` for what has no convolution here."""
+    """Name a dtype: ``float32`` for itself and for ``torch.float32``.
+
+    Raises ``InvalidInputError`` for a dtype that has no convolution here.
+    """
     given = str(dtype) if isinstance(dtype, str) else shown(dtype)
     name = given.removeprefix("torch.")
     if name not in ITEM_BYTES:

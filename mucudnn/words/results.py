@@ -1,4 +1,4 @@
-"""What was measured and what was chosen: micro-configs, their costs, and configurations made of them."""
+"""Results: micro-configs with what they cost, and configurations made of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def package_of(algorithm: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MicroConfig:
-    """One algorithm on one micro-batch size: the unit that is measured.
+    """One algorithm on one micro-batch size (samples): the unit that is measured.
 
     Raises ``InvalidInputError`` for what is no name and no number of samples.
     """
@@ -40,10 +40,10 @@ class MicroConfig:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The costs of a micro-config on one problem (seconds, bytes), and how far it is from float64.
+    """The costs of a micro-config on one problem (seconds, bytes), and its distance from float64.
 
-    ``setup_s`` (open + close, once a call) and ``prepared_bytes`` belong to the algorithm, ``step_s`` and
-    ``scratch_bytes`` to each of its micro-batches. ``noise`` is IQR / median of the step samples.
+    setup_s (open and close, once a call) and prepared_bytes belong to the algorithm, step_s and scratch_bytes to each
+    of its micro-batches. noise: IQR / median of the step samples.
     """
 
     micro_config: MicroConfig
@@ -60,7 +60,7 @@ class Measurement:
 class Failure:
     """A micro-config that could not be measured, with the reason in words.
 
-    is_lasting: it would fail again. Not so for lack of memory, which another run may have: that is not stored.
+    is_lasting: it would fail again. A lack of memory does not last: it is not stored, and tried again.
     """
 
     micro_config: MicroConfig
@@ -72,10 +72,17 @@ class Failure:
 class Configuration:
     """Micro-configs that together cover a mini-batch, in the order in which they run.
 
-    Equal algorithms stand next to each other, larger micro-batches first. ``time_s`` is predicted: the sum of setups
-    and steps; ``workspace_bytes`` is the sum of prepared bytes plus the largest scratch.
+    Equal algorithms stand next to each other, larger micro-batches first. time_s: predicted, the sum of setups and
+    steps. workspace_bytes: the sum of prepared bytes and the largest scratch.
 
-    Raises ``InvalidInputError`` for what are no micro-configs. Costs are checked where they are solved with.
+    Raises ``InvalidInputError`` for what are no micro-configs. Costs are checked by the solver.
+
+    >>> parts = (MicroConfig("winograd-4x4", 8), MicroConfig("winograd-4x4", 8), MicroConfig("gemm", 2))
+    >>> configuration = Configuration(parts, time_s=0.0031, workspace_bytes=2_400_000)
+    >>> configuration.batch_size
+    18
+    >>> print(configuration)
+    winograd-4x4 8×2 + gemm 2
     """
 
     micro_configs: tuple[MicroConfig, ...]
@@ -100,11 +107,11 @@ class Configuration:
 
     @property
     def is_baseline(self) -> bool:
-        """Torch's own convolution, undivided."""
+        """Whether it is torch's own convolution, undivided."""
         return len(self.micro_configs) == 1 and self.micro_configs[0].algorithm == TORCHS_OWN
 
     def __str__(self) -> str:
-        """``winograd-4x4 8×4 + gemm 1×2``: algorithm, micro-batch size, how often."""
+        """For people: algorithm, micro-batch size, how often."""
         parts = []
         for micro_config, count in Counter(self.micro_configs).items():
             times = f"×{count}" if count > 1 else ""

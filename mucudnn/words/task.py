@@ -1,4 +1,4 @@
-"""What is tuned: one operation of one layer, as it is called."""
+"""Tasks of tuning: one operation of one layer, as it is called."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from mucudnn.words.values import flag, instance, settle, text, whole
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A problem with its mini-batch. ``limit_bytes``: the most workspace of its own, inclusive; None: no limit.
+    """A problem with its mini-batch.
 
-    ``count``: how often it occurs in the network. ``name``: what it is called in progress, errors and accounts.
-    ``in_headroom``: the limit is what is free below the peak of a training step: torch's own convolution, which makes
-    the peak, is within it whatever it takes, and a workspace is there for one call only.
+    limit_bytes: the most workspace of its own, inclusive; None: no limit. count: how often it occurs in the network.
+    name: for progress, errors and accounts. in_headroom: the limit is what is free below the peak of a training step.
+    Torch's own convolution, which makes the peak, is then within it whatever it takes, and a workspace is there for one
+    call only.
 
     Raises ``InvalidInputError`` for other values, and for batches of more than ``MOST_SAMPLES``.
     """

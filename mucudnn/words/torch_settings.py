@@ -27,7 +27,7 @@ _DEFAULTS_OF_MATMUL = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class TorchSettings:
-    """How exact results must be, and what else is set that changes times.
+    """Settings that say how exact results must be, and all others that change times.
 
     allow_tf32: tensor cores may round float32 to TF32, 10 bits of mantissa, in convolutions. deterministic: every run
     must give the same bits. tf32_override: of the environment's ``NVIDIA_TF32_OVERRIDE``, which cuDNN and cuBLAS obey;
@@ -44,7 +44,7 @@ class TorchSettings:
 
     @classmethod
     def current(cls) -> Self:
-        """As they are set now.
+        """Read the settings.
 
         ``conv.fp32_precision`` is what torch's convolutions obey: it follows from ``allow_tf32``, from the
         ``fp32_precision`` of cuDNN or of all backends, whichever was set for convolutions (with torch 2.11 the general
@@ -65,9 +65,10 @@ class TorchSettings:
         )
 
     def __str__(self) -> str:
-        """For keys of databases: ``tf32``, ``tf32 deterministic``, ``no-tf32 NVIDIA_TF32_OVERRIDE=0 benchmark=10``.
+        """Words for keys of databases: what is as torch has it by default adds none, but for TF32 in convolutions.
 
-        What is as torch has it by default adds no word, but for TF32 in convolutions.
+        >>> str(TorchSettings()), str(TorchSettings(allow_tf32=False, deterministic=True))
+        ('tf32', 'no-tf32 deterministic')
         """
         parts = ["tf32" if self.allow_tf32 else "no-tf32"]
         parts += ["deterministic"] if self.deterministic else []
@@ -100,7 +101,7 @@ def _others(cudnn: Any, matmul: Any) -> Iterator[str]:
 
 @contextmanager
 def deterministic_torch(asked: bool) -> Iterator[None]:
-    """Inside, torch's own convolutions on GPUs are deterministic if that is asked for, else as they are set.
+    """Make torch's own convolutions on GPUs deterministic inside, if that is asked for.
 
     The setting is the process's: other threads see it, too.
     """
@@ -119,7 +120,7 @@ def deterministic_torch(asked: bool) -> Iterator[None]:
 
 @contextmanager
 def computed_without_libraries() -> Iterator[None]:
-    """Inside, torch's own convolutions on GPUs are matrix products: cuDNN must not confirm itself.
+    """Let torch's own convolutions on GPUs be matrix products inside: cuDNN must not confirm itself.
 
     Torch refuses to call cuBLAS where results must be deterministic and an environment variable is not set; here they
     need not be. ``torch.use_deterministic_algorithms`` itself would load the compiler. Not run on a GPU yet.
@@ -140,7 +141,7 @@ def computed_without_libraries() -> Iterator[None]:
 
 @contextmanager
 def rounding_to_tf32(allowed: bool) -> Iterator[None]:
-    """Inside, convolutions and matrix products on GPUs round float32 to TF32, or do not.
+    """Let convolutions and matrix products on GPUs round float32 to TF32 inside, or not.
 
     By torch's older switches: after the newer ones are used, torch refuses to read the older.
     """
@@ -165,7 +166,7 @@ def _allow_tf32(allowed: tuple[bool, bool]) -> tuple[bool, bool]:
 
 @contextmanager
 def searching(asked: bool) -> Iterator[None]:
-    """Inside, torch times cuDNN's engines when a size first comes (``torch.backends.cudnn.benchmark``), or does not."""
+    """Let torch time cuDNN's engines inside when a size first comes (``torch.backends.cudnn.benchmark``), or not."""
     import torch
 
     cudnn = torch.backends.cudnn

@@ -18,10 +18,13 @@ _TIME_HELP = "write for example 60s, 2min or 500ms, or none for no limit"
 
 
 def parse_bytes(text: str | int | None) -> int | None:
-    """``"64MiB"`` -> 67108864; ``None`` and ``"none"`` -> ``None`` (no bound); a whole number is bytes already.
+    """Read a size; a whole number is bytes already, ``None`` and ``"none"`` are no bound.
 
     Raises ``InvalidInputError`` for anything else, and above 2**63 - 1 bytes. Decimal units (MB) are refused, since
     what is meant differs by 5 to 10 %, and so are bare numbers in text: bytes or MiB cannot be told apart.
+
+    >>> parse_bytes("64MiB"), parse_bytes("1.5 KiB"), parse_bytes(1000), parse_bytes("none")
+    (67108864, 1536, 1000, None)
     """
     if text is None or _is_none(text):
         return None
@@ -46,7 +49,7 @@ def parse_bytes(text: str | int | None) -> int | None:
 
 
 def _product(text: str, number: str, factor: int) -> int:
-    """Whole bytes, exactly: a float would round what ``exact_bytes`` wrote."""
+    """Multiply to whole bytes, exactly: a float would round what ``exact_bytes`` wrote."""
     size = Decimal(number) * factor
     if size > LARGEST:
         raise InvalidInputError(f"size {shown(text)} is more than {LARGEST} bytes; write a smaller one, or none")
@@ -58,7 +61,11 @@ def _is_none(text: object) -> bool:
 
 
 def format_bytes(value: int | None) -> str:
-    """``67108864`` -> ``64 MiB``; ``None`` -> ``no limit``."""
+    """Write a size for people, rounded.
+
+    >>> format_bytes(67108864), format_bytes(1_000_000), format_bytes(None)
+    ('64 MiB', '977 KiB', 'no limit')
+    """
     if value is None:
         return "no limit"
     for unit in ("B", "KiB", "MiB"):
@@ -70,14 +77,21 @@ def format_bytes(value: int | None) -> str:
 
 
 def exact_bytes(value: int) -> str:
-    """``67108864`` -> ``67108864B (64 MiB)``: can be given back as a limit; rounded it may be too small."""
+    """Write a size that can be given back as a limit: rounded it may be too small.
+
+    >>> exact_bytes(67108864)
+    '67108864B (64 MiB)'
+    """
     return f"{value}B ({format_bytes(value)})"
 
 
 def parse_seconds(text: str | float | None) -> float | None:
-    """``"60s"``, ``"2min"``, ``"500ms"``, ``1e-9`` -> seconds; ``None``, ``"none"`` -> no bound.
+    """Read a time; a number is seconds already, ``None`` and ``"none"`` are no bound.
 
     Raises ``InvalidInputError`` for anything else, and for what is negative or not finite.
+
+    >>> parse_seconds("2min"), parse_seconds("500ms"), parse_seconds("60"), parse_seconds(0.1)
+    (120.0, 0.5, 60.0, 0.1)
     """
     if text is None or _is_none(text):
         return None
@@ -95,7 +109,11 @@ def _seconds(text: str) -> float:
 
 
 def format_seconds(value: float) -> str:
-    """``0.0123`` -> ``12.3 ms``."""
+    """Write a time for people.
+
+    >>> format_seconds(0.0123), format_seconds(2.5e-5), format_seconds(3)
+    ('12.3 ms', '25 us', '3 s')
+    """
     if value < 1e-3:
         return f"{value * 1e6:.3g} us"
     return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"

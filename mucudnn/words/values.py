@@ -1,8 +1,8 @@
-"""Values as users give them, made into the one type that each has inside mucudnn, or refused in words.
+"""Makes values that users give into the one type that each has inside mucudnn, or refuses them in words.
 
-Whatever only equals or resembles that type would pass comparisons in one place and fail in another: a text is equal to
-the member of a ``StrEnum``, but not identical, True is a 1, and SQLite stores a NumPy integer as bytes. NumPy's and
-torch's scalars and arrays count as Python's.
+A value that only resembles that type would pass comparisons in one place and fail in another: a text is equal to the
+member of a ``StrEnum``, but not identical, True is a 1, and SQLite stores a NumPy integer as bytes. NumPy's and torch's
+scalars and arrays count as Python's.
 
 ``name`` is what a message calls the value. All functions that have a ``name`` raise ``InvalidInputError``.
 """
@@ -27,17 +27,17 @@ _MOST_SHOWN = 80  # characters
 
 
 def settle(record: object, **values: object) -> None:
-    """Set fields of a frozen dataclass: for its ``__post_init__`` alone."""
+    """Set fields of a frozen dataclass. Only its ``__post_init__`` may."""
     for name, value in values.items():
         if getattr(record, name) is not value:  # which is cheaper than to set it
             object.__setattr__(record, name, value)
 
 
 def restore(record: Any, state: Sequence[Any]) -> None:
-    """Set all fields of a frozen dataclass with slots: for its ``__setstate__`` alone.
+    """Set all fields of a frozen dataclass with slots. Only its ``__setstate__`` may.
 
-    state: their values in order. Pickles of older versions lack those that were added at the end, which then have their
-    defaults.
+    state: their values in order. Pickles of older versions lack fields that were added at the end: those have their
+    defaults then.
     """
     every = fields(record)
     values = (*state, *(each.default for each in every[len(state) :]))
@@ -46,7 +46,7 @@ def restore(record: Any, state: Sequence[Any]) -> None:
 
 
 def shown(value: object) -> str:
-    """``repr``, on one line and shortened: what is given may be thousands of digits, which Python refuses to write."""
+    """Write ``repr`` on one line, shortened: a value may have thousands of digits, which Python refuses to write."""
     try:
         text = repr(value).replace("\n", " ")
     except ValueError:
@@ -55,7 +55,7 @@ def shown(value: object) -> str:
 
 
 def plain(value: object) -> Any:
-    """NumPy's and torch's as Python's, without loading either."""
+    """Make NumPy's and torch's values into Python's, without loading either."""
     convert = None if isinstance(value, type) else getattr(value, "tolist", None)
     try:
         return value if convert is None else convert()
@@ -64,7 +64,7 @@ def plain(value: object) -> Any:
 
 
 def whole(value: object, name: str, least: int = 0, most: int = LARGEST) -> int:
-    """A whole number from ``least`` to ``most``; bools and floats are none."""
+    """Require a whole number from ``least`` to ``most``; bools and floats are none."""
     number = value if type(value) is int else _python_int(value, name)
     if number < least:
         _refuse(value, name, f"at least {least}")
@@ -74,7 +74,7 @@ def whole(value: object, name: str, least: int = 0, most: int = LARGEST) -> int:
 
 
 def pair(value: object, name: str, least: int, most: int) -> tuple[int, int]:
-    """(height, width), of one number for both or of two."""
+    """Make (height, width) of one number for both, or of two."""
     given = value if type(value) is tuple else plain(value)
     both: Sequence[object] = given if isinstance(given, (tuple, list)) else (given, given)
     try:
@@ -85,7 +85,7 @@ def pair(value: object, name: str, least: int, most: int) -> tuple[int, int]:
 
 
 def real(value: object, name: str) -> float:
-    """A finite number; bools are none."""
+    """Require a finite number; bools are none."""
     given, number = plain(value), inf
     if isinstance(given, Real) and not isinstance(given, bool):
         with suppress(OverflowError):
@@ -94,7 +94,7 @@ def real(value: object, name: str) -> float:
 
 
 def flag(value: object, name: str) -> bool:
-    """True or False; nothing else, since every text is true."""
+    """Require True or False, and nothing else, since every text is true."""
     given = plain(value)
     return given if isinstance(given, bool) else _refuse(value, name, "True or False")
 
@@ -104,18 +104,18 @@ def text(value: object, name: str) -> str:
 
 
 def several(value: object) -> Iterable[object]:
-    """What is in it; a text, and whatever has nothing in it, is the only one itself."""
+    """List what is in a value; a text, and a value that has nothing in it, is the only one itself."""
     given = plain(value)
     return given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
 
 
 def texts(value: object, name: str) -> tuple[str, ...]:
-    """Each once, in their order; one text is one of them, not its letters."""
+    """Require texts: each once, in their order. One text is one of them, not its letters."""
     return tuple(dict.fromkeys(text(one, f"one of {name}") for one in several(value)))
 
 
 def member(kind: type[_Choice], value: object, name: str) -> _Choice:
-    """Of an enum, of itself or of its text."""
+    """Find the member of an enum, by itself or by its text."""
     if type(value) is kind:
         return value
     with suppress(ValueError):
@@ -124,7 +124,7 @@ def member(kind: type[_Choice], value: object, name: str) -> _Choice:
 
 
 def instance(kind: type[_Kind], value: object, name: str) -> _Kind:
-    """Of a class that nothing else can be made into."""
+    """Require an instance of a class that nothing else can be made into."""
     return value if isinstance(value, kind) else _refuse(value, name, f"a {kind.__name__}")
 
 

@@ -216,7 +216,7 @@ def test_bad_input_gets_torchs_error() -> None:
 def test_padding_of_every_kind(preparations: list[Recipe], padding: dict[str, Any]) -> None:
     module, x = layer(**padding), images()
     if "padding_mode" in padding:
-        module.kept = FilterCache([kept_filter(replace(PROBLEM, h=10, w=10, padding=(0, 0)))])
+        module.filter_cache = FilterCache([kept_filter(replace(PROBLEM, h=10, w=10, padding=(0, 0)))])
     with torch.no_grad():
         y = module(x)
         torch.testing.assert_close(y, nn.Conv2d._conv_forward(module, x, module.weight, module.bias))

@@ -30,8 +30,8 @@ pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing 
 
 
 def bytes_in_use(module: mucudnn.Conv2d) -> int:
-    assert module.kept is not None
-    return module.kept.bytes_in_use
+    assert module.filter_cache is not None
+    return module.filter_cache.bytes_in_use
 
 
 def used() -> mucudnn.Conv2d:
@@ -58,7 +58,7 @@ def test_train_and_release_workspaces_give_the_memory_back() -> None:
 
 def test_a_module_that_dies_gives_the_memory_back() -> None:
     module = used()
-    buffers = [weakref.ref(prepared.buffer) for prepared in cast(FilterCache, module.kept)._prepared.values()]
+    buffers = [weakref.ref(prepared.buffer) for prepared in cast(FilterCache, module.filter_cache)._prepared.values()]
     del module
     gc.collect()
     assert [buffer() for buffer in buffers] == [None]
@@ -79,7 +79,7 @@ def saved_and_loaded(module: nn.Module) -> Any:
 def test_copies_know_what_to_keep_and_prepare_it_themselves(copied: Callable[[Any], Any]) -> None:
     module, x = used(), images()
     other = copied(module)
-    assert other.kept_filters == module.kept_filters != ()
+    assert other.cached_filters == module.cached_filters != ()
     assert bytes_in_use(other) == 0
     with torch.no_grad():
         other.weight.mul_(2)
@@ -192,7 +192,7 @@ def test_where_nothing_is_compiled_nothing_is_kept(preparations: list[Recipe], m
 
 
 def test_kept_filters_say_what_they_are() -> None:
-    (text, _) = map(str, layer().kept_filters)
+    (text, _) = map(str, layer().cached_filters)
     for part in ("kept for forward 4x8x8 -> 6", "winograd-4x4", "1000 B", "batch 3 runs winograd-4x4 3"):
         assert part in text
 
@@ -201,9 +201,9 @@ def test_kept_filters_say_what_they_are() -> None:
 def test_a_process_that_is_forked_off_while_a_thread_prepares_can_prepare() -> None:
     """The thread that holds the lock is not in the child, and will never give it back."""
     module = layer()
-    assert module.kept is not None
-    with module.kept._preparing:
+    assert module.filter_cache is not None
+    with module.filter_cache._preparing:
         child = os.fork()
         if child == 0:
-            os._exit(int(not module.kept._preparing.acquire(timeout=5)))
+            os._exit(int(not module.filter_cache._preparing.acquire(timeout=5)))
         assert os.waitpid(child, 0)[1] == 0

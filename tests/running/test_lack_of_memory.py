@@ -196,13 +196,13 @@ def test_what_was_allocated_and_kept_is_free_when_torchs_own_runs(monkeypatch: p
 def test_a_filter_that_there_is_no_memory_to_keep(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     module, x = layer(), images()
     tuned = module(x)
-    assert module.kept is not None
+    assert module.filter_cache is not None
     release_workspaces()
     with monkeypatch.context() as patch:
         patch.setattr(Recipe, method, failing(cpu_lacks_memory()))
         with pytest.warns(RuntimeWarning) as said:
             computed = [module(x) for _ in range(2)]
-        assert module.kept.bytes_in_use == 0
+        assert module.filter_cache.bytes_in_use == 0
     assert all(torch.equal(y, F.conv2d(x, module.weight, module.bias, padding=1)) for y in computed)
     assert [str(warning.message) for warning in said] == [
         "no memory to keep the filter of forward 4x8x8 -> 6, 3x3, padding 1x1, float32 contiguous; it is not kept"

@@ -31,7 +31,7 @@ def kept_filter(problem: ConvProblem, algorithm: str = "winograd-4x4") -> Cached
 def layer(**options: Any) -> mucudnn.Conv2d:
     """A module in ``eval()`` that keeps its filters, and where it may not runs torch's convolution."""
     module = mucudnn.Conv2d(4, 6, 3, **{"padding": 1, **options}).eval()
-    module.kept = FilterCache([kept_filter(problem) for problem in PROBLEMS])
+    module.filter_cache = FilterCache([kept_filter(problem) for problem in PROBLEMS])
     return module
 
 

@@ -6,3 +6,4 @@ TESTS = Path(__file__).resolve().parents[1]
 DATA = TESTS / "data"
 SNAPSHOTS = TESTS / "snapshots"
 SUPPORT = TESTS / "support"
+EXAMPLES = TESTS.parent / "examples"

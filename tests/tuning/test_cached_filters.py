@@ -88,7 +88,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def kept_algorithms(model: nn.Sequential) -> list[str]:
-    return [",".join(kept.algorithm for kept in module.kept_filters) for module in model]  # type: ignore[union-attr]
+    return [",".join(kept.algorithm for kept in module.cached_filters) for module in model]  # type: ignore[union-attr]
 
 
 def keep(model: nn.Sequential, world: World, budget: int | str | None, **config: Any) -> list[str]:
@@ -167,7 +167,7 @@ def test_a_filter_that_makes_another_algorithm_the_fastest_is_kept(world: World)
     model = model_of(tuned_for([TORCHS_OWN, A]))
     assert model[0].choices is None  # torch's own was chosen
     assert keep(model, world, None) == ["a"]
-    (kept,) = model[0].kept_filters  # type: ignore[union-attr]
+    (kept,) = model[0].cached_filters  # type: ignore[union-attr]
     assert kept.prepared_bytes == 100
     assert [(n, str(c)) for n, c in kept.configurations.items()] == [(1, "a 1")]
     assert "times as fast as not kept" in str(kept)
@@ -222,7 +222,7 @@ def test_what_was_once_slower_than_torch_in_a_smaller_batch_is_not_run_there(
         for model, factor in ((small, slowdown), (large, 1.0)):
             world.slowdown = {"a": factor}.__getitem__
             keep_filters(model, Config(cache_budget=None), machine=world.machine, database=database)
-    (kept,) = large[0].kept_filters  # type: ignore[union-attr]
+    (kept,) = large[0].cached_filters  # type: ignore[union-attr]
     assert sorted(kept.configurations) == sizes
 
 
@@ -242,7 +242,7 @@ def test_smaller_batches_run_with_what_is_kept_where_that_is_fastest(world: Worl
     rows += [measured("a", n, 9.0, step_s, 100) for n, step_s in ((1, 1.5), (2, 1.6), (4, 2.0))]
     model = model_of(tuned_for(rows, 4))
     assert keep(model, world, None) == ["a"]
-    (kept,) = model[0].kept_filters  # type: ignore[union-attr]
+    (kept,) = model[0].cached_filters  # type: ignore[union-attr]
     assert {n: str(c) for n, c in kept.configurations.items()} == {2: "a 2", 3: "a 2 + native 1", 4: "a 4"}
 
 
@@ -250,7 +250,7 @@ def test_batch_sizes_of_one_module_share_what_is_kept(world: World) -> None:
     rows = {n: [measured("native", n, 0.0, 1.0 * n, 0), measured("a", n, 0.6, 0.5 * n, 100)] for n in (1, 4)}
     model = model_of([tuned_for(rows[1], 1), tuned_for(rows[4], 4)])
     assert keep(model, world, 100) == ["a"]
-    (kept,) = model[0].kept_filters  # type: ignore[union-attr]
+    (kept,) = model[0].cached_filters  # type: ignore[union-attr]
     assert sorted(kept.configurations) == [1, 4]
     assert {configuration.batch_size for configuration, _ in world.kept_runs} == {1, 4}
     too_little = keep_filters(model, Config(cache_budget=99), machine=world.machine)
@@ -269,7 +269,7 @@ def test_a_budget_of_zero_keeps_nothing_and_takes_back_what_was_kept(world: Worl
     model = model_of(tuned_for([TORCHS_OWN, A]))
     assert keep(model, world, None) == ["a"]
     assert keep_filters(model, Config(), machine=world.machine) is None
-    assert model[0].kept is None
+    assert model[0].filter_cache is None
     assert keep_filters(nn.Linear(2, 2), Config(cache_budget=None), machine=world.machine) is None
 
 

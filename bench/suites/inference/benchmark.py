@@ -21,6 +21,7 @@ from mucudnn.bench.suites.inference.result import InferenceBenchmark, LayerResul
 from mucudnn.running.environment import current_environment
 from mucudnn.running.filter_cache import FilterCache
 from mucudnn.tuning.cached_filters import keep_filters
+from mucudnn.tuning.result import tuned_of
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import Operation
@@ -108,13 +109,13 @@ def _measure_layer(name: str, modules: Sequence[nn.Module], x: Tensor, rounds: i
     _, unkept, kept = modules
     assert isinstance(unkept, mucudnn.Conv2d)
     assert isinstance(kept, mucudnn.Conv2d)
-    tuned = next(tuned for tuned in unkept.tuned if tuned.batch_size == len(x))
+    tuned = next(tuned for tuned in tuned_of(unkept) if tuned.batch_size == len(x))
     return LayerResult(
         name=name,
         variants=_measure([_call(module, x) for module in modules], rounds, clock),
         filter_bytes=kept.weight.nbytes,
         tuned=tuned,
-        kept=next((one for one in kept.kept_filters if one.problem == tuned.problem), None),
+        kept=next((one for one in kept.cached_filters if one.problem == tuned.problem), None),
     )
 
 

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mucudnn.bench.sources.layers import LayerTable
-    from mucudnn.bench.sources.table_tuning import Limits, TableTuning
+    from mucudnn.bench.sources.table_tuning import TableTuning
     from mucudnn.running.environment import Environment
+    from mucudnn.tracing.headroom import Limits
     from mucudnn.words.config import Config
 
 

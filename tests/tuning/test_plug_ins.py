@@ -1,0 +1,191 @@
+"""Algorithms of other packages in tuning: measured, checked at every size, stored, chosen; and none can break it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fakes import FORWARD, FakeAlgorithm, linear
+from support.known_costs import BATCH, NO_LIMIT, Bench
+from support.plug_in import Doubling, Pointwise
+from torch import Tensor
+
+import mucudnn
+from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.database.database import Database
+from mucudnn.database.store import Store
+from mucudnn.kernels import registry
+from mucudnn.tuning.tuner import tune
+from mucudnn.words.config import Config
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import Failure, Measurement, MicroConfig
+
+PROBLEM = ConvProblem("forward", 8, 14, 14, 8, 1, 1)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    mucudnn.register(Pointwise())
+
+
+@pytest.mark.usefixtures("registered")
+def test_it_is_measured_on_this_machine_and_stored_with_its_version(database: Path) -> None:
+    tuning = mucudnn.tune(PROBLEM, 4, Config(algorithms="test/pointwise", workspace_limit=None))
+    measured = {m.micro_config.algorithm: m for m in tuning.problems[0].measurements}
+    assert set(measured) == {"native", "test/pointwise"}
+    assert measured["test/pointwise"].relative_error < 1e-6
+    with Database(database) as opened:
+        assert opened.versions(tuning.environment)["test/pointwise"] == (1,)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_later_version_is_measured_anew(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(algorithms="test/pointwise", workspace_limit=None)
+    mucudnn.tune(PROBLEM, 2, config)
+    monkeypatch.setattr(registry, "_registered", {})
+    mucudnn.register(Pointwise(version=2))
+    tuning = mucudnn.tune(PROBLEM, 2, config)
+    with Database(database) as opened:
+        assert opened.versions(tuning.environment)["test/pointwise"] == (1, 2)
+
+
+@pytest.mark.usefixtures("registered")
+def test_one_that_computes_something_else_is_never_timed() -> None:
+    mucudnn.register(Doubling())
+    tuning = mucudnn.tune(PROBLEM, 2, Config(algorithms="test/doubling", workspace_limit=None))
+    (tuned,) = tuning.problems
+    assert {m.micro_config.algorithm for m in tuned.measurements} == {"native"}
+    reasons = {f.micro_config.micro_batch_size: f.reason for f in tuned.failures}
+    assert reasons == dict.fromkeys((1, 2), "test/doubling (version 1): the result is wrong: its relative error is 1")
+
+
+def bench_with(quick: FakeAlgorithm) -> Bench:
+    bench = Bench()
+    bench.quick = quick
+    quick.clock = bench.clock
+    return bench
+
+
+def plug_in(**changes: Any) -> FakeAlgorithm:
+    return FakeAlgorithm("test/quick", Bench().clock, linear(0.01), **changes)
+
+
+def test_it_is_chosen_where_it_is_the_fastest_and_can_be_asked_for_by_its_name() -> None:
+    config = Config(algorithms="test/quick", workspace_limit=None)
+    (tuned,) = bench_with(plug_in()).tune(config=config).problems
+    assert tuned.configuration.algorithms == ("test/quick",)
+
+
+def test_it_is_checked_at_every_size_as_what_a_library_offers() -> None:
+    bench = bench_with(plug_in())
+    bench.tune()
+    checks = [1] * 8 + [2] * 4 + [4] * 2 + [8]
+    assert [size for size in checks if size in bench.quick.sizes_run] == checks
+    assert bench.quick.sizes_run[:8] == [1] * 8
+    assert bench.quick.sizes_run.count(8) > bench.native.sizes_run.count(8) - 1
+
+
+@dataclass(slots=True)
+class Counting(FakeAlgorithm):
+    """Notes whether what it runs was begun in the journal."""
+
+    begun: set[int] = field(default_factory=set)
+    unknown: list[int] = field(default_factory=list)
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        if micro_batch_size not in self.begun:
+            self.unknown.append(micro_batch_size)
+        return 0
+
+    def step(self, problem: ConvProblem, x: Tensor, *rest: Any) -> None:
+        if len(x) not in self.begun and len(x) not in self.sizes_run:
+            self.unknown.append(len(x))
+        FakeAlgorithm.step(self, problem, x, *rest)
+
+
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_the_run_that_counts_its_bytes_is_in_the_journal_too(
+    limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = Counting("test/quick", Bench().clock, linear(0.01))
+    bench = bench_with(quick)
+    add, withdraw = Database.add_failure, Database.withdraw_failure
+
+    def added(self: Database, environment: Any, problem: Any, version: int, failure: Failure) -> None:
+        quick.begun.add(failure.micro_config.micro_batch_size)
+        add(self, environment, problem, version, failure)
+
+    def withdrawn(self: Database, environment: Any, problem: Any, version: int, failure: Failure) -> None:
+        quick.begun.discard(failure.micro_config.micro_batch_size)
+        withdraw(self, environment, problem, version, failure)
+
+    monkeypatch.setattr(Database, "add_failure", added)
+    monkeypatch.setattr(Database, "withdraw_failure", withdrawn)
+    bench.tune(config=Config(workspace_limit=limit))
+    assert quick.unknown == []
+    assert quick.begun == set()
+
+
+def test_a_run_inside_of_the_same_run_ends_with_it() -> None:
+    bench, size = Bench(), MicroConfig("test/quick", 2)
+    store = Store(bench.database, bench.machine.environment)
+
+    def begun() -> list[Measurement | Failure]:
+        return store.results(FORWARD, {"test/quick": 1})
+
+    with store.begun(FORWARD, 1, size):
+        with store.begun(FORWARD, 1, size):
+            assert len(begun()) == 1
+        assert len(begun()) == 1
+    assert begun() == []
+
+
+@dataclass(slots=True)
+class Failing(FakeAlgorithm):
+    """Raises what no library would, in one of its methods."""
+
+    fails_in: str = "step"
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        return self._fail("supports")
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        self._fail("internal_bytes")
+        return 0
+
+    def step(self, *operands: Any) -> None:
+        self._fail("step")
+
+    def _fail(self, method: str) -> None:
+        if method == self.fails_in:
+            raise KeyError("a bug")
+
+
+@pytest.mark.parametrize("method", ["supports", "internal_bytes", "step"])
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_a_bug_in_it_is_a_failure_of_that_algorithm_and_not_of_tuning(method: str, limit: int | None) -> None:
+    bench = bench_with(Failing("test/quick", Bench().clock, linear(0.01), fails_in=method))
+    (tuned,) = bench.tune(config=Config(workspace_limit=limit)).problems
+    assert tuned.configuration.is_baseline
+    if method != "internal_bytes" or limit is None:  # what cannot be counted fits no limit
+        assert all("a bug" in failure.reason for failure in tuned.failures)
+        assert tuned.failures
+
+
+def test_measurements_of_a_missing_package_are_solved_with_and_kept(database: Path) -> None:
+    bench = bench_with(plug_in())
+    with Database(database) as opened:
+        tune([FORWARD], BATCH, NO_LIMIT, database=opened, machine=bench.machine)
+        removed = opened.prune(versions={"native": 1})
+        assert removed == 0
+        assert "test/quick" in opened.versions(bench.machine.environment)
+        assert opened.prune(versions={"native": 1, "test/quick": 2}) > 0  # an installed one of another version
+        assert "test/quick" not in opened.versions(bench.machine.environment)
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_machine_has_it_while_it_is_registered() -> None:
+    assert "test/pointwise" in [a.name for a in Machine.current().algorithms]
