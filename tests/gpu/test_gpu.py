@@ -14,8 +14,14 @@ from itertools import product
 
 import pytest
 import torch
-from support.fake_backend import PICKY, STEADY, FakeBackend
-from support.on_device import Guarded, offered_engines, peak_requested_bytes, run_in_slices, wait_for_all
+from support.cuda.either_device import (
+    Guarded,
+    offered_engines,
+    peak_requested_bytes,
+    run_in_slices,
+    wait_for_all,
+)
+from support.cudnn.backend import PICKY, STEADY, FakeBackend
 
 from mucudnn.bench.measure.operands import random_operands
 from mucudnn.bench.measure.whole_runs import run_torch

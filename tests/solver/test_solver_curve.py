@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.solver_cases import Options, configuration, least_bytes
+from support.problems.solver_cases import Options, configuration, least_bytes
 
 from mucudnn.solver import Division, marginal, next_faster, solve_wd, time_curve
 from mucudnn.solver.division import Choices

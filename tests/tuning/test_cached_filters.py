@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.fakes import FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
+from support.clock.machine import FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
 from torch import nn
 from torch.nn import functional as F
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from support.fakes import FORWARD
+from support.clock.machine import FORWARD
 
 from mucudnn.tuning.choose import Outcome, choose, divide
 from mucudnn.words.errors import InfeasibleError

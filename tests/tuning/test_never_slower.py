@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
 import pytest
+from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear, made_ready
+from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.effort import how_many
-from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear, made_ready
-from support.known_costs import BATCH, NO_LIMIT, Bench
 from torch import Tensor
 
 from mucudnn.database.database import Database

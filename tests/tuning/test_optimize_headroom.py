@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.fakes import ENVIRONMENT
+from support.clock.machine import ENVIRONMENT
 from torch import Tensor, nn
 
 import mucudnn

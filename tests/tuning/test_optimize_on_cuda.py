@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import pytest
 import torch
-from support.fake_cuda import MODE, module_on_cuda, on_cuda
+from support.cuda.placeholders import MODE, module_on_cuda, on_cuda
 from torch import nn
 
 import mucudnn

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fakes import FORWARD, FakeAlgorithm, linear
-from support.known_costs import BATCH, NO_LIMIT, Bench
+from support.clock.machine import FORWARD, FakeAlgorithm, linear
+from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.plug_in import Doubling, Pointwise
 from torch import Tensor
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
+from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
 
 from mucudnn.database.database import Database
 from mucudnn.running.environment import Environment

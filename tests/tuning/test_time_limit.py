@@ -9,8 +9,8 @@ import pickle
 from dataclasses import replace
 
 import pytest
-from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear
-from support.known_costs import BATCH, NO_LIMIT, Bench
+from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear
+from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.snapshots import assert_as_stored, printed
 
 from mucudnn.bench.analyses.tuning_report import tuning_record, tuning_table

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear
-from support.known_costs import BATCH, NO_LIMIT, Bench
+from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear
+from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 
 from mucudnn.database.database import Database
 from mucudnn.tuning.choose import contenders

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.patches import Rectangle
-from support.fakes import ENVIRONMENT
+from support.clock.machine import ENVIRONMENT
 from support.snapshots import assert_as_stored, printed
 
 from mucudnn.bench.analyses.headroom_plot import draw_headroom

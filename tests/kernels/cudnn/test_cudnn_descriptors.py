@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_cudnn import BAD_PARAM, FakeCudnn
+from support.cudnn.library import BAD_PARAM, FakeCudnn
 from support.places import TESTS
 
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
@@ -112,7 +112,7 @@ def test_a_copy_would_be_destroyed_twice_and_is_refused() -> None:
 def test_python_ends_quietly_with_descriptors_alive() -> None:
     program = (
         "import builtins, ctypes\n"
-        "from support.fake_cudnn import FakeCudnn\n"
+        "from support.cudnn.library import FakeCudnn\n"
         "ctypes.CDLL = lambda path: FakeCudnn()\n"
         "from mucudnn.kernels.cudnn.library import Library\n"
         "from mucudnn.kernels.cudnn.descriptor import Descriptor, DescriptorKind\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from support.fake_cuda import on_cuda
+from support.cuda.placeholders import on_cuda
 from support.snapshots import assert_as_stored
 from torch import nn
 

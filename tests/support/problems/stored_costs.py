@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from support.fakes import ENVIRONMENT, FORWARD
+from support.clock.machine import ENVIRONMENT, FORWARD
 
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.running.environment import Environment
