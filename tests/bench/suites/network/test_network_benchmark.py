@@ -57,7 +57,7 @@ def benchmark(table: LayerTable, config: Config) -> NetworkBenchmark:
 
 
 def test_every_operation_of_every_layer_is_measured_in_both_formats(benchmark: NetworkBenchmark) -> None:
-    assert [(p.layer, p.operation) for p in benchmark.problems] == [
+    assert [(*p.names, p.operation) for p in benchmark.problems] == [
         (layer, operation) for layer in ("first", "second") for operation in Operation
     ]
     for problem in benchmark.problems:
@@ -153,6 +153,6 @@ def test_an_interrupted_tuning_keeps_the_rows_that_are_ready(
     monkeypatch.setattr(table_tuning, "tune_tasks", interrupted)
     tuning = tune_table(table, config)
     assert tuning.interrupted
-    assert [row.layer for row in tuning.rows] == ["first"] * 3
+    assert [row.names for row in tuning.rows] == [("first",)] * 3
     with pytest.raises(KeyboardInterrupt):
         benchmark_network(table, config)
