@@ -59,7 +59,7 @@ class Algorithm(Protocol):
 
     @property
     def deterministic(self) -> bool:
-        """Whether every run gives the same bits, for equal operands, slices, device and number of threads.
+        """Tell whether every run gives the same bits, for equal operands, slices, device and number of threads.
 
         True for all on the CPU: the work is cut by sizes and the number of threads, and each element of a result is
         summed by one thread in a fixed order, so that it does not matter which thread comes first. False is for sums to
@@ -76,11 +76,11 @@ class Algorithm(Protocol):
 
     @property
     def is_torchs_own(self) -> bool:
-        """Whether it is torch's convolution: that is always measured, and can always be run undivided."""
+        """Tell whether it is torch's convolution: that is always measured, and can always be run undivided."""
 
     @property
     def is_search(self) -> bool:
-        """Whether the first run at each size builds and times what a library has, which takes seconds."""
+        """Tell whether the first run at each size builds and times what a library has, which takes seconds."""
 
     @property
     def alignment_bytes(self) -> int:

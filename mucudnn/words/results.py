@@ -107,11 +107,11 @@ class Configuration:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it is torch's own convolution, undivided."""
+        """Tell whether it is torch's own convolution, undivided."""
         return len(self.micro_configs) == 1 and self.micro_configs[0].algorithm == TORCHS_OWN
 
     def __str__(self) -> str:
-        """For people: algorithm, micro-batch size, how often."""
+        """Text for people: algorithm, micro-batch size, how often."""
         parts = []
         for micro_config, count in Counter(self.micro_configs).items():
             times = f"×{count}" if count > 1 else ""
