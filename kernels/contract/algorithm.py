@@ -43,7 +43,7 @@ class Workspace:
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """What general code asks of an algorithm. ``BaseAlgorithm`` answers what simple ones have in common.
+    """Questions that general code asks an algorithm. ``BaseAlgorithm`` has the answers of simple ones.
 
     Implementations are stateless: everything they need is handed in. Equal ones compute the same. Where a library fails
     they raise ``LibraryError``: what was tuned goes on with one of the ``alternatives``, or with torch's own.
@@ -84,13 +84,13 @@ class Algorithm(Protocol):
 
     @property
     def alignment_bytes(self) -> int:
-        """x, w and y begin on multiples of this power of two, else it is not called; 1: they may begin anywhere."""
+        """Power of two on whose multiples x, w and y begin, else it is not called; 1: they may begin anywhere."""
 
     def supports(self, problem: ConvProblem) -> str | None:
-        """``None`` if the problem can be computed, else the reason why not, in words."""
+        """Return ``None`` if the problem can be computed, else the reason why not, in words."""
 
     def is_local(self, problem: ConvProblem) -> bool:
-        """Whether an element of x or dy that is NaN or infinite spoils no other results than with torch's own.
+        """Tell whether an element of x or dy that is NaN or infinite spoils no other results than with torch's own.
 
         Each result is then a sum of the products that the definition names, and of nothing else. Not so for transforms,
         which mix the elements of a tile or of an image, nor where zeros that only fill up memory meet other elements,
@@ -99,26 +99,27 @@ class Algorithm(Protocol):
         """
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Like ``supports``, for slices of one size of a supported problem."""
+        """Answer like ``supports``, for slices of one size of a supported problem."""
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        """What to hand in for micro-batches of this size, with the current thread count. Runs and allocates nothing."""
+        """Return what to hand in for micro-batches of this size, with the current thread count. Allocates nothing."""
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        """Most that libraries allocate by themselves in ``open``, one ``step`` or ``close``, with this thread count.
+        """Return the most that libraries allocate by themselves in ``open``, one ``step`` or ``close``.
 
-        It cannot be handed in, but counts as scratch; 0 for algorithms that allocate nothing. Where there is no formula
-        it is counted by running once, and cached: so ask only for what is going to be measured.
+        It depends on the thread count. It cannot be handed in, but counts as scratch; 0 for algorithms that allocate
+        nothing. Where there is no formula it is counted by running once, and cached: so ask only for what is going to
+        be measured.
         """
 
     def why_not_here(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Why it must not run now, although it was chosen; ``None``: it may.
+        """Tell why it must not run now, although it was chosen; ``None``: it may.
 
         Asked when a configuration is made ready to run: the device or torch's settings may be others than in tuning.
         """
 
     def alternatives(self, problem: ConvProblem, micro_batch_size: int) -> Iterable[Algorithm]:
-        """What may run in its place after it has failed, best first.
+        """List what may run in its place after it has failed, best first.
 
         Each is at least as exact, and deterministic and local where this one is: the bounds under which it was chosen
         are not known any more. It may run here and now.

@@ -1,4 +1,4 @@
-"""What CUDA's caching allocator makes of a request, and how many bytes a function requests of it.
+"""Tells what CUDA's caching allocator makes of a request, and how many bytes a function requests of it.
 
 It hands out blocks of multiples of 512 bytes. One of at most 1 MiB is cut to size out of a larger one, if need be; of a
 larger one a rest of up to 1 MiB is not cut off, which depends on what is cached. ``torch.cuda.max_memory_allocated``
@@ -20,12 +20,16 @@ MOST_UNCUT_BYTES = 2**20
 
 
 def block_bytes(size_bytes: int, device_type: str) -> int:
-    """The least that an allocator takes for a request: on CUDA whole blocks, elsewhere what is asked for."""
+    """Return the least that an allocator takes for a request: on CUDA whole blocks, elsewhere what is asked for.
+
+    >>> block_bytes(1000, "cuda"), block_bytes(1000, "cpu")
+    (1024, 1000)
+    """
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES if device_type == "cuda" else size_bytes
 
 
 def largest_within(free_bytes: int, device_type: str) -> int:
-    """The largest request for which an allocator takes no more than ``free_bytes``, whatever it has cached."""
+    """Return the largest request for which an allocator takes no more than ``free_bytes``, whatever it has cached."""
     if device_type != "cuda":
         return free_bytes
     small, large = min(free_bytes, MOST_IN_SMALL_POOL_BYTES), free_bytes - MOST_UNCUT_BYTES
@@ -33,7 +37,7 @@ def largest_within(free_bytes: int, device_type: str) -> int:
 
 
 def peak_requested_bytes(function: Callable[[], object], device_type: str) -> int:
-    """As ``peak_allocated_bytes``, in bytes that were asked for: on CUDA the same whatever is cached.
+    """Count like ``peak_allocated_bytes``, in bytes that were asked for: on CUDA the same whatever is cached.
 
     On the current device. ``function`` has run before, if it creates what libraries keep.
     """

@@ -1,4 +1,4 @@
-"""Telling a lack of memory, which passes, from other errors.
+"""Tells a lack of memory, which passes, from other errors.
 
 Torch reports it on the CPU as a plain ``RuntimeError``, and so do some of the libraries that it calls: by their words.
 """
@@ -23,7 +23,7 @@ _WORDS = (  # of torch's allocator on the CPU, C++, MKL, the CUDA runtime and it
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether the same computation may succeed another time, when there is more memory."""
+    """Tell whether the same computation may succeed another time, when there is more memory."""
     if isinstance(error, LibraryError):
         return error.is_lack_of_memory
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in str(error) for words in _WORDS)

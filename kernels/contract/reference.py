@@ -1,4 +1,4 @@
-"""What is right: the convolution in float64, and how far a result is from it."""
+"""The reference: the convolution in float64, and how far a result is from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mucudnn.words.problem import ConvProblem, Operation
 
 
 def reference(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The operation's result in float64, contiguous, by torch's own convolution, which has no fast path for float64.
+    """Compute the operation in float64, contiguous, by torch's own convolution, which has no fast path for float64.
 
     x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,), in any dtype. The tensor that the operation
     writes gives only its shape; its values are not read.
@@ -27,7 +27,11 @@ def reference(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tenso
 
 
 def relative_l2_error(actual: Tensor, expected: Tensor) -> float:
-    """``|actual - expected| / |expected|``, Euclidean, in float64; infinite where ``actual`` is not finite."""
+    """Compute ``|actual - expected| / |expected|``, Euclidean, in float64; infinite where ``actual`` is not finite.
+
+    >>> relative_l2_error(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
+    0.1
+    """
     difference = torch.linalg.vector_norm(actual.double() - expected.double())
     norm = torch.linalg.vector_norm(expected.double())
     if not torch.isfinite(difference):

@@ -173,7 +173,7 @@ def test_slices_are_aligned_as_declared_where_recipes_place_them(c: int, h: int,
     cudnn = FakeCudnn()
     problem = ConvProblem(Operation.FORWARD, c, h, w, 3, 1, 1, dtype=dtype)
     operation_graph(loaded(cudnn), problem, n)
-    power = n & -n  # slices of n samples begin at its multiples: see test_execution.py
+    power = n & -n  # slices of n samples begin at its multiples: see test_recipe.py
     for made in content(cudnn, DescriptorKind.TENSOR):
         (uid,), (alignment,) = made[Attribute.TENSOR_UNIQUE_ID], made[Attribute.TENSOR_BYTE_ALIGNMENT]
         sample_bytes = 0 if uid == 2 else prod((c, h, w) if uid == 1 else (3, h, w)) * problem.item_bytes
