@@ -19,7 +19,7 @@ from torch import nn
 import mucudnn
 from mucudnn.tracing.convolutions import trace
 from mucudnn.tuning import optimize as optimizing
-from mucudnn.tuning.cached_filters import keep_filters
+from mucudnn.tuning.cached_filters import cache_filters
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
@@ -124,5 +124,5 @@ def test_filters_are_not_kept_on_a_gpu_and_it_is_said() -> None:
         module.__class__ = mucudnn.Conv2d
         module.tuned = (SimpleNamespace(problem=PROBLEM),)  # type: ignore[assignment]
     with pytest.warns(UserWarning, match="no filters are kept on cuda:0: .*cache_budget is for the CPU"):
-        assert keep_filters(model, Config(cache_budget="1MiB")) is None
-    assert keep_filters(model, Config()) is None
+        assert cache_filters(model, Config(cache_budget="1MiB")) is None
+    assert cache_filters(model, Config()) is None
