@@ -29,11 +29,14 @@ help:
 demo: $(VENV)/.installed
 	$(BIN)/python -m mucudnn.bench.suites.training.demo
 
+# A process for each core, up to four: a process takes up to 1 GiB. Each file runs in one, which its fixtures expect.
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile
+
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 fuzz: $(VENV)/.installed
-	MUCUDNN_FUZZ=full $(BIN)/python -m pytest -m fuzz
+	MUCUDNN_FUZZ=full $(BIN)/python -m pytest -m fuzz $(PARALLEL)
 
 # A build of its own, beside the installed one; bin/pytest, unlike python -m pytest, does not put this folder first.
 # Python itself leaks, by design, and is not linked with the sanitizers. Every build that this processor runs.

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from mucudnn.kernels.registry import register
     from mucudnn.running.conv2d import Conv2d
     from mucudnn.running.workspace import release_workspaces
-    from mucudnn.tuning.models import optimize, report
+    from mucudnn.tuning.optimize import optimize
+    from mucudnn.tuning.report import report
     from mucudnn.tuning.tuner import Tuning, tune
     from mucudnn.words.config import BatchSizePolicy, Config
     from mucudnn.words.errors import DatabaseError, InfeasibleError, InvalidInputError, MucudnnError, UnavailableError
@@ -57,7 +58,8 @@ _MODULES = {
     "words.results": ("Configuration", "MicroConfig"),
     "words.errors": ("DatabaseError", "InfeasibleError", "InvalidInputError", "MucudnnError", "UnavailableError"),
     "running.workspace": ("release_workspaces",),
-    "tuning.models": ("optimize", "report"),
+    "tuning.optimize": ("optimize",),
+    "tuning.report": ("report",),
     "running.conv2d": ("Conv2d",),
     "words.problem": ("ConvProblem", "MemoryFormat", "Operation"),
     "tuning.tuner": ("Tuning", "tune"),

@@ -22,7 +22,7 @@ _MOVED = {
     "mucudnn.environment": "mucudnn.running.environment",
     "mucudnn.errors": "mucudnn.words.errors",
     "mucudnn.kept_filters": "mucudnn.running.filter_cache",
-    "mucudnn.models": "mucudnn.tuning.models",
+    "mucudnn.models": "mucudnn.tuning.report",
     "mucudnn.nn": "mucudnn.running.conv2d",
     "mucudnn.operators": "mucudnn.running.operators",
     "mucudnn.problem": "mucudnn.words.problem",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.fake_backend import FakeBackend
+from support.cudnn.backend import FakeBackend
 from torch import Tensor
 
 from mucudnn.kernels import registry

@@ -16,8 +16,7 @@ from mucudnn.words.results import Failure, Measurement, MicroConfig, package_of
 _IN_A_TURN = 8  # algorithms of a source whose sizes are all looked at before the next ones
 
 
-# Entered before the first run of a candidate that may end the process, and left when it did not: so what began and
-# never ended is known to the next process.
+# Wraps the first run of a candidate that may end the process. The next process skips what began and never ended.
 Journal = Callable[[MicroConfig], AbstractContextManager[object]]
 
 
@@ -90,7 +89,7 @@ class Candidate:
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
-        """What a run may raise: foreign code can fail in any way, and ours has no bugs that are hidden here."""
+        """Errors that a run may raise. Foreign code can fail in any way; bugs of ours must not be hidden."""
         return (Exception,) if self.is_foreign else CANDIDATE_ERRORS
 
     @property
@@ -160,7 +159,7 @@ def find_candidates(
 
 
 def _why_not_at_all(algorithm: Algorithm, problem: ConvProblem) -> str | None:
-    """Why an algorithm cannot compute a problem. One of another package may fail to say so."""
+    """Reason why an algorithm cannot compute a problem; ``None``: it can. Another package's may fail to say so."""
     try:
         return algorithm.supports(problem)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Memory between guard zones: it knows whether anything was written around what was handed out of it.
+"""Memory between guard zones, which tell whether anything was written around a buffer.
 
 The method is that of XLA's red zones, with smaller ones: what is written further away than they reach is not noticed.
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-GUARD_BYTES = 2**20  # on each side; a multiple of every alignment that is asked for
+GUARD_BYTES = 2**20  # on each side; a multiple of every alignment
 _PATTERN = 0xA5
-_GARBAGE = 0xFF  # NaN in every floating-point type: what is read, or handed back, without having been written shows
+_GARBAGE = 0xFF  # NaN in every floating-point type: it shows what is read, or returned, without being written
 
 
 class GuardedBuffer:
-    """One allocation that serves all sizes up to its capacity, each from the same begin, right after a guard zone.
+    """One allocation that serves all sizes up to its capacity. Each part begins right after the first guard zone.
 
-    It grows where more is required, and the old memory is given back before the new is taken: so parts are asked for
-    anew whenever they are used. Takes ``capacity_bytes + 2 * guard_bytes`` from torch's allocator.
+    It grows where more is required. The old memory is given back before the new is taken: so ask for a part anew
+    whenever it is used. Takes ``capacity_bytes + 2 * guard_bytes`` from torch's allocator.
     """
 
     def __init__(self, device: str, guard_bytes: int = GUARD_BYTES) -> None:
@@ -30,9 +30,9 @@ class GuardedBuffer:
         return 0 if self._memory is None else self._memory.numel() - 2 * self._guard_bytes
 
     def require(self, size_bytes: int) -> bool:
-        """Have room for so many bytes, with whatever is in them; whether that took new memory.
+        """Make room for so many bytes, with arbitrary content. Returns whether that took new memory.
 
-        Raises what torch raises for lack of memory; then the buffer has its former capacity, if that is still there.
+        Raises torch's error for lack of memory. Then the buffer has its former capacity, if that is still there.
         """
         if self._memory is not None and size_bytes <= self.capacity_bytes:
             return False
@@ -50,19 +50,19 @@ class GuardedBuffer:
         self._parts.clear()
 
     def part(self, size_bytes: int) -> Tensor:
-        """The first bytes, 1-D uint8; they lie there until more is required. Quick, since timed code asks for it."""
+        """The first bytes, 1-D uint8. They stay where they are until more is required. Quick, for timed code."""
         if size_bytes not in self._parts:
             self._parts[size_bytes] = self._raw[self._guard_bytes : self._guard_bytes + size_bytes]
         return self._parts[size_bytes]
 
     def arm(self, size_bytes: int) -> None:
-        """Before a run on the first bytes: fill them with NaN, and what is around them with a pattern."""
+        """Fill the first bytes with NaN, and what is around them with a pattern: before a run."""
         self.part(size_bytes).fill_(_GARBAGE)
         for zone in self.zones(size_bytes):
             zone.fill_(_PATTERN)
 
     def trespass(self, size_bytes: int) -> str | None:
-        """After it: where around the first bytes was written, None if nowhere."""
+        """Tell where around the first bytes a run has written; ``None``: nowhere."""
         before, behind = (zone != _PATTERN for zone in self.zones(size_bytes))
         if bool(before.any()):
             first = self._guard_bytes - int(before.nonzero()[0])
@@ -73,7 +73,7 @@ class GuardedBuffer:
         return None
 
     def zones(self, size_bytes: int) -> tuple[Tensor, Tensor]:
-        """The guard zones before and behind the first bytes (views)."""
+        """Guard zones before and behind the first bytes (views)."""
         end = self._guard_bytes + size_bytes
         return self._raw[: self._guard_bytes], self._raw[end : end + self._guard_bytes]
 

@@ -69,7 +69,8 @@ class ProfilingJob:
     def is_wanted(self, candidate: Candidate, times: KnownTimes) -> bool:
         """Whether the candidate is worth a first sample.
 
-        Torch's own always is: everything is compared with it, and only running it tells its workspace.
+        Torch's own always is: everything is compared with it. Only running it tells its workspace, which is then in the
+        database.
         """
         if candidate.algorithm.is_torchs_own:
             return True

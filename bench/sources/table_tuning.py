@@ -1,12 +1,12 @@
-"""Tuning a whole layer table: its problems, by batch size, and what was chosen for each of its layers."""
+"""Tunes a whole layer table, each layer at its own batch size, and tells what was chosen layer by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.running.environment import Environment
+from mucudnn.tracing.headroom import Limits
 from mucudnn.tuning.choose import Divided
 from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
 from mucudnn.tuning.tuner import tune_tasks
@@ -19,24 +19,19 @@ from mucudnn.words.task import Task
 
 @dataclass(frozen=True, slots=True)
 class TunedLayer:
-    """What was chosen for one operation of one layer that occurs ``count`` times in its network.
+    """Choice for one operation of one layer that occurs ``count`` times in its network.
 
-    names: of the layer, or of all that are equal.
+    names: those of the layer, or of all that are equal.
     """
 
     names: tuple[str, ...]
     count: int
     tuned: TunedProblem
 
-    @property
-    def layer(self) -> str:
-        """All names, comma-separated."""
-        return ", ".join(self.names)
-
 
 @dataclass(frozen=True, slots=True)
 class TableTuning:
-    """One row per layer and operation, in the order of the table; not all of them if it was interrupted."""
+    """A row for each layer and operation, in the order of the table; not all of them if it was interrupted."""
 
     source: str
     config: Config
@@ -51,7 +46,7 @@ class TableTuning:
 
     @property
     def baseline_s(self) -> float | None:
-        """Torch's time of all rows, each counted as often as it occurs; None where that of a row is not known."""
+        """Torch's time of all rows, each counted as often as it occurs; ``None`` where that of a row is not known."""
         known = [row.count * row.tuned.baseline_s for row in self.rows if row.tuned.baseline_s is not None]
         return sum(known) if len(known) == len(self.rows) else None
 
@@ -62,7 +57,7 @@ class TableTuning:
 
     @property
     def speedup(self) -> float | None:
-        """None where torch's time is not known, or there are no rows."""
+        """Torch's time over ours; ``None`` where torch's is not known, or there are no rows."""
         return self.baseline_s / self.time_s if self.baseline_s is not None and self.rows else None
 
     @property
@@ -70,9 +65,6 @@ class TableTuning:
         """The largest of all rows, since one buffer serves them in turn; the sum where a budget was divided."""
         each = [row.tuned.configuration.workspace_bytes for row in self.rows]
         return max(each, default=0) if self.divided is None else sum(each)
-
-
-Limits = Mapping[tuple[str, Operation], int]  # module name and operation -> bytes
 
 
 def tune_table(
@@ -98,10 +90,10 @@ def tune_table(
 
 
 def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None) -> list[Task]:
-    """One for each operation of each layer, in the order of the table.
+    """A task for each operation of each layer, in the order of the table.
 
-    limits: the headroom of the modules of the table's model, below which torch's own fits in any case, instead of one
-    limit for all. Modules that share a layer of the table get the least of theirs.
+    limits: the headroom of the modules of the table's model, in place of one limit for all; torch's own fits in any
+    case. Modules that share a layer of the table get the least of theirs.
 
     Raises ``InvalidInputError`` if there is nothing to tune, or the config asks for the headroom without limits.
     """
@@ -124,12 +116,15 @@ def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None)
 
 
 def _least(limits: Limits, layer: Layer, operation: Operation) -> int:
-    """0 for what does not run in a training step, such as dw of a frozen filter."""
+    """Least limit of the layer's modules; 0 for what does not run in a training step, such as dw of a frozen filter."""
     return min(limits.get((name, operation), 0) for name in layer.names)
 
 
 def of_table(table: LayerTable, tuning: Tuning) -> TableTuning:
-    """With the names and counts of the layers; the tuning is of ``table_tasks``, or of the first of them."""
+    """Give a tuning the names and counts of the table's layers.
+
+    The tuning is of ``table_tasks``, or of the first of them.
+    """
     wanted = table.problems(tuning.config.operations)
     rows = [
         TunedLayer(layer.names, layer.count, tuned) for (layer, _), tuned in zip(wanted, tuning.problems, strict=False)

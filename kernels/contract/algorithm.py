@@ -43,7 +43,7 @@ class Workspace:
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """What general code asks of an algorithm. ``BaseAlgorithm`` answers what simple ones have in common.
+    """Questions that general code asks an algorithm. ``BaseAlgorithm`` has the answers of simple ones.
 
     Implementations are stateless: everything they need is handed in. Equal ones compute the same. Where a library fails
     they raise ``LibraryError``: what was tuned goes on with one of the ``alternatives``, or with torch's own.
@@ -51,7 +51,7 @@ class Algorithm(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in databases: stable for ever. One of another package is ``package/name``."""
+        """Name in databases: stable for ever. That of another package's algorithm is ``package/name``."""
 
     @property
     def version(self) -> int:
@@ -59,7 +59,7 @@ class Algorithm(Protocol):
 
     @property
     def deterministic(self) -> bool:
-        """Whether every run gives the same bits, for equal operands, slices, device and number of threads.
+        """Tell whether every run gives the same bits, for equal operands, slices, device and number of threads.
 
         True for all on the CPU: the work is cut by sizes and the number of threads, and each element of a result is
         summed by one thread in a fixed order, so that it does not matter which thread comes first. False is for sums to
@@ -71,27 +71,27 @@ class Algorithm(Protocol):
         """Name of the ``AlgorithmSource`` that offers it; ``None`` for an algorithm that all problems share.
 
         What a source offers is compiled for each size, and its workspace is known exactly without running it. It is
-        foreign code, as are algorithms of other packages: compared with float64 at every size, and a journal notes its
-        first run.
+        foreign code, as are the algorithms of other packages: compared with float64 at every size, and a journal notes
+        its first run.
         """
 
     @property
     def is_torchs_own(self) -> bool:
-        """Whether it is torch's convolution: that is always measured, and can always be run undivided."""
+        """Tell whether it is torch's convolution: that is always measured, and can always be run undivided."""
 
     @property
     def is_search(self) -> bool:
-        """Whether the first run at each size builds and times what a library has, which takes seconds."""
+        """Tell whether the first run at each size builds and times what a library has, which takes seconds."""
 
     @property
     def alignment_bytes(self) -> int:
-        """x, w and y begin on multiples of this power of two, else it is not called; 1: they may begin anywhere."""
+        """Power of two on whose multiples x, w and y begin, else it is not called; 1: they may begin anywhere."""
 
     def supports(self, problem: ConvProblem) -> str | None:
-        """Return why the problem cannot be computed, in words, or ``None`` if it can."""
+        """Return ``None`` if the problem can be computed, else the reason why not, in words."""
 
     def is_local(self, problem: ConvProblem) -> bool:
-        """Whether an element of x or dy that is NaN or infinite spoils no other results than with torch's own.
+        """Tell whether an element of x or dy that is NaN or infinite spoils no other results than with torch's own.
 
         Each result is then a sum of the products that the definition names, and of nothing else. Not so for transforms,
         which mix the elements of a tile or of an image, nor where zeros that only fill up memory meet other elements,
@@ -100,29 +100,27 @@ class Algorithm(Protocol):
         """
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Like ``supports``, for slices of one size of a supported problem."""
+        """Answer like ``supports``, for slices of one size of a supported problem."""
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        """Return what to hand in for micro-batches of this size, with the current thread count.
-
-        Runs nothing and allocates nothing.
-        """
+        """Return what to hand in for micro-batches of this size, with the current thread count. Allocates nothing."""
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        """Return the most bytes that libraries allocate by themselves in ``open``, one ``step`` or ``close``.
+        """Return the most that libraries allocate by themselves in ``open``, one ``step`` or ``close``.
 
-        They cannot be handed in, but count as scratch, with this thread count; 0 where nothing is allocated. Where
-        there is no formula they are counted by running once, and cached: so ask only for what is going to be measured.
+        It depends on the thread count. It cannot be handed in, but counts as scratch; 0 for algorithms that allocate
+        nothing. Where there is no formula it is counted by running once, and cached: so ask only for what is going to
+        be measured.
         """
 
     def why_not_here(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Return why it must not run now, although it was chosen, or ``None`` if it may.
+        """Tell why it must not run now, although it was chosen; ``None``: it may.
 
         Asked when a configuration is made ready to run: the device or torch's settings may be others than in tuning.
         """
 
     def alternatives(self, problem: ConvProblem, micro_batch_size: int) -> Iterable[Algorithm]:
-        """Return what may run in its place after it has failed, best first.
+        """List what may run in its place after it has failed, best first.
 
         Each is at least as exact, and deterministic and local where this one is: the bounds under which it was chosen
         are not known any more. It may run here and now.
@@ -158,7 +156,7 @@ class WholeBatch(Protocol):
 
     @property
     def workspace_bytes(self) -> int:
-        """What the library itself needs."""
+        """Bytes that the library itself needs."""
 
     def run(self, x: Tensor, w: Tensor, y: Tensor) -> None:
         """Compute one call. x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q); one is written anew."""

@@ -1,4 +1,4 @@
-"""Counts the bytes that torch allocates by itself: what an algorithm cannot be handed, it must at least declare."""
+"""Counts bytes that torch allocates by itself: what an algorithm cannot be handed, it must at least declare."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _counted: dict[tuple[str, int, ConvProblem, int, Hashable], int] = {}
 
 
 def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu") -> int:
-    """Return the largest sum of live bytes that ``function`` newly takes from torch's allocator, its result included.
+    """Count the largest sum of live bytes that ``function`` newly takes from torch's allocator, its result included.
 
     On the CPU the allocations of the calling thread are counted, oneDNN's scratchpads and reorders among them: they go
     through the same allocator. The counter is torch's own event record, in the order of the events; the recorder of
@@ -97,7 +97,7 @@ def _count(algorithm: Algorithm, problem: ConvProblem, n: int, device_type: str)
 
 
 def aligned_buffer(size_bytes: int, device_type: str = "cpu") -> torch.Tensor:
-    """Allocate a 1-D uint8 tensor of exactly this size, uninitialised, from an ``ALIGNMENT_BYTES`` boundary on."""
+    """Make an uninitialised 1-D uint8 tensor of exactly this size that starts on an ``ALIGNMENT_BYTES`` boundary."""
     raw = torch.empty(size_bytes + ALIGNMENT_BYTES, dtype=torch.uint8, device=device_type)
     start = -raw.data_ptr() % ALIGNMENT_BYTES
     return raw[start : start + size_bytes]

@@ -12,17 +12,17 @@ from mucudnn.words.problem import ConvProblem
 
 
 class BaseAlgorithm:
-    """Answers all of ``Algorithm`` but ``name``, ``version``, ``supports`` and ``step``.
+    """Base of algorithms: it answers all of ``Algorithm`` but ``name``, ``version``, ``supports`` and ``step``.
 
     The answers are those of an algorithm on the CPU that promises nothing, shares nothing between micro-batches, takes
-    slices of any size, and is handed no workspace. What torch allocates inside is counted by running it once.
+    slices of any size, and is handed no workspace. Bytes that torch allocates inside are counted by running it once.
     """
 
     __slots__ = ()
 
     @property
     def device_type(self) -> str:
-        """Device type on which it runs: ``cpu`` or ``cuda``."""
+        """Type of the devices on which it runs: ``cpu`` or ``cuda``."""
         return "cpu"
 
     @property

@@ -30,17 +30,17 @@ class Part(NamedTuple):
 
 
 def carved_bytes(parts: Sequence[Part]) -> int:
-    """Return the size of the smallest buffer that ``carve`` can cut into these parts.
-
-    >>> carved_bytes([Part((2, 3), torch.float32), Part((5,), torch.uint8)])  # the second begins at 64
-    69
-    """
+    """Return the size of the smallest buffer that ``carve`` can cut into these parts."""
     *before, last = parts or (Part((0,), torch.uint8),)
     return sum(_aligned(part.size_bytes) for part in before) + last.size_bytes
 
 
 def carve(buffer: Tensor, parts: Sequence[Part]) -> list[Tensor]:
-    """Return views of consecutive parts of ``buffer`` (1-D uint8, aligned)."""
+    """Make views of consecutive parts of ``buffer`` (1-D uint8, aligned).
+
+    >>> [tuple(view.shape) for view in carve(torch.zeros(128, dtype=torch.uint8), [Part((2, 3), torch.float32)])]
+    [(2, 3)]
+    """
     views = []
     start = 0
     for part in parts:
@@ -55,12 +55,12 @@ def torch_dtype(problem: ConvProblem) -> torch.dtype:
 
 
 def compute_dtype(problem: ConvProblem) -> torch.dtype:
-    """Return the problem's dtype, or float32 where that has less precision."""
+    """Return the problem's dtype, or float32 where that has less."""
     return torch.promote_types(torch_dtype(problem), torch.float32)
 
 
 def empty_activation(problem: ConvProblem, shape: tuple[int, int, int, int], device_type: str = "cpu") -> Tensor:
-    """Allocate an uninitialised tensor in the problem's dtype and memory format; shape: (N, C, H, W)."""
+    """Make an uninitialised tensor in the problem's dtype and memory format; shape: (N, C, H, W)."""
     memory_format = TORCH_FORMATS[problem.memory_format]
     return torch.empty(shape, dtype=torch_dtype(problem), device=device_type, memory_format=memory_format)
 

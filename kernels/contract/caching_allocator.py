@@ -22,8 +22,8 @@ MOST_UNCUT_BYTES = 2**20
 def block_bytes(size_bytes: int, device_type: str) -> int:
     """Return the least that an allocator takes for a request: on CUDA whole blocks, elsewhere what is asked for.
 
-    >>> block_bytes(513, "cuda"), block_bytes(513, "cpu")
-    (1024, 513)
+    >>> block_bytes(1000, "cuda"), block_bytes(1000, "cpu")
+    (1024, 1000)
     """
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES if device_type == "cuda" else size_bytes
 
@@ -37,7 +37,7 @@ def largest_within(free_bytes: int, device_type: str) -> int:
 
 
 def peak_requested_bytes(function: Callable[[], object], device_type: str) -> int:
-    """Return what ``peak_allocated_bytes`` does, in bytes that were asked for: on CUDA the same whatever is cached.
+    """Count like ``peak_allocated_bytes``, in bytes that were asked for: on CUDA the same whatever is cached.
 
     Counts on the current device. ``function`` must have run before, if it creates what libraries keep.
     """

@@ -1,4 +1,4 @@
-"""Computes the convolution in float64, and how far a result is from it."""
+"""The reference: the convolution in float64, and how far a result is from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reference(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tenso
 
 
 def relative_l2_error(actual: Tensor, expected: Tensor) -> float:
-    """Return ``|actual - expected| / |expected|``, Euclidean, in float64; infinite where ``actual`` is not finite.
+    """Compute ``|actual - expected| / |expected|``, Euclidean, in float64; infinite where ``actual`` is not finite.
 
     >>> relative_l2_error(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
     0.1

@@ -16,7 +16,8 @@ from mucudnn.words.units import parse_bytes
 
 if TYPE_CHECKING:
     from mucudnn.bench.sources.layers import LayerTable
-    from mucudnn.bench.sources.table_tuning import Limits, TableTuning
+    from mucudnn.bench.sources.table_tuning import TableTuning
+    from mucudnn.tracing.headroom import Limits
     from mucudnn.words.config import Config
 
 

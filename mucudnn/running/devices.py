@@ -47,7 +47,7 @@ def largest_batch_size(problem: ConvProblem, device_type: str) -> int:
 
 
 def device_of_convolutions(model: nn.Module) -> torch.device:
-    """Find the device of the filters of all its ``nn.Conv2d``; the CPU for a model without any.
+    """Find the device of the filters of a model's ``nn.Conv2d``; the CPU for a model without any.
 
     Raises ``InvalidInputError`` for a model with convolutions on several devices.
     """
@@ -60,7 +60,7 @@ def device_of_convolutions(model: nn.Module) -> torch.device:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Find the device of all its parameters and buffers; the CPU for a model without any.
+    """Find the device of a model's parameters and buffers; the CPU for a model without any.
 
     Raises ``InvalidInputError`` for a model that is on several devices.
     """

@@ -33,11 +33,11 @@ class Environment:
 
     @property
     def device_type(self) -> str:
-        """``cpu`` or ``cuda``."""
+        """Type of the device: ``cpu`` or ``cuda``."""
         return "cuda" if self.numerics else "cpu"
 
     def __str__(self) -> str:
-        """For people: ``AMD EPYC (AVX512), 2 threads, torch 2.13.0+cpu, oneDNN 3.12.0, compiled for avx512``."""
+        """Text for people: ``AMD EPYC (AVX512), 2 threads, torch 2.13.0+cpu, oneDNN 3.12.0, compiled for avx512``."""
         device, versions = f"{self.device} ({self.capability})", f"torch {self.torch}, {self.library}"
         if self.device_type == "cuda":
             return ", ".join((device, versions, *([] if self.compiled == "torch" else [self.compiled]), self.numerics))

@@ -51,7 +51,7 @@ class CachedFilter:
     reason: str = ""
 
     def __str__(self) -> str:
-        """For people: ``kept for forward 64x56x56 -> 64: winograd-4x4, 2.25 MiB; batch 8 runs winograd-4x4 2×4``."""
+        """Text for people: ``kept for forward 64x56x56 -> 64: winograd-4x4, 2.25 MiB; batch 8 runs gemm 2×4``."""
         largest = max(self.configurations)
         parts = [
             f"kept for {self.problem}: {self.algorithm}, {format_bytes(self.prepared_bytes)}",

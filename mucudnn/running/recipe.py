@@ -125,7 +125,7 @@ class Recipe:
 
     @property
     def steps(self) -> Iterator[tuple[Algorithm, int]]:
-        """Each algorithm with each micro-batch size that it runs, once."""
+        """Steps: each algorithm with each micro-batch size that it runs, once."""
         for stage in self.stages:
             for size in dict.fromkeys(micro_batch.stop - micro_batch.start for micro_batch in stage.slices):
                 yield stage.algorithm, size

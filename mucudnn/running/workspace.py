@@ -86,7 +86,7 @@ def release_workspaces() -> None:
 
 
 def make_releasable(memory: Releasable) -> None:
-    """From now on ``release_workspaces`` gives it back."""
+    """Let ``release_workspaces`` give it back from now on."""
     with _listing:
         _releasable.add(memory)
 

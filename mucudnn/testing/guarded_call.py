@@ -34,11 +34,12 @@ class GuardedMemory:
     """Aligned buffers full of NaN that know whether anything was written around them."""
 
     device: str = "cpu"
+    guard_bytes: int = _GUARD_BYTES
     buffers: list[tuple[GuardedBuffer, int]] = field(default_factory=list)  # each with its size in bytes
 
     def buffer(self, size_bytes: int) -> Tensor:
         """A new one, 1-D uint8."""
-        guarded = GuardedBuffer(self.device, _GUARD_BYTES)
+        guarded = GuardedBuffer(self.device, self.guard_bytes)
         guarded.require(size_bytes)
         guarded.arm(size_bytes)
         self.buffers.append((guarded, size_bytes))

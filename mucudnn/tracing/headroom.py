@@ -40,6 +40,7 @@ from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.torch_settings import TorchSettings
 
 InnerBytes = Callable[[ConvProblem, int], int]
+Limits = Mapping[tuple[str, Operation], int]  # module name and operation -> bytes
 
 # A workspace is cut into parts that begin on multiples of the alignment: so much may be lost between them
 MOST_LOST_BYTES = 4 * BUFFER_BYTES
@@ -54,7 +55,7 @@ class Headroom:
 
     timeline: MemoryTimeline
     peak_bytes: int
-    limits: Mapping[tuple[str, Operation], int]
+    limits: Limits
 
 
 def find_headroom(model: torch.nn.Module, sample_input: Any) -> Headroom:

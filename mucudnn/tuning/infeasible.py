@@ -1,20 +1,27 @@
-"""What is said where no configuration fits the memory allowed: which tasks hold it up, and what would be enough."""
+"""Errors where no configuration fits the memory allowed: which tasks hold it up, and what would be enough."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
 
+from mucudnn.solver.front import desirable_sets
 from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.results import Failure, source_of
+from mucudnn.words.results import Failure, Measurement, source_of
 from mucudnn.words.task import Task
 from mucudnn.words.units import exact_bytes, format_bytes
 
 _Failed = Mapping[Task, Sequence[Failure]]
 
 
+def smallest_bytes(measurements: Sequence[Measurement], batch_size: int) -> int | None:
+    """Least workspace of any configuration of these measurements; ``None``: they make none."""
+    smallest = desirable_sets(measurements, batch_size).smallest(batch_size) if measurements else None
+    return None if smallest is None else smallest.workspace_bytes
+
+
 def infeasible(smallest: Mapping[Task, int | None], failed: _Failed | None = None) -> InfeasibleError:
-    """One error for all tasks: what each of them needs at least, without what failed: that could not be measured."""
+    """Make one error for all tasks: the least that each of them needs, of what did not fail."""
     lines = [
         f"  {task}, batch {task.batch_size}, limit {format_bytes(task.limit_bytes)}: {_at_least(needed)}"
         f"{_but_for(task, failed)}"
@@ -29,7 +36,7 @@ def infeasible(smallest: Mapping[Task, int | None], failed: _Failed | None = Non
 def unaffordable(
     smallest: Mapping[Task, int | None], budget_bytes: int | None, failed: _Failed | None = None
 ) -> InfeasibleError:
-    """Those that need most first. failed: as for ``infeasible``."""
+    """Make one error for all tasks, those that need most first. failed: as for ``infeasible``."""
     ranked = sorted(smallest.items(), key=lambda item: -(inf if item[1] is None else item[1]))
     lines = [
         f"  {task}, batch {task.batch_size}: {_at_least(needed)}{_but_for(task, failed)}"
@@ -44,7 +51,7 @@ def unaffordable(
 
 
 def _but_for(task: Task, failed: _Failed | None) -> str:
-    """What else there would be: the least size of each, since larger ones mostly fail for the same reason.
+    """List what failed: the least size of each algorithm, since larger ones mostly fail for the same reason.
 
     What a source offers is not tried again, once its failure is stored.
     """

@@ -35,7 +35,7 @@ class UnavailableError(MucudnnError):
 
 
 class CapturingError(UnavailableError):
-    """Something would have to be built first, and while a CUDA graph is captured nothing can be."""
+    """A step that is not built yet, while a CUDA graph is captured: then nothing can be built."""
 
 
 class MisalignedError(InvalidInputError):
@@ -50,7 +50,7 @@ class LibraryError(MucudnnError):
 
     @property
     def is_lack_of_memory(self) -> bool:
-        """Whether memory of the host or of the device could not be had; later it may."""
+        """Tell whether memory of the host or of the device could not be had; later it may."""
         return False
 
 

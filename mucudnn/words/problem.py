@@ -141,7 +141,7 @@ class ConvProblem:
         return replace(self, operation=operation)
 
     def __str__(self) -> str:
-        """For people: ``forward 64x56x56 -> 64, 3x3, padding 1x1, float32 contiguous``."""
+        """Text for people: ``forward 64x56x56 -> 64, 3x3, padding 1x1, float32 contiguous``."""
         parts = [f"{self.operation} {self.c}x{self.h}x{self.w} -> {self.k}", f"{self.r}x{self.s}"]
         for name, neutral in (("stride", (1, 1)), ("padding", (0, 0)), ("dilation", (1, 1))):
             value = getattr(self, name)

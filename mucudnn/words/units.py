@@ -1,4 +1,4 @@
-"""Bytes and seconds as people write them; inside mucudnn they are int bytes and float seconds."""
+"""Reads and writes bytes and seconds as people do; inside mucudnn they are int bytes and float seconds."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import HEADING, fail, invoke
-from support.made_up_sweeps import layer, measured, tuning
+from support.problems.made_up_sweeps import layer, measured, tuning
 
 from mucudnn.bench.sources import table_tuning
 

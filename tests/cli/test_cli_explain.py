@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from conftest import why_no_gpu
+from support.clock.machine import ENVIRONMENT
 from support.command_line import HEADING, fail, invoke
-from support.fakes import ENVIRONMENT
 
 from mucudnn.bench.sources import headroom as headroom_source
 from mucudnn.bench.sources import table_tuning

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.command_line import invoke
-from support.fake_backend import FakeBackend
+from support.cudnn.backend import FakeBackend
 from support.snapshots import assert_as_stored
 
 from mucudnn.cli import doctor

@@ -18,11 +18,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 from support.command_line import fail, invoke
-from support.emulated_cuda import COMPILER, EmulatedLauncher
+from support.cuda.emulator import COMPILER, EmulatedLauncher
+from support.cuda.process import PretendedGpu, emulated_launcher, gpu
+from support.cuda.runtime import NAME
+from support.cuda.tensors import GPU
 from support.models_by_name import trained
-from support.pretend_cuda import NAME
-from support.pretend_gpu import PretendedGpu, emulated_launcher, gpu
-from support.pretend_tensor import GPU
 from torch import Tensor, nn
 
 import mucudnn
@@ -30,7 +30,7 @@ from mucudnn.bench.sources import networks
 from mucudnn.bench.suites.gpu import engine_differences
 from mucudnn.bench.suites.gpu import suite as gpu_suite
 from mucudnn.bench.suites.gpu.device_record import main as device_record
-from mucudnn.bench.suites.gpu.parts import Part, parts
+from mucudnn.bench.suites.gpu.parts import SuitePart, parts
 from mucudnn.bench.suites.overhead import divided as divided_overhead
 from mucudnn.cli.main import main as mucudnn_command
 from mucudnn.words.config import Config
@@ -181,7 +181,7 @@ def without_work(command: click.Command, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("part", [p for p in parts("cuda") if p.arguments[0] != "pytest"], ids=lambda part: part.name)
-def test_commands_of_the_suite_are_ones_that_there_are(part: Part, tmp_path: Path) -> None:
+def test_commands_of_the_suite_are_ones_that_there_are(part: SuitePart, tmp_path: Path) -> None:
     _, _, module, *arguments = gpu_suite._command(part, tmp_path, 60.0)
     modules = {
         "mucudnn": mucudnn_command,
@@ -217,7 +217,7 @@ def test_models_train_as_with_torch(
 ) -> None:
     theirs = trained().cuda().to(memory_format=memory_format)  # type: ignore[call-overload]
     x = torch.randn(4, 3, 9, 9, device="cuda").contiguous(memory_format=memory_format)
-    config = Config(time_limit="500ms", algorithms=("cudnn",), **choices)
+    config = Config(time_limit="200ms", algorithms=("cudnn",), **choices)
     with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
         ours = mucudnn.optimize(copy.deepcopy(theirs), x, config)
     gpu.backend.executed.clear()

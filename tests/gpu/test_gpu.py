@@ -14,8 +14,14 @@ from itertools import product
 
 import pytest
 import torch
-from support.fake_backend import PICKY, STEADY, FakeBackend
-from support.on_device import Guarded, offered_engines, peak_requested_bytes, run_in_slices, wait_for_all, written
+from support.cuda.either_device import (
+    Guarded,
+    offered_engines,
+    peak_requested_bytes,
+    run_in_slices,
+    wait_for_all,
+)
+from support.cudnn.backend import PICKY, STEADY, FakeBackend
 
 from mucudnn.bench.measure.operands import random_operands
 from mucudnn.bench.measure.whole_runs import run_torch
@@ -74,9 +80,9 @@ def why_wrong(algorithm: Algorithm, problem: ConvProblem, sizes: Sequence[int], 
         wait_for_all(device)
     except (RuntimeError, CudnnError) as error:
         return first_line(error)
-    if not memory.is_intact():
+    if memory.trespass() is not None:
         return "wrote outside its result and workspace"
-    error = relative_l2_error(written(problem, operands), expected)
+    error = relative_l2_error(operands.written(problem.operation), expected)
     return "" if error <= WRONG[problem.dtype] else f"relative error {error:.1e}"
 
 
@@ -139,7 +145,7 @@ def test_a_configuration_of_several_engines_is_the_convolution(problem: ConvProb
     operands = random_operands(problem, BATCH_SIZE, device)
     expected = reference(problem, operands.x, operands.w, operands.y)
     run(problem, Configuration(parts, 0.0, 0), operands.x, operands.w, operands.y)
-    assert relative_l2_error(written(problem, operands), expected) <= WRONG[problem.dtype]
+    assert relative_l2_error(operands.written(problem.operation), expected) <= WRONG[problem.dtype]
 
 
 @pytest.mark.parametrize("problem", cases(("float32",), ("3x3",)))
@@ -232,7 +238,7 @@ def test_engines_are_exact_without_tf32(problem: ConvProblem, device: str) -> No
             operands.w,
             operands.y,
         )
-        errors[engine.name] = relative_l2_error(written(problem, operands), expected)
+        errors[engine.name] = relative_l2_error(operands.written(problem.operation), expected)
     assert min(errors.values()) <= 1e-5
     assert {name: error for name, error in errors.items() if error > 1e-4} == {}  # TF32 is off by 2e-4 and more
 

@@ -16,8 +16,8 @@ from typing import Any, cast
 import pytest
 import torch
 from support.command_line import HEADING, invoke, rows
-from support.on_device import captured, new_stream, wait_for_all
-from support.small_nets import conv_net
+from support.cuda.either_device import captured, new_stream, wait_for_all
+from support.problems.nets import conv_net
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from support.emulated_cuda import COMPILER, EmulatedLauncher
-from support.on_backend import OnBackend
+from support.cuda.emulator import COMPILER, EmulatedLauncher
+from support.problems.winograd_backend import OnBackend
 from torch import Tensor
 
 from mucudnn.kernels.contract.buffers import empty_activation

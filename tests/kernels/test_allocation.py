@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.fakes import FORWARD, FakeAlgorithm, FakeClock, linear
+from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 
 from mucudnn.kernels.contract import allocation
 from mucudnn.kernels.contract.algorithm import Algorithm

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.fakes import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
+from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
 from torch import Tensor
 
 from mucudnn.bench.measure.candidates import find_candidates

@@ -11,7 +11,7 @@ import os
 import pytest
 from support.effort import how_many
 from support.places import DATA
-from support.random_problems import Case, case
+from support.problems.random_problems import Case, case
 
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
 

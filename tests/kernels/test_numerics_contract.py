@@ -129,9 +129,9 @@ def test_loss_scaling_finds_the_overflow_and_skips_the_step(name: str, r: int, h
     step()
     assert all(module.weight.equal(w) for module, w in zip((before, layer), initial, strict=True))
     assert scaler.get_scale() == 2.0**66
-    while scaler.get_scale() > 2.0**6:
+    for _ in range(2):  # in float16 the first of them overflows still
         step()
-    step()
+    assert scaler.get_scale() == (2.0**6 if dtype == "float16" else 2.0**66)
     for module, w in zip((before, layer), initial, strict=True):
         assert module.weight.isfinite().all()
         assert not module.weight.equal(w)

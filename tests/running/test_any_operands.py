@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tuned_by_hand import tune_by_hand
+from support.problems.tuned_by_hand import tune_by_hand
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 

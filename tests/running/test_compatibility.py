@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from support.tuned_by_hand import ran, tune_by_hand
+from support.problems.tuned_by_hand import ran, tune_by_hand
 from torch import Tensor, distributed, nn
 from torch.ao import quantization
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx

@@ -55,7 +55,7 @@ class FakeTuner:
 @pytest.fixture(autouse=True)
 def tuner(monkeypatch: pytest.MonkeyPatch) -> FakeTuner:
     fake = FakeTuner()
-    monkeypatch.setattr("mucudnn.tuning.tuner.tune_tasks", fake)
+    monkeypatch.setattr("mucudnn.tuning.optimize.tune_tasks", fake)
     return fake
 
 
@@ -441,7 +441,7 @@ def test_model_that_cannot_be_tuned_is_unchanged(monkeypatch: pytest.MonkeyPatch
     def fail(*_: Any, **__: Any) -> Tuning:
         raise mucudnn.InfeasibleError("nothing fits")
 
-    monkeypatch.setattr("mucudnn.tuning.tuner.tune_tasks", fail)
+    monkeypatch.setattr("mucudnn.tuning.optimize.tune_tasks", fail)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     with pytest.raises(mucudnn.InfeasibleError):
         mucudnn.optimize(model, torch.randn(2, 3, 7, 7))
@@ -452,6 +452,6 @@ def test_model_that_cannot_be_tuned_is_unchanged(monkeypatch: pytest.MonkeyPatch
 def test_report_names_layer_choice_and_reason() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3))
     mucudnn.optimize(model, torch.randn(2, 3, 7, 7))
-    text = str(mucudnn.report(model))
+    text = mucudnn.report(model).details()
     for part in ("0: forward 3x7x7 -> 4", "gemm 1×2", "speedup 2.00", "it was told to"):
         assert part in text

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from support.fake_cuda import module_on_cuda
+from support.cuda.placeholders import module_on_cuda
 from torch import nn
 
 from mucudnn.running.devices import device_named, device_of, device_of_convolutions, made_current

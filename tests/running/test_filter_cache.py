@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from support.kept_layers import PROBLEM, PROBLEMS, configuration, fresh, images, kept_filter, layer
+from support.problems.kept_layers import PROBLEM, PROBLEMS, configuration, fresh, images, kept_filter, layer
 from torch import Tensor, nn
 from torch.nn import functional as F
 

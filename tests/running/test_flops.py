@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.small_nets import conv_net
-from support.tuned_by_hand import ran, tune_by_hand
+from support.problems.nets import conv_net
+from support.problems.tuned_by_hand import ran, tune_by_hand
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.kept_layers import images, layer
+from support.problems.kept_layers import images, layer
 from torch import Tensor
 from torch.nn import functional as F
 

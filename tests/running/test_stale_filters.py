@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from support.kept_layers import fresh, images, layer
+from support.problems.kept_layers import fresh, images, layer
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 

@@ -14,7 +14,7 @@ from itertools import count, product
 from typing import Any
 
 import pytest
-from support.solver_cases import Options, configuration, correlated, hard_division, least_bytes
+from support.problems.solver_cases import Options, configuration, correlated, hard_division, least_bytes
 
 from mucudnn.solver import Status, solve_wd
 from mucudnn.words.errors import InfeasibleError, InvalidInputError

@@ -8,7 +8,7 @@ import subprocess
 
 import pulp
 import pytest
-from support.solver_cases import correlated, hard_division, least_bytes
+from support.problems.solver_cases import correlated, hard_division, least_bytes
 
 import mucudnn.solver.knapsack as knapsack
 from mucudnn.solver import Status, solve_wd

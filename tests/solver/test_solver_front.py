@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.solver_cases import Key, all_keys, key_of, key_of_cover, measured
+from support.problems.solver_cases import Key, all_keys, key_of, key_of_cover, measured
 
 from mucudnn.solver import desirable_sets
 from mucudnn.words.errors import InvalidInputError

@@ -15,7 +15,7 @@ from itertools import product
 
 import pulp
 import pytest
-from support.solver_cases import US, Key, Problem, all_keys, key_of, random_problem
+from support.problems.solver_cases import US, Key, Problem, all_keys, key_of, random_problem
 
 from mucudnn.solver import Division, Status, desirable_sets, solve_wd, solve_wr
 from mucudnn.words.errors import InfeasibleError

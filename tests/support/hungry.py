@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import mucudnn
 from mucudnn.bench.sources.networks import Branches, Residual
-from mucudnn.running import operators, recipes
+from mucudnn.running import operators
+from mucudnn.running import recipe as recipes
 from mucudnn.words.problem import ConvProblem, Operation
 
 Limits = Mapping[tuple[str, Operation], int]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.fakes import FORWARD, FakeAlgorithm, FakeClock, linear
+from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 
 from mucudnn.bench.measure.candidates import find_candidates
 from mucudnn.bench.measure.profiler import ProfilingJob

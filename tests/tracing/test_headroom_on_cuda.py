@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.fake_cuda import MODE, module_on_cuda, on_cuda
+from support.cuda.placeholders import MODE, module_on_cuda, on_cuda
 from support.hungry import NETS, make_hungry
 from torch import Tensor, nn
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.clock.machine import ENVIRONMENT, FakeClock
 from support.command_line import fail
-from support.fakes import ENVIRONMENT, FakeClock
 from torch import nn
 
 import mucudnn

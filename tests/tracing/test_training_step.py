@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_nets import DataDependent, conv_net
+from support.problems.nets import DataDependent, conv_net
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

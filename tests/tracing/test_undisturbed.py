@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_nets import DataDependent, conv_net
+from support.problems.nets import DataDependent, conv_net
 from torch import nn
 
 from mucudnn.tracing.training_step import trace_step, training_step

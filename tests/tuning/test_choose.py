@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from support.fakes import FORWARD
+from support.clock.machine import FORWARD
 
 from mucudnn.tuning.choose import Outcome, choose, divide
 from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.results import Configuration, Measurement, MicroConfig, Verification
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun
 from mucudnn.words.task import Task
 
 BATCH = 4
@@ -44,7 +44,7 @@ class WholeRuns:
         self.asked.append((task.name, algorithm))
         if self.outcome is not None:
             return self.outcome(task, algorithm)
-        return Verification(TORCH.step_s, configuration.time_s * self.slowdown(task, algorithm), 0.0)
+        return WholeRun(TORCH.step_s, configuration.time_s * self.slowdown(task, algorithm), 0.0)
 
 
 def chosen(measurements: Mapping[Task, Sequence[Measurement]], budget: int | None, runs: WholeRuns) -> dict[str, str]:
@@ -110,7 +110,7 @@ def test_a_slower_one_is_taken_where_torch_needs_too_much() -> None:
 
 def test_what_cannot_run_whole_is_left_out() -> None:
     def outcome(task: Task, algorithm: str) -> Outcome:
-        return RuntimeError("it crashed") if algorithm == "large" else Verification(0.1, 0.08, 0.0)
+        return RuntimeError("it crashed") if algorithm == "large" else WholeRun(0.1, 0.08, 0.0)
 
     assert chosen(BOTH, None, WholeRuns(outcome=outcome)) == {"first": "small", "second": "small"}
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.fake_backend import RANDOM, FakeBackend
-from support.fakes import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
+from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
+from support.cudnn.backend import RANDOM, FakeBackend
 
 from mucudnn.bench.measure.operands import Operands
 from mucudnn.bench.measure.whole_runs import Machine

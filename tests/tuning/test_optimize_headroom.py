@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.fakes import ENVIRONMENT
+from support.clock.machine import ENVIRONMENT
 from torch import Tensor, nn
 
 import mucudnn
@@ -24,7 +24,7 @@ from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig, Verification
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun
 from mucudnn.words.task import Task
 
 ALGORITHMS = ("winograd-4x4", "implicit-gemm", "gemm")
@@ -179,7 +179,7 @@ class Stored:
         needs = {"native": 10 * 2**20, "frugal": 2**20}
         return [Measurement(MicroConfig(name, 4), 0.0, 1.0, 0, size, 1e-7) for name, size in needs.items()]
 
-    def verification(self, task: Task, configuration: Configuration) -> Verification | None:
+    def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
         return None
 
 

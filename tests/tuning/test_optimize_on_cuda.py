@@ -6,25 +6,23 @@ Nothing is measured: tensors are fake ones, or those of the CPU in the place of 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import NoReturn
 
 import pytest
 import torch
-from support.fake_cuda import MODE, module_on_cuda, on_cuda
+from support.cuda.placeholders import MODE, module_on_cuda, on_cuda
 from torch import nn
 
 import mucudnn
 from mucudnn.tracing.convolutions import trace
-from mucudnn.tuning import models, tuner
-from mucudnn.tuning.cached_filters import keep_filters
-from mucudnn.tuning.result import Tuning
+from mucudnn.tuning import optimize as optimizing
+from mucudnn.tuning.cached_filters import cache_filters
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.task import Task
 
 PROBLEM = ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=8, r=3, s=3, padding=(1, 1))
 GPU = torch.device("cuda", 1)
@@ -50,13 +48,13 @@ def tuned_on(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         yield
         current.remove(device)
 
-    def tune_tasks(tasks: Sequence[Task], config: Config, *, device: str, progress: Any) -> Tuning:
+    def machine_and_database(config: Config, device: str) -> NoReturn:
         asked.extend((*current, device))
         raise StoppedError
 
-    monkeypatch.setattr(models, "device_of_convolutions", lambda model: GPU)
-    monkeypatch.setattr(models, "made_current", made_current)
-    monkeypatch.setattr(tuner, "tune_tasks", tune_tasks)
+    monkeypatch.setattr(optimizing, "device_of_convolutions", lambda model: GPU)
+    monkeypatch.setattr(optimizing, "made_current", made_current)
+    monkeypatch.setattr(optimizing, "machine_and_database", machine_and_database)
     return asked
 
 
@@ -126,5 +124,5 @@ def test_filters_are_not_kept_on_a_gpu_and_it_is_said() -> None:
         module.__class__ = mucudnn.Conv2d
         module.tuned = (SimpleNamespace(problem=PROBLEM),)  # type: ignore[assignment]
     with pytest.warns(UserWarning, match="no filters are kept on cuda:0: .*cache_budget is for the CPU"):
-        assert keep_filters(model, Config(cache_budget="1MiB")) is None
-    assert keep_filters(model, Config()) is None
+        assert cache_filters(model, Config(cache_budget="1MiB")) is None
+    assert cache_filters(model, Config()) is None

@@ -9,14 +9,14 @@ import pickle
 from dataclasses import replace
 
 import pytest
-from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear
-from support.known_costs import BATCH, NO_LIMIT, Bench
+from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear
+from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.snapshots import assert_as_stored, printed
 
 from mucudnn.bench.analyses.tuning_report import tuning_record, tuning_table
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.database.database import Database
-from mucudnn.tuning.models import Report
+from mucudnn.tuning.report import Report
 from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear
-from support.known_costs import BATCH, NO_LIMIT, Bench
+from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear
+from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 
 from mucudnn.database.database import Database
 from mucudnn.tuning.choose import contenders
@@ -250,7 +250,7 @@ def test_a_database_that_cannot_be_written_is_warned_of_once(bench: Bench, monke
     def refuse(*_: object) -> None:
         raise DatabaseError("the disk is full")
 
-    for name in ("add", "add_failure", "add_verification"):
+    for name in ("add", "add_failure", "add_whole_run"):
         monkeypatch.setattr(Database, name, refuse)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

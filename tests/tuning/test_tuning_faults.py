@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
-from support.known_costs import BATCH, NO_LIMIT, Bench
+from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
+from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.places import TESTS
 
 from mucudnn.bench.measure.timer import Clock
@@ -150,7 +150,7 @@ KILLED = """
 import os
 import sys
 sys.path.insert(0, {tests!r})
-from support.fakes import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
+from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
 from mucudnn.words.config import Config
 from mucudnn.database.database import Database
 from mucudnn.tuning.tuner import tune

@@ -15,8 +15,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.clock.machine import FORWARD
 from support.effort import IS_FULL, how_many
-from support.fakes import FORWARD
 
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.database.database import Database

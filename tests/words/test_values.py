@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.fakes import FORWARD
+from support.clock.machine import FORWARD
 
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_model, load_source
 from mucudnn.database import schema

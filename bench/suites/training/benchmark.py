@@ -109,20 +109,20 @@ def _measure(setting: Setting, model: nn.Module, batch: Batch, options: Training
     with ExitStack() as stack:
         stack.enter_context(_rounding(setting))
         clock = options.clock or wall_clock(setting.device)
-        contestants = [
-            _Contestant(setting, variant, clock, stack.enter_context(OwnThread(setting.device)))
+        measured = [
+            _MeasuredVariant(setting, variant, clock, stack.enter_context(OwnThread(setting.device)))
             for variant in VARIANTS[setting.device]
         ]
-        for contestant in contestants:
-            contestant.prepare(model, batch, options.config)
-        timers = [contestant.timer for contestant in contestants if contestant.timer is not None]
+        for one in measured:
+            one.prepare(model, batch, options.config)
+        timers = [one.timer for one in measured if one.timer is not None]
         for _ in islice(sample_in_rounds(timers), options.rounds):
             pass
-        return tuple(contestant.result() for contestant in contestants)
+        return tuple(one.result() for one in measured)
 
 
 @dataclass(slots=True, eq=False)
-class _Contestant:
+class _MeasuredVariant:
     """A variant while it is measured. After a failure, which is kept, it does nothing more."""
 
     setting: Setting

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.stored_costs import TABLE, Stored
+from support.problems.stored_costs import TABLE, Stored
 
 from mucudnn.bench.analyses.accounts import account_in_words
 from mucudnn.bench.analyses.tuning_report import tuning_record

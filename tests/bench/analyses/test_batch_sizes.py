@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.made_up_sweeps import MIB, curves, layer, measured, powers, sweep, tuning
+from support.problems.made_up_sweeps import MIB, curves, layer, measured, powers, sweep, tuning
 from support.snapshots import assert_as_stored
 
 from mucudnn.bench.analyses.batch_report import cliffs_table, curves_table, explanation, sweep_record, sweep_rows

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.command_line import HEADING, fail, invoke
-from support.recorded_engines import RecordedDevice, recorded_device, recorded_offers
+from support.cudnn.recording import RecordedDevice, recorded_device, recorded_offers
 from support.snapshots import assert_as_stored
 
 from mucudnn.bench.analyses.engines import list_engines

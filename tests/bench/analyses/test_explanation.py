@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 
 import pytest
+from support.problems.stored_costs import MIB, TABLE, Stored
 from support.snapshots import assert_as_stored
-from support.stored_costs import MIB, TABLE, Stored
 
 from mucudnn.bench.analyses.explanation import Explanation, explain
 from mucudnn.bench.analyses.explanation_plot import draw_explanation

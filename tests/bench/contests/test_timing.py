@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.fakes import FakeClock
+from support.clock.machine import FakeClock
 
 from mucudnn.bench.contests.timing import Contestant, MedianTime, time_in_turns
 from mucudnn.bench.contests.torch_variants import TORCH, torch_variants

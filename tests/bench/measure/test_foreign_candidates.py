@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.fake_backend import RANDOM, FakeBackend
-from support.fakes import FORWARD, FakeAlgorithm, FakeClock, linear
+from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
+from support.cudnn.backend import RANDOM, FakeBackend
 from support.profiling_jobs import CLOCK, SIZES, fake, results_of
 
 from mucudnn.bench.measure.candidates import find_candidates

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.fakes import FORWARD, FakeAlgorithm, FakeClock, linear
+from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 from support.profiling_jobs import CLOCK, SIZES, fake, job_of, results_of
 
 from mucudnn.bench.measure.candidates import find_candidates

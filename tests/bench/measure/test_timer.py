@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import chain, repeat
 
 import pytest
-from support.fakes import FakeClock
+from support.clock.machine import FakeClock
 
 from mucudnn.bench.measure.comparison import Comparison, compare_in_turns
 from mucudnn.bench.measure.rounds import measure_in_turns

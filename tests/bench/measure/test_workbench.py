@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from support.fakes import FORWARD, FakeAlgorithm, FakeClock, linear
+from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 from torch import Tensor
 
 from mucudnn.bench.measure import workbench

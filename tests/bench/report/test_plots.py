@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from support.made_up_sweeps import layer, measured, powers, sweep
+from support.problems.made_up_sweeps import layer, measured, powers, sweep
 
 from mucudnn.bench.analyses.batch_plot import draw_sweep
 from mucudnn.bench.analyses.batch_sizes import BatchSweep

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from support.fake_cudnn import BAD_PARAM, FakeCudnn, FakeEngine, workspace_of
+from support.cudnn.library import BAD_PARAM, FakeCudnn, FakeEngine, workspace_of
 
 from mucudnn.kernels.cudnn import backend as module
 from mucudnn.kernels.cudnn import device as device_module

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_cudnn import BAD_PARAM, FakeCudnn
+from support.cudnn.library import BAD_PARAM, FakeCudnn
 from support.places import TESTS
 
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
@@ -112,7 +112,7 @@ def test_a_copy_would_be_destroyed_twice_and_is_refused() -> None:
 def test_python_ends_quietly_with_descriptors_alive() -> None:
     program = (
         "import builtins, ctypes\n"
-        "from support.fake_cudnn import FakeCudnn\n"
+        "from support.cudnn.library import FakeCudnn\n"
         "ctypes.CDLL = lambda path: FakeCudnn()\n"
         "from mucudnn.kernels.cudnn.library import Library\n"
         "from mucudnn.kernels.cudnn.descriptor import Descriptor, DescriptorKind\n"
@@ -173,7 +173,7 @@ def test_slices_are_aligned_as_declared_where_recipes_place_them(c: int, h: int,
     cudnn = FakeCudnn()
     problem = ConvProblem(Operation.FORWARD, c, h, w, 3, 1, 1, dtype=dtype)
     operation_graph(loaded(cudnn), problem, n)
-    power = n & -n  # slices of n samples begin at its multiples: see test_execution.py
+    power = n & -n  # slices of n samples begin at its multiples: see test_recipe.py
     for made in content(cudnn, DescriptorKind.TENSOR):
         (uid,), (alignment,) = made[Attribute.TENSOR_UNIQUE_ID], made[Attribute.TENSOR_BYTE_ALIGNMENT]
         sample_bytes = 0 if uid == 2 else prod((c, h, w) if uid == 1 else (3, h, w)) * problem.item_bytes

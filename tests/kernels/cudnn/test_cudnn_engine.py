@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.fake_backend import PICKY, RANDOM, STEADY, FakeBackend, in_the_place_of_cudnn
-from support.fakes import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, linear
+from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, linear
+from support.cudnn.backend import PICKY, RANDOM, STEADY, FakeBackend, in_the_place_of_cudnn
 
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.whole_runs import Machine, whole_run

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_cudnn import BAD_PARAM, NOT_INITIALIZED, FakeCudnn, FakeEngine, workspace_of
+from support.cudnn.library import BAD_PARAM, NOT_INITIALIZED, FakeCudnn, FakeEngine, workspace_of
 
 from mucudnn.kernels.cudnn import device as module
 from mucudnn.kernels.cudnn.constants import Attribute, BehaviorNote, DescriptorKind, HeuristicMode, NumericalNote

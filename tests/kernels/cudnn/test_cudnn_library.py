@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.fake_cudnn import BAD_PARAM, NOT_SUPPORTED, FakeCudnn, Function
+from support.cudnn.library import BAD_PARAM, NOT_SUPPORTED, FakeCudnn, Function
 
 from mucudnn.kernels.cudnn import library as module
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library

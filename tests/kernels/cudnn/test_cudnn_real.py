@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.command_line import invoke
-from support.recorded_engines import recorded, recorded_offers
+from support.cudnn.recording import recorded, recorded_offers
 
 from mucudnn.bench.suites.gpu.record_engines import recorded_problems, recording
 from mucudnn.kernels.cudnn import constants

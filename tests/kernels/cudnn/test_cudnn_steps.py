@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.fake_backend import PICKY, STEADY, FakeBackend, in_the_place_of_cudnn
-from support.fakes import FORWARD
+from support.clock.machine import FORWARD
+from support.cudnn.backend import PICKY, STEADY, FakeBackend, in_the_place_of_cudnn
 
 from mucudnn.bench.measure.operands import random_operands
 from mucudnn.bench.measure.whole_runs import run_whole

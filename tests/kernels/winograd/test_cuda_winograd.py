@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.emulated_cuda import COMPILER, EmulatedLauncher
-from support.on_backend import OnBackend
+from support.cuda.emulator import COMPILER, EmulatedLauncher
+from support.problems.winograd_backend import OnBackend
 from torch import Tensor
 
 from mucudnn.bench.measure import guard_zones

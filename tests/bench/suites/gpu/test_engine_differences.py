@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from support.recorded_engines import RecordedDevice, recorded_device, recorded_offers
+from support.cudnn.recording import RecordedDevice, recorded_device, recorded_offers
 
 from mucudnn.bench.suites.gpu.device_record import properties_of
 from mucudnn.bench.suites.gpu.engine_differences import differences

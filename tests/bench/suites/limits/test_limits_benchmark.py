@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.fake_backend import PICKY, RANDOM, STEADY, FakeBackend
-from support.fakes import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
+from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
+from support.cudnn.backend import PICKY, RANDOM, STEADY, FakeBackend
 
 from mucudnn.bench.contests.timing import Contestant
 from mucudnn.bench.measure.operands import Operands

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.fakes import ENVIRONMENT, FORWARD
+from support.clock.machine import ENVIRONMENT, FORWARD
 from support.snapshots import assert_as_stored, printed
 
 from mucudnn.bench.contests.timing import MedianTime

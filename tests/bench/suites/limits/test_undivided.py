@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.fake_backend import PICKY, STEADY, FakeBackend
-from support.fakes import ENVIRONMENT, FakeAlgorithm, FakeClock, linear
+from support.clock.machine import ENVIRONMENT, FakeAlgorithm, FakeClock, linear
+from support.cudnn.backend import PICKY, STEADY, FakeBackend
 
 from mucudnn.bench.measure.operands import random_operands
 from mucudnn.bench.measure.whole_runs import Machine

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.clock.ticking import TickingClock
 from support.command_line import fail, invoke
 from support.snapshots import assert_as_stored
 from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.contests.own_thread import OwnThread
-from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.sources import networks
 from mucudnn.bench.suites.training import benchmark as training_benchmark
 from mucudnn.bench.suites.training.benchmark import TrainingOptions, measure_training
@@ -35,17 +35,6 @@ QUICK = ("--algorithms", "gemm", "--time-limit", "10ms", "--rounds", "2", "--bat
 SETTING = Setting("tiny", 2, "cpu", Precision.FLOAT32, MemoryFormat.CONTIGUOUS)
 
 
-class Ticking(Clock):
-    """Goes on by one second whenever it is read: every call seems to take one."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now(self) -> float:
-        self.seconds += 1.0
-        return self.seconds
-
-
 def tiny() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10))
 
@@ -53,7 +42,7 @@ def tiny() -> nn.Sequential:
 def measured(
     model: nn.Module | None = None, options: TrainingOptions | None = None, **given: Any
 ) -> list[VariantResult]:
-    options = options or TrainingOptions(CONFIG, rounds=2, clock=Ticking())
+    options = options or TrainingOptions(CONFIG, rounds=2, clock=TickingClock())
     groups = measure_training("tiny", model or tiny(), (3, 6, 6), batch_size=2, options=options, **given)
     return [cell for group in groups for cell in group]
 
@@ -137,7 +126,7 @@ def test_steps_are_in_the_precision_and_format_and_in_threads_of_their_own() -> 
 
 
 def test_what_is_over_time_is_told() -> None:
-    cells = measured(options=TrainingOptions(CONFIG, rounds=1, seconds=0.0, clock=Ticking()))
+    cells = measured(options=TrainingOptions(CONFIG, rounds=1, seconds=0.0, clock=TickingClock()))
     assert len(cells) == 8
     assert {(c.cost, c.failure) for c in cells} == {(None, "not begun: the 0 s were over")}
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from support.kept_layers import fresh, images, layer
+from support.problems.kept_layers import fresh, images, layer
 from torch import Tensor, nn
 from torch.nn import functional as F
 

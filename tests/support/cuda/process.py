@@ -1,7 +1,7 @@
 """A process that believes in a GPU, so that everything of ``--device cuda`` runs on a machine without one.
 
-Tensors are those of ``pretend_tensor.py``, ``fake_backend.py`` is in cuDNN's place and ``fake_cudnn.py`` in that of its
-library, and ``pretend_cuda.py`` is what torch shows of CUDA.
+Tensors are those of ``tensors.py``, and ``runtime.py`` is what torch shows of CUDA. ``cudnn/backend.py`` is in cuDNN's
+place, ``cudnn/library.py`` in that of its library.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.emulated_cuda import EmulatedLauncher
-from support.fake_backend import FakeBackend, in_the_place_of_cudnn
-from support.fake_cudnn import FakeCudnn, FakeEngine
-from support.pretend_cuda import NAME, Generator, Streams, captured_too, torch_cuda
-from support.pretend_tensor import CAPTURING, GPU, LEAVING, OnGpu, on_gpu
+from support.cuda.emulator import EmulatedLauncher
+from support.cuda.runtime import NAME, Generator, Streams, captured_too, torch_cuda
+from support.cuda.tensors import CAPTURING, CLOCK, GPU, LEAVING, OnGpu, on_gpu
+from support.cudnn.backend import FakeBackend, in_the_place_of_cudnn
+from support.cudnn.library import FakeCudnn, FakeEngine
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
 
+from mucudnn.bench.measure.synchronized_clock import SynchronizedClock
 from mucudnn.kernels.contract import allocation
 from mucudnn.kernels.cudnn import device, library
 from mucudnn.kernels.cudnn.constants import Attribute, HeuristicMode
@@ -75,6 +76,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
     monkeypatch.setattr(FakeTensorMode, "from_tensor", _refusing_ours(FakeTensorMode.from_tensor))
     for factory in ("tensor", "as_tensor"):  # they fill memory that C++ takes for the CPU's
         monkeypatch.setattr(torch, factory, _moved_afterwards(getattr(torch, factory)))
+    monkeypatch.setattr(SynchronizedClock, "now", lambda self: CLOCK.now_s())
     monkeypatch.setattr(allocation, "_counted", {})
     headroom._counted.cache_clear()
     before = torch.__future__.get_overwrite_module_params_on_conversion()

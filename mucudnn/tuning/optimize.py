@@ -1,10 +1,9 @@
-"""Whole models: ``optimize`` tunes a model's convolutions and swaps them, ``report`` tells what was chosen."""
+"""``optimize``: tunes the convolutions of a whole model, and puts what was chosen into it."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -14,9 +13,13 @@ from torch.utils._pytree import tree_map
 
 from mucudnn.running.conv2d import Conv2d
 from mucudnn.running.devices import device_of_convolutions, made_current
-from mucudnn.running.filter_cache import CachedFilter
 from mucudnn.running.operators import Choices
-from mucudnn.tuning.result import TunedProblem, configurations_of, tuned_of
+from mucudnn.tracing.convolutions import Call, trace
+from mucudnn.tracing.headroom import Limits, find_headroom
+from mucudnn.tracing.undisturbed import undisturbed
+from mucudnn.tuning.cached_filters import cache_filters
+from mucudnn.tuning.result import TunedProblem, configurations_of
+from mucudnn.tuning.tuner import machine_and_database, require_callable, tune_tasks
 from mucudnn.words.config import Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -51,11 +54,6 @@ def optimize(
     Raises what ``tune`` raises, ``InvalidInputError`` for convolutions on several devices and for parameters that were
     made in ``torch.inference_mode()``, and whatever the model raises on ``sample_input``; the model is then unchanged.
     """
-    # Here and not above: running a tuned model needs neither profiler nor solver
-    from mucudnn.tracing.undisturbed import undisturbed
-    from mucudnn.tuning.cached_filters import keep_filters
-    from mucudnn.tuning.tuner import require_callable, tune_tasks
-
     config = config_or_default(config)
     require_callable(progress)
     _require_own_tensors(instance(torch.nn.Module, model, "model"))
@@ -67,48 +65,15 @@ def optimize(
             stacklevel=2,
         )
     with made_current(device), undisturbed(model):
-        wanted = _wanted(model, tree_map(_recordable, sample_input), config)
-        tasks = _tasks(wanted, in_headroom=config.has_headroom_limit)
-        tuning = tune_tasks(list(tasks.values()), config, device=device.type, progress=progress)
-    _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
-    keep_filters(model, config)
+        sample_input = tree_map(_recordable, sample_input)
+        limits = find_headroom(model, sample_input).limits if config.has_headroom_limit else None
+        wanted = _wanted(model, trace(model, sample_input), config, limits)
+        tasks = _tasks(wanted, in_headroom=limits is not None)
+        with machine_and_database(config, device.type) as (machine, database):
+            tuning = tune_tasks(list(tasks.values()), config, progress=progress, machine=machine, database=database)
+            _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
+            cache_filters(model, config, machine=machine, database=database)
     return model
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What was chosen for the convolutions of a model, and what they keep in inference, with the names of their
-    modules; ``str`` of it is for people.
-    """
-
-    layers: tuple[tuple[str, TunedProblem], ...]
-    kept: tuple[tuple[str, CachedFilter], ...] = ()
-    convolutions: int = 0  # torch.nn.Conv2d in the model, tuned or not
-
-    def __str__(self) -> str:
-        if self.layers:
-            every = (*self.layers, *self.kept)
-            return "\n".join(f"{name or '(the model itself)'}: {chosen}" for name, chosen in every)
-        if not self.convolutions:
-            return "no convolutions: the model has no torch.nn.Conv2d, there is nothing to tune"
-        return (
-            f"no tuned convolutions among {self.convolutions}: call mucudnn.optimize(model, sample_input) first; "
-            "subclasses of torch.nn.Conv2d, and what the sample input does not reach, stay torch's own"
-        )
-
-
-def report(model: torch.nn.Module) -> Report:
-    """What ``optimize`` chose for each convolution of ``model`` and why; it is empty if nothing is tuned.
-
-    Raises ``InvalidInputError`` for what is no module.
-    """
-    every = [*instance(torch.nn.Module, model, "model").named_modules()]
-    modules = [(name, module) for name, module in every if isinstance(module, Conv2d)]
-    return Report(
-        tuple((name, tuned) for name, module in modules for tuned in tuned_of(module)),
-        tuple((name, kept) for name, module in modules for kept in module.cached_filters),
-        sum(isinstance(module, torch.nn.Conv2d) for _, module in every),
-    )
 
 
 def _require_own_tensors(model: torch.nn.Module) -> None:
@@ -121,39 +86,30 @@ def _require_own_tensors(model: torch.nn.Module) -> None:
 
 
 def _recordable(value: Any) -> Any:
-    """Tensors made in inference mode cannot be saved for gradients; their copies can, if made outside of it."""
+    """Copy a tensor that was made in inference mode: it cannot be saved for gradients, its copy can."""
     return value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
 
 
-def _wanted(model: torch.nn.Module, sample_input: Any, config: Config) -> _Wanted:
-    """One problem for each operation that is tuned; dx of the model's own input is not: nobody asks for it."""
-    from mucudnn.tracing.convolutions import trace  # here and not above: running a tuned model needs no tracing
+def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limits: Limits | None) -> _Wanted:
+    """Return one problem for each operation that is tuned; dx of the model's own input is not: nobody asks for it.
 
+    limits: the headroom; what does not run in a training step has none. None: the config's limit, for all alike.
+    """
     modules = dict(model.named_modules())
-    limit_of = _limits(model, sample_input, config)
     wanted: _Wanted = {}
-    for call in sorted(trace(model, sample_input), key=lambda call: -call.batch_size):
+    for call in sorted(calls, key=lambda call: -call.batch_size):
         if type(modules[call.name]) not in (torch.nn.Conv2d, Conv2d):
             continue
         for operation in config.operations:
             if operation is not Operation.BACKWARD_DATA or call.input_needs_gradient:
-                key = (call.problem.with_operation(operation), call.batch_size, limit_of(call.name, operation))
+                limit = config.workspace_limit_bytes if limits is None else limits.get((call.name, operation), 0)
+                key = (call.problem.with_operation(operation), call.batch_size, limit)
                 wanted.setdefault(call.name, {})[key] = None
     return wanted
 
 
-def _limits(model: torch.nn.Module, sample_input: Any, config: Config) -> Callable[[str, Operation], int | None]:
-    """Module name and operation -> workspace limit. What does not run in a training step has no headroom."""
-    if not config.has_headroom_limit:
-        return lambda name, operation: config.workspace_limit_bytes
-    from mucudnn.tracing.headroom import find_headroom  # here and not above: running a tuned model needs no tracing
-
-    limits = find_headroom(model, sample_input).limits
-    return lambda name, operation: limits.get((name, operation), 0)
-
-
 def _tasks(wanted: _Wanted, in_headroom: bool) -> dict[_Key, Task]:
-    """Equal ones once, with the number of modules that need them, largest batch first."""
+    """Return equal tasks once, with the number of modules that need them, largest batch first."""
     needing: dict[_Key, list[str]] = {}
     for name, keys in wanted.items():
         for key in keys:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.fake_backend import PICKY, RANDOM, STEADY, FakeBackend, in_the_place_of_cudnn
+from support.cudnn.backend import PICKY, RANDOM, STEADY, FakeBackend, in_the_place_of_cudnn
 from torch import Tensor
 
 from mucudnn.kernels.cudnn import algorithms

@@ -1,10 +1,10 @@
-"""Running on a GPU, or on the CPU in its place: guard zones, memory that is counted, graphs and streams."""
+"""Runs on a GPU, or on the CPU in its place: guarded memory, memory that is counted, graphs and streams."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,11 +14,8 @@ from mucudnn.kernels import registry
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
+from mucudnn.testing.guarded_call import GuardedMemory
 from mucudnn.words.problem import ConvProblem, Operation
-
-_GUARD_BYTES = 64 * 2**10
-_PATTERN = 0xA5
-_GARBAGE = 0xFF  # NaN in every floating-point type
 
 
 def offered_engines(problem: ConvProblem, sizes: Sequence[int]) -> list[CudnnEngine]:
@@ -26,23 +23,11 @@ def offered_engines(problem: ConvProblem, sizes: Sequence[int]) -> list[CudnnEng
     return CudnnEngines(registry.cudnn_backend()).offered(problem, sizes)
 
 
-def written(problem: ConvProblem, operands: Operands) -> Tensor:
-    """The tensor that the operation writes."""
-    by_operation = {Operation.FORWARD: operands.y, Operation.BACKWARD_DATA: operands.x}
-    return by_operation.get(problem.operation, operands.w)
-
-
 @dataclass
-class Guarded:
-    """Memory on a device, full of NaN, between zones that know whether anything was written to them."""
+class Guarded(GuardedMemory):
+    """Memory on a device, with operands of a problem in it."""
 
-    device: str
-    raws: list[Tensor] = field(default_factory=list)
-
-    def buffer(self, size_bytes: int) -> Tensor:
-        raw = torch.full((size_bytes + 2 * _GUARD_BYTES,), _PATTERN, dtype=torch.uint8, device=self.device)
-        self.raws.append(raw)
-        return raw[_GUARD_BYTES : _GUARD_BYTES + size_bytes].fill_(_GARBAGE)
+    guard_bytes: int = 64 * 2**10
 
     def like(self, tensor: Tensor) -> Tensor:
         """Of the same shape, strides and dtype."""
@@ -52,15 +37,11 @@ class Guarded:
     def operands(self, problem: ConvProblem, batch_size: int) -> Operands:
         """Random ones, of which only the written one is guarded: NaN, or zero where it is added to."""
         random = random_operands(problem, batch_size, self.device)
-        result = self.like(written(problem, random))
+        result = self.like(random.written(problem.operation))
         if problem.operation is Operation.BACKWARD_FILTER:
             return Operands(random.x, result.zero_(), random.y)
         forward = problem.operation is Operation.FORWARD
         return Operands(random.x if forward else result, random.w, result if forward else random.y)
-
-    def is_intact(self) -> bool:
-        zones = (zone for raw in self.raws for zone in (raw[:_GUARD_BYTES], raw[-_GUARD_BYTES:]))
-        return all(bool((zone == _PATTERN).all()) for zone in zones)
 
 
 def run_in_slices(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from support.fakes import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
+from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
 
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.database import Database

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.fake_backend import PICKY, STEADY, FakeBackend, in_the_place_of_cudnn
+from support.cudnn.backend import PICKY, STEADY, FakeBackend, in_the_place_of_cudnn
 from torch._subclasses import FakeTensorMode
 
 from mucudnn.kernels.cudnn.engines import EngineConfig

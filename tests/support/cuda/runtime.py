@@ -1,12 +1,12 @@
 """What torch shows of a CUDA device, without one: streams, events, graphs, properties and counters.
 
-Events are read from the CPU's clock. What is captured is run while it is, and again when it is replayed.
+Events are read from a clock that does not depend on what else the machine does. What is captured is run while it is,
+and again when it is replayed.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from support.pretend_tensor import CAPTURED, CAPTURING, GPU, MEMORY
+from support.cuda.tensors import CAPTURED, CAPTURING, CLOCK, GPU, MEMORY
 
 NAME = "NVIDIA Pretended"
 PROPERTIES = SimpleNamespace(
@@ -59,7 +59,7 @@ class Event:
         self._at_s: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        self._at_s = time.perf_counter()
+        self._at_s = CLOCK.now_s()
 
     def synchronize(self) -> None:
         _synchronize()

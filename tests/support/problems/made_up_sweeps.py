@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from support.fakes import ENVIRONMENT
+from support.clock.machine import ENVIRONMENT
 
 from mucudnn.bench.analyses.batch_sizes import BatchSweep, Curves, sweep_batch_sizes
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer

@@ -1,0 +1,230 @@
+"""``report``: what ``optimize`` chose for a model, as a table, with all details, as a data frame and as HTML."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
+
+from mucudnn.running.conv2d import Conv2d
+from mucudnn.running.filter_cache import CachedFilter
+from mucudnn.tuning.result import TunedProblem, left_out_in_words, row_of, tuned_of
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration, MicroConfig, source_of
+from mucudnn.words.units import format_bytes, format_seconds
+from mucudnn.words.values import instance, restore
+
+if TYPE_CHECKING:
+    import pandas
+
+WIDTH = 100  # columns of what is printed
+_CELL_WIDTH = 23
+_TORCHS = "torch"
+_FASTEST = "nothing is faster"
+_UNREACHED = "not reached by the sample input"
+_MOST_NAMED = 4  # layers, for one reason
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The choices for the convolutions of a model. Printed, it is a table; ``details()`` has everything.
+
+    layers: module name and what was chosen for one of its operations. kept: module name and what it keeps in inference.
+    convolutions: how many ``torch.nn.Conv2d`` the model has. untuned: module name and why torch's own runs there.
+    """
+
+    layers: tuple[tuple[str, TunedProblem], ...]
+    kept: tuple[tuple[str, CachedFilter], ...] = ()
+    convolutions: int = 0
+    untuned: tuple[tuple[str, str], ...] = ()
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        restore(self, state)
+
+    def __str__(self) -> str:
+        """At most ``WIDTH`` columns: a row for each layer, totals, and what is not tuned, and why."""
+        if not self.layers:
+            return self._why_empty()
+        return "\n".join((*_aligned([self._heading(), *self._rows()]), *self._summary()))
+
+    def details(self) -> str:
+        """Times, workspace, error and reason of each choice, and each filter that is kept."""
+        if not self.layers:
+            return self._why_empty()
+        every = (*self.layers, *self.kept)
+        return "\n".join((*(f"{_named(name)}: {chosen}" for name, chosen in every), *self._untuned_in_words()))
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row for each operation of a layer: its geometry, what was chosen and why, seconds and bytes."""
+        import pandas
+
+        rows = ({"layer": name, **row_of(tuned), "reason": tuned.reason} for name, tuned in self.layers)
+        return pandas.DataFrame(list(rows))
+
+    def _repr_html_(self) -> str:
+        """The same table for notebooks."""
+        if not self.layers:
+            return f"<p>{escape(self._why_empty())}</p>"
+        head = _html_row("th", self._heading())
+        body = "".join(_html_row("td", row) for row in self._rows())
+        notes = "".join(f"<li>{escape(' '.join(line.split()))}</li>" for line in self._summary())
+        return f"<table><thead>{head}</thead><tbody>{body}</tbody></table><ul>{notes}</ul>"
+
+    def _why_empty(self) -> str:
+        if not self.convolutions:
+            return "no convolutions: the model has no torch.nn.Conv2d, there is nothing to tune"
+        return (
+            f"no tuned convolutions among {self.convolutions}: call mucudnn.optimize(model, sample_input) first; "
+            "subclasses of torch.nn.Conv2d, and what the sample input does not reach, stay torch's own"
+        )
+
+    @property
+    def _batch_sizes(self) -> set[int]:
+        return {tuned.batch_size for _, tuned in self.layers}
+
+    def _heading(self) -> tuple[str, ...]:
+        alike = f", batch {min(self._batch_sizes)}" if len(self._batch_sizes) == 1 else ""
+        return f"layer{alike}", *(str(operation).replace("_", " ") for operation in Operation), "speedup"
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        """One for each layer and each shape that it is called with."""
+        calls: dict[tuple[str, int, ConvProblem], dict[Operation, TunedProblem]] = {}
+        for name, tuned in self.layers:
+            key = name, tuned.batch_size, tuned.problem.with_operation(Operation.FORWARD)
+            calls.setdefault(key, {})[tuned.problem.operation] = tuned
+        for (name, batch_size, _), of_call in calls.items():
+            batch = f", batch {batch_size}" if len(self._batch_sizes) > 1 else ""
+            cells = (_cell(of_call.get(operation)) for operation in Operation)
+            yield f"{_named(name)}{batch}", *cells, _speedup(*of_call.values())
+
+    def _summary(self) -> Iterator[str]:
+        every = [tuned for _, tuned in self.layers]
+        time_s, torch_s = sum(one.time_s for one in every), _torch_s(every)
+        against = "" if torch_s is None else f"torch {format_seconds(torch_s)}, "
+        workspace = max(one.configuration.workspace_bytes for one in every)
+        yield (
+            f"all together: {against}mucudnn {format_seconds(time_s)}, speedup {_speedup(*every) or 'unknown'}; "
+            f"workspace at most {format_bytes(workspace)} a call"
+        )
+        if self.kept:
+            size = format_bytes(sum(kept.prepared_bytes for _, kept in self.kept))
+            yield f"filters kept in inference: {len(self.kept)}, {size}"
+        if left_out := left_out_in_words(every):
+            yield _filled(left_out)
+        yield from self._untuned_in_words()
+
+    def _untuned_in_words(self) -> Iterator[str]:
+        """A line for each reason."""
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.untuned:
+            reasons.setdefault(reason, []).append(_named(name))
+        for reason, names in reasons.items():
+            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+            yield _filled(f"torch's own in {', '.join(names[:_MOST_NAMED])}{more}: {reason}")
+
+
+def report(model: torch.nn.Module) -> Report:
+    """Report what ``optimize`` chose for each convolution of ``model`` and why; it is empty if nothing is tuned.
+
+    Raises ``InvalidInputError`` for what is no module.
+    """
+    every = [*instance(torch.nn.Module, model, "model").named_modules()]
+    modules = [(name, module) for name, module in every if isinstance(module, Conv2d)]
+    convolutions = [(name, module) for name, module in every if isinstance(module, _ConvNd)]
+    reasons = [(name, _why_untuned(module)) for name, module in convolutions]
+    return Report(
+        tuple((name, tuned) for name, module in modules for tuned in tuned_of(module)),
+        tuple((name, kept) for name, module in modules for kept in module.cached_filters),
+        sum(isinstance(module, torch.nn.Conv2d) for _, module in convolutions),
+        tuple((name, reason) for name, reason in reasons if reason is not None),
+    )
+
+
+def _why_untuned(module: _ConvNd) -> str | None:
+    """Say why torch's own runs; ``None`` where something else does."""
+    if not isinstance(module, torch.nn.Conv2d):
+        return f"{type(module).__name__} is not tuned, only Conv2d"
+    if any(is_lazy(parameter) for parameter in module.parameters()):
+        return "a lazy module that has not run yet"
+    if is_parametrized(module):
+        return "its parameters are parametrized"
+    if type(module) not in (torch.nn.Conv2d, Conv2d):
+        return f"{type(module).__name__} is a subclass"
+    if not isinstance(module, Conv2d) or not module.tuned:
+        return _UNREACHED
+    return _why_torchs_own(module)
+
+
+def _why_torchs_own(module: Conv2d) -> str | None:
+    """Say why a module that was tuned runs torch's own all the same: it may have been moved since."""
+    if module.choices is None:
+        return None if module.kept is not None else _FASTEST
+    device, dtype = module.weight.device.type, str(module.weight.dtype).removeprefix("torch.")
+    if device != module.choices.device_type:
+        return f"tuned for {module.choices.device_type}, and now on {device}"
+    dtypes = {tuned.problem.dtype for tuned in module.tuned}
+    return None if dtype in dtypes else f"tuned for {' and '.join(sorted(dtypes))}, and now {dtype}"
+
+
+def _cell(tuned: TunedProblem | None) -> str:
+    """``winograd-4x4 8×4 1.52×``; empty: this operation was not tuned."""
+    if tuned is None:
+        return ""
+    if tuned.configuration.is_baseline:
+        return _TORCHS
+    algorithm, cut = _main_part(tuned.configuration)
+    rest = " ".join(filter(None, (cut, _speedup(tuned))))
+    room = _CELL_WIDTH - 1 - len(rest)
+    return f"{algorithm if len(algorithm) <= room else f'{algorithm[: room - 1]}…'} {rest}"
+
+
+def _main_part(configuration: Configuration) -> tuple[str, str]:
+    """``winograd-4x4``, ``8×4 +1``: what computes the most samples, and how many other parts there are."""
+    samples: Counter[MicroConfig] = Counter()
+    for part in configuration.micro_configs:
+        samples[part] += part.micro_batch_size
+    (main, total), *others = samples.most_common()
+    size = main.micro_batch_size
+    times = f"×{total // size}" if total > size else ""
+    return source_of(main.algorithm), f"{size}{times}" + f" +{len(others)}" * bool(others)
+
+
+def _torch_s(tuned: Sequence[TunedProblem]) -> float | None:
+    """Torch's time of all together; None where that of one is not known."""
+    known = [one.baseline_s for one in tuned if one.baseline_s is not None]
+    return sum(known) if len(known) == len(tuned) else None
+
+
+def _speedup(*tuned: TunedProblem) -> str:
+    torch_s = _torch_s(tuned)
+    return "" if torch_s is None else f"{torch_s / sum(one.time_s for one in tuned):.2f}×"
+
+
+def _named(name: str) -> str:
+    return name or "(the model itself)"
+
+
+def _filled(text: str) -> str:
+    return fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of at most ``WIDTH`` columns. Too long names keep their end, which tells layers apart."""
+    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+    first = min(first, WIDTH - sum(widths) - len("  ") * len(widths))
+    for name, *cells in rows:
+        shown = name if len(name) <= first else f"…{name[1 - first :]}"
+        padded = (cell.ljust(width) for cell, width in zip((shown, *cells), (first, *widths), strict=True))
+        yield "  ".join(padded).rstrip()
+
+
+def _html_row(tag: str, cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"

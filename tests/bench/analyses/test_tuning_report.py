@@ -1,0 +1,64 @@
+"""Tables and records of tunings and layers: seconds inside, milliseconds and MiB where it is printed."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from support.snapshots import assert_as_stored
+
+from mucudnn.bench.analyses.layers import layers_table
+from mucudnn.bench.analyses.tuning_report import tuning_record, tuning_table
+from mucudnn.bench.sources.layers import load_source
+from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
+from mucudnn.running.environment import Environment
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.words.config import Config
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration, MicroConfig
+
+ENVIRONMENT = Environment("a CPU", "AVX2", 2, "2.13.0", "oneDNN 3.12.0", "avx2")
+PROBLEM = ConvProblem(Operation.FORWARD, 64, 56, 56, 64, 3, 3, padding=(1, 1))
+CHOSEN = Configuration((MicroConfig("winograd-4x4", 8),) * 4, time_s=0.021, workspace_bytes=3 << 20)
+
+
+def tuned(baseline_s: float = 0.06, time_s: float = 0.02) -> TunedProblem:
+    return TunedProblem(PROBLEM, 32, CHOSEN, baseline_s, time_s, 2e-6, "faster than torch")
+
+
+def table_tuning(wanted: int = 2) -> TableTuning:
+    rows = (TunedLayer(("conv1",), 3, tuned()), TunedLayer(("conv2",), 1, tuned(0.02, 0.02)))
+    return TableTuning("mynet", Config(), ENVIRONMENT, rows, wanted)
+
+
+def test_tuning_table_has_a_row_for_each_operation_and_totals() -> None:
+    assert_as_stored("tune", tuning_table(table_tuning()))
+
+
+def test_tuning_table_of_nothing_still_prints() -> None:
+    assert_as_stored("tune-nothing", tuning_table(TableTuning("mynet", Config(), ENVIRONMENT, (), 5)))
+
+
+def test_tuning_record_is_json_with_seconds_and_bytes() -> None:
+    record = json.loads(json.dumps(tuning_record(table_tuning(wanted=5))))
+    assert record["complete"] is False
+    assert record["environment"]["threads"] == 2
+    assert record["total"]["speedup"] == pytest.approx(2.5)
+    first = record["problems"][0]
+    assert (first["torch_s"], first["mucudnn_s"], first["predicted_s"]) == (0.06, 0.02, 0.021)
+    assert (first["operation"], first["configuration"], first["workspace_bytes"]) == (
+        "forward",
+        "winograd-4x4 8×4",
+        3 << 20,
+    )
+
+
+def test_layers_table_lists_sizes() -> None:
+    assert_as_stored("layers", layers_table(load_source("vgg16", batch=8)))
+
+
+def test_an_empty_tuning_has_no_speedup_in_its_record() -> None:
+    record = tuning_record(TableTuning("mynet", Config(), ENVIRONMENT, (), 1))
+    assert record["total"]["speedup"] is None
+    assert math.isclose(record["total"]["torch_s"], 0)

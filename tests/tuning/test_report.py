@@ -1,0 +1,200 @@
+"""Reports of models: what a screen shows, what is not tuned and why, all details, data frames and HTML."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+import mucudnn
+from mucudnn.running.operators import Choices
+from mucudnn.tuning.report import WIDTH, Report
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration, MicroConfig
+
+PROBLEM = ConvProblem(Operation.FORWARD, 3, 8, 8, 4, 3, 3)
+TORCHS = Configuration((MicroConfig("native", 8),), 0.002, 0)
+DIVIDED = Configuration((MicroConfig("winograd-4x4", 2),) * 4, 0.001, 2**20)
+MIXED = Configuration(
+    (MicroConfig("cudnn:67 k2=5", 3), MicroConfig("cudnn:67 k2=5", 3), MicroConfig("gemm", 2)), 1.0, 8
+)
+
+
+def tuned(
+    configuration: Configuration, operation: Operation = Operation.FORWARD, baseline_s: float | None = 0.002
+) -> TunedProblem:
+    time_s = 0.002 if configuration.is_baseline else 0.001
+    return TunedProblem(
+        PROBLEM.with_operation(operation), 8, configuration, baseline_s, time_s, 1e-7, "it was <told> to"
+    )
+
+
+def make_tuned(module: nn.Module, *chosen: TunedProblem, device_type: str = "cpu") -> None:
+    module.__class__ = mucudnn.Conv2d
+    ours = cast(mucudnn.Conv2d, module)
+    ours.tuned = chosen
+    configurations: Mapping[ConvProblem, Any] = {one.problem: {8: one.configuration} for one in chosen}
+    if not all(one.configuration.is_baseline for one in chosen):
+        ours.choices = Choices.of(configurations, device_type)
+
+
+class Special(nn.Conv2d):
+    pass
+
+
+class Net(nn.Module):
+    """One module of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.spare = (nn.Conv2d(3, 4, 3) for _ in range(3))
+        self.special, self.upwards = Special(3, 4, 3), nn.ConvTranspose2d(3, 4, 3)
+        self.lazy, self.parametrized = nn.LazyConv2d(4, 3), nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3))
+
+
+@pytest.fixture
+def net() -> Net:
+    model = Net()
+    every = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)
+    make_tuned(model.first, *(tuned(c, o) for c, o in zip((DIVIDED, TORCHS, MIXED), every, strict=True)))
+    make_tuned(model.second, tuned(TORCHS))
+    return model
+
+
+def lines(model: nn.Module) -> list[str]:
+    return str(mucudnn.report(model)).splitlines()
+
+
+def test_each_layer_has_a_row_with_its_operations(net: Net) -> None:
+    heading, first, second, *_ = lines(net)
+    assert heading.split("  ")[0] == "layer, batch 8"
+    assert first.split() == ["first", "winograd-4x4", "2×4", "2.00×", "torch", "cudnn", "3×2", "+1", "2.00×", "1.50×"]
+    assert second.split() == ["second", "torch", "1.00×"]
+
+
+def test_the_totals_follow(net: Net) -> None:
+    assert "all together: torch 8 ms, mucudnn 6 ms, speedup 1.33×; workspace at most 1 MiB a call" in lines(net)
+
+
+def test_what_is_not_tuned_is_said_and_why(net: Net) -> None:
+    assert set(mucudnn.report(net).untuned) == {
+        ("second", "nothing is faster"),
+        ("spare", "not reached by the sample input"),
+        ("special", "Special is a subclass"),
+        ("upwards", "ConvTranspose2d is not tuned, only Conv2d"),
+        ("lazy", "a lazy module that has not run yet"),
+        ("parametrized", "its parameters are parametrized"),
+    }
+    for name, reason in mucudnn.report(net).untuned:
+        assert f"torch's own in {name}: {reason}" in lines(net)
+        assert f"torch's own in {name}: {reason}" in mucudnn.report(net).details()
+
+
+@pytest.mark.parametrize(
+    ("move", "reason"),
+    [
+        (lambda model: model.double(), "tuned for float32, and now float64"),
+        (lambda model: model.to("meta"), "tuned for cpu, and now on meta"),
+    ],
+)
+def test_what_was_moved_since_is_said(net: Net, move: Any, reason: str) -> None:
+    del net.lazy
+    assert ("first", reason) in mucudnn.report(move(net)).untuned
+
+
+def test_many_layers_with_long_names_fit_the_screen() -> None:
+    model = nn.ModuleDict({f"a_very_long_name_of_a_block_{i}" * 3: nn.Conv2d(3, 4, 3) for i in range(30)})
+    chosen = Configuration((MicroConfig("native-other-format", 2),) * 3 + (MicroConfig("gemm", 2),), 1.0, 8)
+    for i, module in enumerate(model.values()):
+        if i < 20:
+            make_tuned(module, *(tuned(chosen, operation) for operation in Operation))
+    assert max(map(len, lines(model))) <= WIDTH
+    assert sum("native-ot… 2×3 +1 2.00×" in line for line in lines(model)) == 20
+    assert "_19  " in lines(model)[20]  # its end tells it apart
+    assert "and 6 more: not reached by the sample input" in " ".join(" ".join(lines(model)).split())
+
+
+def test_other_batch_sizes_have_rows_of_their_own(net: Net) -> None:
+    smaller = TunedProblem(PROBLEM, 4, Configuration((MicroConfig("gemm", 4),), 1.0, 0), 0.002, 0.001, 0.0, "")
+    net.second.tuned = (*net.second.tuned, smaller)  # type: ignore[assignment, misc]
+    rows = [line.split("  ")[0] for line in lines(net)]
+    assert rows[:4] == ["layer", "first, batch 8", "second, batch 8", "second, batch 4"]
+
+
+def test_torchs_time_may_not_be_known() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    make_tuned(model[0], tuned(DIVIDED, baseline_s=None))
+    assert "winograd-4x4 2×4" in lines(model)[1]
+    assert "all together: mucudnn 1 ms, speedup unknown" in lines(model)[2]
+
+
+def test_details_have_every_choice_and_its_reason(net: Net) -> None:
+    report = mucudnn.report(net)
+    assert all(f"{name}: {one}" in report.details() for name, one in report.layers)
+    assert "why        it was <told> to" in report.details()
+
+
+@pytest.mark.parametrize("shown", [str, Report.details, Report._repr_html_])
+def test_a_report_without_tuned_layers_says_what_to_do(shown: Any) -> None:
+    assert "has no torch.nn.Conv2d" in shown(mucudnn.report(nn.Linear(2, 2)))
+    assert "call mucudnn.optimize(model, sample_input) first" in shown(mucudnn.report(nn.Conv2d(3, 4, 3)))
+
+
+def test_the_frame_has_a_row_for_each_operation(net: Net) -> None:
+    frame = mucudnn.report(net).to_frame()
+    assert list(frame["layer"]) == ["first"] * 3 + ["second"]
+    assert list(frame["workspace_bytes"]) == [2**20, 0, 8, 0]
+    assert list(frame["speedup"]) == [2.0, 1.0, 2.0, 1.0]
+    assert set(frame["reason"]) == {"it was <told> to"}
+    assert mucudnn.report(nn.Linear(2, 2)).to_frame().empty
+
+
+class Tags(HTMLParser):
+    """Counts tags, keeps text, and notes what is not closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: object) -> None:
+        assert not attributes
+        self.tags.append(tag)
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_notebooks_get_the_same_table_escaped() -> None:
+    model = nn.ModuleDict({"<script>": nn.Conv2d(3, 4, 3), "b & c": Special(3, 4, 3)})
+    make_tuned(model["<script>"], tuned(DIVIDED))
+    page = Tags()
+    page.feed(mucudnn.report(model)._repr_html_())
+    assert page.open == []
+    assert "script" not in page.tags
+    assert page.tags.count("tr") == 2
+    assert "<script>" in page.text
+    assert any("torch's own in b & c: Special is a subclass" in text for text in page.text)
+
+
+def test_reports_survive_pickling(net: Net) -> None:
+    report = mucudnn.report(net)
+    assert pickle.loads(pickle.dumps(report)) == report
+
+
+def test_the_model_itself_may_be_the_layer() -> None:
+    model = nn.Conv2d(3, 4, 3)
+    make_tuned(model, tuned(DIVIDED))
+    assert lines(model)[1].startswith("(the model itself)")
+    assert torch.is_tensor(model(torch.randn(1, 3, 8, 8)))
