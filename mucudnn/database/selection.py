@@ -11,7 +11,7 @@ from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration, Measurement, WholeRun, WithFreshWorkspace, source_of
+from mucudnn.words.results import Configuration, Measurement, WholeRun, WithFreshWorkspace, package_of, source_of
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 
@@ -71,7 +71,8 @@ def select_measurements(
     found = {task: _of_policy(stored[task.problem], policy, task.batch_size) for task in tasks}
     _require_enough(database, chosen, policy, stored, found)
     set_aside = _set_aside(every, stored) if strict else ()
-    return SelectedMeasurements(chosen, versions, (*_notes(every_version), *set_aside), found, database)
+    notes = (*_notes(every_version), *_notes_of_packages(versions), *set_aside)
+    return SelectedMeasurements(chosen, versions, notes, found, database)
 
 
 def _named(versions: Mapping[str, Sequence[int]], algorithms: Collection[str] | None) -> Mapping[str, Sequence[int]]:
@@ -96,6 +97,12 @@ def _notes(versions: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
         for algorithm, found in sorted(versions.items())
         if len(found) > 1
     )
+
+
+def _notes_of_packages(algorithms: Iterable[str]) -> tuple[str, ...]:
+    names = sorted(name for name in algorithms if package_of(name) is not None)
+    what = "is an algorithm of another package" if len(names) == 1 else "are algorithms of other packages"
+    return (f"{_listed(names)} {what}: where it is missing, torch's own runs instead",) if names else ()
 
 
 def _local(

@@ -16,11 +16,14 @@ import mucudnn
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.database.selection import select_measurements
 from mucudnn.kernels import registry
+from mucudnn.tuning.replay import replay
 from mucudnn.tuning.tuner import tune
-from mucudnn.words.config import Config
+from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement, MicroConfig
+from mucudnn.words.task import Task
 
 PROBLEM = ConvProblem("forward", 8, 14, 14, 8, 1, 1)  # type: ignore[arg-type]
 
@@ -189,3 +192,17 @@ def test_measurements_of_a_missing_package_are_solved_with_and_kept(database: Pa
 @pytest.mark.usefixtures("registered")
 def test_the_machine_has_it_while_it_is_registered() -> None:
     assert "test/pointwise" in [a.name for a in Machine.current().algorithms]
+
+
+def test_solving_again_needs_no_package_and_says_that_running_does(database: Path) -> None:
+    bench = bench_with(plug_in())
+    task = Task(FORWARD, BATCH, None)
+    with Database(database) as opened:
+        tuning = tune([FORWARD], BATCH, NO_LIMIT, database=opened, machine=bench.machine)
+        selected = select_measurements(opened, [task], BatchSizePolicy.POWER_OF_TWO)
+        (solved,) = replay([task], NO_LIMIT, selected).problems
+        strict = select_measurements(opened, [task], BatchSizePolicy.POWER_OF_TWO, strict=True)
+    assert solved.configuration == tuning.problems[0].configuration
+    said = "test/quick is an algorithm of another package: where it is missing, torch's own runs instead"
+    assert said in selected.notes
+    assert "not known to be strict for each problem, and not used there: test/quick" in strict.notes
