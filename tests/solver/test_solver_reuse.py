@@ -11,21 +11,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.problems.measurements import measured
 
 from mucudnn.solver import account_wr, desirable_sets, solve_wr
 from mucudnn.words.errors import InfeasibleError, InvalidInputError
 from mucudnn.words.results import Measurement, MicroConfig
 
-
-def measured(
-    name: str, size: int, step_s: float, scratch: int = 0, *, setup_s: float = 0.0, prepared: int = 0
-) -> Measurement:
-    return Measurement(MicroConfig(name, size), setup_s, step_s, prepared, scratch, relative_error=0.0)
-
-
 # A fast algorithm that needs memory, and a slow one that needs little.
 ROWS = [
-    *(measured("fast", size, 1e-3 + size * 1e-3, 100 * size, setup_s=2e-3, prepared=50) for size in (1, 2, 4, 8)),
+    *(measured("fast", size, 1e-3 + size * 1e-3, 100 * size, setup_s=2e-3, prepared_bytes=50) for size in (1, 2, 4, 8)),
     *(measured("slow", size, size * 5e-3, 10) for size in (1, 2, 4, 8)),
 ]
 
