@@ -29,7 +29,7 @@ def random_rows(draw: st.DrawFn) -> list[Measurement]:
     times, byte_counts = st.floats(1e-6, 1e-1), st.integers(0, 999)
     rows: list[Measurement] = []
     for name in draw(st.sets(st.sampled_from("abcd"), min_size=1)):
-        costs: dict[str, Any] = {"setup_s": draw(times), "prepared": draw(byte_counts)}
+        costs: dict[str, Any] = {"setup_s": draw(times), "prepared_bytes": draw(byte_counts)}
         sizes = draw(st.sets(st.integers(1, 8))) | {1}
         rows += [measured(name, size, draw(times), draw(byte_counts), **costs) for size in sizes]
     return rows
