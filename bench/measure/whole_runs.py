@@ -1,4 +1,4 @@
-"""Whole runs: is the configuration that the solver likes really faster than torch?"""
+"""Runs configurations as a whole, to see whether what the solver likes is really faster than torch."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run_torch(problem: ConvProblem, operands: Operands) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What tuning needs of the machine that it runs on; tests put another in its place.
+    """The machine as tuning needs it; tests put another in its place.
 
     algorithms: those for every problem. sources: of those that depend on the problem. whole_run: makes a call ready to
     be timed, as the function ``whole_run`` does. run_torch: makes one call of torch's own.

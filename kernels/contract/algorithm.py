@@ -155,7 +155,7 @@ class WholeBatch(Protocol):
 
     @property
     def workspace_bytes(self) -> int:
-        """What the library itself needs."""
+        """Bytes that the library itself needs."""
 
     def run(self, x: Tensor, w: Tensor, y: Tensor) -> None:
         """Compute one call. x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q); one is written anew."""
