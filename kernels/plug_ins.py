@@ -61,7 +61,7 @@ def require_algorithm(value: object) -> Algorithm:
 
 
 def device_type_of(algorithm: Algorithm) -> str:
-    """Where it runs: on the CPU, unless it says so otherwise."""
+    """Return the device type on which it runs: the CPU's, unless it names another."""
     return getattr(algorithm, "device_type", "cpu")
 
 

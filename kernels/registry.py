@@ -1,4 +1,4 @@
-"""Every algorithm there is: ours, and those that other packages bring.
+"""Lists every algorithm there is: ours, and those that other packages bring.
 
 A new one of ours is a file in its family's folder and a row here. The contract tests then pick it up.
 """
@@ -67,7 +67,7 @@ def register(algorithm: Algorithm) -> None:
 
 @cache
 def installed_plug_ins() -> tuple[PlugIn, ...]:
-    """Packages that bring algorithms by entry points; found, and their algorithms registered, on the first call."""
+    """Return the packages that bring algorithms by entry points. The first call registers what they bring."""
     return plug_ins.load(register)
 
 
@@ -85,13 +85,12 @@ def algorithm_versions() -> dict[str, int]:
 
 
 def sources(device_type: str = "cpu") -> tuple[AlgorithmSource, ...]:
-    """What offers further algorithms, problem by problem. Raises ``UnavailableError`` where there is no cuDNN."""
+    """Return what offers more algorithms, problem by problem. Raises ``UnavailableError`` where there is no cuDNN."""
     return (CudnnEngines(cudnn_backend()),) if device_type == "cuda" else ()
 
 
 def algorithm(name: str, device_type: str = "cpu") -> Algorithm:
-    """Return the algorithm of this name for a device type: one that is the same for every problem, or one of cuDNN's
-    engine configurations (``cudnn:67 k2=5``).
+    """Return the algorithm of this name for a device type: one that all problems share, or an engine of cuDNN's.
 
     Raises ``InvalidInputError`` for an unknown one, and ``UnavailableError`` for a device type that has none, for an
     engine configuration without cuDNN, and for an algorithm of a package that is not here.
@@ -107,7 +106,7 @@ def algorithm(name: str, device_type: str = "cpu") -> Algorithm:
 
 
 def _every(device_type: str) -> Iterator[Algorithm]:
-    """Ours, then those of other packages, which are not looked for before ours are used up."""
+    """Yield ours, then those of other packages, which are not looked for before ours are used up."""
     if device_type not in _OURS:
         raise UnavailableError(f"no algorithms for device type {device_type!r}; there are some for: {_names(_OURS)}")
     yield from _OURS[device_type]

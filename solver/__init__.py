@@ -1,7 +1,7 @@
 """Measurements in, configurations out. Pure functions: numpy and pulp, never torch."""
 
 from mucudnn.solver.account import Status
-from mucudnn.solver.curve import Curve, Marginal, marginal, next_faster, time_curve
+from mucudnn.solver.curve import BudgetCurve, Marginal, marginal, next_faster, time_curve
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import DesirableSets, desirable_sets
 from mucudnn.solver.policies import micro_batch_sizes
@@ -9,7 +9,7 @@ from mucudnn.solver.reuse import Account, account_wr, solve_wr
 
 __all__ = [
     "Account",
-    "Curve",
+    "BudgetCurve",
     "DesirableSets",
     "Division",
     "Marginal",

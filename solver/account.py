@@ -1,4 +1,4 @@
-"""What comes with every answer of a solver: how good it is, how that is known, and what it took."""
+"""Accounts of solvers: each answer says how good it is, how that is known, and what it took."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The status in words."""
         return "optimal" if self.status is Status.OPTIMAL else f"at most {self.gap:.2g} of it could be saved"
 
     def proof(self) -> dict[str, object]:

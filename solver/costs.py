@@ -45,7 +45,7 @@ class Costs:
 
     @property
     def free_algorithms(self) -> frozenset[int]:
-        """Those without setup and prepared bytes: they can join any configuration at no cost but their steps."""
+        """Algorithms without setup and prepared bytes: they can join any configuration at no cost but their steps."""
         return frozenset(np.flatnonzero((self.setup_ps == 0) & (self.prepared_bytes == 0)).tolist())
 
     def setup_of(self, algorithms: Collection[int]) -> float:

@@ -1,4 +1,4 @@
-"""What memory buys: the least time of a network against its workspace budget, and what more or less would change."""
+"""The worth of memory: the least time of a network against its workspace budget, and what more or less would change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from mucudnn.solver.division import TIME_LIMIT_S, Choices, check_limits
+from mucudnn.solver.division import TIME_LIMIT_S, DivisionProblem, check_limits
 from mucudnn.solver.knapsack import breakpoints
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import Configuration
@@ -20,7 +20,7 @@ LEAST_SHOWN = 0.0005  # a smaller change of the time, as a fraction, is not wort
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class BudgetPoint:
     """The least time within a budget, and the workspace that it takes; no time can be below ``bound_s``."""
 
     budget_bytes: int
@@ -30,14 +30,14 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class BudgetCurve:
     """Time against budget, least budget first: more memory is never slower.
 
     The first point is the smallest feasible budget (unless a larger one alone was asked for), and beyond
     ``enough_bytes`` nothing more is bought. Between two points the least time is at most that of the one before.
     """
 
-    points: tuple[Point, ...]
+    points: tuple[BudgetPoint, ...]
     smallest_feasible_bytes: int
     enough_bytes: int
 
@@ -54,8 +54,8 @@ def time_curve(
     budgets: Iterable[int] = (),
     constant_s: float = 0.0,
     time_limit_s: float | None = TIME_LIMIT_S,
-) -> Curve:
-    """The least time (``solve_wd``) from the smallest feasible budget to the smallest that gives the least time of all.
+) -> BudgetCurve:
+    """Return the least time (``solve_wd``) at budgets from the smallest feasible one to the first with the least time.
 
     At most ``points`` budgets (at least 2), and ``budgets`` besides. They are breakpoints of the linear relaxation,
     where the bounds alone prove the answer; where there are more of them, those that follow the curve at even steps
@@ -68,26 +68,26 @@ def time_curve(
         raise InvalidInputError(f"points is {points}; a curve has at least 2")
     network = _Network(options, counts, constant_s, time_limit_s)
     turns = _spread(breakpoints(network.choices.rows), points)
-    found: list[Point] = []
+    found: list[BudgetPoint] = []
     for budget in sorted({*turns, *budgets}):
         point = network.at(budget)
         if found and point.time_s > found[-1].time_s:  # only where the time limit came: what fitted less still fits
             last = found[-1]
-            point = Point(budget, last.workspace_bytes, last.time_s, min(point.bound_s, last.time_s))
+            point = BudgetPoint(budget, last.workspace_bytes, last.time_s, min(point.bound_s, last.time_s))
         found.append(point)
-    return Curve(tuple(found), network.choices.smallest_bytes, network.choices.enough_bytes)
+    return BudgetCurve(tuple(found), network.choices.smallest_bytes, network.choices.enough_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Marginal:
-    """What some more or less memory than ``here`` would change: in words as ``str``.
+    """The effect of some more or less memory than ``here``; in words as ``str``.
 
     ``more`` is None where nothing is gained by more, ``less`` where nothing less is feasible.
     """
 
-    here: Point
-    more: Point | None
-    less: Point | None
+    here: BudgetPoint
+    more: BudgetPoint | None
+    less: BudgetPoint | None
     smallest_feasible_bytes: int
     enough_bytes: int
 
@@ -115,8 +115,8 @@ class Marginal:
             return f"{words} ({smallest} is the smallest feasible budget)"
         return words
 
-    def _change(self, other: Point) -> str:
-        """In percent of the time here."""
+    def _change(self, other: BudgetPoint) -> str:
+        """Say the change in percent of the time here."""
         change = (other.time_s - self.here.time_s) / self.here.time_s if self.here.time_s else 0.0
         if abs(change) < LEAST_SHOWN:
             return "no slower"
@@ -133,7 +133,7 @@ def marginal(
     constant_s: float = 0.0,
     time_limit_s: float | None = TIME_LIMIT_S,
 ) -> Marginal:
-    """What about a quarter of ``budget_bytes`` more or less would change (None: the smallest budget of the least time).
+    """Tell what about a quarter more or less of ``budget_bytes`` changes (None: the smallest budget of the least time).
 
     The step is a power of two in bytes. Upwards it is doubled until the time changes; downwards it is cut off at the
     smallest feasible budget. ``constant_s`` and ``time_limit_s`` as in ``time_curve``.
@@ -154,7 +154,7 @@ def marginal(
 
 
 def next_faster(options: Iterable[Configuration], chosen: Configuration) -> Configuration | None:
-    """Of the ``options`` of one problem that are faster than ``chosen``, the one that needs least workspace more.
+    """Return the one of ``options`` that is faster than ``chosen`` and needs the least workspace more.
 
     Where several need as much (or none), the fastest of them; None if nothing is faster.
     """
@@ -177,17 +177,17 @@ class _Network:
         check_limits(None, time_limit_s)
         if not 0 <= constant_s < math.inf:
             raise InvalidInputError(f"constant_s is {constant_s}; it must be finite and at least 0")
-        self.choices = Choices.of(options, counts)
+        self.choices = DivisionProblem.of(options, counts)
         self._constant_s, self._time_limit_s = constant_s, time_limit_s
 
-    def at(self, budget_bytes: int) -> Point:
+    def at(self, budget_bytes: int) -> BudgetPoint:
         check_limits(budget_bytes, None)
         division = self.choices.divide(budget_bytes, self._time_limit_s)
         time_s, bound_s = division.objective_s + self._constant_s, division.bound_s + self._constant_s
-        return Point(budget_bytes, division.workspace_bytes, time_s, bound_s)
+        return BudgetPoint(budget_bytes, division.workspace_bytes, time_s, bound_s)
 
-    def faster(self, here: Point, step: int) -> Point | None:
-        """What ``step`` more, or twice that, or four times, ... gains; None if no memory gains anything."""
+    def faster(self, here: BudgetPoint, step: int) -> BudgetPoint | None:
+        """Find what ``step`` more, or twice that, or four times, ... gains; None if no memory gains anything."""
         budget = here.budget_bytes
         while budget < self.choices.enough_bytes:
             budget = here.budget_bytes + step

@@ -84,8 +84,8 @@ class Division(Answer, Generic[Key]):
 
 
 @dataclass(frozen=True, slots=True)
-class Choices(Generic[Key]):
-    """What there is to divide a budget over, checked and in whole numbers, to be solved for one budget or for many.
+class DivisionProblem(Generic[Key]):
+    """The options to divide a budget over, checked and in whole numbers, to be solved for one budget or for many.
 
     ``configurations`` of each key are in the order of their names, ``rows`` are those that are not dominated.
     """
@@ -95,14 +95,14 @@ class Choices(Generic[Key]):
     rows: list[list[Row]]
 
     @staticmethod
-    def of(options: Mapping[Key, Sequence[Configuration]], counts: Mapping[Key, int] | None) -> Choices[Key]:
+    def of(options: Mapping[Key, Sequence[Configuration]], counts: Mapping[Key, int] | None) -> DivisionProblem[Key]:
         """Raises as ``solve_wd`` does, but for budget and time limit."""
         keys = sorted(options, key=repr)
         counts = dict.fromkeys(keys, 1) if counts is None else counts
         _check(options, counts)
         named = [sorted(options[key], key=lambda c: (str(c), c.micro_configs)) for key in keys]
         rows = [undominated(_rows(named[i], counts[key])) for i, key in enumerate(keys)]
-        return Choices({key: counts[key] for key in keys}, named, rows)
+        return DivisionProblem({key: counts[key] for key in keys}, named, rows)
 
     @property
     def smallest_bytes(self) -> int:
@@ -158,7 +158,7 @@ def solve_wd(
     counts: Mapping[Key, int] | None = None,
     time_limit_s: float | None = TIME_LIMIT_S,
 ) -> Division[Key]:
-    """One configuration for each problem: the least sum of count x time, at most ``budget_bytes`` of workspace in sum.
+    """Choose a configuration for each problem: the least sum of count x time within ``budget_bytes`` of workspace.
 
     ``counts``: how often each problem occurs (None: once each); its segment is there once. ``budget_bytes`` None: no
     bound. Ties: less workspace, then fewer micro-batches, then the names, problem by problem in the order of their
@@ -170,7 +170,7 @@ def solve_wd(
     """
     start = time.perf_counter()
     check_limits(budget_bytes, time_limit_s)
-    division = Choices.of(options, counts).divide(budget_bytes, time_limit_s)
+    division = DivisionProblem.of(options, counts).divide(budget_bytes, time_limit_s)
     return replace(division, solve_time_s=time.perf_counter() - start)
 
 

@@ -9,8 +9,8 @@ from itertools import combinations
 import numpy as np
 
 from mucudnn.solver.costs import Costs, pool
-from mucudnn.solver.cover import Part, fastest_cover
-from mucudnn.solver.sweep import AlgorithmSet, Found, sweep
+from mucudnn.solver.micro_batches import Part, fastest_micro_batches
+from mucudnn.solver.sweep import AlgorithmSet, ConfigurationColumns, sweep
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import Configuration, Measurement
 
@@ -25,23 +25,23 @@ class DesirableSets:
     batch_size: int
     _costs: Costs
     _sets: tuple[AlgorithmSet, ...]
-    _front: Found  # sorted by n, then workspace; where sets tie, a point has more than one row
+    _front: ConfigurationColumns  # sorted by n, then workspace; where sets tie, a point has more than one row
 
     def of(self, n: int) -> tuple[Configuration, ...]:
-        """The desirable set of ``n`` samples: least workspace first, fastest last; empty if nothing covers n."""
+        """Return the desirable set of ``n`` samples: least workspace first, fastest last; empty if nothing covers n."""
         return tuple(self._configuration(n, point) for point in self._points(n))
 
     def size(self, n: int) -> int:
-        """Number of configurations in the desirable set of ``n`` samples."""
+        """Count the configurations in the desirable set of ``n`` samples."""
         return len(self._points(n))
 
     def smallest(self, n: int) -> Configuration | None:
-        """The configuration with the least workspace for ``n`` samples, if there is any."""
+        """Return the configuration with the least workspace for ``n`` samples, if there is any."""
         points = self._points(n)
         return self._configuration(n, points[0]) if points else None
 
     def fastest(self, n: int, limit_bytes: int | None = None) -> Configuration | None:
-        """The fastest configuration for ``n`` samples whose workspace is at most ``limit_bytes``, if there is any."""
+        """Return the fastest configuration for ``n`` samples within ``limit_bytes`` of workspace, if there is any."""
         workspace = self._front.workspace_bytes
         fitting = [p for p in self._points(n) if limit_bytes is None or workspace[p.start] <= limit_bytes]
         return self._configuration(n, fitting[-1]) if fitting else None
@@ -55,18 +55,18 @@ class DesirableSets:
         return [range(*ends) for ends in zip(starts.tolist(), [*starts[1:].tolist(), last], strict=False)]
 
     def _configuration(self, n: int, point: range) -> Configuration:
-        """Of the rows that tie, the one with fewer micro-batches, then by name, then with larger ones first."""
+        """Build the configuration: of rows that tie, with fewer micro-batches, then by name, then larger ones first."""
         covers = [self._cover(n, row) for row in point]
         return self._costs.configuration(min(covers, key=lambda cover: (len(cover), [(a, -b) for a, b in cover])))
 
     def _cover(self, n: int, row: int) -> list[Part]:
         algorithms = self._sets[int(self._front.set_number[row])]
         scratch_bytes = int(self._front.workspace_bytes[row]) - self._costs.prepared_of(algorithms)
-        return fastest_cover(self._costs, n, algorithms | self._costs.free_algorithms, scratch_bytes)
+        return fastest_micro_batches(self._costs, n, algorithms | self._costs.free_algorithms, scratch_bytes)
 
 
 def desirable_sets(measurements: Sequence[Measurement], batch_size: int) -> DesirableSets:
-    """The exact desirable sets of 1..batch_size for the measurements of one problem.
+    """Find the exact desirable sets of 1..batch_size for the measurements of one problem.
 
     Raises ``InvalidInputError`` if ``batch_size`` is below 1 or a measurement is negative or not finite.
     """
@@ -86,7 +86,7 @@ def _small_sets(costs: Costs) -> list[AlgorithmSet]:
     return [frozenset(members) for size in range(3) for members in combinations(paid, size)]
 
 
-def _larger_sets(sets: Sequence[AlgorithmSet], found: Found) -> list[AlgorithmSet]:
+def _larger_sets(sets: Sequence[AlgorithmSet], found: ConfigurationColumns) -> list[AlgorithmSet]:
     """The sets of three and more algorithms that can matter: those of which every pair was found somewhere.
 
     Where the sweep finds nothing for a pair, something else covers the same samples with the same scratch at most, in
@@ -107,7 +107,7 @@ def _larger_sets(sets: Sequence[AlgorithmSet], found: Found) -> list[AlgorithmSe
     return larger
 
 
-def _pareto(found: Found) -> Found:
+def _pareto(found: ConfigurationColumns) -> ConfigurationColumns:
     """Keep what nothing beats for the same n: less time than all with less workspace, no more than any with as much."""
     found = found.take(np.lexsort((found.time_ps, found.workspace_bytes, found.n)))
     times, rank = np.unique(found.time_ps, return_inverse=True)

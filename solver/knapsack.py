@@ -41,7 +41,7 @@ def total(rows: Sequence[Row]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class KnapsackAnswer:
     """The chosen rows, in the order of the problems; ``proven``: best of all, ties settled."""
 
     rows: list[Row]
@@ -54,7 +54,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Price:
-    """What a byte is worth: ``ps`` picoseconds for ``bytes`` bytes, in whole numbers.
+    """The worth of a byte: ``ps`` picoseconds for ``bytes`` bytes, in whole numbers.
 
     Any price gives a bound (Lagrange): no division is faster than the sum of the least costs, less the priced budget.
     """
@@ -67,7 +67,7 @@ class _Price:
         return self.bytes * row[1] + self.ps * row[0]
 
 
-def solve(choices: list[list[Row]], budget: int, deadline: float) -> Found:
+def solve(choices: list[list[Row]], budget: int, deadline: float) -> KnapsackAnswer:
     """Bounds first, then a program on what they leave, then the search that proves what the program found."""
     chosen, price = _greedy(choices, budget)
     core = _within_bounds(choices, budget, price, chosen)
@@ -83,7 +83,7 @@ def solve(choices: list[list[Row]], budget: int, deadline: float) -> Found:
     if proven is None:
         why = "the time limit came" if time.perf_counter() > deadline else f"more than {MOST_SUMS} sums differ"
         notes.append(f"the search for a proof was stopped: {why}; the answer is the best so far")
-    return Found(proven or chosen, bound_ps, proven is not None, remaining, solver, tuple(notes))
+    return KnapsackAnswer(proven or chosen, bound_ps, proven is not None, remaining, solver, tuple(notes))
 
 
 def breakpoints(choices: list[list[Row]]) -> list[tuple[int, int]]:
@@ -120,7 +120,7 @@ def _greedy(choices: list[list[Row]], budget: int) -> tuple[list[Row], _Price]:
 
 
 def _steps(choices: list[list[Row]]) -> list[tuple[int, Row, Row]]:
-    """From one row of a hull to the next, with the number of the problem: those that save most per byte first."""
+    """Return steps between rows of a hull, with the number of the problem: those that save most per byte first."""
     steps = [(i, slower, faster) for i, rows in enumerate(choices) for slower, faster in pairwise(_hull(rows))]
     return sorted(steps, key=lambda step: -_saved_per_byte(step[1], step[2]))
 
@@ -148,7 +148,7 @@ def _within_bounds(choices: list[list[Row]], budget: int, price: _Price, chosen:
 
 
 def programs() -> list[str]:
-    """Those that are there, the one to ask first before the others.
+    """Name the programs that are there, the one to ask first before the others.
 
     CBC comes with PuLP. HiGHS takes up to twice as long for easy programs (some 0.1 s), and a fraction of the time for
     hard ones.
@@ -239,7 +239,7 @@ def _extended(sums: list[Row], rows: list[Row], most_bytes: int, most_cost: int,
 
 
 def _regret(rows: list[Row], price: _Price) -> float:
-    """What the second cheapest option costs more than the cheapest."""
+    """Return what the second cheapest option costs more than the cheapest."""
     costs = sorted(map(price.cost, rows))
     return costs[1] - costs[0] if len(costs) > 1 else math.inf
 

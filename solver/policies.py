@@ -1,4 +1,4 @@
-"""Which micro-batch sizes are worth measuring: the paper's three policies (Oyama et al., μ-cuDNN, section III)."""
+"""Micro-batch sizes that are worth measuring: the paper's three policies (Oyama et al., μ-cuDNN, section III)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from mucudnn.words.values import member, whole
 
 
 def micro_batch_sizes(policy: BatchSizePolicy, batch_size: int) -> tuple[int, ...]:
-    """Ascending sizes out of 1..batch_size; every policy has the undivided batch among them.
+    """Return ascending sizes out of 1..batch_size; every policy has the undivided batch among them.
+
+    >>> micro_batch_sizes(BatchSizePolicy.POWER_OF_TWO, 12)
+    (1, 2, 4, 8, 12)
 
     Raises ``InvalidInputError`` for an unknown policy, and if ``batch_size`` is no whole number of at least 1.
     """

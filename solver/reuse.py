@@ -15,7 +15,7 @@ from mucudnn.words.units import exact_bytes, format_bytes, format_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account(Answer):
-    """What was solved, from what, and what was chosen: printable. The dynamic program ends with the optimum, always.
+    """The account of one problem: what was solved, from what, and what was chosen. It is always the optimum.
 
     ``front_size`` counts the desirable set, ``smallest_feasible_bytes`` is the least workspace in it.
     """
@@ -54,7 +54,7 @@ class Account(Answer):
 def solve_wr(
     measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None, *, what: str = ""
 ) -> Configuration:
-    """The fastest configuration for ``batch_size`` with at most ``limit_bytes`` of workspace (None: no bound).
+    """Choose the fastest configuration for ``batch_size`` with at most ``limit_bytes`` of workspace (None: no bound).
 
     Exact for the model of ``solver.costs``. Ties: less workspace, then fewer micro-batches, then by name. ``what``
     names the problem in errors.
@@ -68,7 +68,7 @@ def solve_wr(
 def account_wr(
     measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None, *, what: str = ""
 ) -> Account:
-    """Like ``solve_wr``, with the account of how the configuration was chosen."""
+    """Do what ``solve_wr`` does; returns the account of how the configuration was chosen."""
     start = time.perf_counter()
     if limit_bytes is not None and limit_bytes < 0:
         raise InvalidInputError(f"the workspace limit is {limit_bytes} bytes; it must be at least 0, or None: no limit")

@@ -18,7 +18,7 @@ AlgorithmSet = frozenset[int]  # algorithms by number, without the free ones, wh
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class ConfigurationColumns:
     """Configurations as columns: the set with this number covers ``n`` samples in this time and workspace."""
 
     set_number: IntArray
@@ -26,13 +26,13 @@ class Found:
     time_ps: FloatArray
     workspace_bytes: IntArray
 
-    def take(self, rows: IntArray) -> Found:
-        return Found(self.set_number[rows], self.n[rows], self.time_ps[rows], self.workspace_bytes[rows])
+    def take(self, rows: IntArray) -> ConfigurationColumns:
+        return ConfigurationColumns(self.set_number[rows], self.n[rows], self.time_ps[rows], self.workspace_bytes[rows])
 
     @staticmethod
-    def concatenate(parts: Iterable[Found]) -> Found:
+    def concatenate(parts: Iterable[ConfigurationColumns]) -> ConfigurationColumns:
         whole = [NOTHING, *parts]
-        return Found(
+        return ConfigurationColumns(
             np.concatenate([part.set_number for part in whole]),
             np.concatenate([part.n for part in whole]),
             np.concatenate([part.time_ps for part in whole]),
@@ -41,17 +41,17 @@ class Found:
 
 
 _NO_INTEGERS = np.empty(0, dtype=np.int64)
-NOTHING = Found(_NO_INTEGERS, _NO_INTEGERS, np.empty(0), _NO_INTEGERS)
+NOTHING = ConfigurationColumns(_NO_INTEGERS, _NO_INTEGERS, np.empty(0), _NO_INTEGERS)
 
 
-def sweep(costs: Costs, sets: Sequence[AlgorithmSet]) -> Found:
+def sweep(costs: Costs, sets: Sequence[AlgorithmSet]) -> ConfigurationColumns:
     """Every configuration of the ``sets`` that can be in a desirable set, for every n, and some that cannot.
 
     What one of the ``sets`` of at most one algorithm dominates at the same scratch is left out: that is, does in less
     time with no more prepared bytes, or in the same time with fewer.
     """
     table = _Table(costs, sets)
-    return Found.concatenate(table.add(algorithm, size) for algorithm, size in _by_scratch(costs))
+    return ConfigurationColumns.concatenate(table.add(algorithm, size) for algorithm, size in _by_scratch(costs))
 
 
 def _by_scratch(costs: Costs) -> list[tuple[int, int]]:
@@ -77,7 +77,7 @@ class _Table:
         ]
         self._bounds = _Bounds([i for i, s in enumerate(sets) if len(s) <= 1], self._prepared_bytes, self._steps_ps)
 
-    def add(self, algorithm: int, size: int) -> Found:
+    def add(self, algorithm: int, size: int) -> ConfigurationColumns:
         """Allow this micro-config from now on; return what it improves."""
         step_ps = float(self._costs.step_ps[algorithm, size])
         sets = self._sets_with[algorithm]
@@ -89,7 +89,7 @@ class _Table:
         self._bounds.lower(sets, size, time_ps)
         rows, columns = np.nonzero((after < before) & (time_ps < self._bounds.of(sets, size)))
         workspace_bytes = self._prepared_bytes[sets] + self._costs.scratch_bytes[algorithm, size]
-        return Found(sets[rows], columns + size, time_ps[rows, columns], workspace_bytes[rows])
+        return ConfigurationColumns(sets[rows], columns + size, time_ps[rows, columns], workspace_bytes[rows])
 
     def _relax(self, sets: IntArray, size: int, step_ps: float) -> tuple[FloatArray, FloatArray]:
         """Cover n with any number of these steps and the rest as before. Returns T[sets, size:] before and after."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
-from mucudnn.solver.curve import Curve, Marginal, marginal, next_faster, time_curve
+from mucudnn.solver.curve import BudgetCurve, Marginal, marginal, next_faster, time_curve
 from mucudnn.tuning.choose import Divided
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import Configuration
@@ -40,7 +40,7 @@ class Explanation:
 
     tuning: TableTuning
     rows: tuple[ExplainedLayer, ...]
-    curve: Curve
+    curve: BudgetCurve
     marginal: Marginal
 
     @property

@@ -12,7 +12,7 @@ from rich.table import Table
 from mucudnn.bench.analyses.explanation import ExplainedLayer, Explanation
 from mucudnn.bench.report.export import CURVE, write_csv, write_each
 from mucudnn.bench.report.records import Record, record_header
-from mucudnn.bench.report.tables import milliseconds, new_table, short_name
+from mucudnn.bench.report.tables import long_name, milliseconds, new_table, short_name
 from mucudnn.terminal.whole_files import beside
 from mucudnn.words.results import Configuration
 from mucudnn.words.units import format_bytes, format_seconds
@@ -89,7 +89,7 @@ def _layer_record(row: ExplainedLayer) -> Record:
     """Times are of one call; ``saved_s`` is of all occurrences."""
     tuned = row.row.tuned
     return {
-        "layer": row.row.layer,
+        "layer": long_name(row.row.names),
         "operation": str(tuned.problem.operation),
         "count": row.row.count,
         "batch_size": tuned.batch_size,

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from rich.table import Table
 
 from mucudnn.bench.report.records import Record, configuration_record, record_header
-from mucudnn.bench.report.tables import comparison, memory_bound, milliseconds, new_table, short_name
+from mucudnn.bench.report.tables import comparison, long_name, memory_bound, milliseconds, new_table, short_name
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.tuning.result import TunedProblem, left_out_in_words
 from mucudnn.words.units import format_bytes
@@ -89,7 +89,7 @@ def _accounts(tuning: TableTuning) -> list[Record | None]:
 def _tuned(row: TunedLayer) -> Record:
     tuned = row.tuned
     return {
-        "layer": row.layer,
+        "layer": long_name(row.names),
         "operation": tuned.problem.operation,
         "count": row.count,
         "batch_size": tuned.batch_size,

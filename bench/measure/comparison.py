@@ -9,7 +9,7 @@ from statistics import quantiles
 
 from mucudnn.bench.measure.rounds import sample_in_rounds
 from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
-from mucudnn.words.results import Verification
+from mucudnn.words.results import WholeRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Comparison:
         return self.baseline_s / self.time_s
 
     @property
-    def verification(self) -> Verification:
+    def whole_run(self) -> WholeRun:
         """The same numbers, as the database keeps them."""
-        return Verification(self.baseline_s, self.time_s, self.uncertainty)
+        return WholeRun(self.baseline_s, self.time_s, self.uncertainty)
 
     @property
     def is_clear(self) -> bool:

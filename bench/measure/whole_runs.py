@@ -1,4 +1,4 @@
-"""Whole runs: is the configuration that the solver likes really faster than torch?"""
+"""Whole runs: calls of configurations as users make them, compared with torch's own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OPERATORS = {
 
 
 def training_operands(problem: ConvProblem, batch_size: int, device: str = "cpu") -> Operands:
-    """Random operands of one step of training: in its forward pass autograd records what the backward pass needs."""
+    """Make random operands as in training: in a forward pass autograd records what the backward pass needs."""
     with torch.inference_mode(False):
         operands = random_operands(problem, batch_size, device)
         operands.w.requires_grad_(problem.operation is Operation.FORWARD)
@@ -41,7 +41,7 @@ def training_operands(problem: ConvProblem, batch_size: int, device: str = "cpu"
 def whole_run(
     problem: ConvProblem, configuration: Configuration, operands: Operands, *, keeps_workspace: bool = True
 ) -> Callable[[], Tensor]:
-    """The call that a tuned ``mucudnn.Conv2d`` makes, ready to be timed; it returns what the operation writes.
+    """Make ready the call of a tuned ``mucudnn.Conv2d``, to be timed; the call returns what the operation writes.
 
     It goes through the operator that users call. The baseline is torch's own call. keeps_workspace: from call to call.
 
@@ -67,14 +67,14 @@ def run_whole(problem: ConvProblem, configuration: Configuration, operands: Oper
 
 
 def run_torch(problem: ConvProblem, operands: Operands) -> Tensor:
-    """The baseline: torch's own convolution, undivided. Returns what the operation writes."""
+    """Call the baseline, torch's own convolution, undivided. Returns what the operation writes."""
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
     return torch_convolution(problem.operation, operands.x, operands.w, operands.y, None, *geometry)
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What tuning needs of the machine that it runs on; tests put another in its place.
+    """The machine that tuning runs on; tests put another in its place.
 
     algorithms: those for every problem. sources: of those that depend on the problem. whole_run: makes a call ready to
     be timed, as the function ``whole_run`` does. run_torch: makes one call of torch's own.
@@ -97,7 +97,7 @@ class Machine:
     def compare(
         self, problem: ConvProblem, batch_size: int, configurations: Sequence[Configuration], *, keeps_workspace: bool
     ) -> list[Comparison | Exception | None]:
-        """Whole runs of the configurations against torch's own, in turns; keeps_workspace: from call to call.
+        """Compare whole runs of the configurations with torch's own, in turns; keeps_workspace: from call to call.
 
         None where there is no memory for the mini-batch, or for torch's own: then nothing can be compared.
         """
@@ -115,7 +115,7 @@ class Machine:
     def _ready(
         self, problem: ConvProblem, configuration: Configuration, operands: Operands, keeps_workspace: bool
     ) -> Callable[[], object]:
-        """A call; where it cannot be made ready, one that fails for that reason, so that the others are compared."""
+        """Return a call; where it cannot be made ready, one that fails for that reason: the others are compared."""
         try:
             return self.whole_run(problem, configuration, operands, keeps_workspace=keeps_workspace)
         except CANDIDATE_ERRORS as error:

@@ -28,11 +28,6 @@ class TunedLayer:
     count: int
     tuned: TunedProblem
 
-    @property
-    def layer(self) -> str:
-        """All names, comma-separated."""
-        return ", ".join(self.names)
-
 
 @dataclass(frozen=True, slots=True)
 class TableTuning:

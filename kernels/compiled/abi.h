@@ -1,4 +1,4 @@
-// What Python hands over (library.py has the same structures), and what must hold of it.
+// The structures that Python hands over (library.py has the same), and what must hold of them.
 #pragma once
 
 #include "checks.h"

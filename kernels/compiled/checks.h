@@ -1,5 +1,5 @@
-// What every entry checks of its arguments, in every build, before it touches any memory: sizes that the arithmetic can
-// hold, operands that belong together, and buffers that hold all that will be read and written.
+// Checks that every entry makes of its arguments, in every build, before it touches any memory: sizes that the
+// arithmetic can hold, operands that belong together, and buffers that hold all that will be read and written.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 #include <stdexcept>
 #include <string>
 
-// What a refused call returns; mucudnn_refusal() has the words. library.py has the same numbers.
+// Results of refused calls; mucudnn_refusal() has the words. library.py has the same numbers.
 enum Refusal : int64_t { NOT_BUILT = -1, TOO_LARGE = -2, MISMATCH = -3, TOO_SMALL = -4, NO_MEMORY = -5 };
 
-// Of every size but the number of samples, and of padded ones: the sum of any two fits an int.
+// The limit of every size but the number of samples, padded ones included: the sum of any two fits an int.
 constexpr int64_t LARGEST_SIZE = 1 << 30;
 
 inline thread_local char refusal_text[256] = "";

@@ -1,7 +1,7 @@
 // The matrices of F(M, R) by Cook and Toom, computed by the compiler from interpolation points (infinity is the last
 // one): y = A^T [(G g) * (B^T d)]. The finite points but 0 come in pairs +a, -a, whose rows (or columns) differ only in
 // the sign of the odd (or even) entries, so that each pair costs one even and one odd sum instead of two full ones.
-// Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015); the Python twin is kernels/winograd/cook_toom.py.
+// Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015). The Python twin: winograd/cook_toom.py.
 #pragma once
 
 #include "vector.h"

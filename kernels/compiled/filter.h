@@ -44,7 +44,9 @@ INLINE void for_runs(const FilterBlock& block, float* buffer, Body body) {
   const FilterView& v = block.view;
   const int taps = v.taps();
   if (v.row == 1) {
-    for (int t = 0; t < taps; ++t) body(block.at(0, 0, t), buffer + ptrdiff_t(t) * VL, block.rows(), ptrdiff_t(taps) * VL);
+    for (int t = 0; t < taps; ++t) {
+      body(block.at(0, 0, t), buffer + ptrdiff_t(t) * VL, block.rows(), ptrdiff_t(taps) * VL);
+    }
     return;
   }
   for (int row = 0; row < block.rows(); ++row)

@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int WORDS = 512;  // of a chunk; its keys fit the L1 cache beside it
+constexpr int WORDS = 512;  // in a chunk; its keys fit the L1 cache beside it
 constexpr int64_t CHUNK_BYTES = WORDS * sizeof(uint64_t);
 constexpr int64_t SMALLEST_SHARED = 64;        // chunks; below, waking the other threads costs more
 constexpr uint64_t GAMMA = 0x9e3779b97f4a7c15;  // of SplitMix64 (Steele, Lea, Flood 2014), whose output function mix is

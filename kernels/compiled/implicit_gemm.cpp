@@ -73,7 +73,7 @@ constexpr int padded(int channels) { return is_planar(channels) ? channels : blo
 struct Product {
   Taps taps;
   int stride_h, stride_w;
-  ptrdiff_t filter_offset;  // of its part of the packed filter, in floats
+  ptrdiff_t filter_offset;  // where its part of the packed filter begins, in floats
 
   // The outputs of a whole window are one long row: that of the next output row goes on where this one ends.
   bool joins_rows() const { return taps.size() == 1 && stride_h == 1 && stride_w == 1; }
@@ -234,12 +234,14 @@ Band choose_band(const Product& product, int channels, const Images& y, int thre
         .floats();
   };
   const auto bands = [&] { return times(y.n, int64_t(ceil_div(y.h, band.rows)) * ceil_div(y.w, band.columns)); };
-  while (band.rows > 1 && (floats() > WINDOW_FLOATS || bands() < int64_t{4} * threads)) band.rows = ceil_div(band.rows, 2);
+  while (band.rows > 1 && (floats() > WINDOW_FLOATS || bands() < int64_t{4} * threads)) {
+    band.rows = ceil_div(band.rows, 2);
+  }
   while (band.columns > MR && (floats() > WINDOW_FLOATS || bands() < threads)) band.columns = ceil_div(band.columns, 2);
   return band;
 }
 
-// What one thread computes a product's bands in.
+// The buffers in which one thread computes a product's bands.
 struct ProductScratch {
   WindowShape window;
   Band band;
@@ -354,7 +356,7 @@ void run(const Plan& plan, const Images& x, const float* filter, const float* bi
   }
 }
 
-// Of each thread, for one block of the filter: allocated where a failure can be caught, before the threads begin.
+// Each thread's buffers for one block of the filter: allocated where a failure can be caught, before threads begin.
 class TapBuffers {
  public:
   TapBuffers(int taps, int threads) : floats_(size_t(VL) * taps * VL), memory_(times(floats_, threads)) {}
@@ -547,11 +549,11 @@ void require_sizes(const Geometry& g, int64_t n, std::initializer_list<int64_t> 
 
 }  // namespace
 
-// What library.py calls. All return 0 (or a size), or why they refused (checks.h). c, k: channels of one group.
+// The entries that library.py calls. All return 0, a size, or why they refused (checks.h). c, k: channels of one group.
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Of the packed filter, or of its gradient's accumulator. rows: channels that are summed over.
+// Size of the packed filter, or of its gradient's accumulator. rows: channels that are summed over.
 int64_t mucudnn_implicit_gemm_prepared_bytes(const Geometry* g, int64_t rows, int64_t lanes) {
   return refusable([&] {
     require_sizes(*g, 1, {rows, lanes}, 1);
@@ -559,7 +561,7 @@ int64_t mucudnn_implicit_gemm_prepared_bytes(const Geometry* g, int64_t rows, in
   });
 }
 
-// For n samples; rows: channels of the tensor that is read, lanes, h, w: of the one that is written.
+// Scratch for n samples; rows: channels of the tensor that is read, lanes, h, w: of the one that is written.
 int64_t mucudnn_implicit_gemm_scratch_bytes(const Geometry* g, int backward_data, int64_t n, int64_t rows,
                                             int64_t lanes, int64_t h, int64_t w, int threads) {
   return refusable([&] {

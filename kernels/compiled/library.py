@@ -55,7 +55,7 @@ class Operand(ctypes.Structure):
 
 
 class Geometry(ctypes.Structure):
-    """What a convolution is, beside its sizes."""
+    """Filter size, stride, padding, dilation and groups of a convolution."""
 
     _fields_ = [
         (name, _int64)
@@ -64,7 +64,7 @@ class Geometry(ctypes.Structure):
 
 
 def operand(problem: ConvProblem, tensor: Tensor) -> Operand:
-    """A tensor of the problem as the libraries see it.
+    """Describe a tensor of the problem as the libraries see it.
 
     Raises ``InvalidInputError`` where it is not dense in the problem's memory format; where it is no float32 the
     libraries refuse it, because of its bytes.
@@ -79,13 +79,13 @@ def operand(problem: ConvProblem, tensor: Tensor) -> Operand:
 
 
 def span(buffer: Tensor | None) -> tuple[int | None, int]:
-    """Where a buffer, or a bias, begins, and its bytes."""
+    """Return where a buffer, or a bias, begins, and its bytes."""
     return (None, 0) if buffer is None else (buffer.data_ptr(), buffer.nbytes)
 
 
 @lru_cache(maxsize=1024)
 def geometry(problem: ConvProblem) -> Geometry:
-    """What the problem is, beside its sizes; kept, since building it costs as much as a tiny convolution."""
+    """Return the problem's geometry; kept, since building it costs as much as a tiny convolution."""
     return Geometry(problem.r, problem.s, *problem.stride, *problem.padding, *problem.dilation, problem.groups)
 
 
@@ -118,7 +118,7 @@ class LoadedBuild:
 
 @lru_cache(maxsize=1)
 def loaded_build() -> LoadedBuild:
-    """The fastest build that this processor runs and that was built; loaded on the first call."""
+    """Return the fastest build that this processor runs and that was built; loaded on the first call."""
     largest = _LARGEST_BUILD.get(torch.backends.cpu.get_cpu_capability(), "plain")
     wanted = os.environ.get("MUCUDNN_BUILD") or largest
     runnable = BUILDS[BUILDS.index(largest) :]
@@ -140,7 +140,7 @@ def loaded_build() -> LoadedBuild:
 
 
 def library() -> ctypes.CDLL:
-    """Raises ``UnavailableError`` where nothing compiled can be used."""
+    """Return the loaded library. Raises ``UnavailableError`` where nothing compiled can be used."""
     build = loaded_build()
     if build.library is None:
         raise UnavailableError(f"the compiled algorithms are not available: {build.why_not_compiled}")
@@ -148,7 +148,7 @@ def library() -> ctypes.CDLL:
 
 
 def why_too_large(problem: ConvProblem) -> str | None:
-    """``None`` if the compiled algorithms can count every size of this problem, else the reason."""
+    """Return why the compiled algorithms cannot count every size of this problem, or ``None``."""
     pad_h, pad_w = problem.padding
     padded = problem.h + 2 * pad_h, problem.w + 2 * pad_w
     largest = max(problem.c, problem.k, *padded, *problem.stride, *problem.dilation)
@@ -158,14 +158,14 @@ def why_too_large(problem: ConvProblem) -> str | None:
 
 
 def why_not(problem: ConvProblem) -> str | None:
-    """``None`` if the compiled algorithms can compute with this problem's dtype here, else the reason."""
+    """Return why the compiled algorithms cannot compute with this problem's dtype here, or ``None``."""
     if problem.dtype != "float32":
         return f"the dtype is {problem.dtype}; the compiled algorithms compute in float32"
     return loaded_build().why_not_compiled or None
 
 
 def build_name() -> str:
-    """``avx512``, ``avx2``, ``plain``, or ``torch`` where nothing compiled can be used."""
+    """Return ``avx512``, ``avx2``, ``plain``, or ``torch`` where nothing compiled can be used."""
     return loaded_build().name
 
 
@@ -187,7 +187,7 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def _accepted(refusal: Callable[[], bytes], result: int, function: Any, _: tuple[object, ...]) -> int:
-    """The result; raises ``InvalidInputError`` for a call that was refused, which has touched nothing."""
+    """Return the result. Raises ``InvalidInputError`` for a call that was refused, which has touched nothing."""
     if result >= 0:
         return result
     words = refusal().decode()

@@ -56,8 +56,8 @@ int even_blocks(int64_t tiles, int64_t largest, int64_t multiple) {
 }
 
 // Blocks of one's own stay in one's own cache, but each of them streams the whole filter past; a shared block streams
-// it once, but its data crosses from core to core (twice the price, as measured). Whatever moves fewer floats: there may
-// be more of them than 64 bits count.
+// it once, but its data crosses from core to core (twice the price, as measured). The choice is whatever moves fewer
+// floats, of which there may be more than 64 bits count.
 Schedule forward_schedule(int64_t tiles, int points, int c, int k, int threads) {
   const double filter = double(points) * blocks_of(c) * blocks_of(k) * VL * VL;
   const int64_t per_tile = int64_t(points) * (blocks_of(c) + blocks_of(k)) * VL;
@@ -266,7 +266,7 @@ int64_t prepared_bytes(Transforms, int64_t groups, int64_t c, int64_t k) {
   return bytes_of(times(groups, Transforms::filter_floats(int(c), int(k))));
 }
 
-// What entries that go through images ask of them. x: what is read, padded; y: of the size of the output.
+// Checks of the images that entries go through. x: what is read, padded; y: of the size of the output.
 void require_images(int r, int64_t groups, int64_t pad_h, int64_t pad_w, const TensorArgument& x,
                     const TensorArgument& y, int64_t threads) {
   x.require("the input");
@@ -290,7 +290,7 @@ void require_filter(Transforms winograd, bool lanes_are_c, int r, int64_t groups
 
 }  // namespace
 
-// What library.py calls. All return 0 (or a size), or why they refused (checks.h). c, k: channels of one group.
+// The entries that library.py calls. All return 0, a size, or why they refused (checks.h). c, k: channels of one group.
 #pragma GCC visibility push(default)
 extern "C" {
 
@@ -298,7 +298,7 @@ int64_t mucudnn_vector_length() { return VL; }
 
 const char* mucudnn_refusal() { return refusal_text; }
 
-// Of the transformed filter, or of its gradient's accumulator.
+// Size of the transformed filter, or of its gradient's accumulator.
 int64_t mucudnn_winograd_prepared_bytes(int m, int r, int64_t groups, int64_t c, int64_t k) {
   return refusable([&] {
     for (const int64_t size : {groups, c, k}) require_size("a number of groups or channels", size);
@@ -306,7 +306,7 @@ int64_t mucudnn_winograd_prepared_bytes(int m, int r, int64_t groups, int64_t c,
   });
 }
 
-// For n samples with outputs of p x q.
+// Scratch for n samples with outputs of p x q.
 int64_t mucudnn_winograd_scratch_bytes(int m, int r, int backward_filter, int64_t n, int64_t c, int64_t k, int64_t p,
                                        int64_t q, int threads) {
   return refusable([&] {

@@ -51,7 +51,7 @@ class Algorithm(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in databases: stable for ever."""
+        """Name in databases: stable for ever. That of another package's algorithm is ``package/name``."""
 
     @property
     def version(self) -> int:
@@ -70,8 +70,9 @@ class Algorithm(Protocol):
     def source(self) -> str | None:
         """Name of the ``AlgorithmSource`` that offers it; ``None`` for an algorithm that all problems share.
 
-        What a source offers is foreign code, compiled for each size: it is compared with float64 at every size, a
-        journal notes its first run, and its workspace is known exactly without running it.
+        What a source offers is compiled for each size, and its workspace is known exactly without running it. It is
+        foreign code, as are the algorithms of other packages: compared with float64 at every size, and a journal notes
+        its first run.
         """
 
     @property
@@ -141,13 +142,13 @@ class Algorithm(Protocol):
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        """One micro-batch. x: (n, C, H, W), y: (n, K, P, Q), in the problem's memory format and dtype.
+        """Compute one micro-batch. x: (n, C, H, W), y: (n, K, P, Q), in the problem's memory format and dtype.
 
         bias: (K,), added to y, only in FORWARD. prepared, scratch: 1-D uint8, aligned.
         """
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """BACKWARD_FILTER: add what is still in ``prepared`` to ``w``. Otherwise nothing."""
+        """Add what is still in ``prepared`` to ``w``, in BACKWARD_FILTER; otherwise do nothing."""
 
 
 class WholeBatch(Protocol):
@@ -155,7 +156,7 @@ class WholeBatch(Protocol):
 
     @property
     def workspace_bytes(self) -> int:
-        """What the library itself needs."""
+        """Bytes that the library itself needs."""
 
     def run(self, x: Tensor, w: Tensor, y: Tensor) -> None:
         """Compute one call. x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q); one is written anew."""

@@ -2,8 +2,8 @@
 
 It hands out blocks of multiples of 512 bytes. One of at most 1 MiB is cut to size out of a larger one, if need be; of a
 larger one a rest of up to 1 MiB is not cut off, which depends on what is cached. ``torch.cuda.max_memory_allocated``
-counts whole blocks, ``requested_bytes`` of ``torch.cuda.memory_stats`` what was asked for. After ``should_split`` of
-torch's ``CUDACachingAllocator.cpp``, with the defaults of ``PYTORCH_CUDA_ALLOC_CONF``. Not run on a GPU yet.
+counts whole blocks, ``requested_bytes`` of ``torch.cuda.memory_stats`` what was asked for. All follows ``should_split``
+of torch's ``CUDACachingAllocator.cpp``, with the defaults of ``PYTORCH_CUDA_ALLOC_CONF``. Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def largest_within(free_bytes: int, device_type: str) -> int:
 def peak_requested_bytes(function: Callable[[], object], device_type: str) -> int:
     """Count like ``peak_allocated_bytes``, in bytes that were asked for: on CUDA the same whatever is cached.
 
-    On the current device. ``function`` has run before, if it creates what libraries keep.
+    Counts on the current device. ``function`` must have run before, if it creates what libraries keep.
     """
     if device_type != "cuda":
         return peak_allocated_bytes(function, device_type)

@@ -50,7 +50,7 @@ class CupyLauncher:
 
 
 def compiler_name() -> str:
-    """What our own CUDA C++ is compiled with, ``CuPy 14.2.0``; ``torch`` where it is not, and torch's operators run."""
+    """Return what compiles our own CUDA C++, ``CuPy 14.2.0``; ``torch`` where torch's operators run instead."""
     if _why_not() is not None:
         return "torch"
     import cupy
@@ -60,7 +60,7 @@ def compiler_name() -> str:
 
 @cache
 def _why_not() -> str | None:
-    """Whether CuPy is there, and whether it can compile and load for this device."""
+    """Return why CuPy cannot compile and load for this device, or ``None`` if it can."""
     try:
         import cupy  # noqa: F401
 
@@ -83,7 +83,7 @@ def _module(source: str) -> Any:
 
 @cache
 def _function(source: str, name: str) -> Any:
-    """Compiled for the current device, and by CuPy for every other one on which it is started."""
+    """Compile a function for the current device; CuPy does so for every other one on which it is started."""
     return _module(source).get_function(name)
 
 

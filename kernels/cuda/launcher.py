@@ -1,4 +1,4 @@
-"""What compiles CUDA C++ and starts its functions on a device."""
+"""States what compiles CUDA C++ and starts its functions on a device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Launcher(Protocol):
     """CuPy on CUDA devices (``cupy_launcher.py``). Tests put another in its place."""
 
     def why_not(self) -> str | None:
-        """``None``, or why nothing can be compiled or started in this process. Found out once, so cheap to ask."""
+        """Return why nothing can be compiled or started in this process, or ``None``. Found out once, then cheap."""
 
     def launch(
         self,

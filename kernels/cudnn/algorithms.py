@@ -1,4 +1,4 @@
-"""cuDNN's engine configurations as algorithms: which there are depends on the problem and on the micro-batch size.
+"""Makes algorithms of cuDNN's engine configurations. Which there are depends on the problem and the micro-batch size.
 
 The engines write a micro-batch's dw anew. It is written into scratch and added to the sum, which is kept in float32
 where the problem's dtype has less. In float32 and float64 cuDNN can also add to the sum itself (beta = 1): so each
@@ -35,7 +35,7 @@ _IN_PLACE = " in-place"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is executed: ``result = operation + beta * result`` on a micro-batch, by one engine configuration."""
+    """Computation on a micro-batch: ``result = operation + beta * result``, by one engine configuration."""
 
     config: EngineConfig
     problem: ConvProblem
@@ -59,23 +59,23 @@ class Pointers(NamedTuple):
 
 
 class Backend(Protocol):
-    """What executes plans: cuDNN on the current CUDA device. Tests put another in its place."""
+    """Executes plans: cuDNN on the current CUDA device. Tests put another in its place."""
 
     @property
     def version(self) -> int:
         """``cudnnGetVersion``: 91900. What an engine's number and knobs mean is fixed only within a version."""
 
     def offered(self, problem: ConvProblem, micro_batch_size: int) -> Sequence[Engine]:
-        """Those proposed for micro-batches of this size, best first; none where cuDNN cannot compute the problem."""
+        """Return the engines proposed for this size, best first; none where cuDNN cannot compute the problem."""
 
     def engine(self, plan: Plan) -> Engine:
-        """The plan's engine, with its exact workspace. Raises ``CudnnError`` where it cannot execute such a plan."""
+        """Return the plan's engine, with its exact workspace. Raises ``CudnnError`` where it cannot execute it."""
 
     def build(self, plan: Plan) -> None:
-        """All that this thread needs before it can execute the plan. Raises ``CudnnError`` where it cannot be built."""
+        """Build all that this thread needs to execute the plan. Raises ``CudnnError`` where it cannot be built."""
 
     def building_for_a_while(self) -> AbstractContextManager[object]:
-        """Plans that this thread builds inside for the current device are given back at the end, but not on errors."""
+        """Give back, at the end, plans that this thread builds inside for the current device; not on errors."""
 
     def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
         """Start the plan on a CUDA stream. workspace: address of as many bytes as the plan's engine needs.
@@ -85,7 +85,7 @@ class Backend(Protocol):
 
 
 class _Step(NamedTuple):
-    """What a step on one micro-batch size needs to know. scratch: cuDNN's workspace, then dw of the micro-batch."""
+    """Knowledge that a step on one micro-batch size needs. scratch: cuDNN's workspace, then dw of the micro-batch."""
 
     plan: Plan
     scratch: list[Part]
@@ -110,7 +110,10 @@ class CudnnEngine(BaseAlgorithm):
 
     @classmethod
     def named(cls, name: str, backend: Backend) -> Self:
-        """``cudnn:67 k2=5`` or ``cudnn:67 k2=5 in-place``. Raises ``InvalidInputError`` for what is no such name."""
+        """Make the engine of a name such as ``cudnn:67 k2=5`` or ``cudnn:67 k2=5 in-place``.
+
+        Raises ``InvalidInputError`` for what is no such name.
+        """
         plain = name.removesuffix(_IN_PLACE)
         return cls(EngineConfig.named(plain), backend, adds_in_place=plain != name)
 
@@ -137,7 +140,7 @@ class CudnnEngine(BaseAlgorithm):
         return self.local
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """The reason is the size of x or y, of more than 2^31 - 1 elements, or that cuDNN does not offer or plan it."""
+        """Refuse x or y of more than 2^31 - 1 elements, and what cuDNN does not offer or cannot plan."""
         if micro_batch_size > problem.countable_samples():
             return f"x or y of {micro_batch_size} sample(s) has more than 2^31 - 1 elements; smaller micro-batches fit"
         try:
@@ -156,17 +159,17 @@ class CudnnEngine(BaseAlgorithm):
         return 0
 
     def plan(self, problem: ConvProblem, micro_batch_size: int) -> Plan:
-        """What a step on a micro-batch of this size executes."""
+        """Return what a step on a micro-batch of this size executes."""
         adds = problem.operation is Operation.BACKWARD_FILTER and not self._has_temporary(problem)
         return Plan(self.config, problem, micro_batch_size, 1.0 if adds else 0.0)
 
     def why_not_here(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """The device does not offer it, or torch's settings forbid it."""
+        """Tell that the device does not offer it, or that torch's settings forbid it."""
         reason = self.supports_micro_batch(problem, micro_batch_size)
         return reason or why_barred(TorchSettings.current(), self._engine(problem, micro_batch_size), problem.dtype)
 
     def alternatives(self, problem: ConvProblem, micro_batch_size: int) -> Iterator[CudnnEngine]:
-        """The other engines that cuDNN offers, in its order."""
+        """Return the other engines that cuDNN offers, in its order."""
         settings, own = TorchSettings.current(), self._engine(problem, micro_batch_size)
         for offered in self.backend.offered(problem, micro_batch_size):
             is_allowed = why_barred(settings, offered, problem.dtype) is None
@@ -253,8 +256,9 @@ class CudnnEngines:
     title: str = "cuDNN's engines"
 
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> list[CudnnEngine]:
-        """Those that are offered for any of the sizes, in the order of the largest for which they are; deterministic
-        and local if they are so for all.
+        """Return those that are offered for any of the sizes, in the order of the largest for which they are.
+
+        They are deterministic and local if they are so for all.
         """
         numerics = TorchSettings.current()
         found: dict[EngineConfig, list[Engine]] = {}
@@ -299,12 +303,15 @@ def _is_as_exact(engine: Engine, other: Engine, problem: ConvProblem) -> bool:
 
 
 def _current_stream(x: Tensor) -> int:
-    """Torch's, of x's device; 0 on the CPU, where tests execute. ``torch.cuda.current_stream`` makes objects."""
+    """Return torch's current stream of x's device; 0 on the CPU, where tests execute.
+
+    ``torch.cuda.current_stream`` would make objects.
+    """
     return int(torch._C._cuda_getCurrentRawStream(x.get_device())) if x.is_cuda else 0
 
 
 def _accumulator_parts(problem: ConvProblem) -> list[Part]:
-    """The sum of dw over micro-batches, where the problem's dtype is not exact enough to hold it."""
+    """Return the sum of dw over micro-batches, where the problem's dtype is not exact enough to hold it."""
     needed = problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes < 4
     return [_filter_part(problem, torch.float32)] if needed else []
 
@@ -316,6 +323,6 @@ def _filter_part(problem: ConvProblem, dtype: torch.dtype) -> Part:
 
 
 def _filters(problem: ConvProblem, stored: Sequence[Tensor]) -> list[Tensor]:
-    """As (K, C // groups, R, S)."""
+    """Return views of stored filters as (K, C // groups, R, S)."""
     turned = problem.memory_format is MemoryFormat.CHANNELS_LAST
     return [filter_.permute(0, 3, 1, 2) if turned else filter_ for filter_ in stored]

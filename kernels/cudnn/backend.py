@@ -28,12 +28,13 @@ _PACKS_KEPT = 4096  # of a thread and device: more than a training step of a lar
 
 class _Executable(NamedTuple):
     plan: Descriptor
-    what: str  # it does, for messages
+    what: str  # the plan does, for messages
 
 
 class _OfDevice:
-    """A handle of one device and all that belongs to it: by one thread at a time, as neither handles nor plans of cuDNN
-    are for several.
+    """A handle of one device and all that belongs to it, for one thread at a time.
+
+    Neither handles nor plans of cuDNN are for several.
     """
 
     def __init__(self, library: Library, device: Device) -> None:
@@ -45,13 +46,14 @@ class _OfDevice:
         self.pack: Callable[[Plan, Pointers, int], Descriptor] = lru_cache(_PACKS_KEPT)(partial(_pack, library))
 
 
-_Pool = dict[int, list[_OfDevice]]  # by device: what no thread has
+_Pool = dict[int, list[_OfDevice]]  # by device; no thread has them
 
 
 @dataclass(slots=True)
 class _Lent:
-    """What one thread has. Given back when the thread ends, since handles and plans are dear, and some programs start
-    threads for every call (``torch.nn.DataParallel``).
+    """Handles and plans that one thread has, given back when it ends.
+
+    They are dear, and some programs start threads for every call (``torch.nn.DataParallel``).
     """
 
     pool: _Pool
@@ -68,7 +70,7 @@ class _OfThread(threading.local):
 
 
 class CudnnBackend:
-    """Built lazily and kept: engine lists, and finalized plans, of every thread and device.
+    """Engine lists and finalized plans of every thread and device, built lazily and kept.
 
     Of engines that are not built only what is known of them is kept: an engine configuration takes 45 KB of cuDNN's
     memory, and there are some hundreds for each problem.
@@ -105,9 +107,11 @@ class CudnnBackend:
 
     @contextmanager
     def building_for_a_while(self) -> Iterator[None]:
-        """A search builds hundreds of plans for a problem, of which a few will run, and plans of engines that are
-        compiled at run time hold code on the device. A plan that was there before may be part of a CUDA graph: it
-        stays. After an error everything does, since the device may not be in a state in which to take plans apart.
+        """Give back the plans that are built inside.
+
+        A search builds hundreds of plans for a problem, of which a few will run, and plans of engines that are compiled
+        at run time hold code on the device. A plan that was there before may be part of a CUDA graph: it stays. After
+        an error everything does, since the device may not be in a state in which to take plans apart.
         """
         here = self._here()
         before = set(here.executables)
@@ -137,7 +141,7 @@ class CudnnBackend:
         return here.executables[plan]
 
     def _listed(self, plan: Plan) -> Engine | None:
-        """The plan's engine as it was offered, if it was: lists are of plans that add nothing."""
+        """Return the plan's engine as it was offered, if it was: lists are of plans that add nothing."""
         size = torch.cuda.current_device(), plan.problem, plan.micro_batch_size
         listed = self._offered.get(size, ()) if plan.beta == 0 else ()
         return next((engine for engine in listed if engine.config == plan.config), None)
@@ -195,5 +199,5 @@ def _offered(device: Device, problem: ConvProblem, n: int) -> Sequence[Engine]:
 
 @lru_cache(maxsize=1)
 def cudnn_backend() -> CudnnBackend:
-    """The one of this process."""
+    """Return the one of this process."""
     return CudnnBackend()

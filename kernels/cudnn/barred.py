@@ -8,7 +8,7 @@ from mucudnn.words.torch_settings import TorchSettings
 
 
 def why_barred(settings: TorchSettings, engine: Engine, dtype: str) -> str | None:
-    """``None`` if the engine may compute problems of this dtype, else the reason."""
+    """Return why the engine may not compute problems of this dtype, or ``None`` if it may."""
     if not settings.cudnn:
         return "an engine of cuDNN, and torch.backends.cudnn.enabled is off"
     if NumericalNote.DOWN_CONVERT_INPUTS in engine.numerical_notes:

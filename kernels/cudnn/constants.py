@@ -114,7 +114,7 @@ class Attribute(IntEnum):
 
 
 class _Note(IntEnum):
-    """What a newer cuDNN notes beyond these is called by its number."""
+    """Note of cuDNN. One that only a newer cuDNN has is called by its number."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:

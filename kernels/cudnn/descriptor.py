@@ -36,7 +36,7 @@ class Descriptor:
         raise TypeError("a descriptor of cuDNN cannot be copied: each is destroyed once")
 
     def set(self, attribute: Attribute, kind: AttributeType, *values: float) -> Self:
-        """Numbers, one or more."""
+        """Set one or more numbers."""
         return self._set(attribute, kind, len(values), (_C_TYPES.get(kind, ctypes.c_int) * len(values))(*values))
 
     def set_text(self, attribute: Attribute, text: str) -> Self:
@@ -44,7 +44,7 @@ class Descriptor:
         return self._set(attribute, AttributeType.CHAR, len(encoded), ctypes.create_string_buffer(encoded))
 
     def refer(self, attribute: Attribute, *others: Descriptor) -> Self:
-        """To other descriptors, which live as long as this one."""
+        """Refer to other descriptors, which live as long as this one."""
         self._kept += others
         pointers = (ctypes.c_void_p * len(others))(*(other.pointer.value for other in others))
         return self._set(attribute, AttributeType.BACKEND_DESCRIPTOR, len(others), pointers)
@@ -58,7 +58,7 @@ class Descriptor:
         return value
 
     def numbers(self, attribute: Attribute, kind: AttributeType, most: int) -> tuple[int, ...]:
-        """As many as there are, at most ``most``."""
+        """Return as many as there are, at most ``most``."""
         values = (_C_TYPES.get(kind, ctypes.c_int) * most)()
         return tuple(values[: self._get(attribute, kind, most, values)])
 
@@ -68,11 +68,11 @@ class Descriptor:
         return values.value.decode()
 
     def count(self, attribute: Attribute, kind: AttributeType) -> int:
-        """How many values there are."""
+        """Return how many values there are."""
         return self._get(attribute, kind, 0, None)
 
     def descriptors(self, attribute: Attribute, kind: DescriptorKind, most: int) -> list[Descriptor]:
-        """As many as there are, at most ``most``. They are copies: they do not need this one."""
+        """Return as many as there are, at most ``most``. They are copies: they do not need this one."""
         found = [Descriptor(self.library, kind) for _ in range(most)]
         pointers = (ctypes.c_void_p * most)(*(descriptor.pointer.value for descriptor in found))
         return found[: self._get(attribute, AttributeType.BACKEND_DESCRIPTOR, most, pointers)]
@@ -84,7 +84,7 @@ class Descriptor:
         return self
 
     def _get(self, attribute: Attribute, kind: AttributeType, most: int, values: ctypes.Array[Any] | None) -> int:
-        """Fills in at most so many; returns how many there are."""
+        """Fill in at most so many, and return how many there are."""
         what, found = f"get {attribute.name}", ctypes.c_int64()
         pointer = None if values is None else ctypes.cast(values, ctypes.c_void_p)
         arguments = (self.pointer, attribute, kind, most, ctypes.byref(found), pointer)

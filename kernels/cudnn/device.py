@@ -46,7 +46,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Whose engines cuDNN lists. properties: of a device that need not be here; handle: of one that is."""
+    """Device whose engines cuDNN lists. properties: of a device that need not be here; handle: of one that is."""
 
     library: Library
     properties: Descriptor | None = None
@@ -54,7 +54,7 @@ class Device:
 
     @property
     def properties_json(self) -> str:
-        """The description of the device, as ``described_device`` takes it.
+        """Description of the device, as ``described_device`` takes it.
 
         Raises ``CudnnError`` where cuDNN cannot tell it, as before 9.8.
         """
@@ -62,13 +62,13 @@ class Device:
 
     @property
     def name(self) -> str:
-        """``NVIDIA H200``."""
+        """Name such as ``NVIDIA H200``."""
         if self.handle is not None:
             return torch.cuda.get_device_name()
         return str(json.loads(self.properties_json)["deviceName"])
 
     def engines(self, problem: ConvProblem, n: int, *, every: bool = False) -> list[Engine]:
-        """What cuDNN offers for ``n`` samples of the problem, best first; every: see ``every_engine``.
+        """Return what cuDNN offers for ``n`` samples of the problem, best first; every: see ``every_engine``.
 
         Raises ``CudnnError`` where it cannot say.
         """
@@ -87,7 +87,7 @@ class Device:
 
 
 def current_device() -> Device:
-    """The current CUDA device. Raises ``UnavailableError`` where there is none, or no cuDNN."""
+    """Return the current CUDA device. Raises ``UnavailableError`` where there is none, or no cuDNN."""
     loaded = library()
     try:
         handle = Handle(loaded)
@@ -97,7 +97,7 @@ def current_device() -> Device:
 
 
 def described_device(description: str) -> Device:
-    """The device of a name in ``devices/`` (``h200``), or of a file with its properties as JSON.
+    """Return the device of a name in ``devices/`` (``h200``), or of a file with its properties as JSON.
 
     Raises ``InvalidInputError`` for what is no such name or file, or what cuDNN does not take; ``UnavailableError``
     where there is no cuDNN, or one before 9.8, which knows only devices that are here.
@@ -118,7 +118,7 @@ def described_device(description: str) -> Device:
 
 
 def _described(name: str) -> str:
-    """The text of the built-in description or of the file, once it is certain that it is JSON."""
+    """Read the built-in description or the file, and make certain that it is JSON."""
     path = _BUILT_IN.get(name, Path(name))
     try:
         text = path.read_text(encoding="utf-8")
@@ -133,7 +133,7 @@ def _described(name: str) -> str:
 
 
 def _lacking(text: str) -> str:
-    """Which of the properties that we know a description lacks: cuDNN's own message names no key."""
+    """Name the properties that we know and a description lacks: cuDNN's own message names no key."""
     given, known = json.loads(text), json.loads(_BUILT_IN["h200"].read_text(encoding="utf-8"))
     missing = [key for key in known if not isinstance(given, dict) or key not in given]
     return f"; it lacks {', '.join(missing)}" if missing else ""

@@ -1,4 +1,4 @@
-"""Engine configurations: which cuDNN offers for a convolution, and what it says of each before anything is run."""
+"""Lists the engine configurations that cuDNN offers for a convolution, with what it says of each beforehand."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class EngineConfig:
 
     @property
     def name(self) -> str:
-        """``cudnn:67 k2=5 k13=0``: as in databases."""
+        """Name such as ``cudnn:67 k2=5 k13=0``, as in databases."""
         return f"{PREFIX}{self.engine}" + "".join(f" k{knob}={value}" for knob, value in self.knobs)
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """The inverse of ``name``. Raises ``InvalidInputError`` for what is no such name."""
+        """Make the configuration of such a name. Raises ``InvalidInputError`` for what is no such name."""
         match = _NAME.fullmatch(name)
         if match is None:
             raise InvalidInputError(f"{name!r} is no engine configuration; write for example 'cudnn:67 k2=5 k13=0'")
@@ -68,7 +68,7 @@ class Engine:
 
     @property
     def local(self) -> bool:
-        """As cuDNN says it is no transform: see ``Algorithm.is_local``."""
+        """Whether cuDNN says that it is no transform: see ``Algorithm.is_local``."""
         return self.numerical_notes.isdisjoint(_TRANSFORMS)
 
     @property
@@ -77,7 +77,7 @@ class Engine:
 
 
 def offered_engines(library: Library, graph: Descriptor, device: Descriptor | None = None) -> list[Engine]:
-    """The engine configurations that cuDNN's heuristics propose, best first, then those it falls back to; each once.
+    """List what cuDNN's heuristics propose, best first, then what it falls back to; each engine configuration once.
 
     device: None: the current one. Raises ``CudnnError`` where cuDNN cannot say: where neither list can be had, or there
     is no memory for one.
@@ -100,7 +100,7 @@ def offered_engines(library: Library, graph: Descriptor, device: Descriptor | No
 def every_engine(
     library: Library, graph: Descriptor, device: Descriptor | None = None, *, most_per_engine: int = 256
 ) -> list[Engine]:
-    """Those that are offered, then all engines that can compute the graph with the settings of their knobs.
+    """List those that are offered, then all engines that can compute the graph with the settings of their knobs.
 
     Of each engine's settings, up to 10^11, the default and so many more are tried, in the order of the knobs' values;
     those that cuDNN refuses are left out. Raises ``CudnnError`` where cuDNN cannot say what it offers.
@@ -114,7 +114,7 @@ def every_engine(
 def configured(
     library: Library, graph: Descriptor, config: EngineConfig, device: Descriptor | None = None
 ) -> Descriptor:
-    """The finalized engine configuration. Raises ``CudnnError`` where it cannot compute the graph."""
+    """Make the finalized engine configuration. Raises ``CudnnError`` where it cannot compute the graph."""
     configuration = Descriptor(library, DescriptorKind.ENGINECFG)
     configuration.refer(Attribute.ENGINECFG_ENGINE, _engine(library, graph, device, config.engine))
     if config.knobs:
@@ -130,7 +130,7 @@ def configured(
 
 
 def described(configuration: Descriptor) -> Engine:
-    """What a finalized engine configuration is."""
+    """Read what a finalized engine configuration is."""
     (engine,) = configuration.descriptors(Attribute.ENGINECFG_ENGINE, DescriptorKind.ENGINE, 1)
     chosen = configuration.descriptors(Attribute.ENGINECFG_KNOB_CHOICES, DescriptorKind.KNOB_CHOICE, _MOST_KNOBS)
     knobs = (
@@ -184,7 +184,7 @@ def _of_engine(
 
 
 def _knob_settings(engine: Descriptor) -> list[list[tuple[int, int]]]:
-    """For each knob of an engine its type with every value that it can have."""
+    """Return, for each knob of an engine, its type with every value that it can have."""
     infos = engine.descriptors(Attribute.ENGINE_KNOB_INFO, DescriptorKind.KNOB_INFO, _MOST_KNOBS)
     return [
         [
@@ -200,7 +200,7 @@ def _knob_settings(engine: Descriptor) -> list[list[tuple[int, int]]]:
 
 
 def _distinct(engines: Iterable[Engine]) -> list[Engine]:
-    """The first of each configuration."""
+    """Keep the first of each configuration."""
     first: dict[EngineConfig, Engine] = {}
     for engine in engines:
         first.setdefault(engine.config, engine)

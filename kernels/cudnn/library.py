@@ -45,7 +45,7 @@ _SIGNATURES: dict[str, list[object]] = {
 
 
 class CudnnError(LibraryError):
-    """A call of cuDNN failed: what was asked, cuDNN's status, and its own words. ``status`` is the number."""
+    """Failed call of cuDNN: what was asked, cuDNN's status, and its own words. ``status`` is the number."""
 
     def __init__(self, what: str, status: int, name: str, text: str) -> None:
         super().__init__(f"cuDNN: {what}: {name}" + (f": {text}" if text else ""))
@@ -67,7 +67,7 @@ class CudnnError(LibraryError):
 
 
 class Library:
-    """One loaded libcudnn; ``version`` as cuDNN counts: 91900 is 9.19.0.
+    """Loaded libcudnn; ``version`` as cuDNN counts: 91900 is 9.19.0.
 
     path: of the file, or its name where the system finds it. Raises ``UnavailableError`` where it cannot be loaded, is
     something else or too old, or lacks one of its parts or cuBLASLt.
@@ -92,7 +92,7 @@ class Library:
 
     @property
     def version_text(self) -> str:
-        """``9.19.0``; before version 9 numbers had one digit less."""
+        """Version such as ``9.19.0``; before version 9 numbers had one digit less."""
         major = 10000 if self.version >= OLDEST_VERSION else 1000
         return f"{self.version // major}.{self.version % major // 100}.{self.version % 100}"
 
@@ -125,12 +125,12 @@ class Library:
 
 @lru_cache(maxsize=1)
 def library() -> Library:
-    """The libcudnn of this process, loaded on the first call. Raises ``UnavailableError`` where there is none."""
+    """Return this process's libcudnn, loaded on the first call. Raises ``UnavailableError`` where there is none."""
     return Library(_loaded_by_torch() or os.environ.get("MUCUDNN_LIBCUDNN") or _of_package() or _NAME)
 
 
 def _loaded_by_torch() -> str | None:
-    """The file that is mapped into this process by torch (or anybody)."""
+    """Return the file that torch, or anybody, has mapped into this process."""
     import_module("torch")
     if not _MAPS.exists():
         return None
@@ -139,7 +139,7 @@ def _loaded_by_torch() -> str | None:
 
 
 def _of_package() -> str | None:
-    """The file of the package nvidia-cudnn, on which CUDA builds of torch depend."""
+    """Return the file of the package nvidia-cudnn, on which CUDA builds of torch depend."""
     spec = find_spec("nvidia.cudnn") if find_spec("nvidia") is not None else None
     folders = [] if spec is None else list(spec.submodule_search_locations or [])
     files = [Path(folder) / "lib" / _NAME for folder in folders]
@@ -171,7 +171,7 @@ def _load_parts(path: str) -> None:
 
 
 def _load_cublaslt(path: str, cuda: int) -> None:
-    """CuDNN loads cuBLASLt by itself, but aborts the process where it cannot: so it is loaded here, before.
+    """Load cuBLASLt before cuDNN does: it would abort the process where it cannot.
 
     path: of libcudnn, which looks for its parts at these places before it asks the system. cuda: major version.
     Raises ``UnavailableError``.

@@ -1,4 +1,4 @@
-"""A convolution of one micro-batch as cuDNN's operation graph: three tensors and one operation."""
+"""Makes cuDNN's operation graph of one micro-batch's convolution: three tensors and one operation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = {
 def operation_graph(
     library: Library, problem: ConvProblem, n: int, *, beta: float = 0.0, handle: int = 0
 ) -> Descriptor:
-    """The graph of ``problem`` on ``n`` samples: result = operation + beta * result.
+    """Make the graph of ``problem`` on ``n`` samples: result = operation + beta * result.
 
     x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format. w begins on a
     multiple of 16 bytes, and so do the mini-batches whose slices x and y are; a slice of n samples begins at a sample
@@ -79,7 +79,7 @@ def _tensor(
 
 
 def _strides(shape: tuple[int, int, int, int], memory_format: MemoryFormat) -> tuple[int, int, int, int]:
-    """In elements, of a dense tensor."""
+    """Return the strides of a dense tensor, in elements."""
     _, channels, height, width = shape
     if memory_format is MemoryFormat.CHANNELS_LAST:
         return (channels * height * width, 1, width * channels, channels)
@@ -87,5 +87,5 @@ def _strides(shape: tuple[int, int, int, int], memory_format: MemoryFormat) -> t
 
 
 def _alignment(problem: ConvProblem, shape: tuple[int, int, int, int]) -> int:
-    """Bytes on whose multiples slices of this shape begin: the largest power of two in their size, at most 16."""
+    """Return the bytes on whose multiples slices begin: the largest power of two in their size, at most 16."""
     return gcd(MOST_ALIGNED_BYTES, prod(shape) * problem.item_bytes)

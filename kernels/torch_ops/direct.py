@@ -60,7 +60,7 @@ class Phases:
 
 @cache
 def phases(problem: ConvProblem) -> Phases:
-    """See ``Phases``."""
+    """Find the phases of a problem; kept, since every step asks for them."""
     height = -(-(problem.h + 2 * problem.padding[0]) // problem.stride[0])
     width = -(-(problem.w + 2 * problem.padding[1]) // problem.stride[1])
     reads = []
@@ -86,7 +86,7 @@ class Direct(BaseAlgorithm):
         return None
 
     def is_local(self, problem: ConvProblem) -> bool:
-        """In BACKWARD_FILTER the rows of Y that hold no output, which are zero, meet pixels of X."""
+        """Say no for BACKWARD_FILTER: rows of Y that hold no output, which are zero, meet pixels of X."""
         return problem.operation is not Operation.BACKWARD_FILTER
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
@@ -176,7 +176,7 @@ def _multiply(layout: Phases, x: Tensor, w: Tensor, y: Tensor) -> None:
 
 
 def _by_tap(problem: ConvProblem, w: Tensor) -> Tensor:
-    """w as (R * S, groups, K // groups, C // groups), a view."""
+    """View w as (R * S, groups, K // groups, C // groups)."""
     return w.view(problem.groups, -1, w.shape[1], problem.r * problem.s).permute(3, 0, 1, 2)
 
 
@@ -205,7 +205,7 @@ def _load_y(layout: Phases, y: Tensor, matrix: Tensor) -> None:
 
 
 def _x_pixels(layout: Phases, matrix: Tensor, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Per phase the same pixels of matrix and image, both (n, groups, C // groups, height, width)."""
+    """Yield per phase the same pixels of matrix and image, both (n, groups, C // groups, height, width)."""
     for phase, part in enumerate(matrix.unbind(0)):
         image = _as_image(layout, part[:, : part.shape[1] - layout.tail])
         (rows, columns), (x_rows, x_columns) = layout.pixels(phase)
@@ -213,7 +213,7 @@ def _x_pixels(layout: Phases, matrix: Tensor, x: Tensor) -> Iterator[tuple[Tenso
 
 
 def _y_pixels(layout: Phases, matrix: Tensor) -> Tensor:
-    """The pixels of the matrix that hold outputs, (n, groups, K // groups, P, Q)."""
+    """View the pixels of the matrix that hold outputs, (n, groups, K // groups, P, Q)."""
     return _as_image(layout, matrix)[..., : layout.problem.p, : layout.problem.q]
 
 
@@ -224,7 +224,7 @@ def _grouped(layout: Phases, image: Tensor) -> Tensor:
 
 
 def _as_image(layout: Phases, matrix: Tensor) -> Tensor:
-    """(groups, rows, channels) as (n, groups, channels, height, width), a view."""
+    """View (groups, rows, channels) as (n, groups, channels, height, width)."""
     groups, _, channels = matrix.shape
     return matrix.view(groups, -1, layout.height, layout.width, channels).permute(1, 0, 4, 2, 3)
 

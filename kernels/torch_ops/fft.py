@@ -132,7 +132,7 @@ ON_CUDA: tuple[Fft, ...] = tuple(replace(algorithm, device_type="cuda") for algo
 
 @dataclass(frozen=True, slots=True)
 class _Tiling:
-    """How images of (height, width) ``written`` are cut into windows of ``lengths``, and where the spectra lie.
+    """Plan that cuts images of (height, width) ``written`` into windows of ``lengths``, and says where spectra lie.
 
     ``at_once``: all images of a micro-batch, and all filters, are transformed in one call instead of one by one.
     """
@@ -154,19 +154,19 @@ class _Tiling:
 
     @property
     def frequencies(self) -> int:
-        """Of a real two-dimensional transform: half of them are redundant."""
+        """Frequencies of a real two-dimensional transform: half of all are redundant."""
         return self.lengths[0] * (self.lengths[1] // 2 + 1)
 
     @property
     def filter_spectrum(self) -> Part:
-        """(frequencies, groups, K // groups, C // groups)."""
+        """Spectrum of the filter, (frequencies, groups, K // groups, C // groups)."""
         k, c = self.problem.k, self.problem.c
         groups = self.problem.groups
         return Part((self.frequencies, groups, k // groups, c // groups), self._complex)
 
     @property
     def image_spectrum_bytes(self) -> int:
-        """Of all windows of one sample of x or y, whichever has more channels."""
+        """Bytes of the spectra of one sample of x or y, whichever has more channels."""
         windows = self.counts[0] * self.counts[1]
         return max(self.problem.c, self.problem.k) * windows * self.frequencies * self._complex.itemsize
 
@@ -183,23 +183,23 @@ class _Tiling:
         return [*spectra, Part(padded, torch_dtype(self.problem))]
 
     def _padded_size(self, window: Pair) -> Pair:
-        """What windows of this size cover together."""
+        """Return the height and width that windows of this size cover together."""
         (down, across), (step_h, step_w) = self.counts, self.steps
         return (down - 1) * step_h + window[0], (across - 1) * step_w + window[1]
 
     def filters(self, w: Tensor, spectrum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The filters of one call, (k, C // groups, R, S), with their spectra (frequencies, k, C // groups)."""
+        """Yield the filters of one call, (k, C // groups, R, S), with their spectra (frequencies, k, C // groups)."""
         step = len(w) if self.at_once else 1
         return zip(torch.split(w, step), torch.split(spectrum.flatten(1, 2), step, 1), strict=True)
 
     def unflatten(self, spectrum: Tensor) -> Tensor:
-        """(..., frequencies) as the two-dimensional half spectrum."""
+        """View (..., frequencies) as the two-dimensional half spectrum."""
         return torch.unflatten(spectrum, -1, (self.lengths[0], -1))
 
     def transform(
         self, images: Tensor, spectrum: Tensor, padded: Tensor, window: Pair, before: Pair, *, conjugate: bool = False
     ) -> None:
-        """Spectra of the windows of each image, with ``before`` zeros above and to the left (negative: cropped)."""
+        """Write the spectra of each image's windows, with ``before`` zeros above and left (negative: cropped)."""
         height, width = self._padded_size(window)
         step, channels = len(padded), images.shape[1]
         canvas = padded.flatten()[: step * channels * height * width].view(step, channels, height, width)
@@ -212,7 +212,7 @@ class _Tiling:
             self._transform_windows(windows, target, conjugate)
 
     def _transform_windows(self, windows: Tensor, target: Tensor, conjugate: bool) -> None:
-        """Of one call. windows: (n, channels, down, across, *window);
+        """Transform the windows of one call. windows: (n, channels, down, across, *window);
         target: (frequencies, groups, n, windows, channels).
 
         A method of its own, as is the way back: what one call allocates is free before the next.
@@ -227,7 +227,10 @@ class _Tiling:
             self._transform_part_back(source, part, skip)
 
     def _transform_part_back(self, source: Tensor, images: Tensor, skip: Pair) -> None:
-        """source: (frequencies, groups, n, windows, channels), images: (n, channels, height, width)."""
+        """Transform one call's images back.
+
+        source: (frequencies, groups, n, windows, channels), images: (n, channels, height, width).
+        """
         (down, across), (step_h, step_w) = self.counts, self.steps
         tiles = torch.fft.irfft2(self.unflatten(source.permute(2, 1, 4, 3, 0)), s=self.lengths).flatten(1, 2)
         kept = tiles[..., skip[0] : skip[0] + step_h, skip[1] : skip[1] + step_w]
@@ -236,7 +239,7 @@ class _Tiling:
         images.copy_(whole[..., : images.shape[2], : images.shape[3]])
 
     def _samples(self, images: Tensor, spectrum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The images of one call with their spectra: (frequencies, groups, images, windows of one, channels)."""
+        """Yield the images of one call with their spectra: (frequencies, groups, images, windows of one, channels)."""
         step = len(images) if self.at_once else 1
         spectra = torch.unflatten(spectrum, 2, (len(images), -1))
         return zip(torch.split(images, step), torch.split(spectra, step, 2), strict=True)
@@ -248,14 +251,18 @@ def _multiply(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> None:
 
 
 def _overlap(before: int, size: int, room: int) -> tuple[slice, slice]:
-    """Where an image of ``size`` that starts at ``before`` lies in ``room`` elements, and which part of it does."""
+    """Return where an image of ``size`` that starts at ``before`` lies in ``room`` elements, and which part of it."""
     start, end = max(0, before), min(room, before + size)
     end = max(start, end)
     return slice(start, end), slice(start - before, end - before)
 
 
 def _good_length(at_least: int) -> int:
-    """The next length without prime factors above 5, for which transforms are fast."""
+    """Return the next length without prime factors above 5, for which transforms are fast.
+
+    >>> _good_length(7), _good_length(31)
+    (8, 32)
+    """
     length = at_least
     while not _is_smooth(length):
         length += 1

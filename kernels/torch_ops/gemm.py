@@ -1,4 +1,4 @@
-"""Implicit to explicit: im2col for a whole micro-batch, then one matrix multiplication (batched over groups).
+"""GEMM convolution: im2col for a whole micro-batch, then one matrix multiplication (batched over groups).
 
 With M = N*P*Q positions and J = (C // groups)*R*S filter elements, the columns are a matrix X (M, J), the filter is
 W (K, J) and the output is Y (M, K), for each group. The three operations are three products of the same matrices:
@@ -26,7 +26,10 @@ from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 
 def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulate: bool = False) -> None:
-    """The operation on matrices. x: (B, M, J), w: (B, K, J), y: (B, M, K); writes, or adds to, the output's matrix."""
+    """Compute the operation on matrices, writing the output's or adding to it.
+
+    x: (B, M, J), w: (B, K, J), y: (B, M, K).
+    """
     left, right, out = {
         Operation.FORWARD: (x, w.transpose(1, 2), y),
         Operation.BACKWARD_DATA: (y, w, x),
@@ -160,7 +163,7 @@ def _activation_matrix(problem: ConvProblem, t: Tensor) -> Tensor:
 
 
 def _stored_matrix(problem: ConvProblem, part: Tensor) -> Tensor:
-    """(groups, positions, columns) over a part of scratch, which is transposed where samples are."""
+    """View a part of scratch as (groups, positions, columns); it is transposed where samples are."""
     if problem.memory_format is MemoryFormat.CHANNELS_LAST:
         return part
     groups, positions, columns = part.shape
@@ -204,7 +207,7 @@ def _grouped(problem: ConvProblem, t: Tensor) -> Tensor:
 
 
 def _samples(problem: ConvProblem, matrix: Tensor, y: Tensor) -> Tensor:
-    """The matrix of a contiguous y as a view (N, groups, K // groups, P, Q)."""
+    """View the matrix of a contiguous y as (N, groups, K // groups, P, Q)."""
     n, k, p, q = y.shape
     return matrix.transpose(1, 2).view(problem.groups, k // problem.groups, n, p, q).permute(2, 0, 1, 3, 4)
 
@@ -226,7 +229,7 @@ def _col2im(problem: ConvProblem, matrix: Tensor, x: Tensor) -> None:
 
 
 def _taps(problem: ConvProblem, matrix: Tensor) -> Iterator[tuple[Tensor, tuple[slice, slice], tuple[slice, slice]]]:
-    """For each filter element its columns, (N, groups, C // groups, P, Q), and what of them lies where in the image."""
+    """Yield each filter element's columns, (N, groups, C // groups, P, Q), and what of them lies where in the image."""
     groups, c, p, q = problem.groups, problem.c // problem.groups, problem.p, problem.q
     if problem.memory_format is MemoryFormat.CHANNELS_LAST:
         taps = matrix.view(groups, -1, p, q, problem.r, problem.s, c).permute(4, 5, 1, 0, 6, 2, 3)
@@ -241,7 +244,11 @@ def _taps(problem: ConvProblem, matrix: Tensor) -> Iterator[tuple[Tensor, tuple[
 
 
 def _inside(offset: int, stride: int, size: int, positions: int) -> tuple[slice, slice]:
-    """Of ``positions`` at ``offset + i * stride`` those inside an image of ``size``: the range of i, the elements."""
+    """Return which positions at ``offset + i * stride`` are inside an image of ``size``: the range of i, the elements.
+
+    >>> _inside(-1, 2, 5, 3)  # at -1, 1 and 3: the first is in the padding
+    (slice(1, 3, None), slice(1, 4, 2))
+    """
     first = min(max(0, -(offset // stride)), positions)
     end = max(first, min(positions, (size - 1 - offset) // stride + 1))
     if first == end:

@@ -55,12 +55,14 @@ class Native(BaseAlgorithm):
 
     @property
     def deterministic(self) -> bool:
-        """On CUDA only where torch is told to be so."""
+        """True on the CPU; on CUDA only where torch is told to be deterministic."""
         return self.device_type == "cpu" or TorchSettings.current().deterministic
 
     def is_local(self, problem: ConvProblem) -> bool:
-        """On CUDA cuDNN may choose a transform. Half precision is multiplied by oneDNN in pairs of channels: of an odd
-        number one meets zeros for its partner, which one depends on the memory format, and 0 * NaN is NaN.
+        """Say no on CUDA, where cuDNN may choose a transform, and for half precision in the other format.
+
+        OneDNN multiplies it in pairs of channels: of an odd number one meets zeros for its partner, which one depends
+        on the memory format, and 0 * NaN is NaN.
         """
         return self.device_type == "cpu" and (problem.item_bytes >= 4 or not self.other_format)
 
@@ -162,7 +164,7 @@ class Native(BaseAlgorithm):
         return [_other_part(problem, shape) for shape in used]
 
     def _converted(self, problem: ConvProblem, x: Tensor, y: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
-        """The operands in the other format. dx stays unwritten: torch takes its shape and format from it, no values."""
+        """Convert the operands to the other format. dx stays unwritten: torch reads its shape and format, no values."""
         parts = self._scratch_parts(problem, x.shape[0])
         x_in, *rest = (_as_other(problem, view) for view in carve(scratch, parts))
         if problem.operation is not Operation.BACKWARD_DATA:
@@ -205,7 +207,7 @@ def _is_cudnns(problem: ConvProblem, x: Tensor, w: Tensor) -> bool:
 
 
 def _cudnn_forward(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None) -> None:
-    """What torch calls for cuDNN, with its settings; written into y."""
+    """Call what torch calls for cuDNN, with its settings, and write into y."""
     allowed = TorchSettings.current()
     settings = (torch.backends.cudnn.benchmark, allowed.deterministic, allowed.allow_tf32)
     geometry = (problem.padding, problem.stride, problem.dilation, problem.groups)
@@ -222,7 +224,10 @@ def _backend_on_cpu(problem: ConvProblem, n: int, _threads: int) -> str:
 
 
 def _backend_on_cuda(problem: ConvProblem, n: int) -> str:
-    """Not remembered: it depends on settings that users change. Fake tensors, since it also looks at strides."""
+    """Name the backend that torch picks now: it depends on settings that users change.
+
+    The tensors are fake, and not mere shapes, since torch looks at strides, too.
+    """
     with FakeTensorMode():
         x, w = (empty_activation(problem, shape, "cuda") for shape in (problem.x_shape(n), problem.w_shape()))
         return str(_picked(problem, x, w).name)

@@ -25,19 +25,19 @@ from mucudnn.words.problem import ConvProblem, Operation
 
 
 class WinogradBackend(Protocol):
-    """One implementation of the arithmetic. It alone knows what lies in ``prepared`` and ``scratch``.
+    """Implementation of the arithmetic. It alone knows what lies in ``prepared`` and ``scratch``.
 
     For BACKWARD_FILTER, ``prepared`` filled with zeros must mean a gradient of zero. Shapes as in ``Algorithm``.
     """
 
     def supports(self, problem: ConvProblem) -> str | None:
-        """``None``, or why this implementation cannot compute the problem."""
+        """Return why this implementation cannot compute the problem, or ``None`` if it can."""
 
     def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
-        """Bytes for micro-batches of ``n`` samples."""
+        """Return the bytes for micro-batches of ``n`` samples."""
 
     def transform_filter(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """FORWARD and BACKWARD_DATA: the filter for ``correlate``."""
+        """Transform the filter for ``correlate``, in FORWARD and BACKWARD_DATA."""
 
     def correlate(
         self,
@@ -49,15 +49,15 @@ class WinogradBackend(Protocol):
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        """FORWARD: x to y, plus the bias; BACKWARD_DATA: dy to dx."""
+        """Compute y from x, plus the bias, in FORWARD; dx from dy in BACKWARD_DATA."""
 
     def accumulate(
         self, matrices: CookToom, problem: ConvProblem, x: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor
     ) -> None:
-        """BACKWARD_FILTER: add a micro-batch to the transformed gradient."""
+        """Add a micro-batch to the transformed gradient, in BACKWARD_FILTER."""
 
     def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """BACKWARD_FILTER: add the gradient, transformed back, to ``w``."""
+        """Add the gradient, transformed back, to ``w``, in BACKWARD_FILTER."""
 
 
 # In order of preference; the last one supports everything.
@@ -130,7 +130,7 @@ class Winograd(BaseAlgorithm):
             self._backend(problem).fold(self.matrices, problem, w, prepared)
 
     def _backend(self, problem: ConvProblem) -> WinogradBackend:
-        """The first that supports the problem; looked for in every call, so by a plain loop."""
+        """Return the first that supports the problem; looked for in every call, so by a plain loop."""
         backends = BACKENDS if self.device_type == "cpu" else BACKENDS_ON_CUDA
         for backend in backends[:-1]:
             if backend.supports(problem) is None:

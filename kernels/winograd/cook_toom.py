@@ -21,7 +21,7 @@ Matrix = tuple[Row, ...]
 
 
 def _symmetric(*pairs: str) -> Row:
-    """Zero, then each pair +p, -p: rows of a pair differ in signs only, which halves the work of a transform."""
+    """Return zero, then each pair +p, -p: rows of a pair differ in signs only, which halves the work of a transform."""
     return (Fraction(0), *(sign * Fraction(p) for p in pairs for sign in (1, -1)))
 
 
@@ -53,7 +53,7 @@ class CookToom:
 
 @cache
 def cook_toom(m: int, r: int, points: Row | None = None) -> CookToom:
-    """F(m, r) from m + r - 2 finite points (default: ``POINTS``) and infinity.
+    """Make F(m, r) from m + r - 2 finite points (default: ``POINTS``) and infinity.
 
     Scaled as in wincnn (Lavin): the rows of B^T are monic polynomials and A^T holds powers; the divisions stay in G,
     which is applied once a call and not once a tile. (Scaling a row by a power of two would change no rounding.)
@@ -72,7 +72,7 @@ def cook_toom(m: int, r: int, points: Row | None = None) -> CookToom:
 
 
 def kronecker(left: Matrix, right: Matrix) -> Matrix:
-    """``left`` along the rows and ``right`` along the columns of a tile, as one matrix on the flattened tile."""
+    """Make one matrix on the flattened tile: ``left`` along its rows and ``right`` along its columns."""
     return tuple(tuple(x * y for x in row for y in other) for row in left for other in right)
 
 
@@ -81,7 +81,7 @@ def _powers(point: Fraction, length: int) -> Row:
 
 
 def _unit(length: int) -> Row:
-    """The point infinity: it sees the leading coefficient only."""
+    """Return the row of the point infinity: it sees the leading coefficient only."""
     return (*(Fraction(0) for _ in range(length - 1)), Fraction(1))
 
 
@@ -90,12 +90,16 @@ def _without(point: Fraction, points: Iterable[Fraction]) -> list[Fraction]:
 
 
 def _spread(point: Fraction, points: Iterable[Fraction]) -> Fraction:
-    """Denominator of the Lagrange basis polynomial of ``point``."""
+    """Return the denominator of the Lagrange basis polynomial of ``point``."""
     return prod((point - p for p in _without(point, points)), start=Fraction(1))
 
 
 def _monic(roots: Sequence[Fraction]) -> Row:
-    """Coefficients of the product of (x - root), lowest first."""
+    """Return the coefficients of the product of (x - root), lowest first.
+
+    >>> [int(coefficient) for coefficient in _monic([Fraction(1), Fraction(2)])]  # (x - 1)(x - 2)
+    [2, -3, 1]
+    """
     coefficients: Row = (Fraction(1),)
     for root in roots:
         raised, lowered = (Fraction(0), *coefficients), (*_scaled(coefficients, -root), Fraction(0))

@@ -105,7 +105,7 @@ class CudaWinograd:
         pointers: tuple[int, ...],
         padding: Pair = (0, 0),
     ) -> None:
-        """A function with one thread for each tile and channel of an image. padding: of the first tile."""
+        """Start a function with one thread for each tile and channel of an image. padding: of the first tile."""
         _, channels, height, width = image.shape
         sizes = (channels, channels // tiles.groups, tiles.count, tiles.rows, tiles.columns, height, width, *padding)
         self._launch(matrices, problem, function, channels * tiles.count, pointers, sizes, image.device)
@@ -113,7 +113,7 @@ class CudaWinograd:
     def _of_filters(
         self, matrices: CookToom, problem: ConvProblem, function: str, w: Tensor, pointers: tuple[int, ...]
     ) -> None:
-        """A function with one thread for each channel of each filter."""
+        """Start a function with one thread for each channel of each filter."""
         count = w.shape[0] * w.shape[1]
         self._launch(matrices, problem, function, count, pointers, (count, w.shape[1]), w.device)
 

@@ -1,4 +1,4 @@
-"""The CUDA C++ source of Winograd's transforms: winograd.cu with its matrices, types and sizes before it."""
+"""Writes the CUDA C++ source of Winograd's transforms: winograd.cu with its matrices, types and sizes before it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TYPES = {  # dtype: what tensors hold, and what is computed with
 
 @cache
 def winograd_source(matrices: CookToom, dtype: str, memory_format: MemoryFormat, block_threads: int) -> str:
-    """A complete translation unit, without includes: ``extern "C"`` functions for blocks of ``block_threads`` threads.
+    """Write a translation unit without includes: ``extern "C"`` functions for blocks of ``block_threads`` threads.
 
     The matrices are written out as sums without their zeros, each entry rounded once.
     """

@@ -1,4 +1,4 @@
-// What tensors hold, as the 16-bit formats lie in memory, and conversions to and from the type that is computed with.
+// The types that tensors hold, 16-bit formats as they lie in memory, and conversions to and from what is computed with.
 // No header of the toolkit is included, so that a runtime compiler alone is enough.
 
 struct Half { unsigned short bits; };

@@ -1,4 +1,4 @@
-"""How a correlation is cut into the overlapping tiles of a minimal filtering algorithm F(m, r)."""
+"""Cuts a correlation into the overlapping tiles of a minimal filtering algorithm F(m, r)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Tiling:
 
 
 def tiling(matrices: CookToom, problem: ConvProblem, n: int) -> Tiling:
-    """The tiles for ``n`` samples: of y, seen from x; for BACKWARD_DATA of dx, seen from dy."""
+    """Return the tiles for ``n`` samples: of y, seen from x; for BACKWARD_DATA of dx, seen from dy."""
     c, k = problem.c // problem.groups, problem.k // problem.groups
     padding = source_padding(matrices, problem)
     if problem.operation is Operation.BACKWARD_DATA:
@@ -44,7 +44,7 @@ def tiling(matrices: CookToom, problem: ConvProblem, n: int) -> Tiling:
 
 
 def source_padding(matrices: CookToom, problem: ConvProblem) -> Pair:
-    """(top, left) padding of the source.
+    """Return the (top, left) padding of the source.
 
     dx is the correlation of dy with the filter turned by 180 degrees, for which dy is padded by r - 1 - padding;
     where that is negative, dy is cropped.

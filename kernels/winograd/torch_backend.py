@@ -128,7 +128,7 @@ def _transform_tiles(
     channels: int,
     buffers: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """``matrix @ tile @ matrix^T`` of every tile of an image (n, groups * channels, height, width).
+    """Compute ``matrix @ tile @ matrix^T`` of every tile of an image (n, groups * channels, height, width).
 
     Returns (points * groups, tiles, channels), in the first buffer. The way there is padded image (first buffer), half
     transformed (second), transformed (first).
@@ -150,7 +150,7 @@ def _transform_tiles(
 def _inverse_transform(
     a_t: Matrix, tiles: Tiling, product: Tensor, target: Tensor, bias: Tensor | None, buffers: tuple[Tensor, Tensor]
 ) -> None:
-    """``A^T product A + bias`` of every tile, into the target (n, channels, height, width).
+    """Compute ``A^T product A + bias`` of every tile, into the target (n, channels, height, width).
 
     The product lies in the first buffer; it goes half transformed into the second, whole pixels into the first.
     """
@@ -167,7 +167,7 @@ def _inverse_transform(
 
 
 def _apply(matrix: Matrix, sources: Sequence[Tensor], targets: Sequence[Tensor], start: Tensor | None = None) -> None:
-    """targets[i] = start + sum over j of matrix[i][j] * sources[j]."""
+    """Compute targets[i] = start + sum over j of matrix[i][j] * sources[j]."""
     for row, target in zip(matrix, targets, strict=True):
         if start is None:
             target.zero_()
@@ -193,7 +193,7 @@ def _pad(image: Tensor, padded: Tensor, padding: tuple[int, int]) -> None:
 
 
 def _overlap(size: int, padded_size: int, offset: int) -> tuple[slice, slice]:
-    """Where a line of ``size`` pixels that begins at ``offset`` meets [0, padded_size): there, and in the line."""
+    """Return where a line of ``size`` pixels, begun at ``offset``, meets [0, padded_size): there, and in the line."""
     begin = min(max(offset, 0), padded_size)
     end = max(begin, min(offset + size, padded_size))
     return slice(begin, end), slice(begin - offset, end - offset) if end > begin else slice(0, 0)
@@ -204,18 +204,18 @@ def _head(buffer: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _taps(w: Tensor) -> Tensor:
-    """(K, C // groups, R, S) as (K, C // groups, R * S): a view in both memory formats."""
+    """View (K, C // groups, R, S) as (K, C // groups, R * S), in both memory formats."""
     return w.view(*w.shape[:2], -1)
 
 
 def _wide(w: Tensor, staging: Sequence[Tensor]) -> Tensor:
-    """The filter in the dtype of the computation: itself, or its copy in the staging part."""
+    """Return the filter in the dtype of the computation: itself, or its copy in the staging part."""
     return staging[0].copy_(w) if staging else w
 
 
 @cache
 def _filter_matrix(matrices: CookToom, dtype: torch.dtype, device: torch.device, *, turned: bool = False) -> Tensor:
-    """G for both dimensions at once, (a * a, r * r), each entry rounded once; ``turned`` for the turned filter."""
+    """Return G for both dimensions, (a * a, r * r), each entry rounded once; ``turned`` for the turned filter."""
     g = tuple(row[::-1] for row in matrices.g) if turned else matrices.g
     rows = [[float(x) for x in row] for row in kronecker(g, g)]
     # Through numpy: a constant of the process, not a part of any call's workspace, must not pass torch's allocator.

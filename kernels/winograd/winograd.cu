@@ -1,6 +1,6 @@
 // The transforms of Winograd convolution, F(M x M, R x R). The products over channels are left to a library.
 //
-// winograd_source.py puts before this: T (what tensors hold), Real (what is computed with), CHANNELS_LAST, THREADS (in
+// cuda_source.py puts before this: T (what tensors hold), Real (what is computed with), CHANNELS_LAST, THREADS (in
 // a block), M, R, A = M + R - 1, and the matrices B_T, A_T, DY, G, TURNED_G and G_T, each with an unrolled
 // apply(in, out).
 //
@@ -28,7 +28,7 @@ struct Filters {
   Index count, channels;
 
   __device__ __forceinline__ Offset tap_stride() const { return CHANNELS_LAST ? channels : 1; }
-  // Of the first tap of element i of a plane.
+  // Offset of the first tap of element i of a plane.
   __device__ __forceinline__ Offset taps(Index i) const {
     return CHANNELS_LAST ? Offset(i / channels) * (R * R) * channels + i % channels : Offset(i) * (R * R);
   }
@@ -180,7 +180,7 @@ FUNCTION inverse_transform(const Real* planes, const T* bias, T* image, Images i
 
 FUNCTION transform_filter(const T* w, Real* planes, Filters filters) { transform_filters<G>(w, planes, filters); }
 
-// Of the filter turned by 180 degrees.
+// The same of the filter turned by 180 degrees.
 FUNCTION transform_turned_filter(const T* w, Real* planes, Filters filters) {
   transform_filters<TURNED_G>(w, planes, filters);
 }

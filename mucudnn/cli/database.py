@@ -83,7 +83,7 @@ def merge(others: tuple[Path, ...], database: Path | None) -> None:
     refused.
     """
     from mucudnn.database.database import Database
-    from mucudnn.database.profile_file import open_stored
+    from mucudnn.database.profiles import open_stored
 
     with ExitStack() as stack:
         sources = [stack.enter_context(open_stored(other)) for other in others]

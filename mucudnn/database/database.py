@@ -2,7 +2,7 @@
 
 Rows are only added, each with its time stamp and committed at once; the newest row of a key counts. So nothing measured
 is lost, processes that share the file cannot undo each other's work, and merging two files is the union of their rows.
-What newer rows supersede stays until ``prune``. One kind of row is taken back, that a run has begun: see ``Store``.
+What newer rows supersede stays until ``prune``. Only "run started" rows are deleted: see ``EnvironmentStore``.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from mucudnn.database import migrations, profiles, schema, upkeep
-from mucudnn.database.file import MEMORY, DatabaseFile
-from mucudnn.database.rules import row_faults
-from mucudnn.database.sound import SoundRows, StoredRow, every_row
+from mucudnn.database import maintenance, migrations, queries, schema
+from mucudnn.database.bad_rows import SoundRows, StoredRow, every_row
+from mucudnn.database.column_rules import row_faults
+from mucudnn.database.sqlite_file import MEMORY, SqliteFile
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Failure, How, Measurement, MicroConfig, Verification
+from mucudnn.words.results import Failure, How, Measurement, MicroConfig, WholeRun
 
 _NEVER = datetime.max.isoformat()  # later than every time stamp
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentRows:
-    """How many rows an environment has, superseded ones included."""
+    """Numbers of rows of one environment, superseded ones included."""
 
     environment: Environment
     measurements: int
@@ -45,7 +45,7 @@ class EnvironmentRows:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseInfo:
-    """What ``mucudnn database info`` tells."""
+    """A database in numbers: the answer of ``mucudnn database info``."""
 
     path: Path
     size_bytes: int
@@ -66,7 +66,7 @@ class MergeCounts:
 
 
 def default_path() -> Path:
-    """``$MUCUDNN_DATABASE``, else ``mucudnn/measurements.sqlite`` in the user's cache folder."""
+    """Return ``$MUCUDNN_DATABASE``, else ``mucudnn/measurements.sqlite`` in the user's cache folder."""
     if named := os.environ.get("MUCUDNN_DATABASE"):
         return Path(named).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -96,7 +96,7 @@ class Database:
         timeout_s: float = 60.0,
     ) -> None:
         self._open = partial(
-            DatabaseFile,
+            SqliteFile,
             schema=schema.TABLES,
             application_id=schema.APPLICATION_ID,
             version=migrations.VERSION,
@@ -109,7 +109,7 @@ class Database:
         self._first_added = _NEVER  # measured_at of the oldest row that this object added
         self._to_be_moved: list[dict[str, Any]] = []  # of a file that is no longer there
 
-    def _use(self, file: DatabaseFile) -> None:
+    def _use(self, file: SqliteFile) -> None:
         self._file, self._sound = file, SoundRows(file)
 
     @property
@@ -137,7 +137,7 @@ class Database:
         self._file.close()
 
     def copy_in_memory(self) -> Database:
-        """The same rows, in a database that takes more and forgets them when it is closed."""
+        """Return the same rows in a database that takes more, and forgets them when it is closed."""
         copy = Database(MEMORY)
         self._file.copy_to(copy._file)
         return copy
@@ -166,23 +166,23 @@ class Database:
             key = (failure.micro_config.algorithm, algorithm_version, failure.micro_config.micro_batch_size)
             connection.execute(schema.WITHDRAW_FAILURE, (*owner, *key, failure.reason))
 
-    def add_verification(
+    def add_whole_run(
         self,
         environment: Environment,
         problem: ConvProblem,
         micro_configs: Sequence[MicroConfig],
         versions: Mapping[str, int],
-        verification: Verification,
+        run: WholeRun,
         how: How = None,
     ) -> None:
         """Commit a whole run. versions: of at least the algorithms that ran. how: what was special in it."""
         key = schema.configuration_key(micro_configs, versions, how)
-        self._add("verification", environment, problem, configuration=key, **asdict(verification))
+        self._add("verification", environment, problem, configuration=key, **asdict(run))
 
     def measurements(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Measurement, ...]:
-        """The newest of each micro-config, sorted. versions: of the algorithms asked for; others are left out."""
+        """Return the newest of each micro-config, sorted. versions: of the algorithms that are asked for."""
         return tuple(
             Measurement(micro_config, **{name: row[name] for name in schema.COSTS})
             for micro_config, row in self._newest(environment, problem, versions)
@@ -192,74 +192,74 @@ class Database:
     def failures(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Failure, ...]:
-        """Micro-configs whose newest row is a failure, sorted. versions: as for ``measurements``."""
+        """Return micro-configs whose newest row is a failure, sorted. versions: as for ``measurements``."""
         newest = self._newest(environment, problem, versions)
         return tuple(Failure(micro_config, row["reason"]) for micro_config, row in newest if row["reason"] is not None)
 
-    def verification(
+    def whole_run(
         self,
         environment: Environment,
         problem: ConvProblem,
         micro_configs: Sequence[MicroConfig],
         versions: Mapping[str, int],
         how: How = None,
-    ) -> Verification | None:
-        """The newest whole run of this very configuration, None if there was none."""
+    ) -> WholeRun | None:
+        """Return the newest whole run of this very configuration; None if there was none."""
         key = schema.configuration_key(micro_configs, versions, how)
         rows = [row for row in self._rows("verifications", environment, problem) if row["configuration"] == key]
         if not rows:
             return None
-        return Verification(*(rows[-1][name] for name in schema.TIMES))
+        return WholeRun(*(rows[-1][name] for name in schema.TIMES))
 
     def whole_runs(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int], how: How = None
-    ) -> dict[tuple[MicroConfig, ...], Verification]:
-        """The newest whole run of every configuration, of any batch size. versions, how: as for ``verification``."""
-        found: dict[tuple[MicroConfig, ...], Verification] = {}
+    ) -> dict[tuple[MicroConfig, ...], WholeRun]:
+        """Return the newest whole run of each configuration, of any batch size. versions, how: as for ``whole_run``."""
+        found: dict[tuple[MicroConfig, ...], WholeRun] = {}
         for row in self._rows("verifications", environment, problem):
             micro_configs = schema.micro_configs_from(row["configuration"], versions, how)
             if micro_configs is not None:
-                found[micro_configs] = Verification(*(row[name] for name in schema.TIMES))
+                found[micro_configs] = WholeRun(*(row[name] for name in schema.TIMES))
         return found
 
     def environments(self) -> tuple[Environment, ...]:
-        """All that have rows, sorted."""
+        """Return all environments that have rows, sorted."""
         rows = self._sound.read(f"SELECT {schema.ENVIRONMENT} FROM environments WHERE {schema.HAS_ROWS}")
         return tuple(sorted(Environment(*row) for row in rows))
 
     def problems(self, environment: Environment) -> frozenset[ConvProblem]:
-        """All that have measurements, without those that this version does not know."""
-        return profiles.problems(self._sound, environment)
+        """Return all problems that have measurements and that this version of mucudnn knows."""
+        return queries.problems(self._sound, environment)
 
     def versions(self, environment: Environment) -> dict[str, tuple[int, ...]]:
-        """Algorithm -> its versions that have measurements or failures, ascending: the last is the newest."""
-        return profiles.versions(self._sound, environment)
+        """Return the versions of each algorithm that have measurements or failures: the last is the newest."""
+        return queries.versions(self._sound, environment)
 
     def measurements_of_all(
         self, environment: Environment, problems: Iterable[ConvProblem], versions: Mapping[str, int]
     ) -> dict[ConvProblem, tuple[Measurement, ...]]:
-        """As ``measurements``, of many problems in one query."""
-        return profiles.measurements(self._sound, environment, problems, versions)
+        """Return what ``measurements`` returns, for many problems in one query."""
+        return queries.measurements(self._sound, environment, problems, versions)
 
     def info(self) -> DatabaseInfo:
-        """What is in the file, and how much, bad rows included. size_bytes: of the file alone, 0 in memory."""
+        """Return what is in the file, and how much, bad rows included. size_bytes: of the file alone, 0 in memory."""
         self._sound.tell()
         size_bytes = self.path.stat().st_size if self.path.exists() else 0
-        rows = tuple(EnvironmentRows(e, *upkeep.count(self._file, e)) for e in self.environments())
+        rows = tuple(EnvironmentRows(e, *maintenance.count(self._file, e)) for e in self.environments())
         return DatabaseInfo(self.path, size_bytes, migrations.VERSION, rows)
 
     def bad_rows(self) -> list[StoredRow]:
-        """Those that are never used, and that ``prune`` removes."""
+        """Return the rows that are never used, and that ``prune`` removes."""
         return self._sound.bad_rows()
 
     def export_csv(self, stream: TextIO) -> None:
-        """All rows but bad ones, oldest first, with a heading; ``kind`` is measurement, failure or verification."""
+        """Write all rows but bad ones, oldest first, with a heading; ``kind``: measurement, failure or verification."""
         writer = csv.writer(stream)  # lines end in CR LF, as RFC 4180 has it: then values with either are quoted
         writer.writerow(schema.EXPORT_COLUMNS)
         writer.writerows([row.get(column) for column in schema.EXPORT_COLUMNS] for row in self._exported())
 
     def export_json_lines(self, stream: TextIO) -> None:
-        """The same rows as ``export_csv``, one JSON object a line, without the columns that a kind does not have."""
+        """Write the rows of ``export_csv``, one JSON object a line, without the columns that a kind does not have."""
         for row in self._exported():
             stream.write(
                 json.dumps({name: value for name, value in row.items() if value is not None}, allow_nan=False) + "\n"
@@ -275,16 +275,16 @@ class Database:
     def add_exported(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows as they were exported, with their time stamps: all of them or, on error, none.
 
-        rows: by ``schema.ROW_COLUMNS``, without faults (see ``database.rules``).
+        rows: by ``schema.ROW_COLUMNS``, without faults (see ``database.column_rules``).
         """
         with self._writing() as connection:
-            profiles.add_exported(connection, rows)
+            queries.add_exported(connection, rows)
 
     def merge(self, other: Database | Path | str) -> MergeCounts:
         """Add the rows of another database, which is only read, that are not here: all of them or, on error, none."""
         with nullcontext(other) if isinstance(other, Database) else Database(other, read_only=True) as source:
             with self._writing() as connection:
-                counts = upkeep.merge(connection, every_row(source._file))
+                counts = maintenance.merge(connection, every_row(source._file))
             if counts["bad"]:
                 source._sound.tell()
         return MergeCounts(**counts)
@@ -304,7 +304,7 @@ class Database:
         dry_run: remove nothing.
         """
         with self._writing() as connection:
-            removed = upkeep.prune(self._file, connection, environments, versions, failures)
+            removed = maintenance.prune(self._file, connection, environments, versions, failures)
             if dry_run:
                 connection.rollback()
         if removed and not dry_run:
@@ -330,7 +330,7 @@ class Database:
         if faults := row_faults(row):
             raise InvalidInputError(f"this {kind} of {problem} cannot be stored: {'; '.join(faults)}")
         with self._writing() as connection:
-            profiles.add_exported(connection, [row], otherwise="REPLACE")
+            queries.add_exported(connection, [row], otherwise="REPLACE")
         self._first_added = min(self._first_added, now)
 
     @contextmanager
@@ -346,7 +346,7 @@ class Database:
             self._follow()
         if self._to_be_moved:
             with self._file.writing() as connection:
-                profiles.add_exported(connection, self._to_be_moved)
+                queries.add_exported(connection, self._to_be_moved)
             self._to_be_moved = []
 
     def _follow(self) -> None:
@@ -381,7 +381,7 @@ class Database:
         return sorted({MicroConfig(row["algorithm"], row["micro_batch_size"]): row for row in asked_for}.items())
 
     def _rows(self, table: str, environment: Environment, problem: ConvProblem) -> list[sqlite3.Row]:
-        """All rows of a key, oldest first."""
+        """Return all rows of a key, oldest first."""
         environment_id, environment_values = schema.find(environment)
         problem_id, problem_values = schema.find(problem)
         return self._sound.read(

@@ -1,96 +1,169 @@
-"""Whole profiles: read out of a database to solve from them again, and put into one."""
+"""Profiles, the files that ``mucudnn database export`` writes as CSV or JSON lines: read back, every bad row named."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-import sqlite3
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from mucudnn.database import schema
-from mucudnn.database.rules import ENVIRONMENT_COLUMNS, PROBLEM_COLUMNS, known_problem
-from mucudnn.database.sound import SoundRows
-from mucudnn.running.environment import Environment
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Measurement, MicroConfig
+from mucudnn.database.column_rules import COLUMNS_OF, row_faults
+from mucudnn.database.database import Database
+from mucudnn.database.migrations import BEFORE_EXPORTS_SAID, SINCE_VERSION_1, migrated_row
+from mucudnn.database.sqlite_file import MEMORY
+from mucudnn.words.errors import DatabaseError
 
-_TABLE_COLUMNS = {
-    "measurements": (*schema.KEYS["measurements"].split(", "), "measured_at", *schema.COSTS, "reason"),
-    "verifications": (*schema.KEYS["verifications"].split(", "), "measured_at", *schema.TIMES),
-}
-
-
-def problems(stored: SoundRows, environment: Environment) -> frozenset[ConvProblem]:
-    """Those with measurements, as far as this version knows them."""
-    find, values = schema.find(environment)
-    rows = stored.read_unchecked(
-        f"SELECT {schema.PROBLEM} FROM problems WHERE id IN "
-        f"(SELECT DISTINCT problem_id FROM measurements WHERE environment_id = ({find}) AND reason IS NULL)",
-        values,
+_SQLITE = b"SQLite format 3\0"
+_MOST_SHOWN = 20  # bad rows in one message
+_TEXTS = frozenset(
+    (
+        *("kind", "measured_at", "device", "capability", "torch", "library", "compiled", "numerics"),
+        *("operation", "dtype", "memory_format", "algorithm", "reason", "configuration"),
     )
-    found = frozenset(map(known_problem, rows))
-    if None in found:
-        stored.tell()
-    return frozenset(problem for problem in found if problem is not None)
+)
+_EXPORT_AGAIN = "export it again with mucudnn database export FILE"
+_KEY_COLUMNS = (*COLUMNS_OF["failure"][1:-1], schema.KEYS["verifications"])  # without kind and reason
+
+Line = tuple[int, dict[str, Any] | str]  # its number, and its row or what is wrong with the whole of it
 
 
-def versions(stored: SoundRows, environment: Environment) -> dict[str, tuple[int, ...]]:
-    """Algorithm -> its versions that were measured, ascending."""
-    find, values = schema.find(environment)
-    rows = stored.read(
-        f"SELECT DISTINCT algorithm, version FROM measurements WHERE environment_id = ({find}) ORDER BY 1, 2", values
+def open_stored(path: Path | str) -> Database:
+    """Open a database to read from: the SQLite file, or the profile in memory; its content says which, not its name.
+
+    Raises ``DatabaseError`` for any other file, and for what ``Database`` and ``read_profile`` refuse.
+    """
+    path = Path(path)
+    return Database(path, read_only=True) if _content(path).startswith(_SQLITE) else read_profile(path)
+
+
+def read_profile(path: Path | str) -> Database:
+    """Return a database in memory with all rows of the profile and their time stamps: the newest of a key counts.
+
+    Raises ``DatabaseError`` with file, line, column, what is wrong and what is allowed, for every bad row.
+    """
+    path = Path(path)
+    rows, faults = _checked(_lines(path, _text(path)))
+    if faults:
+        more = f"\n  and {len(faults) - _MOST_SHOWN} more" if len(faults) > _MOST_SHOWN else ""
+        listed = "".join(f"\n  {fault}" for fault in faults[:_MOST_SHOWN])
+        raise DatabaseError(f"profile {path} is not used; mend these rows, or {_EXPORT_AGAIN}:{listed}{more}")
+    database = Database(MEMORY)
+    database.add_exported(rows)
+    return database
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DatabaseError(f"{path} cannot be read: {error.strerror}; name another database or profile") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        text = _content(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_a_profile(path, f"byte {error.start} is not text in UTF-8") from error
+    if not text.strip():
+        raise _not_a_profile(path, "it is empty")
+    return text
+
+
+def _not_a_profile(path: Path, reason: str) -> DatabaseError:
+    return DatabaseError(
+        f"{path} is neither a database nor a profile: {reason}; name an SQLite file of mucudnn, or what mucudnn "
+        "database export wrote (CSV or JSON lines)"
     )
-    found: dict[str, tuple[int, ...]] = defaultdict(tuple)
-    for algorithm, version in rows:
-        found[algorithm] += (version,)
-    return dict(found)
 
 
-def measurements(
-    stored: SoundRows, environment: Environment, wanted: Iterable[ConvProblem], versions: Mapping[str, int]
-) -> dict[ConvProblem, tuple[Measurement, ...]]:
-    """As ``Database.measurements``, of many problems in one query."""
-    by_values = {tuple(schema.flat(problem)): problem for problem in wanted}
-    ids = stored.read_unchecked(f"SELECT id, {schema.PROBLEM} FROM problems")
-    by_id = {row[0]: by_values[row[1:]] for row in map(tuple, ids) if row[1:] in by_values}
-    find, values = schema.find(environment)
-    rows = stored.read(
-        f"SELECT problem_id, algorithm, micro_batch_size, version, reason, {', '.join(schema.COSTS)} FROM measurements "
-        f"WHERE environment_id = ({find}) AND problem_id IN (SELECT value FROM json_each(?)) "
-        f"ORDER BY problem_id, {schema.KEYS['measurements']}, measured_at",  # as it lies in the file
-        [*values, json.dumps(list(by_id))],
-    )
-    micro_config = cache(MicroConfig)  # rows are many, and micro-configs few
-    newest: dict[ConvProblem, dict[MicroConfig, list[Any] | None]] = {problem: {} for problem in by_values.values()}
-    for problem_id, algorithm, micro_batch_size, version, reason, *costs in rows:
-        if versions.get(algorithm) == version:
-            newest[by_id[problem_id]][micro_config(algorithm, micro_batch_size)] = costs if reason is None else None
+def _lines(path: Path, text: str) -> Iterator[Line]:
+    return _json_lines(text) if text.lstrip().startswith("{") else _csv_lines(path, text)
+
+
+def _json_lines(text: str) -> Iterator[Line]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, _json_row(line)
+
+
+def _json_row(line: str) -> dict[str, Any] | str:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return f"broken JSON: {error}"
+    return row if isinstance(row, dict) else "not a JSON object; write one object a line"
+
+
+def _csv_lines(path: Path, text: str) -> Iterator[Line]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    columns: list[str] | None = None
+    before = 0
+    try:
+        for cells in reader:
+            if columns is None:
+                columns = _checked_columns(path, cells)
+            elif len(cells) == len(columns):
+                yield before + 1, _csv_row(dict(zip(columns, cells, strict=True)))
+            elif cells:
+                yield before + 1, f"has {len(cells)} values; there must be {len(columns)}, as many as columns in line 1"
+            before = reader.line_num
+    except csv.Error as error:
+        yield before + 1, f"broken CSV: {error}"  # and nothing tells where the next row begins
+
+
+def _checked_columns(path: Path, columns: list[str]) -> list[str]:
+    """Raises ``DatabaseError`` unless they are those of an export, of this or an earlier version, in any order."""
+    if "kind" not in columns:
+        raise _not_a_profile(path, "its first line does not name the columns of an export")
+    required = [name for name in schema.ROW_COLUMNS if name not in SINCE_VERSION_1]
+    wrong = [f"no column {name}" for name in required if name not in columns]
+    wrong += [f"unknown column {name!r}" for name in columns if name not in schema.EXPORT_COLUMNS]
+    wrong += [f"column {name} twice" for name in schema.EXPORT_COLUMNS if columns.count(name) > 1]
+    if wrong:
+        allowed = ", ".join(schema.EXPORT_COLUMNS)
+        raise DatabaseError(f"profile {path}, line 1: {', '.join(wrong)}; the columns are {allowed}; {_EXPORT_AGAIN}")
+    return columns
+
+
+def _csv_row(cells: Mapping[str, str]) -> dict[str, Any]:
+    """Read cells: numbers where they are some; an empty cell is a value only where the kind has a text."""
+    own_texts = _TEXTS.intersection(COLUMNS_OF.get(cells["kind"], ()))
     return {
-        problem: tuple(Measurement(m, *costs) for m, costs in of_problem.items() if costs)
-        for problem, of_problem in newest.items()
+        column: cell if column in _TEXTS else _number(cell)
+        for column, cell in cells.items()
+        if cell or column in own_texts
     }
 
 
-def add_exported(
-    connection: sqlite3.Connection, rows: Iterable[Mapping[str, Any]], *, otherwise: str = "IGNORE"
-) -> Counter[str]:
-    """Add rows, which are without faults, with their time stamps; counts those ``added`` and ``known`` before.
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
-    otherwise: what becomes of a row with the key and time stamp of one that is there, IGNORE or REPLACE.
-    """
 
-    @cache
-    def owner(environment: Environment, problem_values: Sequence[Any]) -> tuple[int, int]:
-        problem = schema.problem_from(problem_values)
-        return schema.identify(connection, environment), schema.identify(connection, problem)
+def _checked(lines: Iterator[Line]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the good rows, and what is wrong with the others."""
+    rows: list[dict[str, Any]] = []
+    faults: list[str] = []
+    line_of: dict[tuple[Any, ...], int] = {}
+    for number, line in lines:
+        row: dict[str, Any] | str = line if isinstance(line, str) else {**SINCE_VERSION_1, **line}
+        wrong = [row] if isinstance(row, str) else row_faults(row)
+        if isinstance(row, dict) and not wrong:
+            first = line_of.setdefault(_key(row), number)
+            wrong = [f"has the key and measured_at of line {first}; keep one of the two"] if first != number else []
+            rows.append(migrated_row(row, row.pop("schema", BEFORE_EXPORTS_SAID)))
+        if wrong:
+            faults.append(f"line {number}: {'; '.join(wrong)}")
+    return rows, faults
 
-    counts = Counter(added=0, known=0)
-    for row in rows:
-        table = schema.table_of(row["kind"])
-        environment = Environment(*(row[column] for column in ENVIRONMENT_COLUMNS))
-        ids = owner(environment, tuple(row[column] for column in PROBLEM_COLUMNS))
-        values = (*ids, *map(row.get, _TABLE_COLUMNS[table]))
-        counts["added" if schema.insert(connection, table, values, otherwise=otherwise) else "known"] += 1
-    return counts
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the values that can be in a database once."""
+    return tuple(map(row.get, _KEY_COLUMNS))

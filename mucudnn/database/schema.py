@@ -1,4 +1,4 @@
-"""The tables of the database, and how keys and values become their rows and back."""
+"""The tables of the database, and the way from keys and values to their rows and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from mucudnn.database import migrations
 from mucudnn.running.environment import Environment
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import FreshWorkspace, How, Keeping, MicroConfig
+from mucudnn.words.results import How, MicroConfig, WithCachedFilter, WithFreshWorkspace
 
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
@@ -85,7 +85,7 @@ OTHER_VERSIONS = {
 
 
 def identify(connection: sqlite3.Connection, key: Environment | ConvProblem) -> int:
-    """The id of the key's row, which is added if there is none."""
+    """Return the id of the key's row, which is added if there is none."""
     select, values = find(key)
     insert(connection, key_table(key), (None, *values), otherwise="IGNORE")
     if (row := connection.execute(select, values).fetchone()) is None:
@@ -94,7 +94,7 @@ def identify(connection: sqlite3.Connection, key: Environment | ConvProblem) -> 
 
 
 def find(key: Environment | ConvProblem) -> tuple[str, list[str | int]]:
-    """SQL that selects the id of the key's row, and its parameters."""
+    """Return SQL that selects the id of the key's row, and its parameters."""
     columns = ENVIRONMENT if isinstance(key, Environment) else PROBLEM
     values = flat(key)
     return f"SELECT id FROM {key_table(key)} WHERE ({columns}) = ({_marks(values)})", values
@@ -109,7 +109,7 @@ def key_table(key: Environment | ConvProblem) -> str:
 
 
 def insert(connection: sqlite3.Connection, table: str, values: Sequence[Any], *, otherwise: str) -> bool:
-    """Whether the row was added; ``otherwise`` says what becomes of an equal key: IGNORE or REPLACE."""
+    """Add a row. Returns whether it was added; otherwise: what becomes of an equal key, IGNORE or REPLACE."""
     cursor = connection.execute(f"INSERT OR {otherwise} INTO {table} VALUES ({_marks(values)})", values)
     return cursor.rowcount > 0
 
@@ -119,7 +119,7 @@ def _marks(values: Sequence[Any]) -> str:
 
 
 def flat(key: Environment | ConvProblem) -> list[str | int]:
-    """Values in the order of the columns ``ENVIRONMENT`` or ``PROBLEM``: pairs become two."""
+    """Return values in the order of the columns ``ENVIRONMENT`` or ``PROBLEM``: pairs become two."""
     values: list[str | int] = []
     for field in fields(key):
         value = getattr(key, field.name)
@@ -134,7 +134,7 @@ def named(key: Environment | ConvProblem) -> dict[str, str | int]:
 
 
 def problem_from(values: Sequence[Any]) -> ConvProblem:
-    """The inverse of ``flat``. Raises ``ValueError`` or ``TypeError`` where that is not a problem."""
+    """Invert ``flat``. Raises ``ValueError`` or ``TypeError`` where that is not a problem."""
     operation, c, h, w, k, r, s, *pairs, groups, dtype, memory_format = values
     stride, padding, dilation = zip(pairs[::2], pairs[1::2], strict=True)
     return ConvProblem(
@@ -145,23 +145,23 @@ def problem_from(values: Sequence[Any]) -> ConvProblem:
 
 
 def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int], how: How = None) -> str:
-    """JSON: for each run of equal micro-configs ``[algorithm, version, micro-batch size, how often]``.
+    """Return JSON: for each run of equal micro-configs ``[algorithm, version, micro-batch size, how often]``.
 
     With a kept filter, those of its algorithm end with ``"kept"``, and what was run instead follows, each of its parts
     ending with ``"instead"``. With a fresh workspace all end with ``"fresh"``.
     """
     parts = _parts(micro_configs, versions)
     match how:
-        case Keeping():
+        case WithCachedFilter():
             parts = [[*part, "kept"] if part[0] == how.algorithm else part for part in parts]
             parts += [[*part, "instead"] for part in _parts(how.instead_of, versions)]
-        case FreshWorkspace():
+        case WithFreshWorkspace():
             parts = [[*part, "fresh"] for part in parts]
     return json.dumps(parts)
 
 
 def micro_configs_from(key: str, versions: Mapping[str, int], how: How = None) -> tuple[MicroConfig, ...] | None:
-    """The inverse of ``configuration_key``; None for a key of other versions, of other runs, or that is none."""
+    """Invert ``configuration_key``; None for a key of other versions, of other runs, or that is none."""
     try:
         parts = [(MicroConfig(part[0], part[2]), part[3]) for part in json.loads(key)]
         micro_configs = tuple(micro_config for micro_config, count in parts for _ in range(count))
@@ -176,5 +176,5 @@ def _parts(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int]) ->
 
 
 def now() -> str:
-    """Sorts like the time."""
+    """Return a time stamp, which sorts like the time."""
     return datetime.now(UTC).isoformat(timespec="microseconds")

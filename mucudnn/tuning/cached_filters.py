@@ -1,8 +1,8 @@
-"""Which filters are worth keeping: one budget of memory divided over the layers of a model (WD), then whole runs.
+"""Chooses which filters to cache: one budget of memory divided over the layers of a model (WD), then whole runs.
 
-Every module is an item of its own, since it has a filter of its own. It can keep nothing, or what one algorithm
-prepares: then that algorithm's setup is only the fingerprint of the filter, and its prepared bytes count against the
-budget instead of the workspace limit. So other configurations can be the fastest than without.
+Every module has a filter of its own. It can cache nothing, or what one algorithm prepares: then that algorithm's setup
+is only the fingerprint of the filter, and its prepared bytes count against the budget instead of the workspace limit.
+So other configurations can be the fastest than without.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mucudnn.bench.measure.comparison import Comparison, compare_in_turns
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.database import Database
-from mucudnn.database.store import Store
+from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.running.conv2d import Conv2d
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
@@ -29,27 +29,27 @@ from mucudnn.tuning.result import TunedProblem, tuned_of
 from mucudnn.tuning.tuner import machine_and_database
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, Keeping, Measurement, MicroConfig, Verification
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun, WithCachedFilter
 from mucudnn.words.torch_settings import TORCHS_OWN
 
-# What looking at a filter costs instead of preparing it: less than measured, and a constant, so that equal measurements
-# give equal answers; whole runs have the real one.
+# The cost of looking at a filter instead of preparing it: less than measured, and constant, so that equal measurements
+# give equal answers. Whole runs have the real cost.
 FINGERPRINT_BYTES_PER_S = 20e9
 FINGERPRINT_S = 5e-6
 
 _Tuned = tuple[TunedProblem, ...]  # one forward problem of one module: of each batch size, the largest first
 
 
-def keep_filters(
+def cache_filters(
     model: torch.nn.Module, config: Config, *, machine: Machine | None = None, database: Database | None = None
 ) -> Division[str] | None:
-    """Let the tuned convolutions of ``model`` keep what is worth it within ``config.cache_budget``.
+    """Let the tuned convolutions of ``model`` cache the filters that are worth it within ``config.cache_budget``.
 
-    Sets ``filter_cache`` of every ``mucudnn.Conv2d``. What is chosen was faster, by more than the noise, in whole runs
-    in turns with what keeps nothing; what was run before is not run again. Returns how the budget was divided: module
-    and problem -> the configuration with the bytes that are kept, which are 0 where nothing is. ``None`` with a budget
-    of 0, where nothing is tuned, and, after a warning, where nothing compiled can take the fingerprints of filters. For
-    convolutions on other devices than the CPU nothing is kept, after a warning, too.
+    Sets ``filter_cache`` of every ``mucudnn.Conv2d``. A cached filter was faster, by more than the noise, in whole
+    runs in turns with the same module without cache; what was run before is not run again. Returns how the budget was
+    divided: module and problem -> the configuration with the bytes that are cached, 0 where none are. ``None`` with a
+    budget of 0, where nothing is tuned, and, after a warning, where nothing compiled can take the fingerprints of
+    filters. On other devices than the CPU nothing is cached, after a warning, too.
 
     Raises ``DatabaseError`` for a file that cannot be read.
     """
@@ -66,9 +66,9 @@ def keep_filters(
         warnings.warn(f"no filters are kept: their fingerprints need the compiled library: {reason}", stacklevel=2)
         return None
     with machine_and_database(config, machine=machine, database=database) as (on, opened):
-        keeper = _Keeper(config, on, Store(opened, on.environment))
-        division = keeper.divide({item: tuned for item, (_, tuned) in items.items()})
-        kept = {item: keeper.kept_filter(tuned, division.assignment[item]) for item, (_, tuned) in items.items()}
+        chooser = _Chooser(config, on, EnvironmentStore(opened, on.environment))
+        division = chooser.divide({item: tuned for item, (_, tuned) in items.items()})
+        kept = {item: chooser.kept_filter(tuned, division.assignment[item]) for item, (_, tuned) in items.items()}
     for name, module in modules.items():
         its_own = [kept[item] for item, (owner, _) in items.items() if owner == name]
         if filters := [one for one in its_own if one is not None]:
@@ -77,9 +77,11 @@ def keep_filters(
 
 
 def _warn_of_other_devices(modules: Iterable[Conv2d]) -> None:
-    """A filter's bytes tell whether it has changed. Its address and version are not enough: ``.data``, a view that was
-    taken before, CUDA graphs and other processes change bytes without telling. On a GPU they could only be read by
-    waiting, in each call, for all that is queued before.
+    """Warn that nothing is cached on a GPU.
+
+    A filter's bytes tell whether it has changed. Its address and version are not enough: ``.data``, a view that was
+    taken before, CUDA graphs and other processes change bytes without telling. On a GPU each call would have to wait
+    for all that is queued before, to read them.
     """
     devices = {str(m.weight.device) for m in modules if m.tuned and m.weight.device.type != FilterCache.device_type}
     if devices:
@@ -91,10 +93,10 @@ def _warn_of_other_devices(modules: Iterable[Conv2d]) -> None:
         )
 
 
-def kept_run(
+def cached_run(
     problem: ConvProblem, configuration: Configuration, algorithm: str, operands: Operands
 ) -> Callable[[], object]:
-    """Calls as a module makes them that keeps what ``algorithm`` prepares: the first prepares it."""
+    """Return a call of the convolution with a cached filter of ``algorithm``; the first call prepares it."""
     kept = FilterCache([CachedFilter(problem, algorithm, 0, {configuration.batch_size: configuration})])
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
 
@@ -107,9 +109,9 @@ def kept_run(
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """To keep what ``algorithm`` prepares. ``cost``: all calls together, and the bytes that are kept.
+    """A filter that ``algorithm`` prepares, cached. cost: of all calls together, with the bytes that are cached.
 
-    configurations: of each tuned batch size.
+    configurations: for each tuned batch size.
     """
 
     algorithm: str
@@ -117,17 +119,17 @@ class _Option:
     cost: Configuration
 
 
-class _Keeper:
-    """Divides the budget over items, with what whole runs tell."""
+class _Chooser:
+    """Divides the budget over items, corrected by whole runs."""
 
-    def __init__(self, config: Config, machine: Machine, store: Store) -> None:
+    def __init__(self, config: Config, machine: Machine, store: EnvironmentStore) -> None:
         self.config, self.machine, self.store = config, machine, store
         self.versions = {algorithm.name: algorithm.version for algorithm in machine.algorithms}
         self.options: dict[_Tuned, list[_Option]] = {}  # equal layers share theirs, and their whole runs
-        self.reasons: dict[tuple[_Tuned, str], str] = {}  # of algorithms that whole runs confirmed
+        self.reasons: dict[tuple[_Tuned, str], str] = {}  # what whole runs have confirmed
 
     def divide(self, items: Mapping[str, _Tuned]) -> Division[str]:
-        """Again and again without what whole runs refute, until all that is chosen is confirmed."""
+        """Divide again, without what whole runs refute, until they confirm all that is chosen."""
         for tuned in items.values():
             self.options.setdefault(tuned, list(_options(tuned)))
         while True:
@@ -141,7 +143,7 @@ class _Keeper:
                 self.options[tuned].remove(option)
 
     def kept_filter(self, tuned: _Tuned, cost: Configuration) -> CachedFilter | None:
-        """``None``: nothing."""
+        """Return what the cost stands for; ``None``: nothing is cached."""
         option = self._option(tuned, cost)
         if option is None:
             return None
@@ -156,7 +158,7 @@ class _Keeper:
         return next((option for option in self.options[tuned] if option.cost == cost), None)
 
     def _is_confirmed(self, tuned: _Tuned, option: _Option) -> bool:
-        """Whether calls of every tuned batch size are faster by more than the noise."""
+        """Whether calls of every tuned batch size are faster than without the cache, by more than the noise."""
         if (tuned, option.algorithm) in self.reasons:
             return True
         runs = [run for one in tuned if (run := self._run(one, option)) is not None]
@@ -170,28 +172,28 @@ class _Keeper:
     def _is_refuted(self, problem: ConvProblem, option: _Option, configuration: Configuration) -> bool:
         """Whether it was once run whole, for a model with that batch size, and was not faster than torch's own."""
         own = MicroConfig(TORCHS_OWN, configuration.batch_size)
-        run = self.store.verification(problem, configuration, self.versions, Keeping(option.algorithm, (own,)))
+        run = self.store.whole_run(problem, configuration, self.versions, WithCachedFilter(option.algorithm, (own,)))
         return run is not None and not is_gain(run)
 
-    def _run(self, tuned: TunedProblem, option: _Option) -> Verification | None:
-        """In turns with what keeps nothing; ``None`` if it cannot run."""
+    def _run(self, tuned: TunedProblem, option: _Option) -> WholeRun | None:
+        """Run it in turns with the same module without cache; ``None`` if it cannot run."""
         problem, configuration = tuned.problem, option.configurations[tuned.batch_size]
-        keeping = Keeping(option.algorithm, tuned.configuration.micro_configs)
-        known = self.store.verification(problem, configuration, self.versions, keeping)
+        keeping = WithCachedFilter(option.algorithm, tuned.configuration.micro_configs)
+        known = self.store.whole_run(problem, configuration, self.versions, keeping)
         if known is not None:
             return known
         operands = random_operands(problem, tuned.batch_size, self.machine.device)
         not_kept = self.machine.whole_run(problem, tuned.configuration, operands)
-        kept = kept_run(problem, configuration, option.algorithm, operands)
+        kept = cached_run(problem, configuration, option.algorithm, operands)
         (outcome,) = compare_in_turns(not_kept, [kept], self.machine.clock)
         if not isinstance(outcome, Comparison):
             return None
-        self.store.keep_verification(problem, configuration, self.versions, outcome.verification, keeping)
-        return outcome.verification
+        self.store.add_whole_run(problem, configuration, self.versions, outcome.whole_run, keeping)
+        return outcome.whole_run
 
 
 def _items(modules: Mapping[str, Conv2d]) -> Iterator[tuple[str, tuple[str, _Tuned]]]:
-    """What each is called, with the name of its module."""
+    """Yield each item's name, with the name of its module and what was tuned."""
     for name, module in modules.items():
         forward = [tuned for tuned in tuned_of(module) if tuned.problem.operation is Operation.FORWARD]
         if module.weight.device.type != FilterCache.device_type:
@@ -207,7 +209,7 @@ def _unkept(tuned: _Tuned) -> Configuration:
 
 
 def _options(tuned: _Tuned) -> Iterator[_Option]:
-    """One for each algorithm that prepares anything and has a configuration within the workspace limits."""
+    """Yield one for each algorithm that prepares anything and has a configuration within the workspace limits."""
     prepared_bytes: dict[str, int] = {}
     for m in (m for one in tuned for m in one.allowed_measurements):
         name = m.micro_config.algorithm
@@ -223,8 +225,9 @@ def _options(tuned: _Tuned) -> Iterator[_Option]:
 
 
 def _fastest_with(name: str, tuned: TunedProblem) -> Configuration | None:
-    """That of all algorithms, if it has the kept one, else of the kept one alone: for whole runs may have refuted a
-    prediction that seems faster.
+    """Return the fastest of all if it has this algorithm, else the fastest of this algorithm alone.
+
+    The latter, since whole runs may have refuted a prediction that seems faster.
     """
     n, limit = tuned.batch_size, tuned.limit_bytes
     measurements = _with_kept(name, tuned)
@@ -236,7 +239,7 @@ def _fastest_with(name: str, tuned: TunedProblem) -> Configuration | None:
 
 
 def _with_smaller_batches(option: _Option, tuned: _Tuned) -> dict[int, Configuration]:
-    """Batch size -> configuration. Of batches that were not tuned, those for which keeping is the fastest."""
+    """Batch size -> configuration. Batches that were not tuned are there if their fastest has the cached filter."""
     configurations: dict[int, Configuration] = {}
     for one in tuned:  # the largest first: what was tuned for a smaller one overrides
         sets = desirable_sets(_with_kept(option.algorithm, one), one.batch_size)
@@ -250,7 +253,7 @@ def _smaller(name: str, tuned: TunedProblem, sets: DesirableSets) -> dict[int, C
 
 
 def _with_kept(name: str, tuned: TunedProblem) -> Sequence[Measurement]:
-    """As they would be with what this algorithm prepares kept."""
+    """Return the measurements, as if this algorithm's prepared filter were cached."""
     problem = tuned.problem
     w_bytes = problem.item_bytes * problem.k * (problem.c // problem.groups) * problem.r * problem.s
     fingerprint_s = FINGERPRINT_S + w_bytes / FINGERPRINT_BYTES_PER_S

@@ -1,4 +1,4 @@
-"""Which configuration runs: what the solver finds, corrected by whole runs against torch.
+"""Chooses the configuration that runs: the solver's answer, corrected by whole runs against torch.
 
 Nothing is measured here. Whole runs come from a callable: the tuner's makes those that are missing, that of a replay
 only looks them up.
@@ -16,26 +16,26 @@ from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.reuse import Account, account_wr
 from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.results import Configuration, Measurement, MicroConfig, Verification
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes
 from mucudnn.words.values import restore
 
-# A smaller lead is not worth it: the machine may be another one tomorrow, and torch's own is never slower than torch.
+# A smaller lead is not worth it: tomorrow's machine may be another, and torch's own is never slower than torch.
 LEAST_GAIN = 0.03
 MOST_CONTENDERS = 3
 _NO_GAIN = 1.001  # times torch's own: what is not surely faster is no bargain, so that torch's own runs if it fits
 _NEARLY_AS_FAST = 1.15  # predictions this close are within what sums of parts and noise get wrong
 _MOST_ROUNDS = 8  # of solving, running whole and solving again
 
-Outcome = Verification | Exception | None  # the whole run; why it cannot run; None: nobody has run it
+Outcome = WholeRun | Exception | None  # the whole run; why it cannot run; None: nobody has run it
 Verify = Callable[[Task, Sequence[Configuration]], Mapping[Configuration, Outcome]]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to run, and why.
+    """A configuration to run, and why.
 
     baseline_s: None where torch's own time is not known. limit_bytes: what it may use. account: what the solver found
     under that limit, before whole runs had their say; None where nothing that was measured fits, and for a share of a
@@ -55,9 +55,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """A budget divided: the choice of each task, the account, and the options with the times that were solved with.
+    """A divided budget: the choice of each task, the account, and the options with the times that were solved with.
 
-    ``options``: what each task could have been given. Times are of whole runs where there were any.
+    Times of options are of whole runs where there were any.
     """
 
     choices: Mapping[Task, Choice]
@@ -68,7 +68,7 @@ class Divided:
 def choose(
     task: Task, measurements: Sequence[Measurement], verify: Verify, baseline_bytes: int | None = None
 ) -> Choice:
-    """The contender that whole runs find the fastest; torch's own unless that is faster by more than the noise.
+    """Choose the contender that is the fastest in whole runs; torch's own unless that is faster by more than the noise.
 
     measurements: those that the config allows; there is a configuration within the task's limit. baseline_bytes: what
     torch's own needs where it is not among them; None: it is taken to need no more than its micro-batches.
@@ -92,7 +92,7 @@ def _choose(
     fastest = set() if account is None else {account.configuration}
     within = _contenders(fastest, measurements, task.batch_size, task.limit_bytes) or [baseline]
     outcomes = verify(task, within)
-    runs = {c: outcome for c, outcome in outcomes.items() if isinstance(outcome, Verification)}
+    runs = {c: outcome for c, outcome in outcomes.items() if isinstance(outcome, WholeRun)}
     if runs:
         best = max(runs, key=lambda configuration: runs[configuration].speedup)
         return _verdict(task, best, runs[best], _timed(baseline, runs[best]))
@@ -113,7 +113,7 @@ def divide(
     verify: Verify,
     baseline_bytes: Mapping[Task, int | None] | None = None,
 ) -> Divided:
-    """One configuration for each task, in sum within the budget: workspace division, corrected by whole runs.
+    """Choose one configuration for each task, in sum within the budget: workspace division, corrected by whole runs.
 
     What is chosen is run whole, and the budget divided again with what was learnt, until all that is chosen was run.
     measurements, baseline_bytes: of each task as for ``choose``.
@@ -137,9 +137,9 @@ def divide(
 
 
 def refuted(
-    task: Task, measurements: Sequence[Measurement], runs: Mapping[tuple[MicroConfig, ...], Verification]
+    task: Task, measurements: Sequence[Measurement], runs: Mapping[tuple[MicroConfig, ...], WholeRun]
 ) -> tuple[tuple[MicroConfig, ...], ...]:
-    """What whole runs have shown not to be worth it for smaller batches, where torch's own is within the limit."""
+    """Return what whole runs of smaller batches show not to be worth it, where torch's own is within the limit."""
     slower = (parts for parts, run in runs.items() if not is_gain(run))
     sizes = {parts: sum(part.micro_batch_size for part in parts) for parts in slower}
     baselines = {parts: _baseline(measurements, n, None) for parts, n in sizes.items() if n < task.batch_size}
@@ -147,8 +147,10 @@ def refuted(
 
 
 def contenders(measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None) -> list[Configuration]:
-    """Configurations that deserve a whole run: the fastest by prediction, and the best of single algorithms that come
-    near it, each other than the baseline. Only the baseline if there is no other. They are in the order of prediction.
+    """Return configurations that deserve a whole run, in the order of prediction.
+
+    They are the fastest by prediction, and the best of single algorithms that come near it, each other than the
+    baseline. Only the baseline if there is no other.
     """
     return _contenders(_fastest(measurements, batch_size, limit_bytes), measurements, batch_size, limit_bytes)
 
@@ -156,7 +158,7 @@ def contenders(measurements: Sequence[Measurement], batch_size: int, limit_bytes
 def _contenders(
     found: set[Configuration], measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None
 ) -> list[Configuration]:
-    """The same; found: the fastest of all by prediction, if anything fits."""
+    """Add to ``found``, the fastest of all by prediction if anything fits, the best of single algorithms."""
     bounds = _least_times(measurements, batch_size)
     for name in sorted(bounds, key=lambda name: (bounds[name], name)):
         if bounds[name] > _NEARLY_AS_FAST * min((c.time_s for c in found if not c.is_baseline), default=inf):
@@ -181,7 +183,7 @@ def _least_times(measurements: Sequence[Measurement], batch_size: int) -> dict[s
 
 
 def baseline_of(measurements: Sequence[Measurement], batch_size: int) -> Configuration | None:
-    """Torch's own convolution, undivided, if it was measured."""
+    """Return torch's own convolution, undivided, if it was measured."""
     micro_config = MicroConfig(TORCHS_OWN, batch_size)
     for m in measurements:
         if m.micro_config == micro_config:
@@ -190,8 +192,9 @@ def baseline_of(measurements: Sequence[Measurement], batch_size: int) -> Configu
 
 
 def _baseline(measurements: Sequence[Measurement], batch_size: int, declared_bytes: int | None) -> Configuration:
-    """As it was measured. Else nobody knows its time (inf) but whole runs, which it can pass all the same: measuring
-    takes more memory, for one. Undivided it needs no less than in micro-batches.
+    """Return torch's own convolution as it was measured, else with the time inf.
+
+    Whole runs may still tell its time: measuring takes more memory. Undivided it needs no less than in micro-batches.
     """
     measured = baseline_of(measurements, batch_size)
     if measured is not None:
@@ -208,22 +211,22 @@ def _is_timed(baseline: Configuration) -> bool:
 
 
 def _timed(baseline: Configuration, run: Outcome) -> Configuration:
-    """With the time of a whole run where it was not measured."""
-    if _is_timed(baseline) or not isinstance(run, Verification):
+    """Return it with the time of a whole run where it was not measured."""
+    if _is_timed(baseline) or not isinstance(run, WholeRun):
         return baseline
     return replace(baseline, time_s=run.baseline_s)
 
 
 @dataclass(slots=True)
 class _Options:
-    """What one task can be given of a budget, and what whole runs have told of it."""
+    """The options of one task in a division, and the whole runs of them."""
 
     task: Task
     measurements: Sequence[Measurement]
     baseline_bytes: int | None
     configurations: list[Configuration] = field(init=False)
     baseline: Configuration = field(init=False)
-    runs: dict[Configuration, Verification | None] = field(default_factory=dict)
+    runs: dict[Configuration, WholeRun | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.configurations = [*desirable_sets(self.measurements, self.task.batch_size).of(self.task.batch_size)]
@@ -232,22 +235,22 @@ class _Options:
         self._offer_baseline()
 
     def _offer_baseline(self) -> None:
-        """Once its time is known: whole runs may show that it is not as dominated as it seems."""
+        """Add it once its time is known: whole runs may show that it is not as dominated as it seems."""
         if _is_timed(self.baseline) and not any(c.is_baseline for c in self.configurations):
             self.configurations.append(self.baseline)
 
     def require_any(self, verify: Verify) -> None:
-        """Torch's own, if nothing else is left and it runs whole."""
+        """Add torch's own, if nothing else is left and it runs whole."""
         if not self.configurations:
             self.baseline = _timed(self.baseline, verify(self.task, [self.baseline])[self.baseline])
             self._offer_baseline()
 
     def costed(self) -> list[Configuration]:
-        """All options, their times as far as they are known."""
+        """Return all options, with the times of whole runs where there were any."""
         return [replace(c, time_s=self._time_s(c)) for c in self.configurations]
 
     def original(self, costed: Configuration) -> Configuration:
-        """With the predicted time."""
+        """Return the option with its predicted time."""
         return next(c for c in self.configurations if c.micro_configs == costed.micro_configs)
 
     def is_unknown(self, configuration: Configuration) -> bool:
@@ -279,7 +282,7 @@ class _Options:
         return Choice(chosen, run.baseline_s, run.time_s, reason, segment)
 
     def _time_s(self, configuration: Configuration) -> float:
-        """Whole runs count by their ratio to torch's: the machine may have had another pace than when parts ran."""
+        """Return seconds. Whole runs count by their ratio to torch's: the machine may have changed its pace since."""
         if configuration.is_baseline:
             return configuration.time_s
         run = self.runs.get(configuration)
@@ -295,7 +298,7 @@ def _solve(every: Mapping[Task, _Options], budget_bytes: int | None) -> Division
 
 
 def _learn(every: Mapping[Task, _Options], division: Division[Task], verify: Verify) -> bool:
-    """Run what is chosen and was not run. Whether anything was."""
+    """Run what is chosen and was not run. Returns whether anything was."""
     learnt = False
     for task, options in every.items():
         chosen = options.original(division.assignment[task])
@@ -306,7 +309,7 @@ def _learn(every: Mapping[Task, _Options], division: Division[Task], verify: Ver
 
 
 def _account(task: Task, measurements: Sequence[Measurement]) -> Account | None:
-    """``None`` where nothing but torch's own, which is not measured by its parts, is within the limit."""
+    """Solve by prediction; ``None`` where nothing that was measured is within the limit."""
     with suppress(InfeasibleError):
         return account_wr(measurements, task.batch_size, task.limit_bytes, what=str(task))
     return None
@@ -317,7 +320,7 @@ def _fastest(measurements: Sequence[Measurement], batch_size: int, limit_bytes: 
     return set() if fastest is None else {fastest}
 
 
-def _verdict(task: Task, best: Configuration, run: Verification, baseline: Configuration) -> Choice:
+def _verdict(task: Task, best: Configuration, run: WholeRun, baseline: Configuration) -> Choice:
     if best.is_baseline:
         reason = "torch's own, undivided: nothing else that is allowed can compute this"
         return Choice(baseline, run.baseline_s, run.baseline_s, reason, task.limit_bytes)
@@ -334,7 +337,7 @@ def _verdict(task: Task, best: Configuration, run: Verification, baseline: Confi
 
 
 def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configuration) -> Choice:
-    """Where nobody has run anything whole."""
+    """Choose where nobody has run anything whole."""
     if not _is_timed(fastest):
         raise InfeasibleError(
             f"{task}, batch {task.batch_size}: nothing that was measured is within the limit of "
@@ -344,7 +347,7 @@ def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configurati
     if not _is_timed(baseline):
         reason = "fastest by prediction, not run; torch's own was not measured at this batch size"
         return Choice(fastest, None, fastest.time_s, reason, task.limit_bytes)
-    predicted = Verification(baseline.time_s, fastest.time_s, 0.0)
+    predicted = WholeRun(baseline.time_s, fastest.time_s, 0.0)
     if fastest.is_baseline or not _fits(task, baseline) or is_gain(predicted):
         reason = "fastest by prediction, not run"
         return Choice(fastest, baseline.time_s, fastest.time_s, reason, task.limit_bytes)
@@ -356,10 +359,10 @@ def _fits(task: Task, baseline: Configuration) -> bool:
     return task.in_headroom or task.limit_bytes is None or baseline.workspace_bytes <= task.limit_bytes
 
 
-def is_gain(run: Verification) -> bool:
+def is_gain(run: WholeRun) -> bool:
     """Whether the configuration is faster than what it was compared with, by more than the noise."""
     return run.speedup - max(run.noise, LEAST_GAIN) > 1
 
 
-def _with_noise(run: Verification) -> str:
+def _with_noise(run: WholeRun) -> str:
     return f"{run.speedup:.2f} ± {run.noise:.2f}"

@@ -1,4 +1,4 @@
-"""What is said where no configuration fits the memory allowed: which tasks hold it up, and what would be enough."""
+"""Errors where no configuration fits the memory allowed: which tasks hold it up, and what would be enough."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def smallest_bytes(measurements: Sequence[Measurement], batch_size: int) -> int 
 
 
 def infeasible(smallest: Mapping[Task, int | None], failed: _Failed | None = None) -> InfeasibleError:
-    """One error for all tasks: what each of them needs at least, without what failed: that could not be measured."""
+    """Make one error for all tasks: the least that each of them needs, of what did not fail."""
     lines = [
         f"  {task}, batch {task.batch_size}, limit {format_bytes(task.limit_bytes)}: {_at_least(needed)}"
         f"{_but_for(task, failed)}"
@@ -36,7 +36,7 @@ def infeasible(smallest: Mapping[Task, int | None], failed: _Failed | None = Non
 def unaffordable(
     smallest: Mapping[Task, int | None], budget_bytes: int | None, failed: _Failed | None = None
 ) -> InfeasibleError:
-    """Those that need most first. failed: as for ``infeasible``."""
+    """Make one error for all tasks, those that need most first. failed: as for ``infeasible``."""
     ranked = sorted(smallest.items(), key=lambda item: -(inf if item[1] is None else item[1]))
     lines = [
         f"  {task}, batch {task.batch_size}: {_at_least(needed)}{_but_for(task, failed)}"
@@ -51,7 +51,7 @@ def unaffordable(
 
 
 def _but_for(task: Task, failed: _Failed | None) -> str:
-    """What else there would be: the least size of each, since larger ones mostly fail for the same reason.
+    """List what failed: the least size of each algorithm, since larger ones mostly fail for the same reason.
 
     What a source offers is not tried again, once its failure is stored.
     """

@@ -17,7 +17,7 @@ from mucudnn.running.operators import Choices
 from mucudnn.tracing.convolutions import Call, trace
 from mucudnn.tracing.headroom import Limits, find_headroom
 from mucudnn.tracing.undisturbed import undisturbed
-from mucudnn.tuning.cached_filters import keep_filters
+from mucudnn.tuning.cached_filters import cache_filters
 from mucudnn.tuning.result import TunedProblem, configurations_of
 from mucudnn.tuning.tuner import machine_and_database, require_callable, tune_tasks
 from mucudnn.words.config import Config, config_or_default
@@ -72,7 +72,7 @@ def optimize(
         with machine_and_database(config, device.type) as (machine, database):
             tuning = tune_tasks(list(tasks.values()), config, progress=progress, machine=machine, database=database)
             _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
-            keep_filters(model, config, machine=machine, database=database)
+            cache_filters(model, config, machine=machine, database=database)
     return model
 
 
@@ -86,12 +86,12 @@ def _require_own_tensors(model: torch.nn.Module) -> None:
 
 
 def _recordable(value: Any) -> Any:
-    """Tensors made in inference mode cannot be saved for gradients; their copies can, if made outside of it."""
+    """Copy a tensor that was made in inference mode: it cannot be saved for gradients, its copy can."""
     return value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
 
 
 def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limits: Limits | None) -> _Wanted:
-    """One problem for each operation that is tuned; dx of the model's own input is not: nobody asks for it.
+    """Return one problem for each operation that is tuned; dx of the model's own input is not: nobody asks for it.
 
     limits: the headroom; what does not run in a training step has none. None: the config's limit, for all alike.
     """
@@ -109,7 +109,7 @@ def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limit
 
 
 def _tasks(wanted: _Wanted, in_headroom: bool) -> dict[_Key, Task]:
-    """Equal ones once, with the number of modules that need them, largest batch first."""
+    """Return equal tasks once, with the number of modules that need them, largest batch first."""
     needing: dict[_Key, list[str]] = {}
     for name, keys in wanted.items():
         for key in keys:

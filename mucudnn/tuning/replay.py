@@ -1,4 +1,4 @@
-"""Solving again from stored measurements: what ``tune`` would choose, without a device and without measuring."""
+"""Chooses again from stored measurements, as ``tune`` would, without a device and without measuring."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from mucudnn.tuning.choose import Choice, Divided, Outcome, choose, divide
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes
 from mucudnn.tuning.result import Tuning, allowed, tuned_problem
 from mucudnn.words.config import Config
-from mucudnn.words.results import Configuration, Measurement, Verification
+from mucudnn.words.results import Configuration, Measurement, WholeRun
 from mucudnn.words.task import Task
 
 
 class Stored(Protocol):
-    """What was measured in one environment."""
+    """Measurements of one environment."""
 
     @property
     def environment(self) -> Environment:
-        """Where it was measured."""
+        """The environment in which they were made."""
 
     def measurements(self, task: Task) -> Sequence[Measurement]:
-        """Of the micro-batch sizes that may be used for the task; they cover its mini-batch."""
+        """Return those of the micro-batch sizes that may be used for the task; they cover its mini-batch."""
 
-    def verification(self, task: Task, configuration: Configuration) -> Verification | None:
-        """The whole run of this configuration, with a workspace as the task has it, if there was one."""
+    def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
+        """Return the whole run of this configuration, with a workspace as the task has it, if there was one."""
 
 
 def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
-    """What ``tune_tasks`` would choose if nothing had to be measured; where whole runs are missing, predictions count.
+    """Choose as ``tune_tasks`` would if nothing had to be measured; where whole runs are missing, predictions count.
 
     With the measurements of a tuning under the same config the answer is that of the tuning.
 
@@ -38,7 +38,7 @@ def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
     """
 
     def look_up(task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
-        return {c: stored.verification(task, c) for c in configurations}
+        return {c: stored.whole_run(task, c) for c in configurations}
 
     measured = {task: stored.measurements(task) for task in tasks}
     bounds = {task: config.error_bound(task.problem.dtype, stored.environment.numerics) for task in tasks}
@@ -56,7 +56,7 @@ def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
 
 
 def shortcomings(tasks: Sequence[Task], stored: Stored) -> tuple[str, ...]:
-    """What the answer cannot know, in words: mini-batches that were measured in smaller pieces only."""
+    """Say what the answer cannot know: mini-batches that were measured in smaller pieces only."""
     pieces: dict[tuple[int, tuple[int, ...]], int] = {}  # mini-batch, sizes -> how many tasks
     for task in tasks:
         micro_configs = {m.micro_config for m in stored.measurements(task)}
@@ -84,7 +84,7 @@ def _require_feasible(measured: dict[Task, list[Measurement]]) -> None:
 
 
 def _surely_fits(task: Task, measurements: Sequence[Measurement]) -> bool:
-    """Whether equal micro-batches of one algorithm do: mostly so, and then nothing must be solved to know."""
+    """Whether equal micro-batches of one algorithm fit: mostly they do, and then nothing must be solved to know."""
     limit = inf if task.limit_bytes is None else task.limit_bytes
     dividing = (m for m in measurements if task.batch_size % m.micro_config.micro_batch_size == 0)
     return task.in_headroom or any(m.prepared_bytes + m.scratch_bytes <= limit for m in dividing)

@@ -35,7 +35,7 @@ _MOST_NAMED = 4  # layers, for one reason
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was chosen for the convolutions of a model. Printed, it is a table; ``details()`` has everything.
+    """The choices for the convolutions of a model. Printed, it is a table; ``details()`` has everything.
 
     layers: module name and what was chosen for one of its operations. kept: module name and what it keeps in inference.
     convolutions: how many ``torch.nn.Conv2d`` the model has. untuned: module name and why torch's own runs there.
@@ -132,7 +132,7 @@ class Report:
 
 
 def report(model: torch.nn.Module) -> Report:
-    """What ``optimize`` chose for each convolution of ``model`` and why; it is empty if nothing is tuned.
+    """Report what ``optimize`` chose for each convolution of ``model`` and why; it is empty if nothing is tuned.
 
     Raises ``InvalidInputError`` for what is no module.
     """
@@ -149,7 +149,7 @@ def report(model: torch.nn.Module) -> Report:
 
 
 def _why_untuned(module: _ConvNd) -> str | None:
-    """``None`` where something else than torch's own runs."""
+    """Say why torch's own runs; ``None`` where something else does."""
     if not isinstance(module, torch.nn.Conv2d):
         return f"{type(module).__name__} is not tuned, only Conv2d"
     if any(is_lazy(parameter) for parameter in module.parameters()):
@@ -164,7 +164,7 @@ def _why_untuned(module: _ConvNd) -> str | None:
 
 
 def _why_torchs_own(module: Conv2d) -> str | None:
-    """Of a module that was tuned, and may have been moved since."""
+    """Say why a module that was tuned runs torch's own all the same: it may have been moved since."""
     if module.choices is None:
         return None if module.filter_cache is not None else _FASTEST
     device, dtype = module.weight.device.type, str(module.weight.dtype).removeprefix("torch.")

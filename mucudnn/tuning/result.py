@@ -1,4 +1,4 @@
-"""What tuning found: the chosen configuration of each problem, the measurements behind it, and why it was chosen."""
+"""Results of tuning: the chosen configuration of each problem, the measurements behind it, and why it was chosen."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What a time limit left undone: candidates that were worth measuring and were not, and those that have fewer
-    samples than without it. Not what the race has shown to be hopeless.
+    """Candidates that a time limit left out: worth measuring and not measured, or measured with fewer samples.
+
+    Not among them is what the race has shown to be hopeless.
     """
 
     unmeasured: tuple[MicroConfig, ...] = ()
@@ -37,7 +38,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class TunedProblem:
-    """What was chosen for one problem, and why. Times are medians of whole runs, measured in turns with torch's.
+    """The choice for one problem, and why. Times are medians of whole runs, measured in turns with torch's.
 
     Where a replay has no whole runs they are predictions, as ``reason`` says, and ``baseline_s`` is None where torch's
     own was not measured at this batch size. ``configuration.time_s`` is what the solver predicted. ``relative_error``
@@ -68,12 +69,12 @@ class TunedProblem:
 
     @property
     def allowed_measurements(self) -> list[Measurement]:
-        """Of algorithms that are not barred by their error."""
+        """Measurements of algorithms that are not barred by their error."""
         return allowed(self.measurements, self.error_bound)
 
     @property
     def speedup(self) -> float | None:
-        """None where torch's time is not known."""
+        """Torch's time over ours; None where torch's is not known."""
         return None if self.baseline_s is None else self.baseline_s / self.time_s
 
     def __str__(self) -> str:
@@ -168,7 +169,7 @@ def tuned_problem(
     left_out: LeftOut = LeftOut(),
     refuted: tuple[tuple[MicroConfig, ...], ...] = (),
 ) -> TunedProblem:
-    """What was chosen for a task, with everything that was known of it."""
+    """Put together what was chosen for a task and everything that was known of it."""
     proviso = "; of what was measured within the time limit" if left_out.unmeasured else ""
     return TunedProblem(
         problem=task.problem,
@@ -189,7 +190,7 @@ def tuned_problem(
 
 
 def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
-    """How much of what a time limit left undone, and by which algorithms; empty: nothing."""
+    """Say how much a time limit left out, and of which algorithms; empty: nothing."""
     unmeasured = [of for one in tuned for of in one.left_out.unmeasured]
     hurried = sum(len(one.left_out.hurried) for one in tuned)
     worth_measuring = sum(len(one.measurements) for one in tuned) + len(unmeasured)
@@ -241,11 +242,11 @@ def row_of(tuned: TunedProblem) -> dict[str, Any]:
 
 
 def allowed(measurements: Iterable[Measurement], error_bound: float) -> list[Measurement]:
-    """Those whose error is within the bound; torch's own always, since that is what would run without mucudnn."""
+    """Return those whose error is within the bound; torch's own always, since it would run without mucudnn."""
     return [m for m in measurements if m.relative_error <= error_bound or m.micro_config.algorithm == TORCHS_OWN]
 
 
 def relative_error_of(configuration: Configuration, measurements: Iterable[Measurement]) -> float | None:
-    """The largest of its algorithms: each was compared with float64 once. None: torch's own, which could not be."""
+    """Return the largest error of its algorithms, each compared with float64 once; None: torch's own could not be."""
     used = set(configuration.algorithms)
     return max((m.relative_error for m in measurements if m.micro_config.algorithm in used), default=None)

@@ -1,4 +1,4 @@
-"""From convolutions to chosen configurations: measure what is not yet measured, then choose, with whole runs."""
+"""``tune``: measures what is not yet measured, then chooses configurations, with whole runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mucudnn.bench.measure.comparison import Comparison
 from mucudnn.bench.measure.profiler import ProfilingJob
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.database import Database
-from mucudnn.database.store import Store
+from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.running.devices import device_named, largest_batch_size, made_current
 from mucudnn.solver.policies import micro_batch_sizes
@@ -29,10 +29,10 @@ from mucudnn.words.progress import Progress, silent
 from mucudnn.words.results import (
     Configuration,
     Failure,
-    FreshWorkspace,
     Measurement,
     MicroConfig,
-    Verification,
+    WholeRun,
+    WithFreshWorkspace,
     source_of,
 )
 from mucudnn.words.task import Task
@@ -88,7 +88,7 @@ def tune_tasks(
     database: Database | None = None,
     machine: Machine | None = None,
 ) -> Tuning:
-    """As ``tune``, for tasks of any batch sizes, limits and counts; what was chosen is in the order of the tasks."""
+    """Do what ``tune`` does for tasks of any batch sizes, limits and counts; the answer has their order."""
     require_callable(progress)
     if database is not None:
         instance(Database, database, "database")  # a file is named in the config
@@ -96,14 +96,14 @@ def tune_tasks(
         instance(Machine, machine, "machine")
     _require_countable(tasks, device if machine is None else machine.device)
     with machine_and_database(config, device, machine, database) as (on, opened):
-        return _Tuner(config, on, Store(opened, on.environment), progress).tune(tasks)
+        return _Tuner(config, on, EnvironmentStore(opened, on.environment), progress).tune(tasks)
 
 
 @contextmanager
 def machine_and_database(
     config: Config, device: str = "cpu", machine: Machine | None = None, database: Database | None = None
 ) -> Iterator[tuple[Machine, Database]]:
-    """What tuning under a config needs: those given, or this machine and the file that the config names, opened.
+    """Provide what tuning under a config needs: those given, or this machine and the file of the config, opened.
 
     While it lasts, torch is as deterministic as the config asks, since that is part of the machine's environment.
     """
@@ -130,7 +130,7 @@ def _require_countable(tasks: Sequence[Task], device: str) -> None:
 
 @dataclass(slots=True)
 class _Job:
-    """One task: its candidates, and what is known of each. left_out: what the time limit did to them."""
+    """One task: its candidates, and what is known of each. left_out: by the time limit."""
 
     task: Task
     error_bound: float
@@ -140,9 +140,9 @@ class _Job:
     left_out: LeftOut = field(default_factory=LeftOut)
 
     def baseline_bytes(self) -> int | None:
-        """What torch's own needs where it was not measured, counted by running it; None: measured, or not to be told.
+        """Count what torch's own needs where it was not measured, by running it; None: measured, or not to be told.
 
-        It is counted anew: there was no memory, perhaps, when it was first tried.
+        It is counted anew: perhaps there was no memory when it was first tried.
         """
         if isinstance(self.results.get(self.task.baseline), Measurement):
             return None
@@ -161,15 +161,15 @@ class _Job:
         return [result for result in known if isinstance(result, Measurement)]
 
     def failed_candidates(self) -> list[Failure]:
-        """Without those that their algorithm does not support, and those of sizes that the policy does not have."""
+        """Return failures, but not of what an algorithm does not support, or of sizes that the policy does not have."""
         known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
         return [result for result in known if isinstance(result, Failure)]
 
     def failures(self) -> list[Failure]:
         return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
 
-    def tuned(self, choice: Choice, runs: Mapping[tuple[MicroConfig, ...], Verification]) -> TunedProblem:
-        """runs: whole ones of any batch size."""
+    def tuned(self, choice: Choice, runs: Mapping[tuple[MicroConfig, ...], WholeRun]) -> TunedProblem:
+        """Put together the result. runs: whole ones of any batch size."""
         measured = self.measurements()
         return tuned_problem(
             self.task,
@@ -182,20 +182,21 @@ class _Job:
         )
 
     def smallest_feasible_bytes(self) -> int | None:
-        """Least workspace of any configuration of candidates that did not fail and are not barred by their error. There
-        may be memory for torch's own even where there was none to measure it, which takes more.
+        """Return the least workspace of candidates that did not fail and are not barred by their error.
+
+        There may be memory for torch's own even where there was none to measure it, which takes more.
         """
         return _least_declared_bytes(self._usable(), self.task.batch_size)
 
     def bytes_in_smallest_pieces(self) -> int | None:
-        """The same for the smallest micro-batches alone, so that little must run to find out what it needs."""
+        """Return the same for the smallest micro-batches alone, so that little must run to find out what it needs."""
         usable = self._usable()
         least = min((c.micro_batch_size for c in usable), default=0)
         smallest = [c for c in usable if c.micro_batch_size == least]
         return _least_declared_bytes(smallest, self.task.batch_size)
 
     def is_feasible(self) -> bool:
-        """Torch's own are looked at first: mostly they fit, and nothing else must run to find out what it needs."""
+        """Whether anything fits. Torch's own is looked at first: mostly it does, and nothing else must run to know."""
         if self.task.in_headroom:
             return True
         usable = self._usable()
@@ -216,7 +217,7 @@ class _Job:
 
 
 def _least_declared_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | None:
-    """Workspaces are declared, so the solver can tell before anything is measured: any time will do."""
+    """Solve for the least workspace. It is declared, so nothing must be measured: any time will do."""
     return smallest_bytes([c.at_any_time() for c in candidates if c.is_countable], batch_size)
 
 
@@ -227,7 +228,7 @@ class _Tuner:
     are, unless nothing is left that fits.
     """
 
-    def __init__(self, config: Config, machine: Machine, store: Store, progress: Progress | None) -> None:
+    def __init__(self, config: Config, machine: Machine, store: EnvironmentStore, progress: Progress | None) -> None:
         self.config, self.machine, self.store = config, machine, store
         self.progress = progress or silent
         self.algorithms = _algorithms(machine, config)
@@ -295,12 +296,12 @@ class _Tuner:
         return _Job(task, bound, candidates, unsupported, {result.micro_config: result for result in known})
 
     def _offered(self, problem: ConvProblem, sizes: Sequence[int]) -> list[Algorithm]:
-        """What sources offer for this problem, as far as the config allows it."""
+        """Return what sources offer for this problem, as far as the config allows it."""
         offered = (algorithm for source in self.machine.sources for algorithm in source.offered(problem, sizes))
         return [algorithm for algorithm in offered if _is_allowed(algorithm, self.config)]
 
     def _begun(self, problem: ConvProblem, micro_config: MicroConfig) -> AbstractContextManager[None]:
-        """Where the store notes that a first run has begun, until it ends."""
+        """Note in the store that a first run has begun, until it ends."""
         return self.store.begun(problem, self.versions[micro_config.algorithm], micro_config)
 
     def _allowed(self, job: _Job) -> list[Measurement]:
@@ -313,9 +314,7 @@ class _Tuner:
             raise infeasible(needed, {job.task: job.failed_candidates() for job in without})
 
     def _is_affordable(self, jobs: Sequence[_Job]) -> bool:
-        """Whether the smallest configurations are within the budget together. The smallest micro-batches are looked at
-        first.
-        """
+        """Whether the smallest configurations are within the budget together. The smallest micro-batches come first."""
         budget = self.config.workspace_budget_bytes
         for smallest in (_Job.bytes_in_smallest_pieces, _Job.smallest_feasible_bytes):
             known = [size for job in jobs if (size := smallest(job)) is not None]
@@ -351,47 +350,47 @@ class _Tuner:
             for source in self.machine.sources:
                 search.enter_context(source.measuring())
             for done, result in enumerate(profiling.measure()):
-                self.store.keep(problem, self.versions[result.micro_config.algorithm], result)
+                self.store.add(problem, self.versions[result.micro_config.algorithm], result)
                 job.results[result.micro_config] = result
                 name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
                 self.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
         if self.config.time_limit_s is not None:
             job.left_out = _left_out(replace(profiling, known=job.measurements(), known_failures=job.failures()))
 
-    def _runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], Verification]:
+    def _runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
         return self.store.whole_runs(task.problem, self.versions, _how(task))
 
     def _verify(self, task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
-        """Whole runs against torch; those that were not run before are run now."""
+        """Return whole runs against torch; those that were not made before are made now."""
         problem, how = task.problem, _how(task)
         known: dict[Configuration, Outcome] = {
-            c: self.store.verification(problem, c, self.versions, how) for c in configurations
+            c: self.store.whole_run(problem, c, self.versions, how) for c in configurations
         }
-        missing = [c for c, verification in known.items() if verification is None]
+        missing = [c for c, run in known.items() if run is None]
         compare = partial(self.machine.compare, keeps_workspace=not task.in_headroom)
         outcomes = compare(problem, task.batch_size, missing) if missing else []
         for configuration, outcome in zip(missing, outcomes, strict=True):
             if isinstance(outcome, Comparison):
-                self.store.keep_verification(problem, configuration, self.versions, outcome.verification, how)
-                known[configuration] = outcome.verification
+                self.store.add_whole_run(problem, configuration, self.versions, outcome.whole_run, how)
+                known[configuration] = outcome.whole_run
             else:
                 known[configuration] = outcome
         return known
 
 
-def _how(task: Task) -> FreshWorkspace | None:
-    """What is special in the whole runs of a task."""
-    return FreshWorkspace() if task.in_headroom else None
+def _how(task: Task) -> WithFreshWorkspace | None:
+    """Return what is special in the whole runs of a task."""
+    return WithFreshWorkspace() if task.in_headroom else None
 
 
 def _left_out(measured: ProfilingJob) -> LeftOut:
-    """What a run without a time limit would still measure; ``measured`` knows all that there is."""
+    """Return what a run without a time limit would still measure; ``measured`` knows all that there is."""
     unmeasured = (candidate.micro_config for candidate in measured.missing())
     return LeftOut(tuple(unmeasured), tuple(candidate.micro_config for candidate in measured.hurried()))
 
 
 def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:
-    """Those that the config allows; it always names torch's own. Raises ``InvalidInputError`` for unknown names."""
+    """Return the algorithms that the config allows. Raises ``InvalidInputError`` for unknown names."""
     names = [algorithm.name for algorithm in machine.algorithms]
     sources = [source.name for source in machine.sources]
     if unknown := [name for name in config.algorithms or () if source_of(name) not in (TORCHS_OWN, *names, *sources)]:
@@ -401,12 +400,12 @@ def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:
 
 
 def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
-    """By its name or that of its source, and by its determinism; the baseline always, as torch's settings have it."""
+    """Whether name or source are asked for, and its determinism is enough. Torch's own always is allowed."""
     name = algorithm.name
     named = config.algorithms is None or bool({name, source_of(name)} & {TORCHS_OWN, *config.algorithms})
     return named and (algorithm.deterministic or name == TORCHS_OWN or not config.deterministic)
 
 
 def _is_strict_enough(algorithm: Algorithm, problem: ConvProblem, config: Config) -> bool:
-    """Torch's own always is."""
+    """Whether it is local, or that is not asked for. Torch's own always is strict enough."""
     return not config.strict or algorithm.name == TORCHS_OWN or algorithm.is_local(problem)

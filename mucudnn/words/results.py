@@ -120,7 +120,7 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
+class WholeRun:
     """A configuration run whole, and its baseline, measured in turns: medians in seconds, and the speedup's noise.
 
     The baseline is torch's own convolution. For a run with a cached filter it is the same module without its cache.
@@ -136,7 +136,7 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class WithCachedFilter:
     """A whole run with a cached filter: the algorithm that prepares it, and what runs without the cache instead.
 
     All other whole runs are compared with torch's own convolution.
@@ -147,8 +147,8 @@ class Keeping:
 
 
 @dataclass(frozen=True, slots=True)
-class FreshWorkspace:
+class WithFreshWorkspace:
     """A whole run whose workspace is allocated for the call. All others keep theirs from call to call."""
 
 
-How = Keeping | FreshWorkspace | None  # what is special in a whole run; None: nothing
+How = WithCachedFilter | WithFreshWorkspace | None  # what is special in a whole run; None: nothing

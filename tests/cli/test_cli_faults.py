@@ -227,7 +227,7 @@ def test_a_locked_database_is_named(layers: Path, database: Path, monkeypatch: p
 def test_a_read_only_database_is_read_and_named(layers: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     invoke("tune", layers, *TUNE, "--operations", "forward")
     before = rows(database)
-    monkeypatch.setattr("mucudnn.database.file._can_be_written", lambda path: False)  # tests may run as root
+    monkeypatch.setattr("mucudnn.database.sqlite_file._can_be_written", lambda path: False)  # tests may run as root
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         result = invoke("tune", layers, *TUNE)

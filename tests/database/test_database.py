@@ -18,7 +18,7 @@ from mucudnn.database.database import Database, EnvironmentRows, MergeCounts, de
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Failure, Measurement, MicroConfig, Verification
+from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun
 
 NUMBERS = st.floats(min_value=0, allow_infinity=False)
 COUNTS = st.integers(0, 2**48)  # bytes
@@ -91,13 +91,13 @@ def test_only_algorithms_asked_for_come_back(path: Path) -> None:
 def test_verifications_are_of_one_very_configuration(path: Path) -> None:
     eight, four = MicroConfig("gemm", 8), MicroConfig("gemm", 4)
     with Database(path) as database:
-        database.add_verification(HERE, PROBLEM, [eight, four, four], VERSIONS, Verification(3.0, 2.0, 0.1))
-        database.add_verification(HERE, PROBLEM, [eight, four, four], VERSIONS, Verification(4.0, 2.0, 0.1))
-        found = database.verification(HERE, PROBLEM, [eight, four, four], VERSIONS)
-        assert found == Verification(4.0, 2.0, 0.1)
-        assert database.verification(HERE, PROBLEM, [eight], VERSIONS) == FULL[2]
+        database.add_whole_run(HERE, PROBLEM, [eight, four, four], VERSIONS, WholeRun(3.0, 2.0, 0.1))
+        database.add_whole_run(HERE, PROBLEM, [eight, four, four], VERSIONS, WholeRun(4.0, 2.0, 0.1))
+        found = database.whole_run(HERE, PROBLEM, [eight, four, four], VERSIONS)
+        assert found == WholeRun(4.0, 2.0, 0.1)
+        assert database.whole_run(HERE, PROBLEM, [eight], VERSIONS) == FULL[2]
         for other in ([eight, four], [four, four, eight], [eight, four, four, four]):
-            assert database.verification(HERE, PROBLEM, other, VERSIONS) is None
+            assert database.whole_run(HERE, PROBLEM, other, VERSIONS) is None
 
 
 def test_default_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -203,11 +203,11 @@ def test_no_version_of_an_engine_is_pruned(path: Path) -> None:
     versions = {"cudnn:67 k2=5": 91900, "gemm": 1}
     with Database(path) as database:
         database.add(HERE, PROBLEM, 91900, engine)
-        database.add_verification(HERE, PROBLEM, [engine.micro_config], versions, VERIFIED)
-        database.add_verification(HERE, PROBLEM, [engine.micro_config, FAST.micro_config], versions, VERIFIED)
+        database.add_whole_run(HERE, PROBLEM, [engine.micro_config], versions, VERIFIED)
+        database.add_whole_run(HERE, PROBLEM, [engine.micro_config, FAST.micro_config], versions, VERIFIED)
         assert database.prune(versions={"gemm": 2}) == 4  # gemm, fft, and whole runs with gemm
         assert database.measurements(HERE, PROBLEM, versions) == (engine,)
-        assert database.verification(HERE, PROBLEM, [engine.micro_config], versions) == VERIFIED
+        assert database.whole_run(HERE, PROBLEM, [engine.micro_config], versions) == VERIFIED
 
 
 def test_a_failure_that_is_withdrawn_leaves_nothing_and_takes_nothing_else(path: Path) -> None:

@@ -19,13 +19,13 @@ from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, V
 from support.effort import how_many
 
 from mucudnn.database import schema
+from mucudnn.database.column_rules import row_faults
 from mucudnn.database.database import Database, MergeCounts
-from mucudnn.database.profile_file import open_stored
-from mucudnn.database.rules import row_faults
-from mucudnn.database.store import Store
+from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.database.profiles import open_stored
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
-from mucudnn.words.results import Failure, MicroConfig, Verification
+from mucudnn.words.results import Failure, MicroConfig, WholeRun
 
 NO_TEXT = b"\xff\xfe"
 BAD_ROWS = [  # a statement with a parameter, what that is, and what is said
@@ -90,7 +90,7 @@ def used(path: Path) -> tuple[list[Any], list[str]]:
                 found += database.measurements(environment, problem, versions)
                 found += database.failures(environment, problem, versions)
                 found += database.measurements_of_all(environment, [problem], versions)[problem]
-                found += filter(None, [database.verification(environment, problem, [FAST.micro_config], VERSIONS)])
+                found += filter(None, [database.whole_run(environment, problem, [FAST.micro_config], VERSIONS)])
         database.info()
         with database.copy_in_memory() as copy:
             copy.add(HERE, PROBLEM, 1, FAST)
@@ -172,10 +172,10 @@ def test_a_bad_row_does_not_take_the_place_of_a_sound_one(path: Path) -> None:
 def test_what_a_bad_row_was_of_is_measured_again(path: Path) -> None:
     change(path, "UPDATE measurements SET noise = 'loud' WHERE reason IS NULL")
     with Database(path) as database:
-        store = Store(database, HERE)
+        store = EnvironmentStore(database, HERE)
         with pytest.warns(UserWarning, match="1 bad row"):
             assert store.results(PROBLEM, VERSIONS) == [FAILED]
-        store.keep(PROBLEM, 1, FAST)
+        store.add(PROBLEM, 1, FAST)
         assert store.results(PROBLEM, VERSIONS) == [FAST, FAILED]
 
 
@@ -195,10 +195,10 @@ def test_values_that_there_cannot_be_are_not_stored(path: Path, measurement: Any
     with Database(path) as database:
         with pytest.raises(InvalidInputError, match=f"this measurement of forward .* cannot be stored: {expected}"):
             database.add(HERE, PROBLEM, 1, measurement)
-        store = Store(database, HERE)
+        store = EnvironmentStore(database, HERE)
         with pytest.warns(UserWarning, match=f"tuning goes on, but will measure this again: .*{expected}"):
-            store.keep(PROBLEM, 1, measurement)
-        store.keep(PROBLEM, 1, replace(FAST, step_s=5.0))
+            store.add(PROBLEM, 1, measurement)
+        store.add(PROBLEM, 1, replace(FAST, step_s=5.0))
         assert database.measurements(HERE, PROBLEM, VERSIONS) == (replace(FAST, step_s=5.0),)
 
 
@@ -209,7 +209,7 @@ def test_other_rows_that_there_cannot_be_are_not_stored(path: Path) -> None:
         with pytest.raises(InvalidInputError, match=r"reason is '\\udcff'"):
             database.add_failure(HERE, PROBLEM, 1, replace(FAILED, reason="\udcff"))
         with pytest.raises(InvalidInputError, match=r"baseline_s is 0\.0"):
-            database.add_verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS, replace(VERIFIED, baseline_s=0.0))
+            database.add_whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS, replace(VERIFIED, baseline_s=0.0))
     assert rows_of(path, HERE, PROBLEM) == FULL
 
 
@@ -397,8 +397,8 @@ def read_everything(path: Path) -> None:
                 for measured in database.measurements(environment, problem, versions):
                     assert not faults_of(environment, problem, measured)
                 database.failures(environment, problem, versions)
-                found = database.verification(environment, problem, [FAST.micro_config], VERSIONS)
-                assert found is None or isinstance(found, Verification)
+                found = database.whole_run(environment, problem, [FAST.micro_config], VERSIONS)
+                assert found is None or isinstance(found, WholeRun)
             database.measurements_of_all(environment, database.problems(environment), versions)
         database.info()
 
@@ -413,7 +413,7 @@ def write_everything(path: Path) -> None:
     with Database(path) as database:
         database.add(HERE, PROBLEM, 1, FAST)
         database.add_failure(HERE, PROBLEM, 1, FAILED)
-        database.add_verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS, VERIFIED)
+        database.add_whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS, VERIFIED)
         database.withdraw_failure(HERE, PROBLEM, 1, FAILED)
 
 

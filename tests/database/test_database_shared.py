@@ -17,9 +17,9 @@ import pytest
 from support.database_rows import FAILED, FAST, HERE, PROBLEM, VERSIONS, change, fill
 from support.places import TESTS
 
-from mucudnn.database import file
+from mucudnn.database import sqlite_file
 from mucudnn.database.database import Database
-from mucudnn.database.store import Store
+from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.results import Measurement, MicroConfig
 
@@ -139,13 +139,13 @@ def test_another_folder_is_no_other_file(path: Path, tmp_path: Path, monkeypatch
 
 def test_a_file_that_is_replaced_by_no_database_is_said_and_kept(path: Path) -> None:
     with Database(path) as database:
-        store = Store(database, HERE)
-        store.keep(PROBLEM, 1, sized(1))
+        store = EnvironmentStore(database, HERE)
+        store.add(PROBLEM, 1, sized(1))
         path.unlink()
         path.write_text("my diary")
         with pytest.warns(UserWarning, match=f"what it measures is not stored: database {path} is not an SQLite datab"):
-            store.keep(PROBLEM, 1, sized(2))
-        store.keep(PROBLEM, 1, sized(3))
+            store.add(PROBLEM, 1, sized(2))
+        store.add(PROBLEM, 1, sized(3))
         assert sized(1) in store.results(PROBLEM, VERSIONS)  # what was known still is
     assert path.read_text() == "my diary"
 
@@ -167,7 +167,7 @@ def test_a_file_that_is_emptied_where_it_is_is_said(path: Path, journal: str) ->
 
 
 def test_it_says_once_that_it_waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(sqlite_file, "_PATIENCE_S", 0.01)
     holder = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     with Database(path) as database, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -185,7 +185,7 @@ def test_it_says_once_that_it_waits(path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_it_says_that_it_waits_before_it_gives_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(sqlite_file, "_PATIENCE_S", 0.01)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with Database(path, timeout_s=0.05) as database:

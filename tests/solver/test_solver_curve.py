@@ -12,7 +12,7 @@ import pytest
 from support.problems.solver_cases import Options, configuration, least_bytes
 
 from mucudnn.solver import Division, marginal, next_faster, solve_wd, time_curve
-from mucudnn.solver.division import Choices
+from mucudnn.solver.division import DivisionProblem
 from mucudnn.words.errors import InfeasibleError, InvalidInputError
 
 MIB = 2**20
@@ -106,12 +106,12 @@ def test_where_the_time_ends_for_some_points_it_still_falls(monkeypatch: pytest.
     options = random_options(3, problems=30, most=20)
     budgets = range(least_bytes(options), least_bytes(options) + 400, 3)
     exact = time_curve(options, points=2, budgets=budgets).points
-    divide = Choices.divide
+    divide = DivisionProblem.divide
 
-    def hurried_at_times(choices: Choices[str], budget: int, time_limit_s: float | None) -> Division[str]:
+    def hurried_at_times(choices: DivisionProblem[str], budget: int, time_limit_s: float | None) -> Division[str]:
         return divide(choices, budget, 0.0 if budget % 2 else time_limit_s)
 
-    monkeypatch.setattr(Choices, "divide", hurried_at_times)
+    monkeypatch.setattr(DivisionProblem, "divide", hurried_at_times)
     hurried = time_curve(options, points=2, budgets=budgets).points
     assert [p.time_s for p in hurried] == sorted((p.time_s for p in hurried), reverse=True)
     assert sum(p.bound_s < p.time_s for p in hurried) > 20

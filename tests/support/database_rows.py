@@ -8,16 +8,16 @@ from pathlib import Path
 from mucudnn.database.database import Database
 from mucudnn.running.environment import Environment
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Failure, Measurement, MicroConfig, Verification
+from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun
 
 HERE = Environment("AMD EPYC", "AVX512", 2, "2.13.0", "oneDNN 3.12.0", "avx512")
 PROBLEM = ConvProblem(Operation.FORWARD, 64, 27, 28, 192, 5, 4, (1, 2), (2, 1), (1, 3), 2)
 FAST = Measurement(MicroConfig("gemm", 8), 1e-6, 2.5e-3, 64, 2**40, 1e-16, 0.01, 5)
 FAILED = Failure(MicroConfig("fft", 8), "out of memory")
 VERSIONS = {"gemm": 1, "fft": 1}
-VERIFIED = Verification(2.0, 1.0, 0.1)
+VERIFIED = WholeRun(2.0, 1.0, 0.1)
 FULL = ((FAST,), (FAILED,), VERIFIED)
-MIGRATED = ((FAST,), (FAILED,), Verification(2.0, 1.00003, 0.1))  # from before the operator was in whole runs
+MIGRATED = ((FAST,), (FAILED,), WholeRun(2.0, 1.00003, 0.1))  # from before the operator was in whole runs
 
 
 def fill(path: Path) -> Path:
@@ -25,7 +25,7 @@ def fill(path: Path) -> Path:
     with Database(path) as database:
         database.add(HERE, PROBLEM, 1, FAST)
         database.add_failure(HERE, PROBLEM, 1, FAILED)
-        database.add_verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS, VERIFIED)
+        database.add_whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS, VERIFIED)
     return path
 
 
@@ -36,7 +36,7 @@ def rows_of(
         return (
             database.measurements(environment, problem, versions),
             database.failures(environment, problem, versions),
-            database.verification(environment, problem, [FAST.micro_config], versions),
+            database.whole_run(environment, problem, [FAST.micro_config], versions),
         )
 
 

@@ -13,31 +13,28 @@ from typing import Any
 import pytest
 import torch
 from support.clock.machine import FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
+from support.problems.measurements import measured
 from torch import nn
 from torch.nn import functional as F
 
 import mucudnn
 from mucudnn.bench.measure.operands import random_operands
 from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.database.column_rules import row_faults
 from mucudnn.database.database import Database
-from mucudnn.database.rules import row_faults
 from mucudnn.kernels.compiled import library
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.solver.reuse import solve_wr
 from mucudnn.tuning import cached_filters as keeping
-from mucudnn.tuning.cached_filters import FINGERPRINT_BYTES_PER_S, FINGERPRINT_S, keep_filters
+from mucudnn.tuning.cached_filters import FINGERPRINT_BYTES_PER_S, FINGERPRINT_S, cache_filters
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, Keeping, Measurement, MicroConfig, Verification
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun, WithCachedFilter
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is kept")
 PROBLEM = ConvProblem(Operation.FORWARD, c=2, h=6, w=6, k=2, r=3, s=3, padding=(1, 1))
 FINGERPRINT = FINGERPRINT_S + 2 * 2 * 9 * 4 / FINGERPRINT_BYTES_PER_S
-
-
-def measured(name: str, n: int, setup_s: float, step_s: float, prepared: int, scratch: int = 0) -> Measurement:
-    return Measurement(MicroConfig(name, n), setup_s, step_s, prepared, scratch, 1e-7)
 
 
 def tuned_for(
@@ -75,7 +72,7 @@ class World:
 
         return replace(fake_machine(self.clock, algorithms), whole_run=made_ready(run))
 
-    def kept_run(self, problem: object, configuration: Configuration, algorithm: str, operands: object) -> Any:
+    def cached_run(self, problem: object, configuration: Configuration, algorithm: str, operands: object) -> Any:
         self.kept_runs.append((configuration, algorithm))
         return lambda: self.clock.advance(configuration.time_s * self.slowdown(algorithm))
 
@@ -83,7 +80,7 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
-    monkeypatch.setattr(keeping, "kept_run", made.kept_run)
+    monkeypatch.setattr(keeping, "cached_run", made.cached_run)
     return made
 
 
@@ -93,13 +90,15 @@ def kept_algorithms(model: nn.Sequential) -> list[str]:
 
 def keep(model: nn.Sequential, world: World, budget: int | str | None, **config: Any) -> list[str]:
     """The algorithm of every module whose filter is kept, "" where nothing is."""
-    keep_filters(model, Config(cache_budget=budget, **config), machine=world.machine)
+    cache_filters(model, Config(cache_budget=budget, **config), machine=world.machine)
     return kept_algorithms(model)
 
 
-TORCHS_OWN = measured("native", 1, 0.0, 1.0, 0)
-A = measured("a", 1, 0.6, 0.5, 100)  # with its setup slower than native, without it twice as fast
-B = measured("b", 1, 0.1, 0.7, 40)
+TORCHS_OWN = measured("native", 1, 1.0)
+A = measured(
+    "a", 1, 0.5, setup_s=0.6, prepared_bytes=100
+)  # with its setup slower than native, without it twice as fast
+B = measured("b", 1, 0.7, setup_s=0.1, prepared_bytes=40)
 
 
 def brute_force(tuned: Sequence[TunedProblem], budget: int) -> float:
@@ -149,15 +148,18 @@ def test_the_division_is_that_of_brute_force(world: World, seed: int) -> None:
     layers = []
     for _ in range(generator.randint(1, 4)):
         n = generator.choice((1, 2, 3))
-        rows = [measured("native", n, 0.0, generator.uniform(1, 2) * n, 0)]
+        rows = [measured("native", n, generator.uniform(1, 2) * n)]
         for name in "ab":
             setup_s, prepared = generator.uniform(0, 2), generator.randint(1, 9)
             sizes = generator.sample(range(1, n + 1), generator.randint(1, n))
             costs = ((size, generator.uniform(0.2, 1.5) * size, generator.randint(0, 9)) for size in sizes)
-            rows += [measured(name, size, setup_s, step_s, prepared, scratch) for size, step_s, scratch in costs]
+            rows += [
+                measured(name, size, step_s, scratch, setup_s=setup_s, prepared_bytes=prepared)
+                for size, step_s, scratch in costs
+            ]
         layers.append(tuned_for(rows, n, generator.choice((None, 4, 9))))
     budget = generator.randint(1, 20)
-    division = keep_filters(model_of(*layers), Config(cache_budget=budget), machine=world.machine)
+    division = cache_filters(model_of(*layers), Config(cache_budget=budget), machine=world.machine)
     assert division is not None
     assert division.objective_s == pytest.approx(brute_force(layers, budget), abs=1e-9)
     assert division.workspace_bytes <= budget
@@ -208,7 +210,7 @@ def test_what_fails_to_run_is_not_kept(world: World, monkeypatch: pytest.MonkeyP
     def fail() -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(keeping, "kept_run", lambda *_: fail)
+    monkeypatch.setattr(keeping, "cached_run", lambda *_: fail)
     assert keep(model_of(tuned_for([TORCHS_OWN, A])), world, None) == [""]
 
 
@@ -216,12 +218,12 @@ def test_what_fails_to_run_is_not_kept(world: World, monkeypatch: pytest.MonkeyP
 def test_what_was_once_slower_than_torch_in_a_smaller_batch_is_not_run_there(
     world: World, slowdown: float, sizes: list[int]
 ) -> None:
-    rows = [TORCHS_OWN, A, measured("native", 2, 0.0, 2.0, 0), measured("a", 2, 0.6, 1.0, 100)]
+    rows = [TORCHS_OWN, A, measured("native", 2, 2.0), measured("a", 2, 1.0, setup_s=0.6, prepared_bytes=100)]
     small, large = model_of(tuned_for(rows[:2])), model_of(tuned_for(rows, 2))
     with Database(":memory:") as database:
         for model, factor in ((small, slowdown), (large, 1.0)):
             world.slowdown = {"a": factor}.__getitem__
-            keep_filters(model, Config(cache_budget=None), machine=world.machine, database=database)
+            cache_filters(model, Config(cache_budget=None), machine=world.machine, database=database)
     (kept,) = large[0].cached_filters  # type: ignore[union-attr]
     assert sorted(kept.configurations) == sizes
 
@@ -238,8 +240,8 @@ def test_nothing_is_run_twice_and_replay_gives_the_same(world: World) -> None:
 
 
 def test_smaller_batches_run_with_what_is_kept_where_that_is_fastest(world: World) -> None:
-    rows = [measured("native", n, 0.0, 1.0 * n, 0) for n in (1, 2, 4)]
-    rows += [measured("a", n, 9.0, step_s, 100) for n, step_s in ((1, 1.5), (2, 1.6), (4, 2.0))]
+    rows = [measured("native", n, 1.0 * n) for n in (1, 2, 4)]
+    rows += [measured("a", n, step_s, setup_s=9.0, prepared_bytes=100) for n, step_s in ((1, 1.5), (2, 1.6), (4, 2.0))]
     model = model_of(tuned_for(rows, 4))
     assert keep(model, world, None) == ["a"]
     (kept,) = model[0].cached_filters  # type: ignore[union-attr]
@@ -247,13 +249,15 @@ def test_smaller_batches_run_with_what_is_kept_where_that_is_fastest(world: Worl
 
 
 def test_batch_sizes_of_one_module_share_what_is_kept(world: World) -> None:
-    rows = {n: [measured("native", n, 0.0, 1.0 * n, 0), measured("a", n, 0.6, 0.5 * n, 100)] for n in (1, 4)}
+    rows = {
+        n: [measured("native", n, 1.0 * n), measured("a", n, 0.5 * n, setup_s=0.6, prepared_bytes=100)] for n in (1, 4)
+    }
     model = model_of([tuned_for(rows[1], 1), tuned_for(rows[4], 4)])
     assert keep(model, world, 100) == ["a"]
     (kept,) = model[0].cached_filters  # type: ignore[union-attr]
     assert sorted(kept.configurations) == [1, 4]
     assert {configuration.batch_size for configuration, _ in world.kept_runs} == {1, 4}
-    too_little = keep_filters(model, Config(cache_budget=99), machine=world.machine)
+    too_little = cache_filters(model, Config(cache_budget=99), machine=world.machine)
     assert too_little is not None
     assert too_little.objective_s == pytest.approx(1.0 + 2.6)  # a call of either, nothing kept
 
@@ -268,9 +272,9 @@ def test_barred_algorithms_and_other_operations_are_left_out(world: World) -> No
 def test_a_budget_of_zero_keeps_nothing_and_takes_back_what_was_kept(world: World) -> None:
     model = model_of(tuned_for([TORCHS_OWN, A]))
     assert keep(model, world, None) == ["a"]
-    assert keep_filters(model, Config(), machine=world.machine) is None
+    assert cache_filters(model, Config(), machine=world.machine) is None
     assert model[0].filter_cache is None
-    assert keep_filters(nn.Linear(2, 2), Config(cache_budget=None), machine=world.machine) is None
+    assert cache_filters(nn.Linear(2, 2), Config(cache_budget=None), machine=world.machine) is None
 
 
 def test_where_nothing_is_compiled_it_says_why_nothing_is_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +283,7 @@ def test_where_nothing_is_compiled_it_says_why_nothing_is_kept(world: World, mon
     loaded_build.cache_clear()
     try:
         with pytest.warns(UserWarning, match="no filters are kept: .* was not built"):
-            assert keep_filters(model, Config(cache_budget=None), machine=world.machine) is None
+            assert cache_filters(model, Config(cache_budget=None), machine=world.machine) is None
     finally:
         loaded_build.cache_clear()
     assert kept_algorithms(model) == [""]
@@ -287,16 +291,16 @@ def test_where_nothing_is_compiled_it_says_why_nothing_is_kept(world: World, mon
 
 def test_whole_runs_with_kept_filters_are_stored_apart(world: World) -> None:
     environment, micro_configs, versions = world.machine.environment, (MicroConfig("a", 1),), {"a": 1, "native": 2}
-    keeping_it = Keeping("a", (MicroConfig("native", 1),))
-    kept, unkept = Verification(3.0, 1.0, 0.1), Verification(3.0, 2.0, 0.1)
+    keeping_it = WithCachedFilter("a", (MicroConfig("native", 1),))
+    kept, unkept = WholeRun(3.0, 1.0, 0.1), WholeRun(3.0, 2.0, 0.1)
     key = (environment, PROBLEM, micro_configs, versions)
     with Database(":memory:") as database:
-        database.add_verification(*key, kept, keeping_it)
-        assert database.verification(*key) is None
-        database.add_verification(*key, unkept)
-        assert database.verification(*key) == unkept
-        assert database.verification(*key, keeping_it) == kept
-        assert database.verification(*key, replace(keeping_it, instead_of=micro_configs)) is None
+        database.add_whole_run(*key, kept, keeping_it)
+        assert database.whole_run(*key) is None
+        database.add_whole_run(*key, unkept)
+        assert database.whole_run(*key) == unkept
+        assert database.whole_run(*key, keeping_it) == kept
+        assert database.whole_run(*key, replace(keeping_it, instead_of=micro_configs)) is None
         database.export_json_lines(stream := io.StringIO())
         assert [row_faults(json.loads(line)) for line in stream.getvalue().splitlines()] == [[], []]
         assert database.prune(versions={"a": 1, "native": 3}, dry_run=True) == 1  # what it was compared with counts
@@ -305,13 +309,13 @@ def test_whole_runs_with_kept_filters_are_stored_apart(world: World) -> None:
 
 def test_a_tuned_model_computes_the_same_with_and_without() -> None:
     """On this machine, whatever it finds to be worth keeping."""
-    rows = [measured("native", 2, 0.0, 1.0, 0), measured("winograd-4x4", 2, 1.0, 0.1, 20_000)]
+    rows = [measured("native", 2, 1.0), measured("winograd-4x4", 2, 0.1, setup_s=1.0, prepared_bytes=20_000)]
     model, x = model_of(tuned_for(rows, 2), tuned_for(rows, 2)), torch.randn(2, 2, 6, 6)
     with torch.no_grad():
         expected = x
         for module in model:
             expected = F.conv2d(expected, module.weight, module.bias, padding=1)  # type: ignore[arg-type]
-        division = keep_filters(model, Config(cache_budget="1MiB"))
+        division = cache_filters(model, Config(cache_budget="1MiB"))
         torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
     assert division is not None
     assert len(division.assignment) == 2
@@ -320,7 +324,7 @@ def test_a_tuned_model_computes_the_same_with_and_without() -> None:
 def test_the_run_that_is_timed_prepares_once(preparations: list[Any]) -> None:
     chosen = Configuration((MicroConfig("winograd-4x4", 2),), 1.0, 0)
     operands = random_operands(PROBLEM, 2)
-    call = keeping.kept_run(PROBLEM, chosen, "winograd-4x4", operands)
+    call = keeping.cached_run(PROBLEM, chosen, "winograd-4x4", operands)
     y = [call() for _ in range(3)][-1]
     torch.testing.assert_close(y, F.conv2d(operands.x, operands.w, padding=1), rtol=1e-4, atol=1e-5)
     assert len(preparations) == 1

@@ -24,11 +24,11 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import (
     Configuration,
     Failure,
-    FreshWorkspace,
-    Keeping,
     Measurement,
     MicroConfig,
-    Verification,
+    WholeRun,
+    WithCachedFilter,
+    WithFreshWorkspace,
 )
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
@@ -77,7 +77,7 @@ class World:
         if kind < 0.3 and not configuration.is_baseline:
             return RuntimeError("it crashed")
         ratio = 1.0 if configuration.is_baseline else self.random.choice((0.2, 0.9, 0.99, 1.01, 1.05, 1.5))
-        return Verification(self.baseline_s, self.baseline_s / ratio, self.random.choice((0.0, 0.02, 0.3, inf)))
+        return WholeRun(self.baseline_s, self.baseline_s / ratio, self.random.choice((0.0, 0.02, 0.3, inf)))
 
     @property
     def baseline_bytes(self) -> int:
@@ -99,7 +99,7 @@ class World:
 
 def lead(run: Outcome) -> float:
     """Of the speedup over what the noise and the least gain ask for; inf where nothing was run."""
-    if not isinstance(run, Verification):
+    if not isinstance(run, WholeRun):
         return inf
     return run.baseline_s / run.time_s - 1 - max(run.noise, LEAST_GAIN)
 
@@ -151,7 +151,7 @@ def test_of_a_budget_what_runs_slower_is_not_chosen_where_torchs_own_would_fit_i
         for task, choice in divided.choices.items():
             worlds[task].require_sound(choice)
             run = worlds[task].runs.get(choice.configuration.micro_configs)
-            if isinstance(run, Verification) and lead(run) < 0 and not choice.configuration.is_baseline:
+            if isinstance(run, WholeRun) and lead(run) < 0 and not choice.configuration.is_baseline:
                 instead = in_all - choice.configuration.workspace_bytes + worlds[task].baseline_bytes
                 assert instead > (inf if budget is None else budget), f"seed {seed}"
             if "torch's own needs" in choice.reason:
@@ -313,8 +313,8 @@ class StoredRuns:
             Measurement(MicroConfig(TORCHS_OWN, n), 0.0, 0.001 * n, 0, self.scratch_bytes * n, 1e-7) for n in (1, 2)
         ]
 
-    def verification(self, task: Task, configuration: Configuration) -> Verification | None:
-        return None if configuration.is_baseline else Verification(0.1, 0.5, 0.01)
+    def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
+        return None if configuration.is_baseline else WholeRun(0.1, 0.5, 0.01)
 
 
 @pytest.mark.parametrize(
@@ -373,15 +373,15 @@ def test_what_was_faster_in_a_smaller_batch_is_run_there(bench: Bench) -> None:
 
 def test_all_whole_runs_are_read_back_and_no_others() -> None:
     parts = (MicroConfig("quick", 4), MicroConfig("quick", 4), MicroConfig(TORCHS_OWN, 1))
-    runs = [Verification(1.0, float(number), 0.1) for number in range(1, 6)]
+    runs = [WholeRun(1.0, float(number), 0.1) for number in range(1, 6)]
     versions = {"quick": 2, TORCHS_OWN: 1}
     with Database(":memory:") as database:
         key = ENVIRONMENT, FORWARD
-        database.add_verification(*key, parts, versions, runs[0])
-        database.add_verification(*key, parts, versions, runs[1])  # the newest counts
-        database.add_verification(*key, parts[:2], {"quick": 1}, runs[2])
-        database.add_verification(*key, parts[2:], versions, runs[3], FreshWorkspace())
-        database.add_verification(*key, parts[:1], versions, runs[4], Keeping("quick", parts[2:]))
+        database.add_whole_run(*key, parts, versions, runs[0])
+        database.add_whole_run(*key, parts, versions, runs[1])  # the newest counts
+        database.add_whole_run(*key, parts[:2], {"quick": 1}, runs[2])
+        database.add_whole_run(*key, parts[2:], versions, runs[3], WithFreshWorkspace())
+        database.add_whole_run(*key, parts[:1], versions, runs[4], WithCachedFilter("quick", parts[2:]))
         assert database.whole_runs(*key, versions) == {parts: runs[1]}
-        assert database.whole_runs(*key, {TORCHS_OWN: 1}, FreshWorkspace()) == {parts[2:]: runs[3]}
+        assert database.whole_runs(*key, {TORCHS_OWN: 1}, WithFreshWorkspace()) == {parts[2:]: runs[3]}
         assert database.whole_runs(*key, {}) == {}

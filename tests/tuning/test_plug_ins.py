@@ -15,7 +15,7 @@ from torch import Tensor
 import mucudnn
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.database import Database
-from mucudnn.database.store import Store
+from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.kernels import registry
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config
@@ -131,7 +131,7 @@ def test_the_run_that_counts_its_bytes_is_in_the_journal_too(
 
 def test_a_run_inside_of_the_same_run_ends_with_it() -> None:
     bench, size = Bench(), MicroConfig("test/quick", 2)
-    store = Store(bench.database, bench.machine.environment)
+    store = EnvironmentStore(bench.database, bench.machine.environment)
 
     def begun() -> list[Measurement | Failure]:
         return store.results(FORWARD, {"test/quick": 1})

@@ -15,7 +15,7 @@ from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.results import Configuration, Measurement, Verification
+from mucudnn.words.results import Configuration, Measurement, WholeRun
 from mucudnn.words.task import Task
 
 BATCH = 8
@@ -31,8 +31,8 @@ class Stored:
     def measurements(self, task: Task) -> Sequence[Measurement]:
         return self.database.measurements(ENVIRONMENT, task.problem, VERSIONS)
 
-    def verification(self, task: Task, configuration: Configuration) -> Verification | None:
-        return self.database.verification(ENVIRONMENT, task.problem, configuration.micro_configs, VERSIONS)
+    def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
+        return self.database.whole_run(ENVIRONMENT, task.problem, configuration.micro_configs, VERSIONS)
 
 
 def tasks(config: Config) -> list[Task]:

@@ -250,7 +250,7 @@ def test_a_database_that_cannot_be_written_is_warned_of_once(bench: Bench, monke
     def refuse(*_: object) -> None:
         raise DatabaseError("the disk is full")
 
-    for name in ("add", "add_failure", "add_verification"):
+    for name in ("add", "add_failure", "add_whole_run"):
         monkeypatch.setattr(Database, name, refuse)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

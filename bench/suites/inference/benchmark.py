@@ -20,7 +20,7 @@ from mucudnn.bench.measure.timer import Clock, WallClock
 from mucudnn.bench.suites.inference.result import InferenceBenchmark, LayerResult, Variants
 from mucudnn.running.environment import current_environment
 from mucudnn.running.filter_cache import FilterCache
-from mucudnn.tuning.cached_filters import keep_filters
+from mucudnn.tuning.cached_filters import cache_filters
 from mucudnn.tuning.result import tuned_of
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
@@ -74,7 +74,7 @@ def _three_models(model: nn.Module, x: Tensor, config: Config, progress: Progres
     own = copy.deepcopy(model).eval()
     kept = mucudnn.optimize(_sharing(own), x, config, progress=progress)
     unkept = _sharing(kept)
-    keep_filters(unkept, replace(config, cache_budget=0))
+    cache_filters(unkept, replace(config, cache_budget=0))
     return [own, unkept, kept]
 
 

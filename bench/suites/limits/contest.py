@@ -21,7 +21,7 @@ from mucudnn.bench.suites.limits.undivided import Undivided, run_alone
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import Outcome, baseline_of, choose, contenders
-from mucudnn.words.results import Configuration, Measurement, MicroConfig, Verification
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun
 from mucudnn.words.task import Task
 
 _RIVALS = 3  # run whole under a limit: a predicted time may be that of a single sample
@@ -80,7 +80,7 @@ class Contest:
         return choose(replace(self.task, limit_bytes=limit_bytes), self.measurements, self._verify).configuration
 
     def _fastest(self, configurations: Sequence[Configuration]) -> Configuration | None:
-        times = {c: o.time_s for c in configurations if isinstance(o := self.outcomes[c.micro_configs], Verification)}
+        times = {c: o.time_s for c in configurations if isinstance(o := self.outcomes[c.micro_configs], WholeRun)}
         return min(times, key=lambda c: times[c], default=None)
 
     def _verify(self, task: Task, configurations: Sequence[Configuration]) -> Mapping[Configuration, Outcome]:
@@ -168,4 +168,4 @@ def _is_as_fast(ours: MedianTime, theirs: MedianTime) -> bool:
 
 
 def _outcome(outcome: Comparison | Exception | None) -> Outcome:
-    return outcome.verification if isinstance(outcome, Comparison) else outcome
+    return outcome.whole_run if isinstance(outcome, Comparison) else outcome

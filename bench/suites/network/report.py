@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from mucudnn.bench.report.records import Record, configuration_record, key_of, record_header
-from mucudnn.bench.report.tables import comparison, milliseconds, new_table, ratio, short_name
+from mucudnn.bench.report.tables import comparison, long_name, milliseconds, new_table, ratio, short_name
 from mucudnn.bench.suites.network.result import FormatResult, NetworkBenchmark, ProblemResult
 from mucudnn.tuning.result import left_out_in_words
 
@@ -82,7 +82,7 @@ def network_record(benchmark: NetworkBenchmark) -> Record:
 
 def _problem(result: ProblemResult) -> Record:
     record: Record = {
-        "layer": result.layer,
+        "layer": long_name(result.names),
         "operation": result.operation,
         "count": result.count,
         "batch_size": result.batch_size,

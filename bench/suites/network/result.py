@@ -45,11 +45,6 @@ class ProblemResult:
     formats: Mapping[MemoryFormat, FormatResult]
 
     @property
-    def layer(self) -> str:
-        """All names, comma-separated."""
-        return ", ".join(self.names)
-
-    @property
     def batch_size(self) -> int:
         return next(iter(self.formats.values())).tuned.batch_size
 

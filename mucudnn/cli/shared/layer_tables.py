@@ -75,16 +75,16 @@ class Replayed:
 def solve_stored(
     path: Path, table: LayerTable, config: Config, environment: str | None, limits: Limits | None = None
 ) -> Replayed:
-    """Solve the table from a database or profile, and print the notes. environment: as for ``stored_measurements``."""
+    """Solve the table from a database or profile, and print the notes. environment: as for ``select_measurements``."""
     from mucudnn.bench.sources.table_tuning import of_table, table_tasks
-    from mucudnn.database.profile_file import open_stored
-    from mucudnn.database.stored import stored_measurements
+    from mucudnn.database.profiles import open_stored
+    from mucudnn.database.selection import select_measurements
     from mucudnn.tuning.replay import replay, shortcomings
     from mucudnn.words.config import BatchSizePolicy
 
     with open_stored(path) as database:
         tasks = table_tasks(table, config, limits)
-        found = stored_measurements(
+        found = select_measurements(
             database,
             tasks,
             BatchSizePolicy(config.policy),

@@ -35,7 +35,7 @@ from mucudnn.tracing.memory_timeline import ConvolutionCall, Event, MemoryTimeli
 from mucudnn.tuning.replay import replay
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig, Verification
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun
 from mucudnn.words.task import Task
 
 MIB = 2**20
@@ -62,8 +62,8 @@ class Stored:
         n = task.batch_size
         return [Measurement(MicroConfig(a, n), 0.0, s, 0, size * MIB, 1e-7) for a, (s, size) in costs.items()]
 
-    def verification(self, task: Task, configuration: Configuration) -> Verification | None:
-        return Verification(0.1, configuration.time_s, 0.0)
+    def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
+        return WholeRun(0.1, configuration.time_s, 0.0)
 
 
 def headroom(calls: tuple[ConvolutionCall, ...] = CALLS) -> Headroom:

@@ -9,7 +9,7 @@ from support.clock.machine import ENVIRONMENT, FORWARD
 
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.running.environment import Environment
-from mucudnn.words.results import Configuration, Measurement, MicroConfig, Verification
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun
 from mucudnn.words.task import Task
 
 MIB = 2**20
@@ -25,5 +25,5 @@ class Stored:
         costs = {"native": (0.1, 0), "small": (0.08, 10 * MIB), "large": (0.05, 100 * MIB)}
         return [Measurement(MicroConfig(a, 8), 0.0, step_s, 0, size, 1e-7) for a, (step_s, size) in costs.items()]
 
-    def verification(self, task: Task, configuration: Configuration) -> Verification | None:
-        return Verification(0.1, configuration.time_s, 0.0)
+    def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
+        return WholeRun(0.1, configuration.time_s, 0.0)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
+from support.clock.ticking import TickingClock
 from support.cuda.placeholders import on_cuda
 from support.snapshots import assert_as_stored
 from torch import nn
 
-from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.sources import networks
 from mucudnn.bench.suites.inference.benchmark import benchmark_inference
 from mucudnn.bench.suites.inference.report import inference_record, inference_table
@@ -28,17 +28,6 @@ NATIVE = Configuration((MicroConfig("native", 2),), 1.0, 0)
 CONFIG = Config(workspace_limit=None, cache_budget=None, time_limit="50ms")
 
 
-@dataclass
-class Ticking(Clock):
-    """A clock that goes on by one second whenever it is read."""
-
-    seconds: float = 0.0
-
-    def now(self) -> float:
-        self.seconds += 1.0
-        return self.seconds
-
-
 def tiny() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1))
 
@@ -46,7 +35,7 @@ def tiny() -> nn.Sequential:
 @pytest.fixture(scope="module")
 def benchmark(tmp_path_factory: pytest.TempPathFactory) -> InferenceBenchmark:
     config = replace(CONFIG, database=tmp_path_factory.mktemp("database") / "measurements.sqlite")
-    return benchmark_inference(tiny(), torch.randn(2, 3, 8, 8), config, name="tiny", rounds=3, clock=Ticking())
+    return benchmark_inference(tiny(), torch.randn(2, 3, 8, 8), config, name="tiny", rounds=3, clock=TickingClock())
 
 
 def test_every_convolution_is_measured_in_three_variants_as_often_as_asked(benchmark: InferenceBenchmark) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.clock.ticking import TickingClock
 from support.command_line import fail, invoke
 from support.snapshots import assert_as_stored, printed
 from torch import Tensor, nn
 
 from mucudnn.bench.contests.peak_memory import PeakComparison
-from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.sources import networks
 from mucudnn.bench.suites.memory.benchmark import benchmark_memory
 from mucudnn.bench.suites.memory.report import in_words, memory_record, memory_table
@@ -45,17 +45,6 @@ def unpicklable():
 """
 
 
-@dataclass
-class Ticking(Clock):
-    """A clock that goes on by one second whenever it is read."""
-
-    seconds: float = 0.0
-
-    def now(self) -> float:
-        self.seconds += 1.0
-        return self.seconds
-
-
 def tiny() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
 
@@ -69,7 +58,9 @@ def x() -> Tensor:
 def benchmark(tmp_path_factory: pytest.TempPathFactory) -> MemoryBenchmark:
     torch.set_num_threads(1)
     config = replace(CONFIG, database=tmp_path_factory.mktemp("database") / "measurements.sqlite")
-    return benchmark_memory(tiny(), torch.randn(2, 3, 12, 12), config, name="tiny", rounds=3, runs=0, clock=Ticking())
+    return benchmark_memory(
+        tiny(), torch.randn(2, 3, 12, 12), config, name="tiny", rounds=3, runs=0, clock=TickingClock()
+    )
 
 
 @pytest.fixture

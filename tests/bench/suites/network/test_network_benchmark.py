@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clock.ticking import TickingClock
 
-from mucudnn.bench.measure.timer import Clock, Runner, here
+from mucudnn.bench.measure.timer import Runner, here
 from mucudnn.bench.sources import table_tuning
 from mucudnn.bench.sources.layers import LayerTable, load_source
 from mucudnn.bench.sources.table_tuning import table_tasks, tune_table
@@ -29,17 +30,6 @@ second,4,8,8,4,1,1,0,0,1,1
 """
 
 
-class ManualClock(Clock):
-    """Every reading is one second after the last, so every call takes a whole number of seconds."""
-
-    def __init__(self) -> None:
-        self.readings = 0
-
-    def now(self) -> float:
-        self.readings += 1
-        return float(self.readings)
-
-
 @pytest.fixture
 def table(tmp_path: Path) -> LayerTable:
     (tmp_path / "layers.csv").write_text(CSV)
@@ -53,11 +43,11 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.fixture
 def benchmark(table: LayerTable, config: Config) -> NetworkBenchmark:
-    return benchmark_network(table, config, rounds=3, clock=ManualClock())
+    return benchmark_network(table, config, rounds=3, clock=TickingClock())
 
 
 def test_every_operation_of_every_layer_is_measured_in_both_formats(benchmark: NetworkBenchmark) -> None:
-    assert [(p.layer, p.operation) for p in benchmark.problems] == [
+    assert [(*p.names, p.operation) for p in benchmark.problems] == [
         (layer, operation) for layer in ("first", "second") for operation in Operation
     ]
     for problem in benchmark.problems:
@@ -77,7 +67,7 @@ def test_times_are_the_clocks(benchmark: NetworkBenchmark) -> None:
 def test_one_format_and_one_operation(table: LayerTable, config: Config) -> None:
     only = replace(config, operations=(Operation.FORWARD,))
     benchmark = benchmark_network(
-        table, only, memory_formats=[MemoryFormat.CHANNELS_LAST], rounds=1, clock=ManualClock()
+        table, only, memory_formats=[MemoryFormat.CHANNELS_LAST], rounds=1, clock=TickingClock()
     )
     assert benchmark.memory_formats == (MemoryFormat.CHANNELS_LAST,)
     assert len(benchmark.problems) == 2
@@ -95,7 +85,7 @@ def test_the_variants_run_in_turns(table: LayerTable, config: Config, monkeypatc
     monkeypatch.setattr(network_benchmark, "whole_run", lambda *args: noted("run_whole", whole_run(*args)))
     first = replace(table, layers=table.layers[:1])
     only = replace(config, operations=(Operation.FORWARD,))
-    benchmark_network(first, only, rounds=3, clock=ManualClock())
+    benchmark_network(first, only, rounds=3, clock=TickingClock())
     warm_up_and_rounds = [name for name in ("run_torch", "run_whole") * 2 for _ in range(2)]
     assert order == warm_up_and_rounds + ["run_torch", "run_whole", "run_torch", "run_whole"] * 2
 
@@ -117,7 +107,7 @@ def test_torch_in_benchmark_mode_has_cells_of_its_own(
 
     monkeypatch.setattr(network_benchmark, "torch_variants", variants)
     only = replace(config, operations=(Operation.FORWARD,))
-    benchmark = benchmark_network(table, only, rounds=3, clock=ManualClock())
+    benchmark = benchmark_network(table, only, rounds=3, clock=TickingClock())
     assert calls == 3 * 2 * 2  # rounds, layers, formats
     assert benchmark.torch_benchmarks == ("torch-benchmark-10",)
     assert benchmark.torch_benchmark_s("torch-benchmark-10", MemoryFormat.CONTIGUOUS) == 2.0
@@ -135,7 +125,7 @@ def test_the_cpu_has_no_benchmark_mode(benchmark: NetworkBenchmark) -> None:
 def test_progress_goes_from_tuning_to_the_end(table: LayerTable, config: Config) -> None:
     fractions: list[float] = []
     benchmark_network(
-        table, config, rounds=1, clock=ManualClock(), progress=lambda text, fraction: fractions.append(fraction)
+        table, config, rounds=1, clock=TickingClock(), progress=lambda text, fraction: fractions.append(fraction)
     )
     assert fractions == sorted(fractions)
     assert 0 <= fractions[0] < 0.5 < fractions[-1] <= 1
@@ -153,6 +143,6 @@ def test_an_interrupted_tuning_keeps_the_rows_that_are_ready(
     monkeypatch.setattr(table_tuning, "tune_tasks", interrupted)
     tuning = tune_table(table, config)
     assert tuning.interrupted
-    assert [row.layer for row in tuning.rows] == ["first"] * 3
+    assert [row.names for row in tuning.rows] == [("first",)] * 3
     with pytest.raises(KeyboardInterrupt):
         benchmark_network(table, config)

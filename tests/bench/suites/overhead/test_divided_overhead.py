@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from support.clock.machine import FakeClock
 
 from mucudnn.bench.measure.synchronized_clock import wall_clock
-from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.suites.overhead import divided as divided_overhead
 from mucudnn.bench.suites.overhead.divided import COPIES, MICRO_BATCHES, main, measure_overheads
 from mucudnn.kernels.torch_ops.gemm import GEMM
@@ -23,20 +23,10 @@ from mucudnn.words.problem import Operation
 STEP_S, OTHER_S = 3.0, 0.5
 
 
-class Manual(Clock):
-    """Only what is counted takes time."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now(self) -> float:
-        return self.seconds
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Manual:
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """A step takes three seconds, opening and closing half a second each."""
-    clock = Manual()
+    clock = FakeClock()
 
     def costing(name: str, seconds: float) -> None:
         original: Callable[..., None] = getattr(type(GEMM), name)
@@ -54,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Manual:
     return clock
 
 
-def test_the_overhead_is_what_a_call_has_beyond_its_steps(clock: Manual) -> None:
+def test_the_overhead_is_what_a_call_has_beyond_its_steps(clock: FakeClock) -> None:
     overheads = list(measure_overheads("cpu", rounds=2, clock=clock))
     assert [(o.size, o.operation, o.micro_batch_size, o.in_graph) for o in overheads] == [
         (size, operation, n, False) for size, n in (("small", 1), ("large", 2)) for operation in Operation
@@ -84,7 +74,7 @@ def test_wall_time_is_read_when_the_device_has_finished(monkeypatch: pytest.Monk
     assert log[4:] == ["call"]
 
 
-def test_graphs_hold_copies_and_times_are_those_of_one(clock: Manual, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_hold_copies_and_times_are_those_of_one(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Callable[[], None]] = []
 
     class Capture:
@@ -115,7 +105,7 @@ def test_graphs_hold_copies_and_times_are_those_of_one(clock: Manual, monkeypatc
     assert clock.seconds >= 2 * COPIES * sum(times)
 
 
-def test_the_command_writes_what_it_prints(clock: Manual, tmp_path: Path) -> None:
+def test_the_command_writes_what_it_prints(clock: FakeClock, tmp_path: Path) -> None:
     path = tmp_path / "overhead.json"
     result = CliRunner().invoke(main, ["--rounds", "1", "--json", str(path)])
     assert result.exit_code == 0, result.output

@@ -1,4 +1,4 @@
-"""What is done to whole databases: counting rows, taking over those of another, removing those no longer used."""
+"""Work on whole databases: counting rows, taking over those of another, removing those no longer used."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from itertools import chain
 from typing import Any
 
 from mucudnn.database import schema
-from mucudnn.database.file import UNDECODABLE, DatabaseFile
-from mucudnn.database.profiles import add_exported
-from mucudnn.database.sound import StoredRow, every_row
+from mucudnn.database.bad_rows import StoredRow, every_row
+from mucudnn.database.queries import add_exported
+from mucudnn.database.sqlite_file import UNDECODABLE, SqliteFile
 from mucudnn.running.environment import Environment
 
 Statement = tuple[str, Sequence[Any]]  # SQL and its parameters
 
 
-def count(file: DatabaseFile, environment: Environment) -> tuple[int, int, int]:
-    """Measurements, failures and verifications of an environment, superseded ones included."""
+def count(file: SqliteFile, environment: Environment) -> tuple[int, int, int]:
+    """Count measurements, failures and whole runs of an environment, superseded ones included."""
     find, values = schema.find(environment)
     measured, failed = file.read(
         f"SELECT count(*) - count(reason), count(reason) FROM measurements WHERE environment_id = ({find})", values
@@ -44,7 +44,7 @@ def merge(connection: sqlite3.Connection, rows: Iterable[StoredRow]) -> Counter[
 
 
 def prune(
-    file: DatabaseFile,
+    file: SqliteFile,
     connection: sqlite3.Connection,
     environments: Sequence[Environment] | None,
     versions: Mapping[str, int] | None,
@@ -59,8 +59,8 @@ def prune(
     return removed
 
 
-def _without_bad(file: DatabaseFile) -> Iterator[Statement]:
-    """First of all, so that no bad row supersedes a sound one, and no key is left that SQLite cannot read."""
+def _without_bad(file: SqliteFile) -> Iterator[Statement]:
+    """Delete bad rows first: then none supersedes a sound one, and no key is left that SQLite cannot read."""
     for row in every_row(file):
         if row.is_bad:
             marks, values = zip(*map(_exactly, row.key.values()), strict=True)
@@ -68,14 +68,14 @@ def _without_bad(file: DatabaseFile) -> Iterator[Statement]:
 
 
 def _exactly(value: Any) -> tuple[str, Any]:
-    """SQL for a value that was read, also for text that is not in UTF-8."""
+    """Return SQL for a value that was read, and its parameter, also for text that is not in UTF-8."""
     return ("+CAST(? AS TEXT)", value.encode(errors=UNDECODABLE)) if isinstance(value, str) else ("?", value)
 
 
 def _prunings(
     environments: Sequence[Environment] | None, versions: Mapping[str, int] | None, failures: bool
 ) -> Iterator[Statement]:
-    """To be executed in this order: failures last, so that no older measurement takes their place."""
+    """Yield statements in the order to execute them: failures last, or an older measurement would take their place."""
     for table, key in schema.KEYS.items():
         if environments is not None:
             finds, values = zip(*map(schema.find, environments), strict=True)

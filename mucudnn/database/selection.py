@@ -1,4 +1,4 @@
-"""Stored measurements as solving wants them: one environment, one version of each algorithm, sound and sufficient."""
+"""Selects stored measurements to solve from: one environment, one version of each algorithm, sound and sufficient."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration, FreshWorkspace, Measurement, Verification, source_of
+from mucudnn.words.results import Configuration, Measurement, WholeRun, WithFreshWorkspace, source_of
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 
@@ -19,8 +19,8 @@ _MOST_LIKE_IT = 3  # other problems that an error names for each one that is mis
 
 
 @dataclass(frozen=True, slots=True)
-class StoredMeasurements:
-    """What a database has for tasks, from one environment: what ``replay`` solves from. The database must stay open.
+class SelectedMeasurements:
+    """Measurements for tasks, from one environment: ``replay`` solves from them. The database must stay open.
 
     versions: of every algorithm the one that is used. notes: what was set aside, in words.
     """
@@ -32,18 +32,16 @@ class StoredMeasurements:
     _database: Database
 
     def measurements(self, task: Task) -> Sequence[Measurement]:
-        """Of the micro-batch sizes that the policy allows; whatever their error or workspace is."""
+        """Return those of the sizes that the policy allows, whatever their error or workspace is."""
         return self._measurements[task]
 
-    def verification(self, task: Task, configuration: Configuration) -> Verification | None:
-        """The newest whole run of the configuration, with a workspace as the task has it; None if there was none."""
-        how = FreshWorkspace() if task.in_headroom else None
-        return self._database.verification(
-            self.environment, task.problem, configuration.micro_configs, self.versions, how
-        )
+    def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
+        """Return the newest whole run, with a workspace as the task has it; None if there was none."""
+        how = WithFreshWorkspace() if task.in_headroom else None
+        return self._database.whole_run(self.environment, task.problem, configuration.micro_configs, self.versions, how)
 
 
-def stored_measurements(
+def select_measurements(
     database: Database,
     tasks: Sequence[Task],
     policy: BatchSizePolicy,
@@ -51,8 +49,8 @@ def stored_measurements(
     algorithms: Collection[str] | None = None,
     strict: bool = False,
     environment: str | None = None,
-) -> StoredMeasurements:
-    """Everything that is needed to solve the tasks again without measuring; no device is asked for anything.
+) -> SelectedMeasurements:
+    """Return all that is needed to solve the tasks again without measuring; no device is asked for anything.
 
     algorithms: names to choose from, or of their source, beside torch's own; None: all that were measured.
     strict: of those only what is known to be local, and torch's own; of what a source offers the name says nothing.
@@ -73,11 +71,11 @@ def stored_measurements(
     found = {task: _of_policy(stored[task.problem], policy, task.batch_size) for task in tasks}
     _require_enough(database, chosen, policy, stored, found)
     set_aside = _set_aside(every, stored) if strict else ()
-    return StoredMeasurements(chosen, versions, (*_notes(every_version), *set_aside), found, database)
+    return SelectedMeasurements(chosen, versions, (*_notes(every_version), *set_aside), found, database)
 
 
 def _named(versions: Mapping[str, Sequence[int]], algorithms: Collection[str] | None) -> Mapping[str, Sequence[int]]:
-    """Those that were asked for, by their names or that of their source, and torch's own."""
+    """Return those that were asked for, by their names or that of their source, and torch's own."""
     if algorithms is None:
         return versions
     sources = {source_of(name) for name in versions}  # a GPU has hundreds of names
@@ -103,7 +101,7 @@ def _notes(versions: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
 def _local(
     stored: Mapping[ConvProblem, Sequence[Measurement]], device_type: str
 ) -> dict[ConvProblem, list[Measurement]]:
-    """What is known to be local, and torch's own."""
+    """Return what is known to be local, and torch's own."""
     from mucudnn.kernels.registry import algorithms  # here, since it loads torch
 
     known = {algorithm.name: algorithm for algorithm in algorithms(device_type)}
@@ -149,7 +147,7 @@ def _environment(database: Database, problems: frozenset[ConvProblem], text: str
 
 
 def _matching(every: Mapping[int, Environment], text: str) -> list[int]:
-    """Numbers of the environments that are meant."""
+    """Return the numbers of the environments that are meant."""
     if text.isdecimal():
         return [int(text)] if int(text) in every else []
     exact = [number for number, environment in every.items() if str(environment) == text]
@@ -194,7 +192,7 @@ def _instead(
     stored: Mapping[ConvProblem, Sequence[Measurement]],
     known: Collection[ConvProblem],
 ) -> str:
-    """What there is where a task's measurements are not enough."""
+    """Say what there is where a task's measurements are not enough."""
     if sizes := _sizes(stored[task.problem]):
         return (
             f"measured in micro-batches of {_listed(sizes)}; those that the policy {policy} allows do not add up to "
@@ -206,7 +204,7 @@ def _instead(
 
 
 def _others_like(problem: ConvProblem, known: Collection[ConvProblem]) -> str:
-    """Stored problems that differ in the fewest fields, if these are at most two (height and width)."""
+    """Name the stored problems that differ in the fewest fields, if these are at most two (height and width)."""
     differences = [_difference(problem, other) for other in known]
     fewest = min(map(len, differences), default=0)
     if not 1 <= fewest <= 2:

@@ -1,4 +1,4 @@
-"""Sound rows told from bad ones, which are as good as not there: what they were of is measured again."""
+"""Bad rows, with values that there cannot be: they are passed over, and what they were about is measured again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mucudnn.database import schema
-from mucudnn.database.file import DatabaseFile
-from mucudnn.database.rules import RULES, is_of_another_version, own_faults, owner_faults
+from mucudnn.database.column_rules import RULES, is_of_another_version, own_faults, owner_faults
+from mucudnn.database.sqlite_file import SqliteFile
 from mucudnn.words.values import shown
 
 _MOST_SHOWN = 3  # of the faults of one row
@@ -33,12 +33,12 @@ class StoredRow:
 
     @property
     def is_bad(self) -> bool:
-        """Not so where it only has names that a later mucudnn may know: that cannot be used here, but there."""
+        """Whether it is wrong for every mucudnn: a row with names that a later one may know is not bad."""
         return bool(self.faults) and not is_of_another_version(self.values)
 
     @property
     def key(self) -> dict[str, Any]:
-        """Column -> value: what no other row of the table has."""
+        """Column -> value: together no other row of the table has them."""
         names = (*schema.KEYS[self.table].split(", "), "measured_at")
         return dict(zip(schema.OWNER_IDS, self.owner, strict=True)) | {name: self.values[name] for name in names}
 
@@ -48,8 +48,8 @@ class StoredRow:
         return f"table {self.table}, {key}: {'; '.join(self.faults[:_MOST_SHOWN])}{f' and {more} more' * (more > 0)}"
 
 
-def every_row(file: DatabaseFile) -> Iterator[StoredRow]:
-    """All rows of a file, sound or not, oldest first."""
+def every_row(file: SqliteFile) -> Iterator[StoredRow]:
+    """Yield all rows of a file, sound or not, oldest first."""
     of_owner: dict[tuple[Any, Any], list[str]] = {}  # owners are few, and rows many
     for environment_id, problem_id, *columns in file.read(schema.EVERY_ROW):
         owner, values = (environment_id, problem_id), dict(zip(schema.ROW_COLUMNS, columns, strict=True))
@@ -59,9 +59,9 @@ def every_row(file: DatabaseFile) -> Iterator[StoredRow]:
 
 
 class SoundRows:
-    """Reads a file, and passes over bad rows, as if they were not there. One warning tells of all that the file has."""
+    """Reads a file without its bad rows. One warning tells of all that the file has."""
 
-    def __init__(self, file: DatabaseFile) -> None:
+    def __init__(self, file: SqliteFile) -> None:
         self._file = file
         self._has_told = False
 
@@ -94,7 +94,7 @@ class SoundRows:
 
 
 def _without_bad(rows: list[sqlite3.Row]) -> list[sqlite3.Row]:
-    """Rows are looked at one by one only where there is something wrong: column by column is faster."""
+    """Return the sound rows. They are looked at one by one only where something is wrong: by columns is faster."""
     names = rows[0].keys() if rows else []
     measured = [row for row in rows if "reason" not in names or row["reason"] is None]
     failed = [row for row in rows if "reason" in names and row["reason"] is not None]
@@ -104,7 +104,7 @@ def _without_bad(rows: list[sqlite3.Row]) -> list[sqlite3.Row]:
 
 
 def _are_sound(names: Sequence[str], rows: Sequence[sqlite3.Row]) -> bool:
-    """Of rows of the same kind."""
+    """Whether all values are allowed. The rows are of one kind."""
     is_failure = bool(rows) and "reason" in names and rows[0]["reason"] is not None
     columns = zip(names, zip(*rows, strict=True), strict=False)
     return all(all(map(_rule(name, is_failure), values)) for name, values in columns)

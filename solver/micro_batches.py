@@ -1,4 +1,4 @@
-"""One configuration of a desirable set, rebuilt from what is known of it: its algorithms and its largest scratch."""
+"""The micro-batches of a configuration, found again from its algorithms and its largest scratch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mucudnn.solver.costs import Costs, FloatArray, IntArray
 Part = tuple[int, int]  # algorithm number, micro-batch size
 
 
-def fastest_cover(costs: Costs, n: int, algorithms: Collection[int], scratch_bytes: int) -> list[Part]:
-    """The micro-batches that cover ``n`` samples in the least sum of steps, in running order.
+def fastest_micro_batches(costs: Costs, n: int, algorithms: Collection[int], scratch_bytes: int) -> list[Part]:
+    """Return the micro-batches that cover ``n`` samples in the least sum of steps, in running order.
 
     They use ``algorithms`` and at most ``scratch_bytes``. Ties: fewer micro-batches, then by name, then larger
     micro-batches first. Such a cover must exist.

@@ -1,4 +1,4 @@
-"""What tuning reads from the database of one environment, and adds to it while that is possible."""
+"""The database as tuning uses it: rows of one environment are read, and added while that is possible."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mucudnn.database.database import Database
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration, Failure, How, Measurement, MicroConfig, Verification
+from mucudnn.words.results import Configuration, Failure, How, Measurement, MicroConfig, WholeRun
 
 P = ParamSpec("P")
 
 _BEGUN = "began and never ended: its first run ended the process, or the process was killed meanwhile"
 
 
-class Store:
+class EnvironmentStore:
     """A database that cannot be written to is left alone after one warning: tuning goes on with what it measures.
 
     ``versions`` maps the names of algorithms to their versions; results of other versions are not seen. Reading raises
@@ -31,12 +31,12 @@ class Store:
         self._begun: set[tuple[ConvProblem, MicroConfig]] = set()
 
     def results(self, problem: ConvProblem, versions: Mapping[str, int]) -> list[Measurement | Failure]:
-        """The newest of each micro-config."""
+        """Return the newest result of each micro-config."""
         key = (self._environment, problem, versions)
         return [*self._database.measurements(*key), *self._database.failures(*key)]
 
-    def keep(self, problem: ConvProblem, version: int, result: Measurement | Failure) -> None:
-        """Commit one result of an algorithm of this version. Failures that may not come back are not stored."""
+    def add(self, problem: ConvProblem, version: int, result: Measurement | Failure) -> None:
+        """Commit one result of an algorithm of this version. A failure that may not come back is not stored."""
         if isinstance(result, Measurement):
             self._write(self._database.add, self._environment, problem, version, result)
         elif result.is_lasting:
@@ -44,7 +44,7 @@ class Store:
 
     @contextmanager
     def begun(self, problem: ConvProblem, version: int, micro_config: MicroConfig) -> Iterator[None]:
-        """While a first run goes on: should it end the process, the next one finds it among the failures.
+        """Store a failure while a first run goes on: if that ends the process, the next process finds it, and skips it.
 
         Costs two small commits. Errors and Ctrl-C are no such end. A run inside of the same is part of it.
         """
@@ -60,33 +60,33 @@ class Store:
             self._begun.discard((problem, micro_config))
             self._write(self._database.withdraw_failure, *begun)
 
-    def verification(
+    def whole_run(
         self,
         problem: ConvProblem,
         configuration: Configuration,
         versions: Mapping[str, int],
         how: How = None,
-    ) -> Verification | None:
-        """The whole run of this configuration, if there was one."""
-        return self._database.verification(self._environment, problem, configuration.micro_configs, versions, how)
+    ) -> WholeRun | None:
+        """Return the newest whole run of this configuration, if there was one."""
+        return self._database.whole_run(self._environment, problem, configuration.micro_configs, versions, how)
 
     def whole_runs(
         self, problem: ConvProblem, versions: Mapping[str, int], how: How = None
-    ) -> Mapping[tuple[MicroConfig, ...], Verification]:
-        """All that there were, of any batch size."""
+    ) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
+        """Return all of them, of any batch size."""
         return self._database.whole_runs(self._environment, problem, versions, how)
 
-    def keep_verification(
+    def add_whole_run(
         self,
         problem: ConvProblem,
         configuration: Configuration,
         versions: Mapping[str, int],
-        verification: Verification,
+        run: WholeRun,
         how: How = None,
     ) -> None:
-        """Commit a whole run."""
+        """Commit a whole run. how: what is special in it."""
         key = (self._environment, problem, configuration.micro_configs, versions)
-        self._write(self._database.add_verification, *key, verification, how)
+        self._write(self._database.add_whole_run, *key, run, how)
 
     def _write(self, add: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         if not self._writable:

@@ -20,9 +20,9 @@ from support.places import DATA, TESTS
 
 from mucudnn.database import migrations
 from mucudnn.database.database import Database
-from mucudnn.database.profile_file import read_profile
+from mucudnn.database.profiles import read_profile
 from mucudnn.words.errors import DatabaseError
-from mucudnn.words.results import FreshWorkspace, How, Keeping, MicroConfig, Verification
+from mucudnn.words.results import How, MicroConfig, WholeRun, WithCachedFilter, WithFreshWorkspace
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_a_file_of_version_1_is_read_as_it_is(version_1: Path) -> None:
     before = version_1.read_bytes()
     with Database(version_1, read_only=True) as database:
         assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
-        assert database.verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == MIGRATED[2]
+        assert database.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == MIGRATED[2]
         with pytest.raises(DatabaseError, match=r"can only be read; change its permissions"):
             database.add(HERE, PROBLEM, 1, FAST)
         with database.copy_in_memory() as copy:
@@ -277,20 +277,20 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(version_1: Path, monke
 
 
 GEMM, TORCHS = MicroConfig("gemm", 8), MicroConfig("native", 8)
-OURS, THEIRS, AS_STORED = Verification(2.0, 1.00003, 0.1), Verification(2.0, 2.0, 0.1), Verification(2.0, 1.0, 0.1)
-WHOLE_RUNS: list[tuple[list[MicroConfig], How, Verification]] = [
+OURS, THEIRS, AS_STORED = WholeRun(2.0, 1.00003, 0.1), WholeRun(2.0, 2.0, 0.1), WholeRun(2.0, 1.0, 0.1)
+WHOLE_RUNS: list[tuple[list[MicroConfig], How, WholeRun]] = [
     ([GEMM], None, OURS),
     ([TORCHS], None, THEIRS),
     ([MicroConfig("native", 4)] * 2, None, OURS),
-    ([GEMM], FreshWorkspace(), OURS),
-    ([TORCHS], FreshWorkspace(), THEIRS),
-    ([GEMM], Keeping("gemm", (TORCHS,)), AS_STORED),  # past the operator
+    ([GEMM], WithFreshWorkspace(), OURS),
+    ([TORCHS], WithFreshWorkspace(), THEIRS),
+    ([GEMM], WithCachedFilter("gemm", (TORCHS,)), AS_STORED),  # past the operator
 ]
 
 
-def whole_runs(database: Database) -> list[tuple[list[MicroConfig], How, Verification | None]]:
+def whole_runs(database: Database) -> list[tuple[list[MicroConfig], How, WholeRun | None]]:
     versions = {**VERSIONS, "native": 1}
-    return [(run, how, database.verification(HERE, PROBLEM, run, versions, how)) for run, how, _ in WHOLE_RUNS]
+    return [(run, how, database.whole_run(HERE, PROBLEM, run, versions, how)) for run, how, _ in WHOLE_RUNS]
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -335,7 +335,7 @@ def test_what_was_exported_by_this_version_is_read_as_it_is(path: Path, tmp_path
     with Database(path) as database, exported.open("w") as stream:
         database.export_json_lines(stream)
     with read_profile(exported) as read:
-        assert read.verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == FULL[2]
+        assert read.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == FULL[2]
 
 
 def test_exports_of_a_newer_version_are_refused(path: Path, tmp_path: Path) -> None:

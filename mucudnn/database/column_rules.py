@@ -1,4 +1,4 @@
-"""What the values of a row must be, column by column, and in words what is wrong where they are not.
+"""Rules for the values of a row, column by column, and words for what is wrong.
 
 These are the only rules: for what was measured just now, what is stored, merged or imported. Rows are given as they are
 exported: the columns of ``schema.EXPORT_COLUMNS`` with numbers and texts, None or nothing where there is none.
@@ -41,14 +41,14 @@ _KNOWN_NAME = {"operation": Operation.FORWARD, "dtype": "float32", "memory_forma
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Whether a value is allowed, and in words which ones are."""
+    """A test of a value, and in words which ones are allowed."""
 
     allows: Callable[[Any], bool]
     allowed: str
 
 
 def fault(column: str, value: object) -> str | None:
-    """What is wrong with a value of this column, and what is allowed; None: nothing."""
+    """Return what is wrong with a value of this column, and what is allowed; None: nothing."""
     rule = RULES[column]
     if rule.allows(value):
         return None
@@ -56,14 +56,14 @@ def fault(column: str, value: object) -> str | None:
 
 
 def row_faults(row: Mapping[str, Any]) -> list[str]:
-    """Everything that is wrong with a row; empty: nothing."""
+    """Return everything that is wrong with a row; empty: nothing."""
     if wrong_kind := fault("kind", row.get("kind")):
         return [wrong_kind]
     return [*_faults_in(row, _EXPORTED_ONLY & row.keys()), *owner_faults(row), *own_faults(row)]
 
 
 def owner_faults(row: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the environment and the problem of a row."""
+    """Return what is wrong with the environment and the problem of a row."""
     if wrong := _faults_in(row, (*ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS)):
         return wrong
     not_a_problem = _problem_fault(tuple(row[column] for column in PROBLEM_COLUMNS))
@@ -71,7 +71,7 @@ def owner_faults(row: Mapping[str, Any]) -> list[str]:
 
 
 def own_faults(row: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a row of a known kind beside its environment and its problem."""
+    """Return what is wrong with a row of a known kind beside its environment and its problem."""
     kind = row["kind"]
     has_none = f"a {kind} has no such value"
     own = _EXPORTED_ONLY.union(COLUMNS_OF[kind])
@@ -84,13 +84,13 @@ def _faults_in(row: Mapping[str, Any], columns: Iterable[str]) -> list[str]:
 
 
 def is_of_another_version(row: Mapping[str, Any]) -> bool:
-    """Whether all that is wrong with a row are names that a later mucudnn may know."""
+    """Whether nothing is wrong with a row but names that a later mucudnn may know."""
     unknown = [column for column in _KNOWN_NAME if _is_name(row[column]) and not RULES[column].allows(row[column])]
     return bool(unknown) and not row_faults({**row, **{column: _KNOWN_NAME[column] for column in unknown}})
 
 
 def known_problem(values: Sequence[Any]) -> ConvProblem | None:
-    """That of ``PROBLEM_COLUMNS``; None for one that there cannot be, or that this version does not know."""
+    """Return the problem of ``PROBLEM_COLUMNS``; None for one that cannot be, or that this version does not know."""
     row = dict(zip(PROBLEM_COLUMNS, values, strict=True))
     return None if _faults_in(row, row) or _problem_fault(tuple(values)) else schema.problem_from(values)
 
@@ -109,7 +109,7 @@ def _is_text(value: object) -> bool:
 
 
 def _can_be_stored(text: str) -> bool:
-    """JSON can name halves of characters, which SQLite cannot store."""
+    """Whether SQLite can store it: JSON can name halves of characters."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -122,14 +122,14 @@ def _is_name(value: object) -> bool:
 
 
 def _is_time_stamp(value: object) -> bool:
-    """Only what ``schema.now`` writes: time stamps are compared as text."""
+    """Whether ``schema.now`` could have written it: time stamps are compared as text."""
     with suppress(TypeError, ValueError, OverflowError):
         return datetime.fromisoformat(value).astimezone(UTC).isoformat(timespec="microseconds") == value  # type: ignore[arg-type]
     return False
 
 
 def _is_configuration(value: object) -> bool:
-    """Only what ``schema.configuration_key`` writes: keys are compared as text."""
+    """Whether ``schema.configuration_key`` could have written it: keys are compared as text."""
     with suppress(TypeError, ValueError, RecursionError):
         runs = json.loads(value)  # type: ignore[arg-type]
         return bool(runs) and all(map(_is_run, runs)) and json.dumps(runs) == value

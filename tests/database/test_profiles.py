@@ -21,10 +21,10 @@ from support.places import DATA
 
 from mucudnn.database import schema
 from mucudnn.database.database import Database
-from mucudnn.database.profile_file import open_stored, read_profile
+from mucudnn.database.profiles import open_stored, read_profile
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Failure, Keeping, Measurement, MicroConfig, Verification
+from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun, WithCachedFilter
 
 FORMATS = {"csv": Database.export_csv, "json-lines": Database.export_json_lines}
 TWO_BYTES = st.integers(0, 2**16)
@@ -35,7 +35,7 @@ MEASUREMENTS = st.builds(
 )
 FAILURES = st.builds(Failure, MICRO_CONFIGS, st.text())
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
-VERIFICATIONS = st.builds(Verification, POSITIVE, POSITIVE, COSTS)
+VERIFICATIONS = st.builds(WholeRun, POSITIVE, POSITIVE, COSTS)
 OTHER = ConvProblem(
     Operation.BACKWARD_DATA, 3, 8, 9, 4, 1, 2, memory_format=MemoryFormat.CHANNELS_LAST, dtype="float16"
 )
@@ -61,8 +61,8 @@ def add(database: Database, row: tuple[Any, ...]) -> None:
             database.add(environment, problem, 1, value)
         case Failure():
             database.add_failure(environment, problem, 1, value)
-        case Verification():
-            database.add_verification(environment, problem, [MicroConfig("gemm", 2)] * 3, VERSIONS, value)
+        case WholeRun():
+            database.add_whole_run(environment, problem, [MicroConfig("gemm", 2)] * 3, VERSIONS, value)
 
 
 @pytest.fixture
@@ -103,17 +103,17 @@ def test_all_kinds_of_rows_come_back(tmp_path: Path, name: str) -> None:
     with read_profile(path) as read:
         key = (HERE, PROBLEM, VERSIONS)
         found = (read.measurements(*key), read.failures(*key))
-        assert (*found, read.verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS)) == FULL
+        assert (*found, read.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS)) == FULL
 
 
 def test_runs_with_a_kept_filter_come_back(tmp_path: Path) -> None:
     key = (HERE, PROBLEM, [FAST.micro_config, FAILED.micro_config], VERSIONS)
-    keeping = Keeping("gemm", instead_of=(FAILED.micro_config,))
+    keeping = WithCachedFilter("gemm", instead_of=(FAILED.micro_config,))
     with Database(":memory:") as database:
-        database.add_verification(*key, VERIFIED, keeping)
+        database.add_whole_run(*key, VERIFIED, keeping)
         path = write(tmp_path / "profile", exported(database, "json-lines"))
     with read_profile(path) as read:
-        assert read.verification(*key, keeping) == VERIFIED
+        assert read.whole_run(*key, keeping) == VERIFIED
 
 
 def test_newest_row_counts_wherever_it_stands(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_profiles_of_version_1_are_read(name: str) -> None:
     with read_profile(DATA / name) as read:
         key = (HERE, PROBLEM, VERSIONS)
         found = (read.measurements(*key), read.failures(*key))
-        assert (*found, read.verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS)) == MIGRATED
+        assert (*found, read.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS)) == MIGRATED
 
 
 # Bad rows
@@ -306,7 +306,7 @@ def test_content_says_what_a_file_is(tmp_path: Path) -> None:
     for path in (original, *(tmp_path / f"{name}.sqlite" for name in FORMATS)):
         with open_stored(path) as stored:
             assert stored.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
-            assert stored.verification(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == VERIFIED
+            assert stored.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == VERIFIED
 
 
 def test_databases_are_opened_to_read_only(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ _EXPLANATIONS = {
 }
 
 
-class DatabaseFile:
+class SqliteFile:
     """A connection to ``path`` (or to memory, for ``MEMORY``), whose tables ``schema`` makes where there are none.
 
     schema: statements that do no harm to a file that has the tables already. application_id: tells our files from
@@ -80,7 +80,7 @@ class DatabaseFile:
             self._connection.close()
 
     def has_moved(self) -> bool:
-        """Whether the file was deleted, replaced or emptied: what is written goes to where nobody will find it."""
+        """Whether the file was deleted, replaced or emptied: then nobody will find what is written."""
         try:
             return self._identity is not None and (_identity(self.place) != self._identity or _is_empty(self.place))
         except OSError:  # nobody can tell now
@@ -94,7 +94,7 @@ class DatabaseFile:
             )
 
     def leave(self) -> None:
-        """Close a file that was moved, and empty its write-ahead log, which another at that path must not take over."""
+        """Close a file that was moved, and empty its write-ahead log, or the file that is there now would take it."""
         with self._explained():
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         self.close()
@@ -116,7 +116,7 @@ class DatabaseFile:
         with self._explained():
             self._when_free("VACUUM")
 
-    def copy_to(self, other: DatabaseFile) -> None:
+    def copy_to(self, other: SqliteFile) -> None:
         """Replace everything in ``other``."""
         with self._explained():
             self._connection.backup(other._connection)
@@ -194,7 +194,7 @@ class DatabaseFile:
         file.close()
 
     def _use_foreign_keys(self) -> None:
-        """After migrating, which may make anew what other tables refer to."""
+        """Check references, but after migrating, which may make anew what other tables refer to."""
         with self._explained():
             self._connection.execute("PRAGMA foreign_keys = ON")
             if self._pragma("journal_mode") == "wal":  # safe against SIGKILL without waiting for the disk each time
@@ -215,7 +215,7 @@ class DatabaseFile:
             yield self._connection
 
     def _when_free(self, sql: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
-        """Execute what other processes may hold up; the first time that they do for long, it is said."""
+        """Execute what other processes may hold up; when they first do so for long, a warning says so."""
         if self._has_waited or self._timeout_s <= _PATIENCE_S:
             return self._connection.execute(sql, parameters)
         try:
@@ -232,7 +232,7 @@ class DatabaseFile:
 
     @contextmanager
     def _waiting(self, seconds: float) -> Iterator[None]:
-        """Other processes are waited for so long, and not as long as else."""
+        """Wait for other processes for so long, and not as long as else."""
         self._connection.execute(f"PRAGMA busy_timeout = {seconds * 1000:.0f}")
         try:
             yield
@@ -277,7 +277,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """What tells a file from others that get its name later; None where there is none."""
+    """Return device and inode, which tell a file from others that get its name later; None where there is no file."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -287,7 +287,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 @cache
 def _tables(schema: tuple[str, ...]) -> dict[str, list[str]]:
-    """Tables that the schema makes, with their parts."""
+    """Return the tables that the schema makes, with their parts."""
     with closing(sqlite3.connect(_MEMORY_URI, uri=True, isolation_level=None)) as connection:
         for statement in schema:
             connection.execute(statement)
@@ -296,7 +296,7 @@ def _tables(schema: tuple[str, ...]) -> dict[str, list[str]]:
 
 
 def _parts(connection: sqlite3.Connection, table: str) -> list[str]:
-    """Columns, unique keys and references of a table, in words; none where there is no such table."""
+    """Return columns, unique keys and references of a table in words; none where there is no such table."""
     columns = [
         f"column {name}" + " that is not null" * not_null
         for _, name, _, not_null, *_ in connection.execute(f"PRAGMA table_info({table})")

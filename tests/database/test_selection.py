@@ -5,22 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.database_rows import HERE
+from support.problems.measurements import measured as made_up
 from support.processes import loaded_by
 
 from mucudnn.database.database import Database
-from mucudnn.database.stored import stored_measurements
+from mucudnn.database.selection import select_measurements
 from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Configuration, Failure, FreshWorkspace, Measurement, MicroConfig, Verification
+from mucudnn.words.results import (
+    Configuration,
+    Failure,
+    MicroConfig,
+    WholeRun,
+    WithFreshWorkspace,
+)
 from mucudnn.words.task import Task
 
 POWERS, ALL, UNDIVIDED = BatchSizePolicy.POWER_OF_TWO, BatchSizePolicy.ALL, BatchSizePolicy.UNDIVIDED
@@ -30,8 +38,7 @@ FILTER = FORWARD.with_operation(Operation.BACKWARD_FILTER)
 ELSEWHERE = replace(HERE, device="Xeon", threads=1)
 
 
-def measured(algorithm: str, size: int, step_s: float = 1.0) -> Measurement:
-    return Measurement(MicroConfig(algorithm, size), 0.5, step_s, 8, 16, 1e-7, 0.1, 3)
+measured = partial(made_up, step_s=1.0, scratch_bytes=16, setup_s=0.5, prepared_bytes=8, noise=0.1, samples=3)
 
 
 @pytest.fixture
@@ -60,7 +67,7 @@ def damage(database: Database, table: str, changes: Mapping[str, object], where:
 
 def refusal(database: Database, *tasks: Task, policy: BatchSizePolicy = POWERS, **choice: object) -> str:
     with pytest.raises(InvalidInputError) as caught:
-        stored_measurements(database, tasks, policy, **choice)  # type: ignore[arg-type]
+        select_measurements(database, tasks, policy, **choice)  # type: ignore[arg-type]
     return str(caught.value)
 
 
@@ -69,7 +76,7 @@ def test_every_task_has_what_was_measured_for_its_problem(opened: Database) -> N
     fill(opened, [DATA, replace(DATA, k=8)], algorithms=["native"])
     opened.add_failure(HERE, FORWARD, 1, Failure(MicroConfig("gemm", 2), "out of memory"))
     tasks = [Task(FORWARD, 2, name="one"), Task(FORWARD, 2, name="two"), Task(DATA, 4)]
-    stored = stored_measurements(opened, tasks, POWERS)
+    stored = select_measurements(opened, tasks, POWERS)
     assert stored.environment == HERE
     assert stored.notes == ()
     for task in tasks:
@@ -90,7 +97,7 @@ def test_sizes_are_those_of_the_policy_and_cover_the_batch(
         fill(database, [DATA])  # so that there is an environment
         fill(database, sizes=sorted(sizes), algorithms=["gemm"])
         try:
-            stored = stored_measurements(database, [task], policy)
+            stored = select_measurements(database, [task], policy)
         except InvalidInputError:
             assert batch_size not in covered
         else:
@@ -102,7 +109,7 @@ def test_newest_row_counts_and_a_newer_failure_ends_it(opened: Database) -> None
     fill(opened)
     opened.add(HERE, FORWARD, 1, measured("native", 4, step_s=9.0))
     opened.add_failure(HERE, FORWARD, 1, Failure(MicroConfig("gemm", 4), "out of memory"))
-    found = stored_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED).measurements(Task(FORWARD, 4))
+    found = select_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED).measurements(Task(FORWARD, 4))
     assert tuple(found) == (measured("native", 4, step_s=9.0),)
 
 
@@ -125,7 +132,7 @@ def test_an_environment_is_picked_by_number_or_text(opened: Database, text: str)
     fill(opened, environment=replace(HERE, device="ARM"))
     fill(opened)
     fill(opened, environment=ELSEWHERE, version=2)
-    stored = stored_measurements(opened, [Task(FORWARD, 4)], POWERS, environment=text)
+    stored = select_measurements(opened, [Task(FORWARD, 4)], POWERS, environment=text)
     assert (stored.environment, stored.versions) == (ELSEWHERE, {"gemm": 2, "native": 2})
 
 
@@ -135,7 +142,7 @@ def test_a_whole_description_is_not_part_of_another(opened: Database) -> None:
     fill(opened)
     fill(opened, environment=longer)
     for environment in (HERE, longer):
-        stored = stored_measurements(opened, [Task(FORWARD, 4)], POWERS, environment=str(environment))
+        stored = select_measurements(opened, [Task(FORWARD, 4)], POWERS, environment=str(environment))
         assert stored.environment == environment
 
 
@@ -159,13 +166,13 @@ def test_other_numbers_and_texts_are_refused_with_the_list(opened: Database, tex
 def test_the_only_environment_with_these_problems_is_taken(opened: Database) -> None:
     fill(opened, [FORWARD])
     fill(opened, [DATA], environment=ELSEWHERE)
-    assert stored_measurements(opened, [Task(DATA, 4)], POWERS).environment == ELSEWHERE
+    assert select_measurements(opened, [Task(DATA, 4)], POWERS).environment == ELSEWHERE
 
 
 def test_an_environment_in_which_a_problem_only_failed_does_not_have_it(opened: Database) -> None:
     fill(opened)
     opened.add_failure(ELSEWHERE, FORWARD, 1, Failure(MicroConfig("gemm", 4), "out of memory"))
-    assert stored_measurements(opened, [Task(FORWARD, 4)], POWERS).environment == HERE
+    assert select_measurements(opened, [Task(FORWARD, 4)], POWERS).environment == HERE
 
 
 def test_an_empty_database_says_so(opened: Database) -> None:
@@ -179,7 +186,7 @@ def test_older_versions_are_set_aside_and_named(opened: Database) -> None:
     fill(opened, version=9)
     fill(opened, algorithms=["gemm"], version=10)
     fill(opened, algorithms=["gemm"], version=11, environment=ELSEWHERE)
-    stored = stored_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED, environment="EPYC")
+    stored = select_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED, environment="EPYC")
     assert stored.versions == {"gemm": 10, "native": 9}
     assert stored.notes == ("gemm was measured in versions 9, 10: only 10, the newest, is used",)
     assert len(stored.measurements(Task(FORWARD, 4))) == 2
@@ -193,7 +200,7 @@ def test_the_newest_version_is_that_of_the_environment(opened: Database) -> None
 
 def test_algorithms_are_those_named_and_torchs_own(opened: Database) -> None:
     fill(opened, algorithms=["direct", "gemm", "native"])
-    stored = stored_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED, algorithms=("gemm",))
+    stored = select_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED, algorithms=("gemm",))
     assert [m.micro_config.algorithm for m in stored.measurements(Task(FORWARD, 4))] == ["gemm", "native"]
     expected = "algorithms has gem, x; measured are direct, gemm, native"
     assert expected in refusal(opened, Task(FORWARD, 4), algorithms=("gem", "direct", "x"))
@@ -211,7 +218,7 @@ def test_engines_are_named_one_by_one_or_by_their_source(
     opened: Database, named: tuple[str, ...], chosen: set[str]
 ) -> None:
     fill(opened, algorithms=["native", "gemm", "cudnn:6 k2=5", "cudnn:7"])
-    stored = stored_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED, algorithms=named)
+    stored = select_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED, algorithms=named)
     assert set(stored.versions) == {"native", *chosen}
     assert {m.micro_config.algorithm for m in stored.measurements(Task(FORWARD, 4))} == {"native", *chosen}
     assert "measured are cudnn, gemm, native" in refusal(opened, Task(FORWARD, 4), algorithms=("cudnn:8",))
@@ -235,11 +242,11 @@ def test_strict_leaves_what_is_known_to_be_local_for_the_problem_and_says_what_i
 ) -> None:
     names = ("native", "native-other-format", "gemm", "direct", "winograd-4x4", "cudnn:6 k2=5", "cudnn:7", "magic")
     fill(opened, [problem], algorithms=names, environment=environment)
-    stored = stored_measurements(opened, [Task(problem, 4)], UNDIVIDED, strict=True)
+    stored = select_measurements(opened, [Task(problem, 4)], UNDIVIDED, strict=True)
     assert {m.micro_config.algorithm for m in stored.measurements(Task(problem, 4))} == used
     (note,) = stored.notes
     assert f"not known to be strict for each problem, and not used there: {aside}" in note
-    assert stored_measurements(opened, [Task(problem, 4)], UNDIVIDED).notes == ()
+    assert select_measurements(opened, [Task(problem, 4)], UNDIVIDED).notes == ()
 
 
 # Enough
@@ -292,13 +299,13 @@ def test_measurements_that_cannot_be_are_passed_over(
     damage(opened, "measurements", changes, "algorithm = 'gemm' AND micro_batch_size = 2")
     task = Task(FORWARD, 4)
     with pytest.warns(UserWarning, match="1 bad row, passed over as if nothing had been measured: table meas") as told:
-        found = stored_measurements(opened, [task], POWERS).measurements(task)
+        found = select_measurements(opened, [task], POWERS).measurements(task)
     assert expected.replace("nan", "missing") in str(told[0].message)  # SQLite keeps NaN as NULL
     assert len(told) == 1
     assert {m.micro_config for m in found} == {MicroConfig(*key) for key in product(("gemm", "native"), (1, 2, 4))} - {
         MicroConfig("gemm", 2)
     }
-    assert stored_measurements(opened, [task], POWERS).measurements(task) == found  # and it is said once
+    assert select_measurements(opened, [task], POWERS).measurements(task) == found  # and it is said once
 
 
 def test_tasks_of_which_only_bad_measurements_are_left_are_missing(opened: Database) -> None:
@@ -317,38 +324,38 @@ HALVES = Configuration((MicroConfig("gemm", 2),) * 2, 1.0, 0)
 def test_verifications_are_of_the_same_environment_and_version(opened: Database) -> None:
     fill(opened, version=2)
     fill(opened, environment=ELSEWHERE, version=2)
-    newest = Verification(2.0, 1.0, 0.1)
+    newest = WholeRun(2.0, 1.0, 0.1)
     for environment, version, verification in (
-        (HERE, 2, Verification(4.0, 1.0, 0.1)),
+        (HERE, 2, WholeRun(4.0, 1.0, 0.1)),
         (HERE, 2, newest),
-        (HERE, 1, Verification(5.0, 1.0, 0.1)),
-        (ELSEWHERE, 2, Verification(6.0, 1.0, 0.1)),
+        (HERE, 1, WholeRun(5.0, 1.0, 0.1)),
+        (ELSEWHERE, 2, WholeRun(6.0, 1.0, 0.1)),
     ):
-        opened.add_verification(environment, FORWARD, HALVES.micro_configs, {"gemm": version}, verification)
-    stored = stored_measurements(opened, [Task(FORWARD, 4)], POWERS, environment="EPYC")
-    assert stored.verification(Task(FORWARD, 4), HALVES) == newest
-    assert stored.verification(Task(FORWARD, 4), replace(HALVES, micro_configs=HALVES.micro_configs[:1])) is None
-    assert stored.verification(Task(DATA, 4), HALVES) is None
+        opened.add_whole_run(environment, FORWARD, HALVES.micro_configs, {"gemm": version}, verification)
+    stored = select_measurements(opened, [Task(FORWARD, 4)], POWERS, environment="EPYC")
+    assert stored.whole_run(Task(FORWARD, 4), HALVES) == newest
+    assert stored.whole_run(Task(FORWARD, 4), replace(HALVES, micro_configs=HALVES.micro_configs[:1])) is None
+    assert stored.whole_run(Task(DATA, 4), HALVES) is None
 
 
 def test_whole_runs_with_a_fresh_workspace_are_apart(opened: Database) -> None:
     fill(opened)
-    kept, fresh = Verification(4.0, 1.0, 0.1), Verification(4.0, 2.0, 0.1)
-    for verification, how in ((fresh, FreshWorkspace()), (kept, None)):
-        opened.add_verification(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, verification, how)
+    kept, fresh = WholeRun(4.0, 1.0, 0.1), WholeRun(4.0, 2.0, 0.1)
+    for verification, how in ((fresh, WithFreshWorkspace()), (kept, None)):
+        opened.add_whole_run(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, verification, how)
     tasks = [Task(FORWARD, 4), Task(FORWARD, 4, in_headroom=True)]
-    stored = stored_measurements(opened, tasks, POWERS)
-    assert [stored.verification(task, HALVES) for task in tasks] == [kept, fresh]
+    stored = select_measurements(opened, tasks, POWERS)
+    assert [stored.whole_run(task, HALVES) for task in tasks] == [kept, fresh]
 
 
-@pytest.mark.parametrize("bad", [Verification(math.nan, 1, 0), Verification(1, 0, 0), Verification(1, 1, math.inf)])
-def test_verifications_that_cannot_be_are_passed_over(opened: Database, bad: Verification) -> None:
+@pytest.mark.parametrize("bad", [WholeRun(math.nan, 1, 0), WholeRun(1, 0, 0), WholeRun(1, 1, math.inf)])
+def test_verifications_that_cannot_be_are_passed_over(opened: Database, bad: WholeRun) -> None:
     fill(opened)
-    opened.add_verification(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, Verification(1.0, 1.0, 0.1))
+    opened.add_whole_run(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, WholeRun(1.0, 1.0, 0.1))
     damage(opened, "verifications", asdict(bad))
-    stored = stored_measurements(opened, [Task(FORWARD, 4)], POWERS)
+    stored = select_measurements(opened, [Task(FORWARD, 4)], POWERS)
     with pytest.warns(UserWarning, match=r"1 bad row.*gemm.*: \w+ is .*; it must be"):
-        assert stored.verification(Task(FORWARD, 4), HALVES) is None
+        assert stored.whole_run(Task(FORWARD, 4), HALVES) is None
 
 
 def test_problems_that_this_version_does_not_know_are_passed_over(opened: Database) -> None:
@@ -357,10 +364,8 @@ def test_problems_that_this_version_does_not_know_are_passed_over(opened: Databa
     with opened._file.writing() as connection:
         connection.execute("UPDATE problems SET dtype = 'float4' WHERE dtype = 'float64'")
     assert opened.problems(HERE) == {FORWARD}
-    assert stored_measurements(opened, [Task(FORWARD, 4)], POWERS).environment == HERE
+    assert select_measurements(opened, [Task(FORWARD, 4)], POWERS).environment == HERE
 
 
 def test_nothing_here_needs_torch() -> None:
-    assert (
-        loaded_by("import mucudnn.database.stored, mucudnn.database.profile_file, mucudnn.database.database") == set()
-    )
+    assert loaded_by("import mucudnn.database.selection, mucudnn.database.profiles, mucudnn.database.database") == set()

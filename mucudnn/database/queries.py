@@ -1,0 +1,96 @@
+"""Queries over many rows at once: to solve from them again, and to add rows that were exported."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from mucudnn.database import schema
+from mucudnn.database.bad_rows import SoundRows
+from mucudnn.database.column_rules import ENVIRONMENT_COLUMNS, PROBLEM_COLUMNS, known_problem
+from mucudnn.running.environment import Environment
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import Measurement, MicroConfig
+
+_TABLE_COLUMNS = {
+    "measurements": (*schema.KEYS["measurements"].split(", "), "measured_at", *schema.COSTS, "reason"),
+    "verifications": (*schema.KEYS["verifications"].split(", "), "measured_at", *schema.TIMES),
+}
+
+
+def problems(stored: SoundRows, environment: Environment) -> frozenset[ConvProblem]:
+    """Return the problems with measurements, as far as this version knows them."""
+    find, values = schema.find(environment)
+    rows = stored.read_unchecked(
+        f"SELECT {schema.PROBLEM} FROM problems WHERE id IN "
+        f"(SELECT DISTINCT problem_id FROM measurements WHERE environment_id = ({find}) AND reason IS NULL)",
+        values,
+    )
+    found = frozenset(map(known_problem, rows))
+    if None in found:
+        stored.tell()
+    return frozenset(problem for problem in found if problem is not None)
+
+
+def versions(stored: SoundRows, environment: Environment) -> dict[str, tuple[int, ...]]:
+    """Return, for each algorithm, the versions that were measured, ascending."""
+    find, values = schema.find(environment)
+    rows = stored.read(
+        f"SELECT DISTINCT algorithm, version FROM measurements WHERE environment_id = ({find}) ORDER BY 1, 2", values
+    )
+    found: dict[str, tuple[int, ...]] = defaultdict(tuple)
+    for algorithm, version in rows:
+        found[algorithm] += (version,)
+    return dict(found)
+
+
+def measurements(
+    stored: SoundRows, environment: Environment, wanted: Iterable[ConvProblem], versions: Mapping[str, int]
+) -> dict[ConvProblem, tuple[Measurement, ...]]:
+    """Return what ``Database.measurements`` returns, for many problems in one query."""
+    by_values = {tuple(schema.flat(problem)): problem for problem in wanted}
+    ids = stored.read_unchecked(f"SELECT id, {schema.PROBLEM} FROM problems")
+    by_id = {row[0]: by_values[row[1:]] for row in map(tuple, ids) if row[1:] in by_values}
+    find, values = schema.find(environment)
+    rows = stored.read(
+        f"SELECT problem_id, algorithm, micro_batch_size, version, reason, {', '.join(schema.COSTS)} FROM measurements "
+        f"WHERE environment_id = ({find}) AND problem_id IN (SELECT value FROM json_each(?)) "
+        f"ORDER BY problem_id, {schema.KEYS['measurements']}, measured_at",  # as it lies in the file
+        [*values, json.dumps(list(by_id))],
+    )
+    micro_config = cache(MicroConfig)  # rows are many, and micro-configs few
+    newest: dict[ConvProblem, dict[MicroConfig, list[Any] | None]] = {problem: {} for problem in by_values.values()}
+    for problem_id, algorithm, micro_batch_size, version, reason, *costs in rows:
+        if versions.get(algorithm) == version:
+            newest[by_id[problem_id]][micro_config(algorithm, micro_batch_size)] = costs if reason is None else None
+    return {
+        problem: tuple(Measurement(m, *costs) for m, costs in of_problem.items() if costs)
+        for problem, of_problem in newest.items()
+    }
+
+
+def add_exported(
+    connection: sqlite3.Connection, rows: Iterable[Mapping[str, Any]], *, otherwise: str = "IGNORE"
+) -> Counter[str]:
+    """Add rows, which are without faults, with their time stamps; counts those ``added`` and ``known`` before.
+
+    otherwise: what becomes of a row with the key and time stamp of one that is there, IGNORE or REPLACE.
+    """
+
+    @cache
+    def owner(environment: Environment, problem_values: Sequence[Any]) -> tuple[int, int]:
+        problem = schema.problem_from(problem_values)
+        return schema.identify(connection, environment), schema.identify(connection, problem)
+
+    counts = Counter(added=0, known=0)
+    for row in rows:
+        table = schema.table_of(row["kind"])
+        environment = Environment(*(row[column] for column in ENVIRONMENT_COLUMNS))
+        ids = owner(environment, tuple(row[column] for column in PROBLEM_COLUMNS))
+        values = (*ids, *map(row.get, _TABLE_COLUMNS[table]))
+        counts["added" if schema.insert(connection, table, values, otherwise=otherwise) else "known"] += 1
+    return counts
