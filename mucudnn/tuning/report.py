@@ -166,7 +166,7 @@ def _why_untuned(module: _ConvNd) -> str | None:
 def _why_torchs_own(module: Conv2d) -> str | None:
     """Say why a module that was tuned runs torch's own all the same: it may have been moved since."""
     if module.choices is None:
-        return None if module.kept is not None else _FASTEST
+        return None if module.filter_cache is not None else _FASTEST
     device, dtype = module.weight.device.type, str(module.weight.dtype).removeprefix("torch.")
     if device != module.choices.device_type:
         return f"tuned for {module.choices.device_type}, and now on {device}"
