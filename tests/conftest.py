@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,6 +16,11 @@ from mucudnn.kernels import registry
 from mucudnn.running.recipe import Recipe
 from mucudnn.words.errors import first_line
 
+with suppress(ModuleNotFoundError):  # make gpu does without it
+    from hypothesis import settings
+
+    settings.register_profile("any machine", deadline=None)  # a busy one takes its time
+    settings.load_profile("any machine")
 pytest.register_assert_rewrite("support.snapshots")  # so that a difference is shown
 
 

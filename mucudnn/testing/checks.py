@@ -1,4 +1,4 @@
-"""What every algorithm promises, one function for each promise: see ``mucudnn.kernels.contract.algorithm``.
+"""Promises of every algorithm, one function for each: see ``mucudnn.kernels.contract.algorithm``.
 
 Operands are random numbers of torch's global generator, so that a seed before a check makes it the same again. All
 functions raise ``AssertionError`` where the promise is broken, saying what came and what is allowed.
@@ -185,7 +185,7 @@ def spoilt_result(algorithm: Algorithm, problem: ConvProblem, operand: str) -> T
 
 @cache
 def torchs_spoilt_result(problem: ConvProblem, operand: str) -> Tensor:
-    """What torch's own convolution makes of the same call."""
+    """Return what torch's own convolution makes of the same call."""
     call = spoilt_call(problem, operand)
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
     return torch_convolution(problem.operation, call.x, call.w, call.y, None, *geometry)

@@ -59,7 +59,7 @@ class GuardedMemory:
         return self.buffer(count * problem.item_bytes).view(torch_dtype(problem))
 
     def trespass(self) -> str | None:
-        """Where around a buffer was written; ``None``: nowhere."""
+        """Say where around a buffer was written; ``None``: nowhere."""
         self._tell_sanitizer("unpoison")
         found = [where for buffer, size in self.buffers if (where := buffer.trespass(size)) is not None]
         self._tell_sanitizer("poison")
@@ -133,7 +133,7 @@ class Call:
 
     @property
     def undeclared_bytes(self) -> int:
-        """By how much the worst open, step or close allocated more inside than declared (negative: less)."""
+        """Bytes that the worst open, step or close allocated inside beyond what is declared (negative: fewer)."""
         return max(self.excess_bytes)
 
     def _count(self, declared_bytes: int, function: Callable[[], None]) -> None:
@@ -141,5 +141,5 @@ class Call:
 
 
 def _have_the_same_bits(one: Tensor, other: Tensor) -> bool:
-    """Also where they hold NaN, which equals nothing."""
+    """Compare the bits: NaN, which equals nothing, is equal to itself."""
     return torch.equal(*(tensor.flatten().view(torch.uint8) for tensor in (one, other)))

@@ -37,8 +37,8 @@ _MOST_NAMED = 4  # layers, for one reason
 class Report:
     """The choices for the convolutions of a model. Printed, it is a table; ``details()`` has everything.
 
-    layers: module name and what was chosen for one of its operations. kept: module name and what it keeps in inference.
-    convolutions: how many ``torch.nn.Conv2d`` the model has. untuned: module name and why torch's own runs there.
+    layers: module name and what was chosen for one of its operations. kept: module name and a filter that is cached in
+    inference. convolutions: how many ``torch.nn.Conv2d`` the model has. untuned: module name and why torch's own runs.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
@@ -56,7 +56,7 @@ class Report:
         return "\n".join((*_aligned([self._heading(), *self._rows()]), *self._summary()))
 
     def details(self) -> str:
-        """Times, workspace, error and reason of each choice, and each filter that is kept."""
+        """Times, workspace, error and reason of each choice, and each cached filter."""
         if not self.layers:
             return self._why_empty()
         every = (*self.layers, *self.kept)
@@ -116,7 +116,7 @@ class Report:
         )
         if self.kept:
             size = format_bytes(sum(kept.prepared_bytes for _, kept in self.kept))
-            yield f"filters kept in inference: {len(self.kept)}, {size}"
+            yield f"filters cached in inference: {len(self.kept)}, {size}"
         if left_out := left_out_in_words(every):
             yield _filled(left_out)
         yield from self._untuned_in_words()
@@ -166,7 +166,7 @@ def _why_untuned(module: _ConvNd) -> str | None:
 def _why_torchs_own(module: Conv2d) -> str | None:
     """Say why a module that was tuned runs torch's own all the same: it may have been moved since."""
     if module.choices is None:
-        return None if module.kept is not None else _FASTEST
+        return None if module.filter_cache is not None else _FASTEST
     device, dtype = module.weight.device.type, str(module.weight.dtype).removeprefix("torch.")
     if device != module.choices.device_type:
         return f"tuned for {module.choices.device_type}, and now on {device}"

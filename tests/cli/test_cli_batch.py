@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import HEADING, fail, invoke
-from support.problems.made_up_sweeps import layer, measured, tuning
+from support.problems.made_up_sweeps import layer, measured_ms, tuning
 
 from mucudnn.bench.sources import table_tuning
 
@@ -46,7 +46,7 @@ def test_it_prints_writes_and_draws(layers: Path, tmp_path: Path) -> None:
 
 
 def test_all_prints_every_problem_at_every_size(layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = [layer([measured("native", n, n) for n in (1, 2, 4)], 4, name=name) for name in ("one", "other")]
+    known = [layer([measured_ms("native", n, n) for n in (1, 2, 4)], 4, name=name) for name in ("one", "other")]
     monkeypatch.setattr(table_tuning, "tune_table", lambda *_, **__: tuning(*known))
     shorter, longer = invoke("batch", layers, "--up-to", "4"), invoke("batch", layers, "--up-to", "4", "--all")
     assert "native 2 + native 1" not in shorter.output
@@ -58,7 +58,7 @@ def test_all_prints_every_problem_at_every_size(layers: Path, monkeypatch: pytes
 def test_cliffs_of_one_kind_share_a_line_unless_all_are_asked_for(
     layers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = layer([measured("native", n, n if n < 4 else 2 * n) for n in (1, 2, 4, 8)], 8)
+    known = layer([measured_ms("native", n, n if n < 4 else 2 * n) for n in (1, 2, 4, 8)], 8)
     monkeypatch.setattr(table_tuning, "tune_table", lambda *_, **__: tuning(known))
     shorter, longer = invoke("batch", layers, "--up-to", "8"), invoke("batch", layers, "--up-to", "8", "--all")
     assert shorter.output.count("8, also 4") == shorter.output.count("8 runs as native 2×4, 2.00×") == 1
@@ -67,7 +67,7 @@ def test_cliffs_of_one_kind_share_a_line_unless_all_are_asked_for(
 
 
 def test_cliffs_are_marked_where_they_are(layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = layer([measured("native", 1, 1), measured("native", 2, 4, 2**24), measured("quick", 2, 1)], 2)
+    known = layer([measured_ms("native", 1, 1), measured_ms("native", 2, 4, 2**24), measured_ms("quick", 2, 1)], 2)
     monkeypatch.setattr(table_tuning, "tune_table", lambda *_, **__: tuning(known))
     output = invoke("batch", layers, "--up-to", "2").output
     lines = [[cell.strip() for cell in line.split("│")[1:8]] for line in output.splitlines() if "×  │" not in line]
@@ -77,7 +77,7 @@ def test_cliffs_are_marked_where_they_are(layers: Path, monkeypatch: pytest.Monk
 
 
 def test_ctrl_c_says_that_nothing_is_lost(layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    partial = tuning(layer([measured("native", 4, 1)], 4), wanted=3)
+    partial = tuning(layer([measured_ms("native", 4, 1)], 4), wanted=3)
     monkeypatch.setattr(table_tuning, "tune_table", lambda *_, **__: partial)
     result = invoke("batch", layers, "--up-to", "4", "--csv", tmp_path / "out.csv")
     assert result.exit_code == 130

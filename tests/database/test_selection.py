@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.database_rows import HERE
+from support.problems.measurements import measured as made_up
 from support.processes import loaded_by
 
 from mucudnn.database.database import Database
@@ -20,7 +22,13 @@ from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, WithFreshWorkspace
+from mucudnn.words.results import (
+    Configuration,
+    Failure,
+    MicroConfig,
+    WholeRun,
+    WithFreshWorkspace,
+)
 from mucudnn.words.task import Task
 
 POWERS, ALL, UNDIVIDED = BatchSizePolicy.POWER_OF_TWO, BatchSizePolicy.ALL, BatchSizePolicy.UNDIVIDED
@@ -30,8 +38,7 @@ FILTER = FORWARD.with_operation(Operation.BACKWARD_FILTER)
 ELSEWHERE = replace(HERE, device="Xeon", threads=1)
 
 
-def measured(algorithm: str, size: int, step_s: float = 1.0) -> Measurement:
-    return Measurement(MicroConfig(algorithm, size), 0.5, step_s, 8, 16, 1e-7, 0.1, 3)
+measured = partial(made_up, step_s=1.0, scratch_bytes=16, setup_s=0.5, prepared_bytes=8, noise=0.1, samples=3)
 
 
 @pytest.fixture

@@ -13,20 +13,20 @@ from mucudnn.running.devices import device_named, device_of, device_of_convoluti
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 
 
-def net() -> nn.Sequential:
+def four_convolutions() -> nn.Sequential:
     return nn.Sequential(*(nn.Conv2d(2, 2, 1, bias=False) for _ in range(4)), nn.Flatten(), nn.Linear(8, 1, bias=False))
 
 
 @pytest.mark.parametrize("find", [device_of, device_of_convolutions])
 def test_it_is_that_of_the_model(find: object) -> None:
     assert callable(find)
-    assert find(net()) == torch.device("cpu")
+    assert find(four_convolutions()) == torch.device("cpu")
     assert find(nn.ReLU()) == torch.device("cpu")
-    assert find(module_on_cuda(net(), 1)) == torch.device("cuda", 1)
+    assert find(module_on_cuda(four_convolutions(), 1)) == torch.device("cuda", 1)
 
 
 def test_convolutions_on_several_devices_are_named() -> None:
-    model = net()
+    model = four_convolutions()
     model[3] = module_on_cuda(model[3], 0)
     message = r"cpu \(0, 1, 2\), cuda:0 \(3\); call mucudnn.optimize on each part"
     with pytest.raises(InvalidInputError, match=message):
@@ -38,7 +38,7 @@ def test_convolutions_on_several_devices_are_named() -> None:
 
 
 def test_other_layers_may_be_elsewhere_but_for_the_headroom() -> None:
-    model = module_on_cuda(net())
+    model = module_on_cuda(four_convolutions())
     model[5] = nn.Linear(8, 1)
     assert device_of_convolutions(model) == torch.device("cuda", 0)
     with pytest.raises(

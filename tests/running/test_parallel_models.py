@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.problems.nets import two_convolutions
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -31,10 +32,6 @@ def process_group(tmp_path: Path) -> Iterator[None]:
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
-
-
-def net() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3))
 
 
 def images() -> Tensor:
@@ -61,7 +58,7 @@ def assert_tuned_and_right(model: nn.Module, torchs: nn.Module, monkeypatch: pyt
 
 def test_replicas_are_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     """As ``replicate`` makes them: modules that share all but their parameters."""
-    torchs = net()
+    torchs = two_convolutions(r=3)
     ours = mucudnn.optimize(copy.deepcopy(torchs), images(), CONFIG)
     replica = nn.Sequential(*(module._replicate_for_data_parallel() for module in ours))
     for module, original in zip(replica, ours, strict=True):
@@ -72,7 +69,7 @@ def test_replicas_are_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("optimized_first", [True, False])
 def test_data_parallel(optimized_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    torchs = net()
+    torchs = two_convolutions(r=3)
     ours: nn.Module = copy.deepcopy(torchs)
     if optimized_first:
         ours = DataParallel(mucudnn.optimize(ours, images(), CONFIG))
@@ -86,7 +83,7 @@ def test_data_parallel(optimized_first: bool, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("optimized_first", [True, False])
 def test_distributed_data_parallel(optimized_first: bool, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(workspace_limit=limit, algorithms=("gemm",), time_limit="500ms")
-    torchs = net()
+    torchs = two_convolutions(r=3)
     ours: nn.Module = copy.deepcopy(torchs)
     if optimized_first:
         ours = DistributedDataParallel(mucudnn.optimize(ours, images(), config))

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.problems.solver_cases import Key, all_keys, key_of, key_of_cover, measured
+from support.problems.solver_cases import Key, all_keys, key_of, key_of_cover, measured_us
 
 from mucudnn.solver import desirable_sets
 from mucudnn.words.errors import InvalidInputError
@@ -33,7 +33,7 @@ def problems(draw: st.DrawFn, algorithms: int = 4, largest: int = 4) -> list[Mea
         setup_us, prepared = draw(st.integers(0, 3)), draw(st.integers(0, 3))
         for size in draw(st.sets(st.integers(1, largest), min_size=1)):
             step_us, scratch = draw(st.integers(0, 12)), draw(st.integers(0, 6))
-            rows.append(measured(name, size, step_us, scratch, setup_us=setup_us, prepared=prepared))
+            rows.append(measured_us(name, size, step_us, scratch, setup_us=setup_us, prepared=prepared))
     return rows
 
 
@@ -47,8 +47,8 @@ def test_every_front_is_that_of_brute_force(measurements: list[Measurement]) -> 
 
 def test_configurations_of_many_algorithms_are_found() -> None:
     """Each algorithm is good for one size alone and cheap to set up: 31 = 1 + 2 + 4 + 8 + 16 takes all five."""
-    rows = [measured(f"only-{2**i}", 2**i, 10, setup_us=1, prepared=1) for i in range(5)]
-    rows += [measured(f"only-{2**i}", 1, 1000, setup_us=1, prepared=1) for i in range(1, 5)]
+    rows = [measured_us(f"only-{2**i}", 2**i, 10, setup_us=1, prepared=1) for i in range(5)]
+    rows += [measured_us(f"only-{2**i}", 1, 1000, setup_us=1, prepared=1) for i in range(1, 5)]
     fastest = desirable_sets(rows, 31).of(31)[-1]
     assert str(fastest) == "only-1 1 + only-16 16 + only-2 2 + only-4 4 + only-8 8"
     assert key_of(fastest)[:2] == (55, 5)
@@ -62,7 +62,7 @@ def test_random_continuous_costs_agree_with_brute_force() -> None:
             setup, prepared = random_source.randrange(200), random_source.randrange(1000)
             for size in (1, 2, 3):
                 step, scratch = random_source.randrange(1, 400) * size, random_source.randrange(4000)
-                rows.append(measured(name, size, step, scratch, setup_us=setup, prepared=prepared))
+                rows.append(measured_us(name, size, step, scratch, setup_us=setup, prepared=prepared))
         assert [key_of(c) for c in desirable_sets(rows, 4).of(4)] == brute_force(rows, 4)
 
 
@@ -88,7 +88,7 @@ def test_the_order_of_the_input_does_not_matter(measurements: list[Measurement],
 
 def test_linear_costs_have_the_known_front() -> None:
     """step = 100 + b us and scratch = b bytes: ceil(n / b) steps, with the least b that needs no more of them."""
-    rows = [measured("linear", size, 100 + size, size) for size in range(1, 25)]
+    rows = [measured_us("linear", size, 100 + size, size) for size in range(1, 25)]
     sets = desirable_sets(rows, 24)
     for n in (7, 23, 24):
         smallest_size = {-(-n // size): size for size in range(n, 0, -1)}
@@ -98,8 +98,8 @@ def test_linear_costs_have_the_known_front() -> None:
 
 def test_setup_and_prepared_bytes_move_the_known_front() -> None:
     """Two algorithms of linear costs, one five times as fast once it is set up with 30 us and 7 bytes."""
-    rows = [measured("slow", size, 5 * size, size) for size in range(1, 25)]
-    rows += [measured("fast", size, size, size, setup_us=30, prepared=7) for size in range(1, 25)]
+    rows = [measured_us("slow", size, 5 * size, size) for size in range(1, 25)]
+    rows += [measured_us("fast", size, size, size, setup_us=30, prepared=7) for size in range(1, 25)]
     sets = desirable_sets(rows, 24)
     # Any division takes 5 n or 30 + n, so the smallest pieces are best; fast pays off from n = 8 on.
     for n in range(1, 25):
@@ -107,8 +107,8 @@ def test_setup_and_prepared_bytes_move_the_known_front() -> None:
 
 
 def test_a_table_for_all_sizes_is_that_of_each_size() -> None:
-    rows = [measured("a", s, 50 + 7 * s % 11, s * s, setup_us=9, prepared=30) for s in range(1, 13)]
-    rows += [measured("b", s, 70 + s, 2 * s) for s in range(1, 13)]
+    rows = [measured_us("a", s, 50 + 7 * s % 11, s * s, setup_us=9, prepared=30) for s in range(1, 13)]
+    rows += [measured_us("b", s, 70 + s, 2 * s) for s in range(1, 13)]
     sets = desirable_sets(rows, 12)
     for n in range(1, 13):
         assert sets.of(n) == desirable_sets(rows, n).of(n)
@@ -118,7 +118,7 @@ def test_a_table_for_all_sizes_is_that_of_each_size() -> None:
 
 
 def test_what_cannot_be_covered_has_an_empty_front() -> None:
-    sets = desirable_sets([measured("a", 2, 5)], 5)
+    sets = desirable_sets([measured_us("a", 2, 5)], 5)
     assert [sets.size(n) for n in range(1, 6)] == [0, 1, 0, 1, 0]
     assert sets.of(3) == ()
     assert sets.fastest(3) is None
@@ -127,16 +127,16 @@ def test_what_cannot_be_covered_has_an_empty_front() -> None:
 
 
 def test_setup_is_pooled_by_median_and_prepared_bytes_by_maximum() -> None:
-    rows = [measured("a", s, 10, 1, setup_us=setup, prepared=setup) for s, setup in ((1, 3), (2, 5), (4, 100))]
+    rows = [measured_us("a", s, 10, 1, setup_us=setup, prepared=setup) for s, setup in ((1, 3), (2, 5), (4, 100))]
     assert key_of(desirable_sets(rows, 4).of(4)[-1]) == (15, 101, 1, (("a", -4),))
 
 
 def test_a_micro_config_measured_twice_is_pooled() -> None:
-    rows = [measured("a", 1, 10, 4), measured("a", 1, 20, 8)]
+    rows = [measured_us("a", 1, 10, 4), measured_us("a", 1, 20, 8)]
     assert key_of(desirable_sets(rows, 1).of(1)[0])[:2] == (15, 8)
 
 
 @pytest.mark.parametrize("n", [0, -1, 5])
 def test_other_batch_sizes_are_refused(n: int) -> None:
     with pytest.raises(InvalidInputError, match=rf"batch size is {n}; these desirable sets cover 1 to 4"):
-        desirable_sets([measured("a", 1, 1)], 4).of(n)
+        desirable_sets([measured_us("a", 1, 1)], 4).of(n)

@@ -11,21 +11,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.problems.measurements import measured
 
 from mucudnn.solver import account_wr, desirable_sets, solve_wr
 from mucudnn.words.errors import InfeasibleError, InvalidInputError
 from mucudnn.words.results import Measurement, MicroConfig
 
-
-def measured(
-    name: str, size: int, step_s: float, scratch: int = 0, *, setup_s: float = 0.0, prepared: int = 0
-) -> Measurement:
-    return Measurement(MicroConfig(name, size), setup_s, step_s, prepared, scratch, relative_error=0.0)
-
-
 # A fast algorithm that needs memory, and a slow one that needs little.
 ROWS = [
-    *(measured("fast", size, 1e-3 + size * 1e-3, 100 * size, setup_s=2e-3, prepared=50) for size in (1, 2, 4, 8)),
+    *(measured("fast", size, 1e-3 + size * 1e-3, 100 * size, setup_s=2e-3, prepared_bytes=50) for size in (1, 2, 4, 8)),
     *(measured("slow", size, size * 5e-3, 10) for size in (1, 2, 4, 8)),
 ]
 
@@ -35,7 +29,7 @@ def random_rows(draw: st.DrawFn) -> list[Measurement]:
     times, byte_counts = st.floats(1e-6, 1e-1), st.integers(0, 999)
     rows: list[Measurement] = []
     for name in draw(st.sets(st.sampled_from("abcd"), min_size=1)):
-        costs: dict[str, Any] = {"setup_s": draw(times), "prepared": draw(byte_counts)}
+        costs: dict[str, Any] = {"setup_s": draw(times), "prepared_bytes": draw(byte_counts)}
         sizes = draw(st.sets(st.integers(1, 8))) | {1}
         rows += [measured(name, size, draw(times), draw(byte_counts), **costs) for size in sizes]
     return rows

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.clock.machine import FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
+from support.problems.measurements import measured
 from torch import nn
 from torch.nn import functional as F
 
@@ -34,10 +35,6 @@ from mucudnn.words.results import Configuration, Measurement, MicroConfig, Whole
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is kept")
 PROBLEM = ConvProblem(Operation.FORWARD, c=2, h=6, w=6, k=2, r=3, s=3, padding=(1, 1))
 FINGERPRINT = FINGERPRINT_S + 2 * 2 * 9 * 4 / FINGERPRINT_BYTES_PER_S
-
-
-def measured(name: str, n: int, setup_s: float, step_s: float, prepared: int, scratch: int = 0) -> Measurement:
-    return Measurement(MicroConfig(name, n), setup_s, step_s, prepared, scratch, 1e-7)
 
 
 def tuned_for(
@@ -97,9 +94,11 @@ def keep(model: nn.Sequential, world: World, budget: int | str | None, **config:
     return kept_algorithms(model)
 
 
-TORCHS_OWN = measured("native", 1, 0.0, 1.0, 0)
-A = measured("a", 1, 0.6, 0.5, 100)  # with its setup slower than native, without it twice as fast
-B = measured("b", 1, 0.1, 0.7, 40)
+TORCHS_OWN = measured("native", 1, 1.0)
+A = measured(
+    "a", 1, 0.5, setup_s=0.6, prepared_bytes=100
+)  # with its setup slower than native, without it twice as fast
+B = measured("b", 1, 0.7, setup_s=0.1, prepared_bytes=40)
 
 
 def brute_force(tuned: Sequence[TunedProblem], budget: int) -> float:
@@ -149,12 +148,15 @@ def test_the_division_is_that_of_brute_force(world: World, seed: int) -> None:
     layers = []
     for _ in range(generator.randint(1, 4)):
         n = generator.choice((1, 2, 3))
-        rows = [measured("native", n, 0.0, generator.uniform(1, 2) * n, 0)]
+        rows = [measured("native", n, generator.uniform(1, 2) * n)]
         for name in "ab":
             setup_s, prepared = generator.uniform(0, 2), generator.randint(1, 9)
             sizes = generator.sample(range(1, n + 1), generator.randint(1, n))
             costs = ((size, generator.uniform(0.2, 1.5) * size, generator.randint(0, 9)) for size in sizes)
-            rows += [measured(name, size, setup_s, step_s, prepared, scratch) for size, step_s, scratch in costs]
+            rows += [
+                measured(name, size, step_s, scratch, setup_s=setup_s, prepared_bytes=prepared)
+                for size, step_s, scratch in costs
+            ]
         layers.append(tuned_for(rows, n, generator.choice((None, 4, 9))))
     budget = generator.randint(1, 20)
     division = cache_filters(model_of(*layers), Config(cache_budget=budget), machine=world.machine)
@@ -216,7 +218,7 @@ def test_what_fails_to_run_is_not_kept(world: World, monkeypatch: pytest.MonkeyP
 def test_what_was_once_slower_than_torch_in_a_smaller_batch_is_not_run_there(
     world: World, slowdown: float, sizes: list[int]
 ) -> None:
-    rows = [TORCHS_OWN, A, measured("native", 2, 0.0, 2.0, 0), measured("a", 2, 0.6, 1.0, 100)]
+    rows = [TORCHS_OWN, A, measured("native", 2, 2.0), measured("a", 2, 1.0, setup_s=0.6, prepared_bytes=100)]
     small, large = model_of(tuned_for(rows[:2])), model_of(tuned_for(rows, 2))
     with Database(":memory:") as database:
         for model, factor in ((small, slowdown), (large, 1.0)):
@@ -238,8 +240,8 @@ def test_nothing_is_run_twice_and_replay_gives_the_same(world: World) -> None:
 
 
 def test_smaller_batches_run_with_what_is_kept_where_that_is_fastest(world: World) -> None:
-    rows = [measured("native", n, 0.0, 1.0 * n, 0) for n in (1, 2, 4)]
-    rows += [measured("a", n, 9.0, step_s, 100) for n, step_s in ((1, 1.5), (2, 1.6), (4, 2.0))]
+    rows = [measured("native", n, 1.0 * n) for n in (1, 2, 4)]
+    rows += [measured("a", n, step_s, setup_s=9.0, prepared_bytes=100) for n, step_s in ((1, 1.5), (2, 1.6), (4, 2.0))]
     model = model_of(tuned_for(rows, 4))
     assert keep(model, world, None) == ["a"]
     (kept,) = model[0].cached_filters  # type: ignore[union-attr]
@@ -247,7 +249,9 @@ def test_smaller_batches_run_with_what_is_kept_where_that_is_fastest(world: Worl
 
 
 def test_batch_sizes_of_one_module_share_what_is_kept(world: World) -> None:
-    rows = {n: [measured("native", n, 0.0, 1.0 * n, 0), measured("a", n, 0.6, 0.5 * n, 100)] for n in (1, 4)}
+    rows = {
+        n: [measured("native", n, 1.0 * n), measured("a", n, 0.5 * n, setup_s=0.6, prepared_bytes=100)] for n in (1, 4)
+    }
     model = model_of([tuned_for(rows[1], 1), tuned_for(rows[4], 4)])
     assert keep(model, world, 100) == ["a"]
     (kept,) = model[0].cached_filters  # type: ignore[union-attr]
@@ -305,7 +309,7 @@ def test_whole_runs_with_kept_filters_are_stored_apart(world: World) -> None:
 
 def test_a_tuned_model_computes_the_same_with_and_without() -> None:
     """On this machine, whatever it finds to be worth keeping."""
-    rows = [measured("native", 2, 0.0, 1.0, 0), measured("winograd-4x4", 2, 1.0, 0.1, 20_000)]
+    rows = [measured("native", 2, 1.0), measured("winograd-4x4", 2, 0.1, setup_s=1.0, prepared_bytes=20_000)]
     model, x = model_of(tuned_for(rows, 2), tuned_for(rows, 2)), torch.randn(2, 2, 6, 6)
     with torch.no_grad():
         expected = x

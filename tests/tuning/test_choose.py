@@ -8,23 +8,20 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from support.clock.machine import FORWARD
+from support.problems.measurements import measured
 
 from mucudnn.tuning.choose import Outcome, choose, divide
 from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun
+from mucudnn.words.results import Configuration, Measurement, WholeRun
 from mucudnn.words.task import Task
 
 BATCH = 4
 
 
-def measured(algorithm: str, step_s: float, scratch_bytes: int, size: int = BATCH) -> Measurement:
-    return Measurement(MicroConfig(algorithm, size), 0.0, step_s, 0, scratch_bytes, 1e-7)
-
-
 # Torch in 100 ms without workspace; the more workspace, the faster.
-TORCH = measured("native", 0.1, 0)
-SMALL = measured("small", 0.08, 10)
-LARGE = measured("large", 0.05, 100)
+TORCH = measured("native", BATCH, 0.1, 0)
+SMALL = measured("small", BATCH, 0.08, 10)
+LARGE = measured("large", BATCH, 0.05, 100)
 FIRST, SECOND = Task(FORWARD, BATCH, name="first"), Task(replace(FORWARD, k=3), BATCH, name="second")
 
 
@@ -123,7 +120,7 @@ def test_without_whole_runs_predictions_count() -> None:
 
 def test_endless_bad_news_ends_in_what_was_run() -> None:
     """Each option proves to be far slower than predicted; there are more of them than rounds."""
-    many = [measured(f"a{i:02}", 0.05 + i * 1e-4, i) for i in range(30)]
+    many = [measured(f"a{i:02}", BATCH, 0.05 + i * 1e-4, i) for i in range(30)]
     runs = WholeRuns(slowdown=lambda task, algorithm: 1.9)
     divided = divide({FIRST: [replace(TORCH, scratch_bytes=10**6), *many]}, 500, runs)
     ran = [algorithm for _, algorithm in runs.asked]
@@ -161,7 +158,7 @@ def test_alone_without_whole_runs_the_prediction_is_taken_and_said() -> None:
     choice = choose(replace(FIRST, limit_bytes=99), BOTH[FIRST], unknown)
     assert (choice.configuration.algorithms, choice.baseline_s, choice.time_s) == (("small",), 0.1, 0.08)
     assert choice.reason == "fastest by prediction, not run"
-    lead = measured("small", 0.0975, 10)  # below the least gain
+    lead = measured("small", BATCH, 0.0975, 10)  # below the least gain
     assert choose(FIRST, [TORCH, lead], unknown).configuration.is_baseline
     alone = choose(FIRST, [LARGE], unknown)
     assert alone.baseline_s is None

@@ -16,7 +16,7 @@ from mucudnn.words.problem import Operation
 KIB = 1024
 
 
-def net() -> nn.Module:
+def three_convolutions() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 4, 1))
 
@@ -27,7 +27,7 @@ def database(tmp_path: Path) -> Path:
 
 
 def test_a_budget_is_divided_over_the_whole_model(database: Path) -> None:
-    torchs = net()
+    torchs = three_convolutions()
     x = torch.randn(2, 3, 12, 12)
     config = mucudnn.Config(workspace_budget=300 * KIB, time_limit="20ms", database=database)
     ours = mucudnn.optimize(copy.deepcopy(torchs), x, config)
@@ -42,7 +42,7 @@ def test_a_budget_is_divided_over_the_whole_model(database: Path) -> None:
 
 
 def test_too_small_a_budget_names_the_layers_and_leaves_the_model(database: Path) -> None:
-    model = net()
+    model = three_convolutions()
     config = mucudnn.Config(workspace_budget=0, algorithms=("gemm",), time_limit="20ms", database=database)
     with pytest.raises(mucudnn.InfeasibleError, match="2, forward 8x12x12 -> 8") as caught:
         mucudnn.optimize(model, torch.randn(2, 3, 12, 12), config)
@@ -54,7 +54,7 @@ def test_too_small_a_budget_names_the_layers_and_leaves_the_model(database: Path
 def test_filters_are_kept_within_the_cache_budget_and_reported(database: Path) -> None:
     x = torch.randn(1, 3, 12, 12)
     config = mucudnn.Config(cache_budget="1MiB", operations=(Operation.FORWARD,), time_limit="20ms", database=database)
-    torchs = net().eval()
+    torchs = three_convolutions().eval()
     ours = mucudnn.optimize(copy.deepcopy(torchs), x, config)
     kept = mucudnn.report(ours).kept
     assert sum(one.prepared_bytes for _, one in kept) <= 1024 * KIB

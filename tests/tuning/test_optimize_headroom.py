@@ -36,7 +36,7 @@ def body(channels: int) -> list[nn.Module]:
     return [conv, nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
 
 
-def net() -> nn.Sequential:
+def residual_net() -> nn.Sequential:
     """Its convolutions 1.body.0, 1.body.3 and 2 have one geometry, and run at different heights of the memory."""
     return nn.Sequential(
         *(nn.Conv2d(3, 16, 3, padding=1, bias=False), Residual(nn.Sequential(*body(16), *body(16)), nn.Identity())),
@@ -64,7 +64,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     torch.set_num_threads(1)
     torch.manual_seed(1)
     torch_format = FORMATS[request.param]
-    model = net().to(memory_format=torch_format)  # type: ignore[call-overload]
+    model = residual_net().to(memory_format=torch_format)  # type: ignore[call-overload]
     x = torch.randn(4, 3, 24, 24).contiguous(memory_format=torch_format)
     config = Config(
         workspace_limit="headroom",
@@ -128,7 +128,7 @@ def test_equal_problems_have_limits_of_their_own(pair: Pair) -> None:
 
 
 def frozen_backbone() -> nn.Module:
-    model = net()
+    model = residual_net()
     model[0].requires_grad_(False)
     model[1].requires_grad_(False)
     return model
@@ -136,7 +136,12 @@ def frozen_backbone() -> nn.Module:
 
 @pytest.mark.parametrize(
     "make",
-    [frozen_backbone, lambda: net().eval(), lambda: net().requires_grad_(False), lambda: nn.Conv2d(3, 4, 3)],
+    [
+        frozen_backbone,
+        lambda: residual_net().eval(),
+        lambda: residual_net().requires_grad_(False),
+        lambda: nn.Conv2d(3, 4, 3),
+    ],
     ids=["frozen backbone", "eval", "all frozen", "the convolution itself"],
 )
 def test_models_that_train_in_part_or_not_at_all(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +164,7 @@ class Autocast(nn.Sequential):
 
 def test_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "is_gain", lambda run: True)
-    model, x = Autocast(*net()), torch.randn(2, 3, 24, 24)
+    model, x = Autocast(*residual_net()), torch.randn(2, 3, 24, 24)
     config = Config(workspace_limit="headroom", algorithms=("gemm",), time_limit="20ms")
     ours = mucudnn.optimize(copy.deepcopy(model), x, config)
     comparison = compare_peaks(model, ours, x, runs=0)

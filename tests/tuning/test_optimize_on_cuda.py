@@ -14,6 +14,7 @@ from typing import NoReturn
 import pytest
 import torch
 from support.cuda.placeholders import MODE, module_on_cuda, on_cuda
+from support.problems.nets import two_convolutions
 from torch import nn
 
 import mucudnn
@@ -26,10 +27,6 @@ from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 PROBLEM = ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=8, r=3, s=3, padding=(1, 1))
 GPU = torch.device("cuda", 1)
-
-
-def net() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1))
 
 
 class StoppedError(Exception):
@@ -59,7 +56,7 @@ def tuned_on(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def test_it_is_tuned_on_the_models_own_gpu(tuned_on: list[object]) -> None:
-    model = net()
+    model = two_convolutions()
     with pytest.raises(StoppedError):
         mucudnn.optimize(model, torch.randn(2, 3, 8, 8))
     assert tuned_on == [GPU, "cuda"]
@@ -74,7 +71,7 @@ def test_determinism_of_torchs_own_is_left_to_the_user_and_said(set_in_torch: bo
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         with pytest.raises(StoppedError):
-            mucudnn.optimize(net(), torch.randn(2, 3, 8, 8), config)
+            mucudnn.optimize(two_convolutions(), torch.randn(2, 3, 8, 8), config)
     left, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, False
     assert left is set_in_torch
     warned = ["torch.backends.cudnn.deterministic = True" in str(one.message) for one in said]
@@ -82,7 +79,7 @@ def test_determinism_of_torchs_own_is_left_to_the_user_and_said(set_in_torch: bo
 
 
 def test_convolutions_on_several_devices_are_refused_before_anything_runs() -> None:
-    model = net()
+    model = two_convolutions()
     model[2] = module_on_cuda(model[2])
     with pytest.raises(InvalidInputError, match=r"cpu \(0\), cuda:0 \(2\)"):
         mucudnn.optimize(model, torch.randn(2, 3, 8, 8))
@@ -90,7 +87,7 @@ def test_convolutions_on_several_devices_are_refused_before_anything_runs() -> N
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_under_autocast_the_traced_dtype_is_that_of_the_gpus(dtype: torch.dtype) -> None:
-    model, x = module_on_cuda(net()), on_cuda(torch.empty(2, 3, 8, 8))
+    model, x = module_on_cuda(two_convolutions()), on_cuda(torch.empty(2, 3, 8, 8))
     torch.set_autocast_enabled("cuda", True)
     torch.set_autocast_dtype("cuda", dtype)
     try:
@@ -103,14 +100,14 @@ def test_under_autocast_the_traced_dtype_is_that_of_the_gpus(dtype: torch.dtype)
 
 
 def test_autocast_of_the_cpu_is_not_that_of_the_gpu() -> None:
-    model, x = module_on_cuda(net()), on_cuda(torch.empty(2, 3, 8, 8))
+    model, x = module_on_cuda(two_convolutions()), on_cuda(torch.empty(2, 3, 8, 8))
     with MODE, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert {call.problem.dtype for call in trace(model, x)} == {"float32"}
 
 
 def test_in_channels_last_all_but_float64_is_traced_so() -> None:
     for dtype in (torch.float32, torch.float16, torch.float64):
-        model = module_on_cuda(net().to(dtype=dtype, memory_format=torch.channels_last))
+        model = module_on_cuda(two_convolutions().to(dtype=dtype, memory_format=torch.channels_last))
         x = on_cuda(torch.empty(2, 3, 8, 8, dtype=dtype))
         with MODE, torch.no_grad():
             (first, *_) = trace(model, x)
@@ -119,7 +116,7 @@ def test_in_channels_last_all_but_float64_is_traced_so() -> None:
 
 
 def test_filters_are_not_kept_on_a_gpu_and_it_is_said() -> None:
-    model = module_on_cuda(net())
+    model = module_on_cuda(two_convolutions())
     for module in (model[0], model[2]):
         module.__class__ = mucudnn.Conv2d
         module.tuned = (SimpleNamespace(problem=PROBLEM),)  # type: ignore[assignment]

@@ -39,7 +39,7 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {  # heading -> key o
 
 
 def limits_table(comparison: LimitsComparison) -> Table:
-    """For each limit: how much faster ours is than the best undivided rival, and how many problems have none."""
+    """Tell for each limit how much faster ours is than the best undivided rival, and how many problems have none."""
     title = f"{comparison.source}, ours against the best undivided of {comparison.rivals}"
     printed = new_table(title, ("workspace limit",), [*_COLUMNS])
     for limit in comparison.limits:

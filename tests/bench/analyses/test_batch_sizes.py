@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.problems.made_up_sweeps import MIB, curves, layer, measured, powers, sweep, tuning
+from support.problems.made_up_sweeps import MIB, curves, layer, measured_ms, powers, sweep, tuning
 from support.snapshots import assert_as_stored
 
 from mucudnn.bench.analyses.batch_report import cliffs_table, curves_table, explanation, sweep_record, sweep_rows
@@ -98,12 +98,12 @@ def test_smooth_costs_have_no_cliff_whatever_the_noise(
 
 
 def test_no_cut_helps_where_the_pieces_are_slower() -> None:
-    (cliff,) = cliffs([measured("native", 1, 10), measured("native", 2, 2), measured("native", 3, 6)], 3)
+    (cliff,) = cliffs([measured_ms("native", 1, 10), measured_ms("native", 2, 2), measured_ms("native", 3, 6)], 3)
     assert (cliff.cut, cliff.removed, cliff.remedy) == (None, False, "no cut helps")
 
 
 def test_a_cut_that_helps_but_leaves_some_of_the_cliff_says_so() -> None:
-    (cliff,) = cliffs([measured("native", 1, 4), measured("native", 2, 2), measured("native", 3, 9)], 3)
+    (cliff,) = cliffs([measured_ms("native", 1, 4), measured_ms("native", 2, 2), measured_ms("native", 3, 9)], 3)
     assert not cliff.removed
     assert cliff.remedy == "3 runs as native 2 + native 1, 1.50×, still slower per sample than 2"
 
@@ -119,7 +119,7 @@ def test_what_whole_runs_refute_is_said() -> None:
 
 def test_a_jump_in_workspace_is_a_cliff_and_the_cut_does_without() -> None:
     sizes = (1, 2, 4, 8, 16, 32, 64)
-    measurements = [measured("native", n, n + 1, n * MIB if n < 32 else 4 * n * MIB) for n in sizes]
+    measurements = [measured_ms("native", n, n + 1, n * MIB if n < 32 else 4 * n * MIB) for n in sizes]
     (cliff,) = cliffs(measurements, UP_TO)
     assert (cliff.kind, cliff.n, cliff.reference.n) == (CliffKind.MORE_WORKSPACE, 32, 16)
     assert cliff.remedy == "32 runs as native 16×2, 0.97×, 16 MiB"
@@ -127,19 +127,19 @@ def test_a_jump_in_workspace_is_a_cliff_and_the_cut_does_without() -> None:
 
 
 def test_workspace_that_grows_with_the_batch_or_by_little_is_no_cliff() -> None:
-    assert not cliffs([measured("native", n, n, n * MIB) for n in (1, 2, 4, 8)], 8)
-    assert not cliffs([measured("native", n, n, 7 * MIB if n == 8 else 0) for n in (1, 2, 4, 8)], 8)
-    assert cliffs([measured("native", n, n, 8 * MIB if n == 8 else 0) for n in (1, 2, 4, 8)], 8)
+    assert not cliffs([measured_ms("native", n, n, n * MIB) for n in (1, 2, 4, 8)], 8)
+    assert not cliffs([measured_ms("native", n, n, 7 * MIB if n == 8 else 0) for n in (1, 2, 4, 8)], 8)
+    assert cliffs([measured_ms("native", n, n, 8 * MIB if n == 8 else 0) for n in (1, 2, 4, 8)], 8)
 
 
 def test_no_cut_removes_a_jump_that_pays_for_itself() -> None:
-    measurements = [measured("native", 1, 1), measured("native", 2, 1, 8 * MIB)]
+    measurements = [measured_ms("native", 1, 1), measured_ms("native", 2, 1, 8 * MIB)]
     (cliff,) = cliffs(measurements, 2)
     assert (cliff.kind, cliff.remedy) == (CliffKind.MORE_WORKSPACE, "no cut helps")
 
 
 def test_16_does_not_fit_but_32_does() -> None:
-    measurements = [measured("native", n, n, 100 * MIB if n == 16 else 10 * MIB) for n in (8, 16, 32)]
+    measurements = [measured_ms("native", n, n, 100 * MIB if n == 16 else 10 * MIB) for n in (8, 16, 32)]
     limit = 50 * MIB
     (cliff,) = cliffs(measurements, 32, limit)
     assert cliff.finding == "needs 100 MiB, does not fit; 8 fits"
@@ -150,7 +150,10 @@ def test_16_does_not_fit_but_32_does() -> None:
 
 
 def test_what_does_not_fit_is_neither_run_nor_compared_with() -> None:
-    measurements = [measured("native", n, n) for n in (1, 2)] + [measured("native", 4, 1, 100), measured("big", 4, 3)]
+    measurements = [measured_ms("native", n, n) for n in (1, 2)] + [
+        measured_ms("native", 4, 1, 100),
+        measured_ms("big", 4, 3),
+    ]
     result = curves(measurements, 4, limit_bytes=99)
     assert [cliff.kind for cliff in result.cliffs] == [CliffKind.DOES_NOT_FIT]
     undivided = result.at(Curve.UNDIVIDED, 4)
@@ -159,8 +162,8 @@ def test_what_does_not_fit_is_neither_run_nor_compared_with() -> None:
 
 
 def test_inaccurate_algorithms_are_left_out() -> None:
-    wrong = measured("wrong", 1, 0.1, relative_error=0.5)
-    point = curves([measured("native", 1, 1), wrong], 1).at(Curve.UNDIVIDED, 1)
+    wrong = measured_ms("wrong", 1, 0.1, relative_error=0.5)
+    point = curves([measured_ms("native", 1, 1), wrong], 1).at(Curve.UNDIVIDED, 1)
     assert point is not None
     assert point.runs_as == "native 1"
 
@@ -169,12 +172,12 @@ def test_inaccurate_algorithms_are_left_out() -> None:
 def problems(draw: st.DrawFn) -> list[Measurement]:
     """Torch's at 1, 2, 4 and 8, and some more; with setups and prepared bytes."""
     sizes = (1, 2, 4, 8)
-    found = [measured("native", n, draw(st.floats(0.1, 100)), draw(st.integers(0, 100))) for n in sizes]
+    found = [measured_ms("native", n, draw(st.floats(0.1, 100)), draw(st.integers(0, 100))) for n in sizes]
     for name in ("one", "two"):
         setup_s, prepared_bytes = draw(st.floats(0, 0.01)), draw(st.integers(0, 50))
         for n in draw(st.sets(st.sampled_from(sizes))):
             step_ms, scratch_bytes = draw(st.floats(0.1, 100)), draw(st.integers(0, 100))
-            found.append(measured(name, n, step_ms, scratch_bytes, setup_s=setup_s, prepared_bytes=prepared_bytes))
+            found.append(measured_ms(name, n, step_ms, scratch_bytes, setup_s=setup_s, prepared_bytes=prepared_bytes))
     return found
 
 
@@ -205,7 +208,10 @@ def test_the_network_is_the_sum_of_its_rows(first: list[Measurement], second: li
 
 
 def test_a_network_has_no_point_where_a_row_was_not_measured() -> None:
-    rows = (layer([measured("native", 1, 1), measured("native", 2, 1)], 2), layer([measured("native", 1, 1)], 2))
+    rows = (
+        layer([measured_ms("native", 1, 1), measured_ms("native", 2, 1)], 2),
+        layer([measured_ms("native", 1, 1)], 2),
+    )
     network = sweep(*rows, up_to=2).network
     assert list(network.points[Curve.TORCH]) == [1]
     assert list(network.points[Curve.DIVIDED]) == [1, 2]
@@ -252,8 +258,10 @@ def test_an_interrupted_tuning_is_refused() -> None:
 
 def test_the_tables_have_curves_cliffs_and_what_is_solved() -> None:
     """Torch is slow at four samples, and cutting helps; the other needs more memory there."""
-    first = layer([measured("native", n, n * (2 if n == 4 else 1)) for n in (1, 2, 4)], 4, name="first")
-    other = layer([measured("native", 1, 1), measured("quick", 2, 1, 3 * MIB), measured("quick", 4, 2)], 4, count=3)
+    first = layer([measured_ms("native", n, n * (2 if n == 4 else 1)) for n in (1, 2, 4)], 4, name="first")
+    other = layer(
+        [measured_ms("native", 1, 1), measured_ms("quick", 2, 1, 3 * MIB), measured_ms("quick", 4, 2)], 4, count=3
+    )
     result = sweep(first, other, up_to=4, limit_bytes=64 * MIB)
     tables = (curves_table(result, each, every_size=True) for each in result.distinct_curves)
     assert_as_stored("batch", *tables, cliffs_table(result), explanation(result))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from support.problems.made_up_sweeps import layer, measured, powers, sweep
+from support.problems.made_up_sweeps import layer, measured_ms, powers, sweep
 
 from mucudnn.bench.analyses.batch_plot import draw_sweep
 from mucudnn.bench.analyses.batch_sizes import BatchSweep
@@ -71,7 +71,7 @@ def test_problems_without_cliffs_are_only_in_the_sum() -> None:
 def test_the_problems_whose_cliffs_cost_most_are_shown() -> None:
     costs = [1.5, 4.0, 1.0, 2.0, 3.0]
     rows = [
-        layer([measured("native", 1, 1), measured("native", 2, 2 * cost)], 2, name=f"conv{index}")
+        layer([measured_ms("native", 1, 1), measured_ms("native", 2, 2 * cost)], 2, name=f"conv{index}")
         for index, cost in enumerate(costs)
     ]
     titles = [axes.get_title(loc="left") for axes in draw_sweep(sweep(*rows, up_to=2)).axes[::3]]
@@ -81,14 +81,14 @@ def test_the_problems_whose_cliffs_cost_most_are_shown() -> None:
 
 
 def test_a_jump_in_workspace_is_ringed_in_the_plot_of_workspace() -> None:
-    native = [measured("native", 1, 1), measured("native", 2, 2, 2**24)]
+    native = [measured_ms("native", 1, 1), measured_ms("native", 2, 2, 2**24)]
     time, workspace, _ = draw_sweep(sweep(layer(native, 2), up_to=2)).axes
     ringed = [[line for line in axes.get_lines() if line.get_markerfacecolor() == "none"] for axes in (time, workspace)]
     assert [len(rings) for rings in ringed] == [0, 2]
 
 
 def test_more_cliffs_than_there_is_room_for_are_counted() -> None:
-    native = [measured("native", n, n * (2 + n) if n > 1 else 1) for n in range(1, 12)]
+    native = [measured_ms("native", n, n * (2 + n) if n > 1 else 1) for n in range(1, 12)]
     assert texts(draw_sweep(sweep(layer(native, 11), up_to=11))).endswith("and 3 more")
 
 

@@ -20,7 +20,7 @@ MIB = 2**20
 made_up = Measurement(MicroConfig("native", 1), 0.0, 0.0, 0, 0, relative_error=0.0, noise=0.01, samples=5)
 
 
-def measured(algorithm: str, size: int, step_ms: float, scratch_bytes: int = 0, **others: float) -> Measurement:
+def measured_ms(algorithm: str, size: int, step_ms: float, scratch_bytes: int = 0, **others: float) -> Measurement:
     micro_config = MicroConfig(algorithm, size)
     return replace(  # type: ignore[type-var]
         made_up, micro_config=micro_config, step_s=step_ms / 1e3, scratch_bytes=scratch_bytes, **others
@@ -30,7 +30,7 @@ def measured(algorithm: str, size: int, step_ms: float, scratch_bytes: int = 0, 
 def powers(algorithm: str, up_to: int, step_ms: Callable[[int], float], **others: float) -> list[Measurement]:
     """An algorithm at 1, 2, 4, ... up to ``up_to``, without workspace."""
     sizes = (2**exponent for exponent in range(up_to.bit_length()))
-    return [measured(algorithm, size, step_ms(size), **others) for size in sizes]
+    return [measured_ms(algorithm, size, step_ms(size), **others) for size in sizes]
 
 
 def layer(

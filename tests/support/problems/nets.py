@@ -19,6 +19,11 @@ def conv_net() -> nn.Sequential:
     )
 
 
+def two_convolutions(r: int = 1) -> nn.Sequential:
+    """From 3 channels to 8 and, by filters of r x r, to 4."""
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, r))
+
+
 class DataDependent(nn.Module):
     """What it computes depends on a value."""
 

@@ -13,7 +13,7 @@ US = 1e-6
 Key = tuple[int, int, int, tuple[tuple[str, int], ...]]  # time in us, workspace, micro-batches, (name, -size) in order
 
 
-def measured(
+def measured_us(
     name: str, size: int, step_us: int, scratch: int = 0, *, setup_us: int = 0, prepared: int = 0
 ) -> Measurement:
     return Measurement(MicroConfig(name, size), setup_us * US, step_us * US, prepared, scratch, relative_error=0.0)
@@ -65,7 +65,7 @@ def random_problem(source: random.Random, algorithms: int, largest: int) -> Prob
             setup_us, prepared = source.choice([0, 0, 1, 2, 5]), source.choice([0, 0, 1, 2, 3])
             for size in source.sample(range(1, largest + 1), source.randint(1, largest)):
                 step_us, scratch = source.randint(0, 4 + 4 * size), source.randint(0, 6)
-                rows.append(measured(name, size, step_us, scratch, setup_us=setup_us, prepared=prepared))
+                rows.append(measured_us(name, size, step_us, scratch, setup_us=setup_us, prepared=prepared))
         batch_size = source.randint(1, largest + 2)
         if next(covers(rows, batch_size), None):
             return Problem(source.sample(rows, len(rows)), batch_size, source.choice([1, 1, 2, 3]))

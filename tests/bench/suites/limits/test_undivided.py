@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.clock.machine import ENVIRONMENT, FakeAlgorithm, FakeClock, linear
 from support.cudnn.backend import PICKY, STEADY, FakeBackend
+from support.problems.measurements import measured
 
 from mucudnn.bench.measure.operands import random_operands
 from mucudnn.bench.measure.whole_runs import Machine
@@ -14,12 +15,7 @@ from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.cudnn.algorithms import CudnnEngines
 from mucudnn.testing.geometries import geometry
 from mucudnn.words.problem import MemoryFormat, Operation
-from mucudnn.words.results import Measurement, MicroConfig
 from mucudnn.words.task import Task
-
-
-def measured(algorithm: str, size: int, step_s: float, scratch_bytes: int) -> Measurement:
-    return Measurement(MicroConfig(algorithm, size), 0.0, step_s, 0, scratch_bytes, 1e-7)
 
 
 @pytest.mark.parametrize("memory_format", MemoryFormat)

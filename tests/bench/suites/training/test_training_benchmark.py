@@ -39,7 +39,7 @@ def tiny() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10))
 
 
-def measured(
+def measured_variants(
     model: nn.Module | None = None, options: TrainingOptions | None = None, **given: Any
 ) -> list[VariantResult]:
     options = options or TrainingOptions(CONFIG, rounds=2, clock=TickingClock())
@@ -48,7 +48,7 @@ def measured(
 
 
 def test_every_variant_is_measured_in_every_precision_and_format() -> None:
-    cells = measured()
+    cells = measured_variants()
     assert [(c.setting.precision, c.setting.memory_format, c.variant) for c in cells] == [
         (precision, memory_format, variant)
         for precision in (Precision.FLOAT32, Precision.BFLOAT16)
@@ -63,7 +63,7 @@ def test_every_variant_is_measured_in_every_precision_and_format() -> None:
 def test_the_model_is_left_as_it_is() -> None:
     model = tiny()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    measured(model)
+    measured_variants(model)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert type(model[0]) is nn.Conv2d
@@ -71,7 +71,7 @@ def test_the_model_is_left_as_it_is() -> None:
 
 def test_peak_memory_is_that_of_a_step() -> None:
     """The output of the convolution, and at least once more its gradient; of bfloat16 half as much and the casts."""
-    one, two = (measured(memory_formats=[MemoryFormat.CONTIGUOUS], model=wide(n))[0].cost for n in (64, 128))
+    one, two = (measured_variants(memory_formats=[MemoryFormat.CONTIGUOUS], model=wide(n))[0].cost for n in (64, 128))
     assert one is not None
     assert two is not None
     added = 64 * 2 * 4 * 4 * 4  # bytes of 64 more channels of the output, N=2, 4x4, float32
@@ -87,7 +87,7 @@ def test_a_step_begins_without_gradients(monkeypatch: pytest.MonkeyPatch) -> Non
         return learn(self, *given)
 
     monkeypatch.setattr(Trainee, "learn", watched)
-    measured(memory_formats=[MemoryFormat.CONTIGUOUS])
+    measured_variants(memory_formats=[MemoryFormat.CONTIGUOUS])
     assert gradients
     assert set(gradients) == {None}
 
@@ -116,7 +116,7 @@ def test_steps_are_in_the_precision_and_format_and_in_threads_of_their_own() -> 
     seen: list[tuple[torch.dtype, bool, str]] = []
     network = tiny()
     network.insert(1, Seen(seen))
-    measured(network)
+    measured_variants(network)
     steps = [step for step in seen if step[2] != threading.main_thread().name]
     assert len(seen) - len(steps) == 4  # to find the shapes, once for each precision and format
     assert {step[:2] for step in steps} == {
@@ -126,7 +126,7 @@ def test_steps_are_in_the_precision_and_format_and_in_threads_of_their_own() -> 
 
 
 def test_what_is_over_time_is_told() -> None:
-    cells = measured(options=TrainingOptions(CONFIG, rounds=1, seconds=0.0, clock=TickingClock()))
+    cells = measured_variants(options=TrainingOptions(CONFIG, rounds=1, seconds=0.0, clock=TickingClock()))
     assert len(cells) == 8
     assert {(c.cost, c.failure) for c in cells} == {(None, "not begun: the 0 s were over")}
 
@@ -145,14 +145,14 @@ def test_a_variant_that_fails_has_its_reason_and_the_others_go_on(
         return learn(self, *given)
 
     monkeypatch.setattr(Trainee, "learn", failing)
-    torchs, ours = measured(memory_formats=[MemoryFormat.CONTIGUOUS], precisions=[Precision.FLOAT32])
+    torchs, ours = measured_variants(memory_formats=[MemoryFormat.CONTIGUOUS], precisions=[Precision.FLOAT32])
     assert torchs.cost is not None
     assert (ours.cost, ours.failure) == (None, "CUDA out of memory.")
 
 
 def test_an_unknown_precision_says_what_there_is() -> None:
     with pytest.raises(InvalidInputError, match="precision is tf32; device 'cpu' has float32, bfloat16"):
-        measured(precisions=[Precision.TF32])
+        measured_variants(precisions=[Precision.TF32])
 
 
 # What is set on CUDA: torch has the switches without a GPU, too
@@ -199,7 +199,7 @@ def test_only_one_variant_searches(monkeypatch: pytest.MonkeyPatch) -> None:
 
     network = tiny()
     network.insert(1, Searching())
-    measured(network, memory_formats=[MemoryFormat.CONTIGUOUS], precisions=[Precision.FLOAT32])
+    measured_variants(network, memory_formats=[MemoryFormat.CONTIGUOUS], precisions=[Precision.FLOAT32])
     assert sorted(map(sorted, of_thread.values())) == [[False], [False], [True]]
 
 
