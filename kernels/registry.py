@@ -111,7 +111,8 @@ def _every(device_type: str) -> Iterator[Algorithm]:
         raise UnavailableError(f"no algorithms for device type {device_type!r}; there are some for: {_names(_OURS)}")
     yield from _OURS[device_type]
     installed_plug_ins()
-    yield from [algorithm for (where, _), algorithm in _registered.items() if where == device_type]
+    registered = list(_registered.items())  # another thread may register meanwhile
+    yield from (algorithm for (where, _), algorithm in registered if where == device_type)
 
 
 def _names(names: Iterable[str]) -> str:
