@@ -68,11 +68,11 @@ def cache_filters(
     with machine_and_database(config, machine=machine, database=database) as (on, opened):
         chooser = _Chooser(config, on, EnvironmentStore(opened, on.environment))
         division = chooser.divide({item: tuned for item, (_, tuned) in items.items()})
-        kept = {item: chooser.kept_filter(tuned, division.assignment[item]) for item, (_, tuned) in items.items()}
+        filters = {item: chooser.cached_filter(tuned, division.assignment[item]) for item, (_, tuned) in items.items()}
     for name, module in modules.items():
-        its_own = [kept[item] for item, (owner, _) in items.items() if owner == name]
-        if filters := [one for one in its_own if one is not None]:
-            module.filter_cache = FilterCache(filters, keeps_workspace=not config.has_headroom_limit)
+        its_own = [filters[item] for item, (owner, _) in items.items() if owner == name]
+        if cached := [one for one in its_own if one is not None]:
+            module.filter_cache = FilterCache(cached, keeps_workspace=not config.has_headroom_limit)
     return division
 
 
@@ -97,12 +97,12 @@ def cached_run(
     problem: ConvProblem, configuration: Configuration, algorithm: str, operands: Operands
 ) -> Callable[[], object]:
     """Return a call of the convolution with a cached filter of ``algorithm``; the first call prepares it."""
-    kept = FilterCache([CachedFilter(problem, algorithm, 0, {configuration.batch_size: configuration})])
+    cache = FilterCache([CachedFilter(problem, algorithm, 0, {configuration.batch_size: configuration})])
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
 
     @torch.no_grad()
     def call() -> Tensor | None:
-        return kept.convolve(operands.x, operands.w, None, *geometry)
+        return cache.convolve(operands.x, operands.w, None, *geometry)
 
     return call
 
@@ -133,7 +133,7 @@ class _Chooser:
         for tuned in items.values():
             self.options.setdefault(tuned, list(_options(tuned)))
         while True:
-            offers = {i: [_unkept(t), *(option.cost for option in self.options[t])] for i, t in items.items()}
+            offers = {i: [_uncached(t), *(option.cost for option in self.options[t])] for i, t in items.items()}
             division = solve_wd(offers, self.config.cache_budget_bytes)
             chosen = {t: option for i, t in items.items() if (option := self._option(t, division.assignment[i]))}
             refuted = [(tuned, option) for tuned, option in chosen.items() if not self._is_confirmed(tuned, option)]
@@ -142,7 +142,7 @@ class _Chooser:
             for tuned, option in refuted:
                 self.options[tuned].remove(option)
 
-    def kept_filter(self, tuned: _Tuned, cost: Configuration) -> CachedFilter | None:
+    def cached_filter(self, tuned: _Tuned, cost: Configuration) -> CachedFilter | None:
         """Return what the cost stands for; ``None``: nothing is cached."""
         option = self._option(tuned, cost)
         if option is None:
@@ -178,17 +178,17 @@ class _Chooser:
     def _run(self, tuned: TunedProblem, option: _Option) -> WholeRun | None:
         """Run it in turns with the same module without cache; ``None`` if it cannot run."""
         problem, configuration = tuned.problem, option.configurations[tuned.batch_size]
-        keeping = WithCachedFilter(option.algorithm, tuned.configuration.micro_configs)
-        known = self.store.whole_run(problem, configuration, self.versions, keeping)
+        how = WithCachedFilter(option.algorithm, tuned.configuration.micro_configs)
+        known = self.store.whole_run(problem, configuration, self.versions, how)
         if known is not None:
             return known
         operands = random_operands(problem, tuned.batch_size, self.machine.device)
-        not_kept = self.machine.whole_run(problem, tuned.configuration, operands)
-        kept = cached_run(problem, configuration, option.algorithm, operands)
-        (outcome,) = compare_in_turns(not_kept, [kept], self.machine.clock)
+        uncached = self.machine.whole_run(problem, tuned.configuration, operands)
+        cached = cached_run(problem, configuration, option.algorithm, operands)
+        (outcome,) = compare_in_turns(uncached, [cached], self.machine.clock)
         if not isinstance(outcome, Comparison):
             return None
-        self.store.add_whole_run(problem, configuration, self.versions, outcome.whole_run, keeping)
+        self.store.add_whole_run(problem, configuration, self.versions, outcome.whole_run, how)
         return outcome.whole_run
 
 
@@ -204,7 +204,7 @@ def _items(modules: Mapping[str, Conv2d]) -> Iterator[tuple[str, tuple[str, _Tun
             yield f"{name or 'the model itself'}, {problem}", (name, tuple(tuned for _, tuned in by_size))
 
 
-def _unkept(tuned: _Tuned) -> Configuration:
+def _uncached(tuned: _Tuned) -> Configuration:
     return replace(tuned[0].configuration, time_s=sum(one.configuration.time_s for one in tuned), workspace_bytes=0)
 
 
@@ -230,7 +230,7 @@ def _fastest_with(name: str, tuned: TunedProblem) -> Configuration | None:
     The latter, since whole runs may have refuted a prediction that seems faster.
     """
     n, limit = tuned.batch_size, tuned.limit_bytes
-    measurements = _with_kept(name, tuned)
+    measurements = _with_cached(name, tuned)
     own = [m for m in measurements if m.micro_config.algorithm == name]
     fastest = desirable_sets(measurements, n).fastest(n, limit)
     if fastest is not None and name in fastest.algorithms:
@@ -242,7 +242,7 @@ def _with_smaller_batches(option: _Option, tuned: _Tuned) -> dict[int, Configura
     """Batch size -> configuration. Batches that were not tuned are there if their fastest has the cached filter."""
     configurations: dict[int, Configuration] = {}
     for one in tuned:  # the largest first: what was tuned for a smaller one overrides
-        sets = desirable_sets(_with_kept(option.algorithm, one), one.batch_size)
+        sets = desirable_sets(_with_cached(option.algorithm, one), one.batch_size)
         configurations |= _smaller(option.algorithm, one, sets)
     return {**configurations, **option.configurations}
 
@@ -252,7 +252,7 @@ def _smaller(name: str, tuned: TunedProblem, sets: DesirableSets) -> dict[int, C
     return {n: found for n, found in fastest.items() if found is not None and name in found.algorithms}
 
 
-def _with_kept(name: str, tuned: TunedProblem) -> Sequence[Measurement]:
+def _with_cached(name: str, tuned: TunedProblem) -> Sequence[Measurement]:
     """Return the measurements, as if this algorithm's prepared filter were cached."""
     problem = tuned.problem
     w_bytes = problem.item_bytes * problem.k * (problem.c // problem.groups) * problem.r * problem.s

@@ -155,7 +155,7 @@ def test_a_file_that_is_replaced_by_no_database_is_said_and_kept(path: Path) -> 
 
 @JOURNALS
 def test_a_file_that_is_emptied_where_it_is_is_said(path: Path, journal: str) -> None:
-    """As ``> file`` does: it is no other file, and nothing of it can be saved."""
+    """The file is emptied as ``> file`` does: it is no other file, and nothing of it can be saved."""
     change(path, f"PRAGMA journal_mode = {journal}")
     database = Database(path)
     add(database, 64)

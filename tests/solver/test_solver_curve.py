@@ -1,4 +1,4 @@
-"""What memory buys: the curve against exact divisions, and what is said about more and less memory."""
+"""Curves of time against budget: compared with exact divisions, and what is said about more and less memory."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_budgets_that_are_asked_for_are_on_it() -> None:
 
 
 def test_few_points_follow_the_whole_curve() -> None:
-    """Of 401 points that fall like exp(-x), most where there is next to nothing to gain."""
+    """401 points fall like exp(-x): most are where there is next to nothing to gain."""
     options = {"p": [configuration(f"a{i}", math.exp(-i / 20), i) for i in range(401)]}
     everywhere, few = time_curve(options, points=1000).points, time_curve(options, points=9).points
     assert (len(everywhere), len(few)) == (401, 9)

@@ -33,7 +33,7 @@ def random_options(source: random.Random, problems: int, most: int, largest: int
 
 
 def _order(chosen: Sequence[Configuration], counts: Sequence[int]) -> tuple[object, ...]:
-    """By definition: time, then workspace, then micro-batches, then names. Times are whole milliseconds here."""
+    """The best by definition: time, workspace, micro-batches, names. Times are whole milliseconds here."""
     return (
         sum(round(c.time_s * 1e3) * count for c, count in zip(chosen, counts, strict=True)),
         sum(c.workspace_bytes for c in chosen),
@@ -124,7 +124,7 @@ def test_ties_are_settled_problem_by_problem_in_the_order_of_their_names(keys: l
 
 
 def test_another_seed_of_hashes_gives_the_same_answer() -> None:
-    """Of new processes: sets and dictionaries of text come in another order in each."""
+    """Answers of new processes: sets and dictionaries of text have another order in each."""
     code = """
 from mucudnn.words.results import Configuration, Measurement, MicroConfig
 from mucudnn.solver import solve_wd, solve_wr, time_curve

@@ -91,7 +91,7 @@ def test_a_broken_highs_is_said_and_cbc_answers(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("without_search", "without_highs")
 @pytest.mark.parametrize("value", [1.0, 0.0, 0.4, None, math.nan])
 def test_garbage_of_a_program_is_said_and_done_without(value: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As much as if it had taken all options, none, a part of each, or told nothing."""
+    """The program answers as if it had taken all options, none, a part of each, or told nothing."""
 
     def answer(program: pulp.LpProblem, *_: object, **__: object) -> None:
         program.assignVarsVals({variable.name: value for variable in program.variables()})

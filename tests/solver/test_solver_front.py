@@ -17,7 +17,7 @@ from mucudnn.words.results import Measurement
 
 
 def brute_force(measurements: Sequence[Measurement], n: int) -> list[Key]:
-    """By definition: the best by time, workspace, then ties, of which no other is at least as good in both."""
+    """The front by its definition: the best by time, workspace, then ties; no other is at least as good in both."""
     front: list[Key] = []
     for key in sorted(all_keys(measurements, n)):
         if not front or key[1] < front[-1][1]:

@@ -1,4 +1,4 @@
-"""Which filters are kept: against brute force, with algorithms whose costs are known and a clock that they move."""
+"""Cached filters are chosen as brute force would, with algorithms whose costs are known and a clock that they move."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FINGERPRINT = FINGERPRINT_S + 2 * 2 * 9 * 4 / FINGERPRINT_BYTES_PER_S
 def tuned_for(
     measurements: Sequence[Measurement], n: int = 1, limit: int | None = None, **changes: Any
 ) -> TunedProblem:
-    """What tuning makes of these if whole runs confirm predictions."""
+    """The result of tuning if whole runs confirm predictions."""
     chosen = solve_wr(measurements, n, limit)
     made = TunedProblem(PROBLEM, n, chosen, 1.0, 1.0, 1e-7, "", tuple(measurements), limit_bytes=limit)
     return replace(made, error_bound=Config().error_bound(PROBLEM.dtype), **changes)
@@ -308,7 +308,7 @@ def test_whole_runs_with_kept_filters_are_stored_apart(world: World) -> None:
 
 
 def test_a_tuned_model_computes_the_same_with_and_without() -> None:
-    """On this machine, whatever it finds to be worth keeping."""
+    """Runs on this machine, whatever is found to be worth caching."""
     rows = [measured("native", 2, 1.0), measured("winograd-4x4", 2, 0.1, setup_s=1.0, prepared_bytes=20_000)]
     model, x = model_of(tuned_for(rows, 2), tuned_for(rows, 2)), torch.randn(2, 2, 6, 6)
     with torch.no_grad():

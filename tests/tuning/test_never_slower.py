@@ -81,7 +81,7 @@ class World:
 
     @property
     def baseline_bytes(self) -> int:
-        """As far as it can be known."""
+        """Workspace of torch's own, as far as it can be known."""
         if self.is_measured or self.declared is not None:
             return self.true_bytes
         return max((m.scratch_bytes for m in self.measurements if m.micro_config.algorithm == TORCHS_OWN), default=0)
@@ -98,7 +98,7 @@ class World:
 
 
 def lead(run: Outcome) -> float:
-    """Of the speedup over what the noise and the least gain ask for; inf where nothing was run."""
+    """The speedup beyond what the noise and the least gain ask for; inf where nothing was run."""
     if not isinstance(run, WholeRun):
         return inf
     return run.baseline_s / run.time_s - 1 - max(run.noise, LEAST_GAIN)
@@ -303,7 +303,7 @@ def test_an_answer_is_within_the_limit_whatever_may_be_kept(bench: Bench) -> Non
 
 @dataclass
 class StoredRuns:
-    """Of torch's own only micro-batches were measured; every whole run was five times slower than torch."""
+    """Only micro-batches of torch's own were measured; every whole run was five times slower than torch."""
 
     environment = ENVIRONMENT
     scratch_bytes: int = 10
@@ -352,7 +352,7 @@ def test_in_the_headroom_what_is_not_known_at_all_is_asked_for() -> None:
 def test_what_was_slower_in_a_smaller_batch_is_not_run_there(
     bench: Bench, limit: int | None, is_left_to_torch: bool
 ) -> None:
-    """With 4 samples ``quick`` was slower than torch, which needs 200 bytes for them; with 8 it is faster."""
+    """``quick`` was slower than torch with 4 samples, for which torch needs 200 bytes; with 8 it is faster."""
     config = Config(workspace_limit=limit)
     bench.slowdown = lambda configuration: 10.0
     tune([FORWARD], 4, config, database=bench.database, machine=bench.machine)

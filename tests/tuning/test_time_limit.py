@@ -1,4 +1,4 @@
-"""What a time limit left out is said wherever the answer is, and made up for by the next run that has the time."""
+"""Time limits: the answer says what was left out, and the next run with more time makes up for it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_what_the_race_drops_and_what_fails_is_not_left_out(bench: Bench) -> Non
 
 
 def test_fewer_samples_than_usual_are_told(bench: Bench) -> None:
-    """As soon as there is time for a first sample of each, there is none for a second."""
+    """There is time for a first sample of each, and none for a second."""
     limits = (tenths / 10 for tenths in range(1, 100))
     tuned = next(found for limit in limits if not (found := afresh(bench, limit)).left_out.unmeasured)
     few = {m.micro_config for m in tuned.measurements if m.samples < 3}

@@ -1,4 +1,4 @@
-"""What does not end a tuning, what does, and what the next one knows of it."""
+"""Faults while tuning: which end it, which do not, and what the next tuning knows of them."""
 
 from __future__ import annotations
 
