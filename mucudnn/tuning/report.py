@@ -50,7 +50,7 @@ class Report:
         restore(self, state)
 
     def __str__(self) -> str:
-        """Print at most ``WIDTH`` columns: a row for each layer, totals, and what is not tuned and why."""
+        """Fit into ``WIDTH`` columns: a row for each layer, totals, and what is not tuned, and why."""
         if not self.layers:
             return self._why_empty()
         return "\n".join((*_aligned([self._heading(), *self._rows()]), *self._summary()))
