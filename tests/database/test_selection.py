@@ -9,7 +9,7 @@ from functools import partial
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.database_rows import HERE
 from support.problems.measurements import measured as made_up
@@ -84,6 +84,7 @@ def test_every_task_has_what_was_measured_for_its_problem(opened: Database) -> N
 
 
 @pytest.mark.parametrize("policy", BatchSizePolicy)
+@settings(deadline=None)
 @given(st.sets(st.integers(1, 12)), st.integers(1, 12))
 def test_sizes_are_those_of_the_policy_and_cover_the_batch(
     policy: BatchSizePolicy, sizes: set[int], batch_size: int
