@@ -230,7 +230,7 @@ def test_models_train_as_with_torch(
         MemoryFormat.CHANNELS_LAST if memory_format is torch.channels_last else MemoryFormat.CONTIGUOUS
     }
     assert gpu.backend.executed
-    assert "cudnn:" in str(mucudnn.report(ours))
+    assert "cudnn:" in mucudnn.report(ours).details()
     torch.optim.SGD(ours.parameters(), 0.1, momentum=0.9).step()
 
 
