@@ -8,9 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import Any
 
@@ -37,11 +35,16 @@ def find_moved_modules() -> None:
     sys.meta_path.append(_Finder())
 
 
-class _Finder(MetaPathFinder, Loader):
+class _Finder:
+    """Finder and loader, without their base classes: to import those takes as long as all else that mucudnn needs."""
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return spec_from_loader(fullname, self) if fullname in _MOVED else None
+        return ModuleSpec(fullname, self) if fullname in _MOVED else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave it to Python to make the module."""
 
     def exec_module(self, module: ModuleType) -> None:
         def find(name: str) -> Any:
