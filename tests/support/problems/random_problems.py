@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-import torch
-
 from mucudnn.kernels.contract.algorithm import Algorithm
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.native import sees_only_padding
-from mucudnn.testing.guarded_call import Call
+from mucudnn.testing.checks import check_result, threads
 from mucudnn.testing.random_problems import random_micro_batches, random_problem
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
@@ -26,15 +23,10 @@ class Case:
     threads: int
     has_bias: bool
 
-    def error(self) -> float:
-        """Of the result against float64; fails where anything is written, or allocated, that is not declared."""
-        torch.set_num_threads(self.threads)
-        call = Call(self.problem, sum(self.micro_batches))
-        bias = call.memory.vector(self.problem, self.problem.k).normal_() if self.has_bias else None
-        expected = reference(self.problem, call.x, call.w, call.y, bias)
-        actual = call.run(self.algorithm, self.micro_batches, bias)
-        assert call.undeclared_bytes <= 0, f"{call.undeclared_bytes} bytes more than declared were allocated"
-        return relative_l2_error(actual, expected)
+    def check(self, bound: float) -> None:
+        """Require the result, within this relative error, between guard zones and in the declared bytes."""
+        with threads(self.threads):
+            check_result(self.algorithm, self.problem, self.micro_batches, bound, has_bias=self.has_bias)
 
 
 def case(seed: int) -> Case:
