@@ -52,6 +52,10 @@ class Config:
     strict: only algorithms with which a NaN or an infinity in x or dy spoils the same results as with torch's own, and
     no others: no Winograd or Fourier transforms (docs/numerics.md), and nothing of a library that may be one.
 
+    thorough: measure every candidate that is not surely slower, with many samples: minutes instead of seconds. The
+    default looks at each algorithm once, at the others of its sizes where it is the best, and not at all where like
+    problems say that it is hopeless.
+
     Policy and operations may be given as text, numbers as NumPy's, and several names in any iterable; one text is one
     name. The fields then have the types that are named below, so that equal configs are equal and hash alike.
 
@@ -76,6 +80,7 @@ class Config:
     time_limit: float | str | None = None
     database: Path | str | None = None
     strict: bool = False
+    thorough: bool = False
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -92,6 +97,7 @@ class Config:
             max_relative_error=_error_bound(self.max_relative_error),
             deterministic=flag(self.deterministic, "deterministic"),
             strict=flag(self.strict, "strict"),
+            thorough=flag(self.thorough, "thorough"),
             time_limit=_amount(parse_seconds, self.time_limit, "time_limit"),
             database=_file(self.database),
         )
