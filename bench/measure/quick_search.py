@@ -8,8 +8,8 @@ its place. Whole runs decide between those that are close, as they always do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import inf
 
 from mucudnn.bench.measure.candidates import Candidate
@@ -29,9 +29,9 @@ _SETUP = StoppingRule(time_limit_s=0.0)  # one sample
 class QuickSearch:
     """A search for the fastest candidates of a job.
 
-    prior: what like problems say, to which the results are added. flops_per_s: the device's full rate; inf: unknown.
-    every_size: measure the best algorithm at all sizes
-    as often as at its largest, and the second one too: where a budget is divided, each size is an option.
+    prior: what like problems say, to which the results are added. every_size: measure the two best algorithms at all
+    sizes, torch's own among them: where a budget is divided, each size is an option. flops_per_s: the device's full
+    rate; inf: unknown.
     """
 
     job: ProfilingJob
@@ -48,40 +48,45 @@ class QuickSearch:
     def missing(self) -> list[Candidate]:
         """Candidates that are still to be looked at; none if all is known."""
         known = self.job.known_times().measurements
-        return self.unseen(known, self._failed) or self.sizes(known, self._failed)
+        return self.missing_after(known, {failure.micro_config: failure for failure in self.job.known_failures})
 
     def measure(self) -> Iterator[Measurement | Failure]:
         """Measure what is missing, and yield each result as soon as it is final. Raises as ``ProfilingJob.measure``."""
         if missing := self.missing():
             yield from _QuickSession(self, missing).measure()
 
-    @property
-    def _failed(self) -> frozenset[MicroConfig]:
-        return frozenset(failure.micro_config for failure in self.job.known_failures)
+    def missing_after(
+        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
+    ) -> list[Candidate]:
+        """Candidates that are to be looked at next, from what is known of others."""
+        return self.unseen(known, failed) or self.sizes(known, failed)
 
-    @cached_property
-    def leads(self) -> list[Candidate]:
-        """The candidate of each algorithm that is looked at first: the largest that fits, and undivided torch's own.
+    def leads(self, failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
+        """Return the candidate of each algorithm that is looked at first: the largest that fits, and has not failed.
 
-        Torch's own comes first: everything is compared with it. Then what like problems say is fast.
+        Undivided torch's own is one whether it fits or not, and comes first: everything is compared with it. Then comes
+        what like problems say is fast, then what has little to compute, then the others. Foreign code that failed is
+        not tried at another size: it may end the process. What was passed over stays the lead.
         """
-        job, leads = self.job, {}
-        for candidate in sorted(job.candidates, key=lambda c: -c.micro_batch_size):
-            name = candidate.algorithm.name
-            if name not in leads and job.fits(candidate):
+        leads: dict[str, Candidate] = {}
+        for candidate in sorted(self.job.candidates, key=_by_size, reverse=True):
+            name, failure = candidate.algorithm.name, failed.get(candidate.micro_config)
+            stays = failure is None or failure.is_passed_over or candidate.is_foreign
+            if name not in leads and stays and self.job.fits(candidate):
                 leads[name] = candidate
-        baselines = [c for c in job.candidates if _is_baseline(c, job) and leads.get(c.algorithm.name) != c]
-        ordered = sorted(leads.values(), key=lambda c: (not _is_baseline(c, job), *self._promise(c)))
-        return [*baselines, *ordered]
+        baselines = [c for c in self.job.candidates if _is_baseline(c, self.job)]
+        return [*baselines, *sorted((c for c in leads.values() if c not in baselines), key=self._promise)]
 
-    def unseen(self, known: Mapping[MicroConfig, Measurement], failed: frozenset[MicroConfig]) -> list[Candidate]:
+    def unseen(
+        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
+    ) -> list[Candidate]:
         """Leads of which nothing is known, but that their algorithm is not hopeless at another size."""
-        new = [c for c in self.leads if c.micro_config not in known and c.micro_config not in failed]
+        new = [c for c in self.leads(failed) if c.micro_config not in known and c.micro_config not in failed]
         return [c for c in new if _is_baseline(c, self.job) or not self._was_hopeless(c, known)]
 
-    def sizes(self, known: Mapping[MicroConfig, Measurement], failed: frozenset[MicroConfig]) -> list[Candidate]:
-        """Smaller sizes of the best algorithms that are to be measured next."""
-        ranked = self._ranked(known)
+    def sizes(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
+        """Smaller sizes that are to be measured next: of the best algorithm all, half the size of one close to it."""
+        ranked = self._ranked(known, failed)
         wanted: list[Candidate] = []
         for rank, (lead, total_s) in enumerate(ranked[:2]):
             if rank and total_s > _SECOND * ranked[0][1]:
@@ -122,9 +127,11 @@ class QuickSearch:
         expected = self._expected(candidate)
         return expected is None, self._least_s(candidate) or inf if expected is None else expected
 
-    def _ranked(self, known: Mapping[MicroConfig, Measurement]) -> list[tuple[Candidate, float]]:
+    def _ranked(
+        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
+    ) -> list[tuple[Candidate, float]]:
         """Leads that may win, fastest first, with their times."""
-        measured = [(c, known[c.micro_config]) for c in self.leads if c.micro_config in known]
+        measured = [(c, known[c.micro_config]) for c in self.leads(failed) if c.micro_config in known]
         winning = [(c, self.total_s(m)) for c, m in measured if self.job.can_win(c, m.relative_error)]
         return sorted(winning, key=lambda pair: pair[1])
 
@@ -151,41 +158,47 @@ class _QuickSession(Session):
         super().__init__(search.job, missing, checks_samples=True)
         self.search = search
         self.rule = replace(EVERY_ROUND, sample_s=self.job.clock.step_rule.sample_s, max_calls=4)
-        self.failed = {failure.micro_config for failure in self.job.known_failures}
+        self.failures = {failure.micro_config: failure for failure in self.job.known_failures}
 
     def measure(self) -> Iterator[Measurement | Failure]:
-        for candidate in self.search.unseen(self.times.measurements, frozenset(self.failed)):
-            yield from self._look_unless_hopeless(candidate)
+        while unseen := self._in_time(self.search.unseen(self.times.measurements, self.failures)):
+            for candidate in unseen:
+                yield from self._look_unless_hopeless(candidate)
         yield from self._compare_closely(_HOPELESS, _CLOSE)
-        while wanted := self.search.sizes(self.times.measurements, frozenset(self.failed)):
-            yield from self._look_at(wanted)
+        while sizes := self._in_time(self.search.sizes(self.times.measurements, self.failures)):
+            for candidate in sizes:
+                yield from self._look_at(candidate)
             yield from self._compare_closely(inf, _SECOND)  # a size is compared with others, and never by a quick look
-            if self._is_late():
-                break
         self.search.prior.learn(self.job.problem, self.times.measurements.values())
+
+    def _in_time(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Return all, unless time is up: then torch's own alone, and others only until something fits."""
+        if not self._is_late():
+            return candidates
+        return [c for c in candidates if _is_baseline(c, self.job)] or ([] if self._has_answer() else candidates[:1])
 
     def _look_unless_hopeless(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
         if (reason := self.search.hopeless(candidate, self.times.measurements)) is None:
-            yield from self._look_at([candidate])
+            yield from self._look_at(candidate)
         else:
-            self.failed.add(candidate.micro_config)
-            yield passed_over(candidate.micro_config, reason)
+            self.failures[candidate.micro_config] = passed = passed_over(candidate.micro_config, reason)
+            yield passed
 
-    def _look_at(self, candidates: Sequence[Candidate]) -> Iterator[Measurement | Failure]:
-        """Look at each. Those that are not hopeless stay in the race; the others' results are yielded."""
-        for candidate in candidates:
-            if not _is_baseline(candidate, self.job) and self._is_late() and self._has_answer():
-                return
-            entry = self._try_first_sample(candidate)
-            if isinstance(entry, Exception):
-                self.failed.add(candidate.micro_config)
-                yield from self._failed(candidate, entry)
-                continue
-            self._add(entry)
-            if self._can_win(entry, _HOPELESS):
-                self.entries[candidate.micro_config] = entry
-            else:
-                yield entry.measurement()
+    def _look_at(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
+        """Look at one. If it is not hopeless it stays in the race; else the result is yielded."""
+        if self._is_late() and self._has_answer() and not _is_baseline(candidate, self.job):
+            return
+        entry = self._try_first_sample(candidate)
+        if isinstance(entry, Exception):
+            for failure in self._failed(candidate, entry):
+                self.failures[candidate.micro_config] = failure
+                yield failure
+            return
+        self._add(entry)
+        if self._can_win(entry, _HOPELESS):
+            self.entries[candidate.micro_config] = entry
+        else:
+            yield entry.measurement()
 
     def _compare_closely(self, *margins: float) -> Iterator[Measurement | Failure]:
         """Take a sample for each margin, in turns, of what is left and not slower by more than it.
@@ -231,13 +244,18 @@ class _QuickSession(Session):
         return Entry(candidate, timer, setup_s, relative_error)
 
     def _relative_error(self, candidate: Candidate) -> float:
-        """Check an algorithm of ours on few samples: it is tested at every size."""
-        checked = candidate
-        for other in self.job.candidates:
-            few = _CHECKED_PART * other.micro_batch_size >= self.job.batch_size
-            if other.algorithm is candidate.algorithm and few and other.micro_batch_size < checked.micro_batch_size:
-                checked = other
-        return super()._relative_error(candidate if candidate.is_foreign else checked)
+        """Check an algorithm of ours on few samples: it is tested at every size. Where that fails, on all of them."""
+        few = [] if candidate.is_foreign else [c for c in self.job.candidates if self._is_part(c, candidate)]
+        for part in few[:1]:
+            with suppress(*candidate.errors):
+                return super()._relative_error(part)
+        return super()._relative_error(candidate)
+
+    def _is_part(self, part: Candidate, candidate: Candidate) -> bool:
+        """Whether it is the same algorithm on a small part of the mini-batch, but not on a tiny one."""
+        is_smaller = part.micro_batch_size < candidate.micro_batch_size
+        large_enough = _CHECKED_PART * part.micro_batch_size >= self.job.batch_size
+        return part.algorithm is candidate.algorithm and is_smaller and large_enough
 
     def _setup_timer(self, set_up: Callable[[], object]) -> Timer:
         return Timer(set_up, self.job.clock, _SETUP, warms_up=False)  # the check has set it up before
