@@ -16,7 +16,7 @@ from mucudnn.bench.measure.candidates import Candidate
 from mucudnn.bench.measure.prior import Prior
 from mucudnn.bench.measure.profiler import Entry, ProfilingJob, Session
 from mucudnn.bench.measure.timer import EVERY_ROUND, StoppingRule, Timer
-from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over
+from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
 
 _HOPELESS = 1.6  # times the fastest: neither noise nor another size makes up for that
 _CLOSE = 1.3  # after a few samples
@@ -48,18 +48,25 @@ class QuickSearch:
     def missing(self) -> list[Candidate]:
         """Candidates that are still to be looked at; none if all is known."""
         known = self.job.known_times().measurements
-        return self.missing_after(known, {failure.micro_config: failure for failure in self.job.known_failures})
+        return self.unseen(known, self.failed) or self.sizes(known, self.failed)
 
     def measure(self) -> Iterator[Measurement | Failure]:
         """Measure what is missing, and yield each result as soon as it is final. Raises as ``ProfilingJob.measure``."""
         if missing := self.missing():
             yield from _QuickSession(self, missing).measure()
 
-    def missing_after(
-        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
-    ) -> list[Candidate]:
-        """Candidates that are to be looked at next, from what is known of others."""
-        return self.unseen(known, failed) or self.sizes(known, failed)
+    @property
+    def failed(self) -> dict[MicroConfig, Failure]:
+        """What is known to fail, and what was passed over, but for what was too large and is not any more."""
+        limit = inf if self.job.limit_bytes is None else self.job.limit_bytes
+        failures = [f for f in self.job.known_failures if f.needed_bytes is None or f.needed_bytes > limit]
+        return {failure.micro_config: failure for failure in failures}
+
+    def too_large(self) -> list[Failure]:
+        """Return the candidates that had to run to know that they do not fit: so the next search need not."""
+        known, failed = self.job.known_times().measurements, self.failed
+        asked = [c for c in self.job.candidates if c.is_counted and c.micro_config not in {**known, **failed}]
+        return [too_large(c.micro_config, c.workspace_bytes) for c in asked if not self.job.fits(c)]
 
     def leads(self, failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
         """Return the candidate of each algorithm that is looked at first: the largest that fits, and has not failed.
@@ -71,7 +78,7 @@ class QuickSearch:
         leads: dict[str, Candidate] = {}
         for candidate in sorted(self.job.candidates, key=_by_size, reverse=True):
             name, failure = candidate.algorithm.name, failed.get(candidate.micro_config)
-            stays = failure is None or failure.is_passed_over or candidate.is_foreign
+            stays = failure is None or candidate.is_foreign or (failure.is_passed_over and not failure.needed_bytes)
             if name not in leads and stays and self.job.fits(candidate):
                 leads[name] = candidate
         baselines = [c for c in self.job.candidates if _is_baseline(c, self.job)]
@@ -158,9 +165,10 @@ class _QuickSession(Session):
         super().__init__(search.job, missing, checks_samples=True)
         self.search = search
         self.rule = replace(EVERY_ROUND, sample_s=self.job.clock.step_rule.sample_s, max_calls=4)
-        self.failures = {failure.micro_config: failure for failure in self.job.known_failures}
+        self.failures = search.failed
 
     def measure(self) -> Iterator[Measurement | Failure]:
+        yield from self.search.too_large()
         while unseen := self._in_time(self.search.unseen(self.times.measurements, self.failures)):
             for candidate in unseen:
                 yield from self._look_unless_hopeless(candidate)

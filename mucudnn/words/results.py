@@ -72,8 +72,20 @@ class Failure:
         """Tell whether it did not fail but was left out, as hopeless: a thorough tuning measures it."""
         return self.reason.startswith(_PASSED_OVER)
 
+    @property
+    def needed_bytes(self) -> int | None:
+        """Return the workspace for which it was passed over; None where that was not why."""
+        amount = self.reason.removeprefix(_TOO_MUCH).removesuffix(_OF_WORKSPACE)
+        return int(amount) if amount.isdecimal() else None
+
 
 _PASSED_OVER = "passed over: "
+_TOO_MUCH, _OF_WORKSPACE = f"{_PASSED_OVER}needs ", " bytes of workspace"
+
+
+def too_large(micro_config: MicroConfig, needed_bytes: int) -> Failure:
+    """Say that a micro-config was not measured since it needs more workspace than there was allowed."""
+    return Failure(micro_config, f"{_TOO_MUCH}{needed_bytes}{_OF_WORKSPACE}")
 
 
 def passed_over(micro_config: MicroConfig, reason: str) -> Failure:
