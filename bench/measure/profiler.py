@@ -13,6 +13,8 @@ from mucudnn.bench.measure.candidate_errors import (
     without_frames,
 )
 from mucudnn.bench.measure.candidates import Candidate, Journal
+from mucudnn.bench.measure.load import Watch
+from mucudnn.bench.measure.processor_use import ProcessorUse
 from mucudnn.bench.measure.pruning import KnownTimes
 from mucudnn.bench.measure.rounds import measure_in_turns
 from mucudnn.bench.measure.timer import Clock, Stop, Timer, WallClock
@@ -32,7 +34,7 @@ class ProfilingJob:
     left out, except torch's own. max_relative_error: an algorithm above it is measured once and no more. time_limit_s:
     limit of all measuring together; torch's own, and the first that fits the limit, are measured even if it is over.
     may_keep: what algorithms prepare may be cached from call to call; then neither its bytes nor the setup count.
-    journal: told of each candidate of a source before it runs for the first time.
+    journal: told of each candidate of a source before it runs for the first time. watch: of the machine's load.
     """
 
     problem: ConvProblem
@@ -47,6 +49,7 @@ class ProfilingJob:
     device: str = "cpu"
     clock: Clock = field(default_factory=WallClock)
     journal: Journal = nullcontext
+    watch: Watch = field(default_factory=Watch)
 
     def missing(self) -> list[Candidate]:
         """Candidates that may need measuring, in the order in which to look at them; none if all is known."""
@@ -111,8 +114,11 @@ class _Entry:
     timer: Timer
     setup_s: float
     relative_error: float
+    began: ProcessorUse  # what the watch saw before the first sample
+    watch: Watch
 
-    def measurement(self) -> Measurement:
+    def measurement(self, *, is_final: bool = True) -> Measurement:
+        """Return what the samples say. Only what is final has a load: the pruning reads measurements all the time."""
         return Measurement(
             micro_config=self.candidate.micro_config,
             setup_s=self.setup_s,
@@ -122,6 +128,7 @@ class _Entry:
             relative_error=self.relative_error,
             noise=self.timer.noise,
             samples=len(self.timer.samples_s),
+            load=self.watch.since(self.began).share if is_final else None,
         )
 
 
@@ -184,13 +191,14 @@ class _Session:
     def _first_sample(self, candidate: Candidate) -> _Entry:
         """Check the result, then take a sample. Raises what the candidate raises."""
         relative_error = self._relative_error(candidate)
+        began = self.job.watch.mark()
         setup_s = self._setup_s(candidate)
         clock = self.job.clock
         timer = Timer(self.workbench.stream(candidate), clock, clock.step_rule, self.workbench.slice_count(candidate))
         timer.sample()
         if timer.error is not None:
             raise timer.error
-        return _Entry(candidate, timer, setup_s, relative_error)
+        return _Entry(candidate, timer, setup_s, relative_error, began, self.job.watch)
 
     def _relative_error(self, candidate: Candidate) -> float:
         """Return the relative error of a candidate.
@@ -247,10 +255,10 @@ class _Session:
         return None
 
     def _add(self, entry: _Entry) -> None:
-        self.times.add(entry.measurement(), min(entry.timer.samples_s))
+        self.times.add(entry.measurement(is_final=False), min(entry.timer.samples_s))
 
     def _is_beaten(self, entry: _Entry) -> bool:
-        return self.times.is_beaten(entry.measurement())
+        return self.times.is_beaten(entry.measurement(is_final=False))
 
     def _refine(self, entries: Sequence[_Entry]) -> Iterator[Measurement | Failure]:
         of_timer = {id(entry.timer): entry for entry in entries}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mucudnn.bench.measure.comparison import Comparison, compare_in_turns
+from mucudnn.bench.measure.comparison import Comparison
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.database import Database
@@ -185,7 +185,7 @@ class _Chooser:
         operands = random_operands(problem, tuned.batch_size, self.machine.device)
         uncached = self.machine.whole_run(problem, tuned.configuration, operands)
         cached = cached_run(problem, configuration, option.algorithm, operands)
-        (outcome,) = compare_in_turns(uncached, [cached], self.machine.clock)
+        (outcome,) = self.machine.in_turns(uncached, [cached])
         if not isinstance(outcome, Comparison):
             return None
         self.store.add_whole_run(problem, configuration, self.versions, outcome.whole_run, how)

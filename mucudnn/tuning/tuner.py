@@ -21,6 +21,7 @@ from mucudnn.running.devices import device_named, largest_batch_size, made_curre
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.tuning.choose import Choice, Outcome, choose, divide, refuted
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes, unaffordable
+from mucudnn.tuning.quiet import Quiet
 from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning, TuningInterrupted, allowed, tuned_problem
 from mucudnn.words.config import BatchSizePolicy, Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
@@ -230,7 +231,8 @@ class _Tuner:
 
     def __init__(self, config: Config, machine: Machine, store: EnvironmentStore, progress: Progress | None) -> None:
         self.config, self.machine, self.store = config, machine, store
-        self.progress = progress or silent
+        self.progress, self.at = progress or silent, 0.0
+        self.quiet = Quiet(machine.watch, store, lambda text: self.progress(text, self.at))
         self.algorithms = _algorithms(machine, config)
         self.versions = {algorithm.name: algorithm.version for algorithm in self.algorithms}
         self.ready: list[TunedProblem] = []
@@ -241,6 +243,7 @@ class _Tuner:
             tuning = self._one_by_one(jobs) if self.config.workspace_budget_bytes is None else self._together(jobs)
         except KeyboardInterrupt:
             raise TuningInterrupted(self._tuning()) from None
+        self.quiet.end()
         self.progress("done", 1.0)
         return tuning
 
@@ -287,7 +290,7 @@ class _Tuner:
         every = (*self.algorithms, *self._offered(task.problem, sizes))
         algorithms = [algorithm for algorithm in every if _is_strict_enough(algorithm, task.problem, self.config)]
         self.versions |= {algorithm.name: algorithm.version for algorithm in algorithms}
-        stored = self.store.results(task.problem, self.versions)
+        stored = self.quiet.believed_results(self.store.results(task.problem, self.versions))
         known = [r for r in stored if isinstance(r, Measurement) or r.micro_config != task.baseline]
         measured = [result for result in known if isinstance(result, Measurement)]
         journal = partial(self._begun, task.problem)
@@ -344,12 +347,14 @@ class _Tuner:
             device=self.machine.device,
             clock=self.machine.clock,
             journal=partial(self._begun, problem),
+            watch=self.machine.watch,
         )
+        self.at = start
         self.progress(f"{job.task}: measuring", start)
         with ExitStack() as search:
             for source in self.machine.sources:
                 search.enter_context(source.measuring())
-            for done, result in enumerate(profiling.measure()):
+            for done, result in enumerate(self.quiet.measured(profiling)):
                 self.store.add(problem, self.versions[result.micro_config.algorithm], result)
                 job.results[result.micro_config] = result
                 name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
@@ -364,11 +369,11 @@ class _Tuner:
         """Return whole runs against torch; those that were not made before are made now."""
         problem, how = task.problem, _how(task)
         known: dict[Configuration, Outcome] = {
-            c: self.store.whole_run(problem, c, self.versions, how) for c in configurations
+            c: self.quiet.believed(self.store.whole_run(problem, c, self.versions, how)) for c in configurations
         }
         missing = [c for c, run in known.items() if run is None]
-        compare = partial(self.machine.compare, keeps_workspace=not task.in_headroom)
-        outcomes = compare(problem, task.batch_size, missing) if missing else []
+        compare = partial(self.machine.compare, problem, task.batch_size, keeps_workspace=not task.in_headroom)
+        outcomes = self.quiet.compared(problem, missing, compare)
         for configuration, outcome in zip(missing, outcomes, strict=True):
             if isinstance(outcome, Comparison):
                 self.store.add_whole_run(problem, configuration, self.versions, outcome.whole_run, how)
