@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from mucudnn.bench.measure.processor_use import Processors, ProcessorUse
 from mucudnn.bench.measure.throttling import current_reasons, slows_down
@@ -16,6 +16,7 @@ from mucudnn.words.results import BUSY
 # Ticks of the kernel are 10 ms: over a shorter span, a few of them are as much as what is to be found.
 _LEAST_SPAN_S = 0.5
 _SHORTEST_SPAN_S = 0.2  # for a first problem, before which nothing was read: below it the load is unknown
+_LONGEST_LOOK_BACK_S = 5.0  # what was before says nothing of now
 _READ_EVERY_S = 0.02
 _RATE_EVERY_S = 1.0
 _LOOKS = 3
@@ -50,6 +51,11 @@ class Load:
     def is_quiet(self) -> bool:
         """Whether nothing is known to disturb."""
         return self.share is None or self.share <= BUSY
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the system told what others do; the known kernel alone does not say so."""
+        return self.others_share is not None or self.throttled_share is not None
 
     def __str__(self) -> str:
         """Text for people: ``others take 45 % of a core, known work runs at 60 % of its best rate``."""
@@ -96,8 +102,9 @@ class Watch:
         now = self._look()
         if now.now_s - mark.now_s >= _LEAST_SPAN_S:
             return self._between(mark, now)
-        early = [seen for seen in self._seen if now.now_s - seen.now_s >= _LEAST_SPAN_S]
-        return self._between(early[-1] if early else self._seen[0], now)
+        recent = [seen for seen in self._seen if now.now_s - seen.now_s <= _LONGEST_LOOK_BACK_S]
+        early = [seen for seen in recent if now.now_s - seen.now_s >= _LEAST_SPAN_S]
+        return self._between(early[-1] if early else recent[0], now)
 
     def current(self) -> Load:
         """Return the load of the last half second."""
@@ -108,9 +115,13 @@ class Watch:
         waited_s = 0.0
         while waited_s < most_s and not (load := self.current()).is_quiet:
             tell(f"waiting for a quiet machine: {load}")
-            self._sleep(_PATIENCE_S)
+            self.pause()
             waited_s += _PATIENCE_S
         return waited_s
+
+    def pause(self) -> None:
+        """Do nothing for long enough to see what others do."""
+        self._sleep(_PATIENCE_S)
 
     def shortage(self) -> str | None:
         """Say that there are more threads than cores, and what to do; None: there are not."""
@@ -178,11 +189,17 @@ def watch_of(device: str) -> Watch:
     if os.environ.get("MUCUDNN_WATCH") == "0":
         return Watch()
     if device == "cpu":
-        processors = Processors()
-        return Watch(processors.use, known_rate, processors.allowed_cores)
+        return _watch_of_processors(os.getpid())
     import torch  # where there is CUDA
 
     return Watch(_GpuUse(f"GPU-{torch.cuda.get_device_properties().uuid}"))
+
+
+@cache
+def _watch_of_processors(process: int) -> Watch:
+    """Return the one of this process: what it has seen serves the next tuning."""
+    processors = Processors()
+    return Watch(processors.use, known_rate, processors.allowed_cores)
 
 
 def known_rate() -> float:

@@ -180,6 +180,21 @@ def micro_configs_from(key: str, versions: Mapping[str, int], how: How = None) -
         return None
 
 
+def whole_run_from(key: str) -> tuple[tuple[MicroConfig, ...], dict[str, int], How]:
+    """Return what ``configuration_key`` made a sound key of: micro-configs, versions, and what is special."""
+    every = json.loads(key)
+    versions = {part[0]: part[1] for part in every}
+    own, instead = ([part for part in every if (part[4:] == ["instead"]) is is_other] for is_other in (False, True))
+    kept = [part[0] for part in own if part[4:] == ["kept"]]
+    if instead:
+        return _expanded(own), versions, WithCachedFilter(kept[0] if kept else "", _expanded(instead))
+    return _expanded(own), versions, WithFreshWorkspace() if own[0][4:] == ["fresh"] else None
+
+
+def _expanded(parts: Sequence[Sequence[Any]]) -> tuple[MicroConfig, ...]:
+    return tuple(MicroConfig(name, size) for name, _, size, count, *_ in parts for _ in range(count))
+
+
 def _parts(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int]) -> list[list[str | int]]:
     runs = [(micro_config, len(list(equal))) for micro_config, equal in groupby(micro_configs)]
     return [[m.algorithm, versions[m.algorithm], m.micro_batch_size, count] for m, count in runs]

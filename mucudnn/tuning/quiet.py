@@ -30,14 +30,17 @@ class Quiet:
     ) -> None:
         self._watch, self._store, self._tell = watch, store, tell
         self._patience_s = most_s
-        self._has_begun = False
+        self._has_begun = self._is_blind = False
         self._doubtful: set[tuple[ConvProblem, MicroConfig | Configuration]] = set()
         self._worst = 0.0
 
     def is_now(self) -> bool:
-        """Whether nothing disturbs at this moment."""
+        """Whether nothing disturbs at this moment, as far as that can be seen, if need be in half a second."""
         self._begin()
-        return self._watch.current().is_quiet
+        if not self._watch.current().is_known and not self._is_blind:
+            self._watch.pause()
+            self._is_blind = not self._watch.current().is_known
+        return not self._is_blind and self._watch.current().is_quiet
 
     def wait(self) -> bool:
         """Wait for quiet, as long as there is patience. Returns whether it is quiet."""
@@ -57,6 +60,8 @@ class Quiet:
         sound = _undisturbed(results)
         spent_s = job.clock.now() - began_s
         if len(sound) < len(results) and self.wait():
+            for result in results:  # what is not measured again cannot win any more, and raises no doubt
+                self._doubtful.discard((job.problem, result.micro_config))
             yield from self._remembered(_without(job, sound, spent_s))
 
     def compared(
@@ -85,10 +90,18 @@ class Quiet:
         sound = _undisturbed(results)
         return sound if len(sound) < len(results) and self.is_now() else list(results)
 
-    def end(self) -> None:
-        """Store the best rate, and warn of what remains doubtful, and how to measure it again."""
+    def state(self) -> str:
+        """Say what disturbs at this moment, or that nothing does."""
+        return str(self._watch.current())
+
+    def store_rate(self) -> None:
+        """Store the best rate of the known kernel, which later runs are compared with."""
         if self._watch.best_rate:
             self._store.add_rate(self._watch.best_rate)
+
+    def end(self) -> None:
+        """Store the best rate, and warn of what remains doubtful, and how to measure it again."""
+        self.store_rate()
         if self._doubtful:
             runs = sum(isinstance(of, Configuration) for _, of in self._doubtful)
             counts = [_counted(len(self._doubtful) - runs, "measurement"), _counted(runs, "whole run")]

@@ -13,6 +13,8 @@ from mucudnn.words.values import instance, plain, restore, settle, several, text
 # Share of a core that others may take from a measurement that is trusted. A desktop without work takes a twentieth, and
 # ticks of the kernel blur as much; what disturbs for long takes a third and more.
 BUSY = 0.15
+NOISY = 0.25  # noise above which a measurement is doubtful in any case
+NOISY_UNWATCHED = 0.1  # and where nobody knows the load
 
 
 def source_of(algorithm: str) -> str:
@@ -29,6 +31,11 @@ def package_of(algorithm: str) -> str | None:
 def is_busy(load: float | None) -> bool:
     """Whether what was measured under this load is doubtful; an unknown load is none."""
     return load is not None and load > BUSY
+
+
+def is_doubtful(noise: float, load: float | None) -> bool:
+    """Whether it should be measured again: under load, or much noisier than measurements on a quiet machine are."""
+    return is_busy(load) or noise > (NOISY_UNWATCHED if load is None else NOISY)
 
 
 @dataclass(frozen=True, slots=True, order=True)
