@@ -28,7 +28,7 @@ _PATIENCE_S = 0.5  # between two looks at a machine that is busy
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What kept the machine from working for this process alone over a span of time. None: unknown.
+    """Shares of the machine that this process did not have over a span of time. None: unknown.
 
     others_share: seconds a second that others took of the cores that this process needs; at most 1, a whole core. A
     thread that shares its core keeps all others waiting, so that it is not divided by the number of cores.

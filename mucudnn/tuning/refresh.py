@@ -65,7 +65,7 @@ class RefreshedRun:
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """What was measured again in one environment.
+    """Results of refreshing one environment.
 
     doubtful: how many measurements and whole runs there were to measure again. passed_over: those of them that cannot
     win any more, that failed, or whose algorithms are not here in that version. busy: what disturbed, so that the rest
@@ -82,7 +82,7 @@ class Refreshed:
 
     @property
     def left(self) -> int:
-        """How many are still to be measured again."""
+        """Number of those that are still to be measured again."""
         return self.doubtful - len(self.measurements) - len(self.whole_runs) - self.passed_over
 
 
