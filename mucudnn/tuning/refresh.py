@@ -157,9 +157,7 @@ class _Refresh:
             before = {_micro_config(row): _measurement(row) for row in doubtful if _is_of(versions, row)}
             self._measure(problem, sizes, [*here.values()], known, before)
             self.passed_over += len(doubtful) - sum(one.problem == problem for one in self.measurements)
-        for row in again:
-            if row.values["kind"] == "verification":
-                self._run(problem, row, versions)
+        self._run_whole(problem, [row for row in again if row.values["kind"] == "verification"], versions)
 
     def _measure(
         self,
@@ -201,28 +199,44 @@ class _Refresh:
         offered = (algorithm for source in self.machine.sources for algorithm in source.offered(problem, sizes))
         return [*self.machine.algorithms, *offered]
 
-    def _run(self, problem: ConvProblem, row: StoredRow, here: Mapping[str, int]) -> None:
-        """Run it whole again, if it can be run here."""
-        micro_configs, versions, how = schema.whole_run_from(row.values["configuration"])
-        before = WholeRun(*(row.values[name] for name in (*schema.TIMES, "load")))
-        configuration = Configuration(micro_configs, before.time_s, 0)
-        outcome: Comparison | Exception | None = None
-        if all(here.get(name) == version for name, version in versions.items()):
-            compare = partial(self._compare, problem, how)
-            (outcome,) = self.quiet.compared(problem, [configuration], compare)
-        if isinstance(outcome, Comparison):
-            self.store.add_whole_run(problem, configuration, versions, outcome.whole_run, how)
-            self.whole_runs.append(RefreshedRun(problem, configuration, before, outcome.whole_run))
-        else:
+    def _run_whole(self, problem: ConvProblem, rows: Sequence[StoredRow], here: Mapping[str, int]) -> None:
+        """Run whole again what can be run here; of one batch size in the same turns, as when it was chosen."""
+        together: dict[tuple[int, How], list[tuple[Configuration, StoredRow]]] = defaultdict(list)
+        for row in rows:
+            micro_configs, versions, how = schema.whole_run_from(row.values["configuration"])
+            if any(here.get(name) != version for name, version in versions.items()):
+                self.passed_over += 1
+                continue
+            configuration = Configuration(micro_configs, row.values["time_s"], 0)
+            together[configuration.batch_size, how].append((configuration, row))
+        for (_, how), runs in together.items():
+            configurations = [configuration for configuration, _ in runs]
+            outcomes = self.quiet.compared(problem, configurations, partial(self._compare, problem, how))
+            for (configuration, row), outcome in zip(runs, outcomes, strict=True):
+                self._keep(problem, configuration, row, how, outcome, here)
+
+    def _keep(
+        self,
+        problem: ConvProblem,
+        configuration: Configuration,
+        row: StoredRow,
+        how: How,
+        outcome: Comparison | Exception | None,
+        versions: Mapping[str, int],
+    ) -> None:
+        if not isinstance(outcome, Comparison):
             self.passed_over += 1
+            return
+        before = WholeRun(*(row.values[name] for name in (*schema.TIMES, "load")))
+        self.store.add_whole_run(problem, configuration, versions, outcome.whole_run, how)
+        self.whole_runs.append(RefreshedRun(problem, configuration, before, outcome.whole_run))
 
     def _compare(self, problem: ConvProblem, how: How, configurations: Sequence[Configuration]) -> Outcomes:
-        (configuration,) = configurations
-        if isinstance(how, WithCachedFilter):
-            instead_of = Configuration(how.instead_of, configuration.time_s, 0)
-            return [compare_cached(self.machine, problem, configuration, how.algorithm, instead_of)]
-        n = configuration.batch_size
-        return self.machine.compare(problem, n, configurations, keeps_workspace=how is None)
+        if not isinstance(how, WithCachedFilter):
+            n = configurations[0].batch_size
+            return self.machine.compare(problem, n, configurations, keeps_workspace=how is None)
+        instead_of = Configuration(how.instead_of, configurations[0].time_s, 0)
+        return [compare_cached(self.machine, problem, one, how.algorithm, instead_of) for one in configurations]
 
 
 def _by_problem(rows: Sequence[StoredRow]) -> dict[ConvProblem, list[StoredRow]]:
