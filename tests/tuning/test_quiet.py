@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,14 @@ from support.clock.busy_bench import BATCH, BusyBench
 from support.clock.machine import ENVIRONMENT, FORWARD
 from support.clock.shared_machine import SharedProcessors
 
+from mucudnn.bench.measure.comparison import Comparison
 from mucudnn.bench.measure.load import Watch
+from mucudnn.database.database import Database
+from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.tuning import quiet
 from mucudnn.tuning.tuner import Tuning
 from mucudnn.words.config import Config
+from mucudnn.words.results import Configuration, MicroConfig, WholeRun
 
 VERSIONS = {"native": 1, "quick": 1}
 
@@ -125,9 +130,61 @@ def test_load_replaces_nothing_that_was_measured_in_quiet() -> None:
     assert bench.database.measurements(ENVIRONMENT, FORWARD, VERSIONS) == quiet_results
 
 
+def test_a_stored_verdict_under_load_is_not_believed_though_measurements_are() -> None:
+    bench, stored = BusyBench(SharedProcessors()), Database(":memory:")
+    bench.tune()
+    for result in bench.database.measurements(ENVIRONMENT, FORWARD, VERSIONS):
+        stored.add(ENVIRONMENT, FORWARD, 1, result)
+    runs = bench.database.whole_runs(ENVIRONMENT, FORWARD, VERSIONS)
+    for parts in runs:
+        stored.add_whole_run(ENVIRONMENT, FORWARD, parts, VERSIONS, WholeRun(0.3, 0.5, 0.06, 0.7))
+    bench.database, steps = stored, bench.steps
+    assert chosen(bench.tune()) == "quick"
+    assert bench.steps == steps, "measurements are believed"
+    now = stored.whole_runs(ENVIRONMENT, FORWARD, VERSIONS)
+    assert [run.speedup for run in now.values()] == pytest.approx([run.speedup for run in runs.values()])
+
+
+def test_whole_runs_under_load_are_made_again_once() -> None:
+    processors = SharedProcessors(others=1.0, quiet_from_s=3.0)
+    store = EnvironmentStore(Database(":memory:"), ENVIRONMENT)
+    told, one = list[str](), Configuration((MicroConfig("quick", 8),), 1.0, 0)
+    watch = processors.watch()
+    waiting, compared = quiet.Quiet(watch, store, told.append), list[float]()
+
+    def compare(configurations: Sequence[Configuration]) -> list[Comparison]:
+        mark = watch.mark()
+        processors.work(1.0)
+        compared.append(watch.since(mark).share or 0.0)
+        return [Comparison(2.0, 1.0, 0.1, 5, compared[-1])]
+
+    (outcome,) = waiting.compared(FORWARD, [one], compare)
+    assert compared == [1.0, 0.0]
+    assert isinstance(outcome, Comparison)
+    assert outcome.load == 0.0
+    waiting.end()
+    assert waiting.compared(FORWARD, [], compare) == []
+
+
+def test_whole_runs_have_the_load_of_their_turns() -> None:
+    bench = busy_bench()
+    one = Configuration((MicroConfig("quick", 8),), 1.0, 0)
+    (busy,) = bench.machine.compare(FORWARD, BATCH, [one], keeps_workspace=True)
+    bench.processors.rest(10.0)
+    bench.processors.others = 0.0
+    (calm,) = bench.machine.compare(FORWARD, BATCH, [one], keeps_workspace=True)
+    assert isinstance(busy, Comparison)
+    assert isinstance(calm, Comparison)
+    assert (busy.whole_run.load, calm.whole_run.load) == (1.0, 0.0)
+
+
 def test_the_time_limit_is_that_of_both_passes() -> None:
-    bench = busy_bench(busy_from_s=0.5, quiet_from_s=9.0)
-    assert bench.tune(config=Config(workspace_limit=None, time_limit=0.3)).problems[0].batch_size == BATCH
+    bench = busy_bench(quiet_from_s=9.0)
+    bench.processors.work(0.5)
+    bench.tune(config=Config(workspace_limit=None, time_limit=0.3))
+    found = bench.database.measurements(ENVIRONMENT, FORWARD, VERSIONS)
+    assert {m.micro_config.algorithm for m in found} == {"native"}, "which is measured even if time is over"
+    assert not any(m.is_disturbed for m in found)
 
 
 def test_more_threads_than_cores_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

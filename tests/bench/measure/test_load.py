@@ -61,6 +61,15 @@ def test_a_short_span_is_judged_with_what_was_just_before() -> None:
     assert watch.since(mark).others_share == pytest.approx(0.25 / 0.53)
 
 
+def test_what_was_long_ago_says_nothing_of_now() -> None:
+    processors = SharedProcessors()
+    watch = processors.watch()
+    processors.work(1.0, others=1.0)
+    watch.mark()
+    processors.rest(100.0)
+    assert not watch.current().is_known
+
+
 def test_a_first_short_span_is_unknown() -> None:
     found = load_of(SharedProcessors(), 0.1, others=1.0)
     assert found.share is None
