@@ -24,6 +24,8 @@ def refresh_in_words(refreshed: Refreshed) -> str:
         f"{again} of {refreshed.doubtful} measured again: {len(refreshed.measurements)} measurements, "
         f"{len(refreshed.whole_runs)} whole runs, {turned} verdicts turned"
     ]
+    if refreshed.disturbed:
+        parts.append(f"{refreshed.disturbed} disturbed again")
     if refreshed.passed_over:
         parts.append(f"{refreshed.passed_over} passed over: they cannot win, failed, or cannot run here")
     if refreshed.left:

@@ -22,7 +22,7 @@ _RATE_EVERY_S = 1.0
 _LOOKS = 3
 _REMEMBERED = 256
 # A core's clock differs by a fifth between one busy core and all of them, and so does the best rate ever seen.
-_SLOW_RATE = 0.8
+_SLOW_RATE = 0.7
 _PATIENCE_S = 0.5  # between two looks at a machine that is busy
 
 
@@ -51,6 +51,11 @@ class Load:
     def is_quiet(self) -> bool:
         """Whether nothing is known to disturb."""
         return self.share is None or self.share <= BUSY
+
+    @property
+    def is_free(self) -> bool:
+        """Whether neither others nor a limit disturb. Slow clocks may: they stay for long."""
+        return Load(self.others_share, self.throttled_share).is_quiet
 
     @property
     def is_known(self) -> bool:
@@ -111,9 +116,9 @@ class Watch:
         return self.since(self._look())
 
     def wait(self, tell: Callable[[str], None], most_s: float) -> float:
-        """Wait until it is quiet, for at most so many seconds; ``tell`` is told why. Returns how long it was."""
+        """Wait until the cores are free, for at most so many seconds; ``tell`` is told why. Returns how long it was."""
         waited_s = 0.0
-        while waited_s < most_s and not (load := self.current()).is_quiet:
+        while waited_s < most_s and not (load := self.current()).is_free:
             tell(f"waiting for a quiet machine: {load}")
             self.pause()
             waited_s += _PATIENCE_S

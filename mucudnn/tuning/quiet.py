@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from mucudnn.bench.measure.comparison import Comparison
-from mucudnn.bench.measure.load import Watch
+from mucudnn.bench.measure.load import Load, Watch
 from mucudnn.bench.measure.profiler import ProfilingJob
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.words.problem import ConvProblem
@@ -42,11 +42,11 @@ class Quiet:
             self._is_blind = not self._watch.current().is_known
         return not self._is_blind and self._watch.current().is_quiet
 
-    def wait(self) -> bool:
-        """Wait for quiet, as long as there is patience. Returns whether it is quiet."""
+    def wait(self) -> Load:
+        """Wait for free cores, as long as there is patience. Returns the load then."""
         self._begin()
         self._patience_s -= self._watch.wait(self._tell, self._patience_s)
-        return self._watch.current().is_quiet
+        return self._watch.current()
 
     def measured(self, job: ProfilingJob) -> Iterator[Measurement | Failure]:
         """Measure what is missing, and once more what was disturbed, if it is quiet then: newer results count."""
@@ -59,7 +59,7 @@ class Quiet:
             yield result
         sound = _undisturbed(results)
         spent_s = job.clock.now() - began_s
-        if len(sound) < len(results) and self.wait():
+        if len(sound) < len(results) and self.wait().is_quiet:
             for result in results:  # what is not measured again cannot win any more, and raises no doubt
                 self._doubtful.discard((job.problem, result.micro_config))
             yield from self._remembered(_without(job, sound, spent_s))
@@ -75,7 +75,7 @@ class Quiet:
             return []
         self.wait()
         outcomes = compare(configurations)
-        if any(isinstance(one, Comparison) and is_busy(one.load) for one in outcomes) and self.wait():
+        if any(isinstance(one, Comparison) and is_busy(one.load) for one in outcomes) and self.wait().is_quiet:
             outcomes = compare(configurations)
         for configuration, outcome in zip(configurations, outcomes, strict=True):
             self._remember(problem, configuration, outcome.load if isinstance(outcome, Comparison) else None)
@@ -90,10 +90,6 @@ class Quiet:
         sound = _undisturbed(results)
         return sound if len(sound) < len(results) and self.is_now() else list(results)
 
-    def state(self) -> str:
-        """Say what disturbs at this moment, or that nothing does."""
-        return str(self._watch.current())
-
     def store_rate(self) -> None:
         """Store the best rate of the known kernel, which later runs are compared with."""
         if self._watch.best_rate:
@@ -106,7 +102,7 @@ class Quiet:
             runs = sum(isinstance(of, Configuration) for _, of in self._doubtful)
             counts = [_counted(len(self._doubtful) - runs, "measurement"), _counted(runs, "whole run")]
             warnings.warn(
-                f"the machine was busy: {' and '.join(filter(None, counts))} may be too slow (up to "
+                f"the machine was busy or slow: {' and '.join(filter(None, counts))} may be too slow (up to "
                 f"{self._worst:.0%} of its speed was missing): mucudnn database refresh measures them again when it "
                 "is quiet",
                 stacklevel=2,

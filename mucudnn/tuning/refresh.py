@@ -81,6 +81,11 @@ class Refreshed:
     interrupted: bool = False
 
     @property
+    def disturbed(self) -> int:
+        """Number of those that were disturbed once more."""
+        return sum(one.now.is_disturbed for one in (*self.measurements, *self.whole_runs))
+
+    @property
     def left(self) -> int:
         """Number of those that are still to be measured again."""
         return self.doubtful - len(self.measurements) - len(self.whole_runs) - self.passed_over
@@ -96,8 +101,8 @@ def refresh(
 ) -> Refreshed:
     """Measure again what is doubtful of the machine's environment, or also what is older, or everything.
 
-    Nothing is measured before it is quiet, for which it waits a minute at most. Each result is stored as it is made,
-    beside the one that it replaces. So Ctrl-C loses nothing: then the answer says that it was ``interrupted``.
+    Nothing is measured before others leave the cores, for which it waits a minute at most. Each result is stored as it
+    is made, beside the one that it replaces. So Ctrl-C loses nothing: then the answer says that it was ``interrupted``.
 
     Raises ``DatabaseError`` for a file that cannot be read.
     """
@@ -133,8 +138,9 @@ class _Refresh:
                 self.machine.watch.pause()  # to see what others do before anything is measured
             for number, problem in enumerate(again):
                 self.done = number / len(again)
-                if not self.quiet.wait():
-                    busy = self.quiet.state()
+                load = self.quiet.wait()
+                if not load.is_free:
+                    busy = str(load)
                     break
                 self.progress(f"{problem}: measuring again", self.done)
                 self._refresh(problem, every[problem], again[problem])

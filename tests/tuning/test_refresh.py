@@ -28,7 +28,7 @@ QUICK = (MicroConfig("quick", 8),)
 
 def tuned_busy() -> BusyBench:
     bench = BusyBench(SharedProcessors(others=1.0))
-    with pytest.warns(UserWarning, match="the machine was busy"):
+    with pytest.warns(UserWarning, match="the machine was busy or slow"):
         assert bench.tune().problems[0].configuration.algorithms == ("native",)
     return bench
 
@@ -129,6 +129,18 @@ def test_a_busy_machine_is_waited_for_and_then_left(disturbed: BusyBench) -> Non
     assert 59 <= disturbed.processors.seconds - now_s <= 62
     assert "waiting for a quiet machine" in disturbed.told[0]
     assert f"{found.left} left as they were" in refresh_in_words(found)
+
+
+def test_slow_clocks_are_not_waited_for_and_marked_again(disturbed: BusyBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    disturbed.database.add_rate(ENVIRONMENT, 100.0)
+    slow = replace(disturbed.machine, watch=disturbed.processors.watch(rate=lambda: 50.0))
+    monkeypatch.setattr(BusyBench, "machine", slow)
+    disturbed.told.clear()
+    found = refreshed(disturbed)
+    assert not [text for text in disturbed.told if "waiting" in text]
+    assert found.disturbed == len(found.measurements) + len(found.whole_runs) > 0
+    assert {one.now.load for one in found.measurements} == {0.5}
+    assert f"{found.disturbed} disturbed again" in refresh_in_words(found)
 
 
 def test_ctrl_c_keeps_what_was_measured(disturbed: BusyBench) -> None:

@@ -155,6 +155,15 @@ def test_it_waits_until_it_is_quiet_and_says_why() -> None:
     assert watch.wait(told.append, 60.0) == 0.0
 
 
+def test_slow_clocks_are_not_waited_for() -> None:
+    processors = SharedProcessors()
+    watch = processors.watch(rate=lambda: 50.0, best_rate=100.0)
+    processors.work(1.0)
+    assert watch.wait(lambda text: None, 60.0) == 0.0
+    assert watch.current().is_free
+    assert not watch.current().is_quiet
+
+
 def test_it_waits_no_longer_than_it_may() -> None:
     processors = SharedProcessors(others=1.0)
     watch = processors.watch()
