@@ -83,7 +83,8 @@ class Refreshed:
     @property
     def disturbed(self) -> int:
         """Number of those that were disturbed once more."""
-        return sum(one.now.is_disturbed for one in (*self.measurements, *self.whole_runs))
+        measured = sum(one.now.is_disturbed for one in self.measurements)
+        return measured + sum(run.now.is_disturbed for run in self.whole_runs)
 
     @property
     def left(self) -> int:
