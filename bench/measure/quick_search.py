@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Self
 
 from mucudnn.bench.measure.candidates import Candidate
 from mucudnn.bench.measure.prior import Prior
 from mucudnn.bench.measure.profiler import Entry, ProfilingJob, Session
-from mucudnn.bench.measure.timer import EVERY_ROUND, StoppingRule, Timer
+from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, StoppingRule, Timer
+from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
 
 _HOPELESS = 1.6  # times the fastest: neither noise nor another size makes up for that
@@ -44,6 +46,18 @@ class QuickSearch:
         """Make the search of a job. What a candidate needs is asked of it alone: to know takes a run for some."""
         alone = [replace(candidate, smaller=None) for candidate in job.candidates]
         return cls(replace(job, candidates=alone), prior, every_size, flops_per_s)
+
+    @property
+    def problem(self) -> ConvProblem:
+        return self.job.problem
+
+    @property
+    def clock(self) -> Clock:
+        return self.job.clock
+
+    def knowing(self, results: Sequence[Measurement | Failure], spent_s: float) -> Self:
+        """Return the search as it is when these are known too, and so much of its time is over."""
+        return replace(self, job=self.job.knowing(results, spent_s))
 
     def missing(self) -> list[Candidate]:
         """Candidates that are still to be looked at; none if all is known."""
@@ -234,7 +248,7 @@ class _QuickSession(Session):
             return False
         fitting = [m for m in self.times.measurements.values() if m.relative_error <= self.job.max_relative_error]
         fastest_s = min(map(self.search.total_s, fitting), default=inf)
-        own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
+        own = replace(entry.measurement(is_final=False), step_s=min(entry.timer.samples_s))
         return self.search.total_s(own) <= margin * fastest_s
 
     def _is_late(self) -> bool:
@@ -243,13 +257,14 @@ class _QuickSession(Session):
     def _first_sample(self, candidate: Candidate) -> Entry:
         """Check the result, then take a quick look: one step, with what the check has left in the caches."""
         relative_error = self._relative_error(candidate)
+        began = self.job.watch.mark()
         setup_s = self._setup_s(candidate)
         stream, slices, clock = self.workbench.stream(candidate), self.workbench.slice_count(candidate), self.job.clock
         timer = Timer(stream, clock, self.rule, slices, warms_up=False)
         began_s = clock.now()
         stream()
         timer.samples_s.append(clock.now() - began_s)
-        return Entry(candidate, timer, setup_s, relative_error)
+        return Entry(candidate, timer, setup_s, relative_error, began, self.job.watch)
 
     def _relative_error(self, candidate: Candidate) -> float:
         """Check an algorithm of ours on few samples: it is tested at every size. Where that fails, on all of them."""
