@@ -20,7 +20,8 @@ from support.command_line import HEADING, commands, invoke
 from support.effort import IS_FULL, how_many
 from torch import nn
 
-from mucudnn.bench.sources import layers, networks
+from mucudnn.bench.sources import layers
+from mucudnn.bench.sources.networks import registry
 from mucudnn.bench.suites.solver import benchmark as solver_benchmark
 from mucudnn.cli.main import main
 from mucudnn.terminal.command_files import FileType, OutputFile
@@ -100,9 +101,8 @@ def tiny(num_classes: int) -> nn.Module:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Files of all kinds, and networks and benchmarks that take little time."""
     monkeypatch.chdir(tmp_path)
-    for module in (networks, layers):
-        monkeypatch.setattr(module, "NETWORKS", {"alexnet": tiny})
-        monkeypatch.setattr(module, "INPUT_SHAPE", (3, 8, 8))
+    for module in (registry, layers):
+        monkeypatch.setattr(module, "NETWORKS", {"alexnet": registry.Network(tiny, input_shape=(3, 8, 8))})
     front, division = solver_benchmark.time_front, solver_benchmark.time_division
     monkeypatch.setattr(solver_benchmark, "time_front", lambda size, bar_s: front(4, bar_s))
     monkeypatch.setattr(solver_benchmark, "time_division", lambda problems, size, bar_s: division(2, 2, bar_s))

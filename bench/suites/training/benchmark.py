@@ -22,6 +22,7 @@ from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
 from mucudnn.bench.measure.rounds import sample_in_rounds
 from mucudnn.bench.measure.synchronized_clock import wall_clock
 from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
+from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective
 from mucudnn.bench.suites.training.result import (
     PRECISIONS,
     VARIANTS,
@@ -67,13 +68,14 @@ def measure_training(
     device: str = "cpu",
     precisions: Sequence[Precision] | None = None,
     memory_formats: Sequence[MemoryFormat] = tuple(MemoryFormat),
+    objective: Objective = CLASSIFICATION,
     options: TrainingOptions | None = None,
 ) -> Iterator[tuple[VariantResult, ...]]:
     """Measure the variants, one precision and memory format after the other. Yields each group when it is measured.
 
-    model: on the CPU, left as it is; it turns x: (N, *input_shape) into scores (N, classes) of ten classes or more.
-    precisions: ``None``: all that the device has. A variant that fails has a result with the reason, and so has what
-    the time did not suffice for.
+    model: on the CPU, left as it is; its first argument is x: (N, *input_shape). objective: what it is trained for, on
+    images with ten labels. precisions: ``None``: all that the device has. A variant that fails has a result with the
+    reason, and so has what the time did not suffice for.
 
     Raises ``InvalidInputError`` for a precision that the device does not have.
     """
@@ -81,7 +83,7 @@ def measure_training(
     asked = _known(precisions, device)
     settings = [Setting(network, batch_size, device, *pair) for pair in product(asked, memory_formats)]
     (batch,) = labelled_batches(1, batch_size, input_shape)
-    return _measured(settings, model, batch, options)
+    return _measured(settings, _Subject(model, batch, objective), options)
 
 
 def _known(precisions: Sequence[Precision] | None, device: str) -> Sequence[Precision]:
@@ -93,7 +95,7 @@ def _known(precisions: Sequence[Precision] | None, device: str) -> Sequence[Prec
 
 
 def _measured(
-    settings: Sequence[Setting], model: nn.Module, batch: Batch, options: TrainingOptions
+    settings: Sequence[Setting], subject: _Subject, options: TrainingOptions
 ) -> Iterator[tuple[VariantResult, ...]]:
     begun_s = time.monotonic()
     for index, setting in enumerate(settings):
@@ -102,10 +104,10 @@ def _measured(
             reason = f"not begun: the {options.seconds:g} s were over"
             yield tuple(VariantResult(setting, variant, None, reason) for variant in VARIANTS[setting.device])
         else:
-            yield _measure(setting, model, batch, options)
+            yield _measure(setting, subject, options)
 
 
-def _measure(setting: Setting, model: nn.Module, batch: Batch, options: TrainingOptions) -> tuple[VariantResult, ...]:
+def _measure(setting: Setting, subject: _Subject, options: TrainingOptions) -> tuple[VariantResult, ...]:
     with ExitStack() as stack:
         stack.enter_context(_rounding(setting))
         clock = options.clock or wall_clock(setting.device)
@@ -114,11 +116,26 @@ def _measure(setting: Setting, model: nn.Module, batch: Batch, options: Training
             for variant in VARIANTS[setting.device]
         ]
         for one in measured:
-            one.prepare(model, batch, options.config)
+            one.prepare(subject, options.config)
         timers = [one.timer for one in measured if one.timer is not None]
         for _ in islice(sample_in_rounds(timers), options.rounds):
             pass
         return tuple(one.result() for one in measured)
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """Subject of a training: a model on the CPU, which is copied, with the images and labels of a batch."""
+
+    model: nn.Module
+    batch: Batch
+    objective: Objective
+
+    def on_device(self, setting: Setting) -> tuple[tuple[Tensor, ...], Tensor]:
+        """All arguments of the model, the images in the setting's memory format, and the target."""
+        images, labels = (tensor.to(setting.device) for tensor in self.batch)
+        images = images.contiguous(memory_format=TORCH_FORMATS[setting.memory_format])
+        return self.objective.arguments(images), self.objective.target(images, labels)
 
 
 @dataclass(slots=True, eq=False)
@@ -133,10 +150,10 @@ class _MeasuredVariant:
     peak_bytes: int = 0
     failure: str = ""
 
-    def prepare(self, model: nn.Module, batch: Batch, config: Config) -> None:
+    def prepare(self, subject: _Subject, config: Config) -> None:
         """Build, tune, warm up and take the peak memory. Tuning runs in the caller's thread, which Ctrl-C reaches."""
         try:
-            step = self._step(model, batch, config)
+            step = self._step(subject, config)
             self.peak_bytes = self.thread.call(allocator_peak_bytes, step, self.setting.device)
         except (MucudnnError, RuntimeError, MemoryError) as error:  # lack of memory is among them
             self.failure = first_line(error)
@@ -151,30 +168,24 @@ class _MeasuredVariant:
         cost = StepCost(self.timer.median_s, self.timer.noise, self.peak_bytes)
         return VariantResult(self.setting, self.variant, cost)
 
-    def _step(self, model: nn.Module, batch: Batch, config: Config) -> Callable[[], None]:
+    def _step(self, subject: _Subject, config: Config) -> Callable[[], None]:
         """A training step that leaves no gradients, as it finds none."""
         setting = self.setting
         autocast = torch.bfloat16 if setting.precision is Precision.BFLOAT16 else None
         torch_format = TORCH_FORMATS[setting.memory_format]
-        own = copy.deepcopy(model).to(setting.device, memory_format=torch_format)  # type: ignore[call-overload]
-        images, labels = _on_device(batch, setting)
+        own = copy.deepcopy(subject.model).to(setting.device, memory_format=torch_format)  # type: ignore[call-overload]
+        arguments, target = subject.on_device(setting)
         if self.variant is Variant.MUCUDNN:
             with torch.autocast(setting.device, autocast, enabled=autocast is not None):
-                own = mucudnn.optimize(own, images, config)
-        trainee = Trainee(own)
+                own = mucudnn.optimize(own, arguments, config)
+        trainee = Trainee(own, objective=subject.objective)
 
         def step() -> None:
             with searching(self.variant is Variant.TORCH_BENCHMARK):
-                trainee.learn(images, labels, autocast)
+                trainee.learn(arguments, target, autocast)
             trainee.optimizer.zero_grad()
 
         return step
-
-
-def _on_device(batch: Batch, setting: Setting) -> tuple[Tensor, Tensor]:
-    images, labels = batch
-    torch_format = TORCH_FORMATS[setting.memory_format]
-    return images.to(setting.device).contiguous(memory_format=torch_format), labels.to(setting.device)
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def training(
     """
     import torch
 
-    from mucudnn.bench.sources.networks import INPUT_SHAPE, build
+    from mucudnn.bench.sources.networks import build, input_shape_of, objective_of
     from mucudnn.bench.suites.training.benchmark import TrainingOptions, measure_training
     from mucudnn.bench.suites.training.report import training_record, training_rows, training_steps_table
     from mucudnn.bench.suites.training.result import VariantResult
@@ -71,11 +71,12 @@ def training(
             groups = measure_training(
                 network,
                 model,
-                INPUT_SHAPE,
+                input_shape_of(network),
                 batch_size=batch or _BATCH_SIZES[device],
                 device=device,
                 precisions=precisions,
                 memory_formats=memory_formats,
+                objective=objective_of(network),
                 options=TrainingOptions(config, rounds, seconds, progress=progress),
             )
             for group in groups:
