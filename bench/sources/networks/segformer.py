@@ -74,7 +74,8 @@ class _Block(nn.Module):
 
     def forward(self, tokens: Tensor, size: tuple[int, int]) -> Tensor:
         tokens = tokens + self.drop(self.attention(self.norm1(tokens), size))
-        return tokens + self.drop(self.mixed(self.norm2(tokens), size))
+        added: Tensor = tokens + self.drop(self.mixed(self.norm2(tokens), size))
+        return added
 
 
 class _Attention(nn.Module):

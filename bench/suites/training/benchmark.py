@@ -32,6 +32,7 @@ from mucudnn.bench.suites.training.result import (
     Variant,
     VariantResult,
 )
+from mucudnn.bench.suites.training.split import DEVICES, StepSplitter
 from mucudnn.bench.suites.training.trainee import Batch, Trainee, labelled_batches
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.words.config import Config
@@ -119,7 +120,8 @@ def _measure(setting: Setting, subject: _Subject, options: TrainingOptions) -> t
             one.prepare(subject, options.config)
         timers = [one.timer for one in measured if one.timer is not None]
         for _ in islice(sample_in_rounds(timers), options.rounds):
-            pass
+            for one in measured:
+                one.sample_split()
         return tuple(one.result() for one in measured)
 
 
@@ -147,29 +149,44 @@ class _MeasuredVariant:
     clock: Clock
     thread: OwnThread
     timer: Timer | None = None
+    splitter: StepSplitter | None = None
     peak_bytes: int = 0
     failure: str = ""
 
     def prepare(self, subject: _Subject, config: Config) -> None:
         """Build, tune, warm up and take the peak memory. Tuning runs in the caller's thread, which Ctrl-C reaches."""
         try:
-            step = self._step(subject, config)
+            model, step = self._model_and_step(subject, config)
             self.peak_bytes = self.thread.call(allocator_peak_bytes, step, self.setting.device)
         except (MucudnnError, RuntimeError, MemoryError) as error:  # lack of memory is among them
             self.failure = first_line(error)
         else:
             self.timer = Timer(step, self.clock, _RULE, runner=self.thread.call)
+            if self.setting.device in DEVICES:
+                self.splitter = StepSplitter.of(model, step, self.clock, self.thread.call)
+
+    def sample_split(self) -> None:
+        """Split as many steps as a sample of the timer has. Where that fails, there is no split."""
+        if self.timer is None or self.timer.error is not None:
+            self.splitter = None  # lets go of the model
+        if self.splitter is None or self.timer is None:
+            return
+        try:
+            self.splitter.sample(max(1, round(_RULE.sample_s / self.timer.samples_s[-1])))
+        except (MucudnnError, RuntimeError, MemoryError) as error:
+            self.splitter, self.failure = None, f"not split: {first_line(error)}"
 
     def result(self) -> VariantResult:
         if self.timer is None:
             return VariantResult(self.setting, self.variant, None, self.failure)
         if self.timer.error is not None:
             return VariantResult(self.setting, self.variant, None, first_line(self.timer.error))
-        cost = StepCost(self.timer.median_s, self.timer.noise, self.peak_bytes)
-        return VariantResult(self.setting, self.variant, cost)
+        split = None if self.splitter is None else self.splitter.median()
+        cost = StepCost(self.timer.median_s, self.timer.noise, self.peak_bytes, split)
+        return VariantResult(self.setting, self.variant, cost, self.failure)
 
-    def _step(self, subject: _Subject, config: Config) -> Callable[[], None]:
-        """A training step that leaves no gradients, as it finds none."""
+    def _model_and_step(self, subject: _Subject, config: Config) -> tuple[nn.Module, Callable[[], None]]:
+        """A copy of the model, and a training step of it that leaves no gradients, as it finds none."""
         setting = self.setting
         autocast = torch.bfloat16 if setting.precision is Precision.BFLOAT16 else None
         torch_format = TORCH_FORMATS[setting.memory_format]
@@ -185,7 +202,7 @@ class _MeasuredVariant:
                 trainee.learn(arguments, target, autocast)
             trainee.optimizer.zero_grad()
 
-        return step
+        return own, step
 
 
 @contextmanager
