@@ -52,6 +52,7 @@ EDGES = (
 )
 VALUES: dict[str, tuple[str, ...]] = {
     "batch": ("1", "2", "3"),
+    "batch_sizes": ("1", "2", "2,1", "1,,2"),
     "input_shape": ("3x8x8", "1x1x1", "3x8x9"),
     "rounds": ("1", "2"),
     "runs": ("0",),
@@ -74,6 +75,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "seconds": ("0", "0.001"),
     "precisions": ("float32", "bfloat16", "float32,float16"),
     "network": (*SOURCES, "alexnte"),
+    "networks": (*SOURCES, "alexnte"),
 }
 # Short runs by default; what is drawn comes later, and counts.
 DEFAULTS = {"time_limit": "1ms", "algorithms": "gemm", "rounds": "2", "runs": "0", "up_to": "3", "threads": "1"}

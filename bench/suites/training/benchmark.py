@@ -51,6 +51,7 @@ class TrainingOptions:
 
     rounds: samples of each variant; a sample has one step or several. seconds: once they are over, no further precision
     or memory format is begun; ``None``: all are. clock: clock of the steps (not of the tuning); ``None``: a wall clock.
+    begun_s: when the seconds began, by ``time.monotonic``; ``None``: when the first setting is begun.
     """
 
     config: Config = field(default_factory=Config)
@@ -58,6 +59,7 @@ class TrainingOptions:
     seconds: float | None = None
     clock: Clock | None = None
     progress: Progress = silent
+    begun_s: float | None = None
 
 
 def measure_training(
@@ -81,13 +83,14 @@ def measure_training(
     Raises ``InvalidInputError`` for a precision that the device does not have.
     """
     options = options or TrainingOptions()
-    asked = _known(precisions, device)
+    asked = known_precisions(precisions, device)
     settings = [Setting(network, batch_size, device, *pair) for pair in product(asked, memory_formats)]
     (batch,) = labelled_batches(1, batch_size, input_shape)
     return _measured(settings, _Subject(model, batch, objective), options)
 
 
-def _known(precisions: Sequence[Precision] | None, device: str) -> Sequence[Precision]:
+def known_precisions(precisions: Sequence[Precision] | None, device: str) -> Sequence[Precision]:
+    """Return the precisions asked for; ``None``: all of the device. Raises ``InvalidInputError`` as measuring does."""
     allowed = PRECISIONS[device]
     for precision in precisions or ():
         if precision not in allowed:
@@ -98,7 +101,7 @@ def _known(precisions: Sequence[Precision] | None, device: str) -> Sequence[Prec
 def _measured(
     settings: Sequence[Setting], subject: _Subject, options: TrainingOptions
 ) -> Iterator[tuple[VariantResult, ...]]:
-    begun_s = time.monotonic()
+    begun_s = time.monotonic() if options.begun_s is None else options.begun_s
     for index, setting in enumerate(settings):
         options.progress(f"{setting.network} {setting.precision} {setting.memory_format}", index / len(settings))
         if options.seconds is not None and time.monotonic() - begun_s > options.seconds:

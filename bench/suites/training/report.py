@@ -1,15 +1,16 @@
-"""Report of training steps: a table for people, CSV and JSON for programs, a row for each variant and setting."""
+"""Report of training steps: tables for people, CSV and JSON for programs, a row for each variant and setting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import groupby
 
 from rich.table import Table
 
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import memory_bound, milliseconds, new_table, ratio
-from mucudnn.bench.suites.training.result import StepCost, Variant, VariantResult
+from mucudnn.bench.suites.training.result import StepCost, StepSplit, Variant, VariantResult
 from mucudnn.running.environment import Environment
 from mucudnn.words.config import Config
 from mucudnn.words.units import format_bytes
@@ -18,20 +19,51 @@ _COLUMNS: Mapping[str, Callable[[StepCost, StepCost | None], str]] = {  # the se
     "step ms": lambda cost, torchs: milliseconds(cost.time_s),
     "IQR / median": lambda cost, torchs: f"{cost.noise:.1%}",
     "speedup": lambda cost, torchs: "" if torchs is None else ratio(torchs.time_s / cost.time_s),
+    "forward ms": lambda cost, torchs: _part(cost, lambda split: split.forward_s),
+    "backward ms": lambda cost, torchs: _part(cost, lambda split: split.backward_s),
+    "rest ms": lambda cost, torchs: _part(cost, lambda split: split.rest_s),
+    "rest ratio": lambda cost, torchs: _as_text(_rest_ratio(cost, torchs)),
     "peak memory": lambda cost, torchs: format_bytes(cost.peak_bytes),
     "ratio": lambda cost, torchs: "" if torchs is None else f"{cost.peak_bytes / torchs.peak_bytes:.3f}",
 }
 
 
+_SUMMARY = ("torch ms", "mucudnn ms", "speedup", "of convolutions", "convolutions in torch's step", "rest ratio")
+
+
+def training_tables(cells: Sequence[VariantResult], config: Config) -> Iterator[Table]:
+    """A table for each network, and a summary if there are several."""
+    networks = [[*group] for _, group in groupby(cells, lambda cell: (cell.setting.network, cell.setting.batch_size))]
+    yield from (training_steps_table(group, config) for group in networks)
+    if len(networks) > 1:
+        yield training_summary(cells, config)
+
+
+def training_summary(cells: Sequence[VariantResult], config: Config) -> Table:
+    """A row for each network, precision and memory format: mucudnn's step against torch's."""
+    title = f"training steps, {memory_bound(config)}"
+    printed = new_table(title, ("network", "batch", "precision", "memory format"), _SUMMARY)
+    for cell in cells:
+        setting = cell.setting
+        if cell.variant is Variant.MUCUDNN:
+            left = setting.network, str(setting.batch_size), setting.precision, setting.memory_format
+            printed.add_row(*left, *_summed_up(cell, _torchs(cell, cells)))
+    printed.caption = "speedups of the step, and of its convolutions in place"
+    return printed
+
+
 def training_steps_table(cells: Sequence[VariantResult], config: Config) -> Table:
-    """Times and peaks; speedup and memory are to torch's of the same precision and memory format."""
+    """Times and peaks of one network; ratios are to torch's of the same precision and memory format."""
     first = cells[0].setting
     title = f"{first.network}, batch {first.batch_size}: training steps, {memory_bound(config)}"
     printed = new_table(title, ("precision", "memory format", "convolutions"), [*_COLUMNS])
     for cell in cells:
         setting = cell.setting
         printed.add_row(setting.precision, setting.memory_format, cell.variant, *_numbers(cell, cells))
-    printed.caption = "speedup and memory to torch of the same precision and memory format"
+    printed.caption = (
+        "forward, backward: convolutions, timed in place in rounds of their own; rest: all that is not a convolution\n"
+        "speedup and ratios to torch of the same precision and memory format"
+    )
     return printed
 
 
@@ -46,11 +78,12 @@ def training_record(cells: Sequence[VariantResult], config: Config, environment:
 
 def training_rows(cells: Sequence[VariantResult]) -> list[Record]:
     """Lines of the CSV file: one for each result; numbers are empty where there is a failure."""
-    return [_row(cell) for cell in cells]
+    return [_row(cell, _torchs(cell, cells)) for cell in cells]
 
 
-def _row(cell: VariantResult) -> Record:
+def _row(cell: VariantResult, torchs: StepCost | None) -> Record:
     setting, cost = cell.setting, cell.cost
+    split = None if cost is None else cost.split
     return {
         "network": setting.network,
         "batch_size": setting.batch_size,
@@ -62,11 +95,48 @@ def _row(cell: VariantResult) -> Record:
         "noise": None if cost is None else cost.noise,
         "peak_bytes": None if cost is None else cost.peak_bytes,
         "failure": cell.failure,
+        "forward_convolutions_s": None if split is None else split.forward_s,
+        "backward_convolutions_s": None if split is None else split.backward_s,
+        "rest_s": None if split is None else split.rest_s,
+        "rest_ratio": None if cost is None else _rest_ratio(cost, torchs),
     }
 
 
 def _numbers(cell: VariantResult, cells: Sequence[VariantResult]) -> list[str]:
     if cell.cost is None:
         return [cell.failure]
-    torchs = next(c.cost for c in cells if c.setting == cell.setting and c.variant is Variant.TORCH)
+    torchs = _torchs(cell, cells)
     return [shown(cell.cost, torchs) for shown in _COLUMNS.values()]
+
+
+def _torchs(cell: VariantResult, cells: Sequence[VariantResult]) -> StepCost | None:
+    """Cost of torch's own step in the same setting."""
+    return next(c.cost for c in cells if c.setting == cell.setting and c.variant is Variant.TORCH)
+
+
+def _part(cost: StepCost, seconds: Callable[[StepSplit], float]) -> str:
+    return "" if cost.split is None else milliseconds(seconds(cost.split))
+
+
+def _rest_ratio(cost: StepCost, torchs: StepCost | None) -> float | None:
+    """All that is not a convolution, over the same of torch's step."""
+    if cost.split is None or torchs is None or torchs.split is None:
+        return None
+    return cost.split.rest_s / torchs.split.rest_s
+
+
+def _as_text(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _summed_up(cell: VariantResult, torchs: StepCost | None) -> list[str]:
+    """Texts under ``_SUMMARY``; the reason where there is nothing to compare."""
+    ours = cell.cost
+    if ours is None or torchs is None:
+        return [cell.failure or "torch's own failed"]
+    texts = [milliseconds(torchs.time_s), milliseconds(ours.time_s), ratio(torchs.time_s / ours.time_s)]
+    if ours.split is None or torchs.split is None:
+        return texts
+    share = torchs.split.convolutions_s / (torchs.split.convolutions_s + torchs.split.rest_s)
+    gained = ratio(torchs.split.convolutions_s / ours.split.convolutions_s)
+    return [*texts, gained, f"{share:.0%}", _as_text(_rest_ratio(ours, torchs))]

@@ -31,12 +31,6 @@ class Variant(StrEnum):
     MUCUDNN = "mucudnn"
 
 
-class How(StrEnum):
-    """Way in which mucudnn gets into a step: ``optimize`` turns the modules of the model."""
-
-    OPTIMIZE = "optimize"
-
-
 VARIANTS = {"cuda": tuple(Variant), "cpu": (Variant.TORCH, Variant.MUCUDNN)}  # by type of device
 
 
