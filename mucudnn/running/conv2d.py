@@ -50,6 +50,7 @@ class Conv2d(torch.nn.Conv2d):
     tuned: tuple[TunedOperation, ...] = ()
     choices: Choices | None = None
     filter_cache: FilterCache | None = None
+    confirmation: object | None = None  # what steps of the whole model have shown
 
     @property
     def cached_filters(self) -> tuple[CachedFilter, ...]:

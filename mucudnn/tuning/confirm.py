@@ -5,7 +5,7 @@ Pure but for what it is given: how to run a step, and how to put choices into th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from statistics import median
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from mucudnn.running.in_place import Place, Spent
 from mucudnn.tuning.choose import baseline_of
-from mucudnn.tuning.confirmation import Confirmation, InPlace, InTurns
+from mucudnn.tuning.confirmation import Confirmation, InPlace, InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
@@ -45,11 +45,14 @@ class Steps(Protocol):
     def run(self, *, ours: bool, recorded: bool) -> StepTimes:
         """Run a step: with what was chosen, or torch's own. recorded: each convolution is timed, too."""
 
-    def put_in(self, tuned: TunedModules) -> None:
-        """Have the modules run these from now on."""
+    def is_ours(self, module: str, tuned: TunedProblem) -> bool:
+        """Tell whether anything else than torch's own runs."""
 
     def may_run_torchs_own(self, tuned: TunedProblem) -> bool:
         """Tell whether the workspace that torch's own needs is allowed."""
+
+    def put_in(self, tuned: TunedModules, put_back: Sequence[PutBack]) -> None:
+        """Have the modules run ``tuned`` from now on. put_back: what is torch's own again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +87,20 @@ def confirm(
     if automatic and not effort.shortest_s <= torchs_s <= effort.longest_s:
         return None
     recorded = _Rounds.run(steps, effort, recorded=True)
-    after, put_back = _judged(recorded, tuned, steps.may_run_torchs_own)
-    steps.put_in(after)
+    tuned = _with_in_place(recorded, tuned)
+    put_back = _losers(recorded, tuned, steps)
+    tuned = _without(tuned, put_back)
+    steps.put_in(tuned, put_back)
     if put_back:
         recorded = _Rounds.run(steps, effort, recorded=True)
-    step = recorded.steps
-    if recorded.is_disturbed:
-        step = _Rounds.run(steps, effort, recorded=False).steps
-    confirmation = Confirmation(
-        step, recorded.steps, recorded.convolutions, _over_tuned(recorded, after), tuple(put_back), step.is_slower
-    )
+    step = (_Rounds.run(steps, effort, recorded=False) if recorded.is_disturbed else recorded).steps
+    over_tuned = _over_tuned(recorded, tuned)
     if step.is_slower:
-        steps.put_in(_withdrawn(after, step, steps.may_run_torchs_own))
-    return confirmation
+        withdrawn = _all_of_ours(tuned, steps, f"the step was slower with what was chosen, {step.in_words}")
+        steps.put_in(_without(tuned, withdrawn), withdrawn)
+    return Confirmation(
+        step, recorded.steps, recorded.convolutions, over_tuned, tuple(put_back), is_withdrawn=step.is_slower
+    )
 
 
 def _warm_up(steps: Steps) -> float:
@@ -174,46 +178,62 @@ class _Part:
         return sum(times.convolutions[p].calls for p in self.places if first in p.operations and p in times.convolutions)
 
     def losers(self, rounds: _Rounds) -> list[TunedProblem]:
-        """Return what is put back where the part is slower than torch's.
+        """Return what is put back where the part is slower than torch's, as far as it is ours.
 
         Torch's call is divided over its operations as tuning measured torch's own. What takes longer than its share is
         put back, and at least what exceeds its share by most.
         """
-        ours = [one for one in self.tuned if not one.configuration.is_baseline]
-        if len(self.tuned) == 1 or any(one.baseline_s is None for one in self.tuned):
-            return ours
-        torchs_s, all_s = median(self.seconds(rounds.torchs)), sum(one.baseline_s or 0.0 for one in self.tuned)
-        excess_s = {
-            one.problem.operation: median(self.seconds(rounds.ours, one.problem.operation))
-            - torchs_s * (one.baseline_s or 0.0) / all_s
-            for one in ours
-        }
-        most_s = max(excess_s.values(), default=0.0)
-        return [one for one in ours if excess_s[one.problem.operation] >= min(0.0, most_s)]
+        baselines_s = [one.baseline_s for one in self.tuned]
+        all_s = sum(seconds or 0.0 for seconds in baselines_s)
+        if len(self.tuned) == 1 or None in baselines_s:
+            return [*self.tuned]
+        torchs_s = median(self.seconds(rounds.torchs))
+        excess_s = [
+            median(self.seconds(rounds.ours, one.problem.operation)) - torchs_s * (one.baseline_s or 0.0) / all_s
+            for one in self.tuned
+        ]
+        return [one for one, s in zip(self.tuned, excess_s, strict=True) if s >= min(0.0, max(excess_s))]
 
 
-def _judged(
-    rounds: _Rounds, tuned: TunedModules, may_run_torchs_own: Callable[[TunedProblem], bool]
-) -> tuple[TunedModules, list[tuple[str, str]]]:
-    """Return what is to run, with what was measured in place, and what was put back of which module."""
-    in_place: dict[_Key, InPlace] = {}
-    lost: set[_Key] = set()
+def _with_in_place(rounds: _Rounds, tuned: TunedModules) -> TunedModules:
+    """Add what was measured in place."""
+    measured = {_key(one): part.in_place(rounds) for part in _parts(rounds, tuned) for one in part.tuned}
+    return {name: tuple(replace(one, in_place=measured.get(_key(one))) for one in every) for name, every in tuned.items()}
+
+
+def _losers(rounds: _Rounds, tuned: TunedModules, steps: Steps) -> list[PutBack]:
+    """Return what is slower than torch's own in place, in every module in which it runs."""
+    why: dict[_Key, str] = {}
     for part in _parts(rounds, tuned):
-        measured = part.in_place(rounds)
-        if measured is None:
-            continue
-        in_place |= {_key(one): measured for one in part.tuned}
-        if measured.call.is_slower:
-            lost |= {_key(one) for one in part.losers(rounds) if may_run_torchs_own(one)}
-    after, put_back = {}, []
-    for name, every in tuned.items():
-        after[name] = tuple(replace(one, in_place=in_place.get(_key(one))) for one in every)
-        for one in every:
-            if _key(one) in lost:
-                why = f"slower in the step, {in_place[_key(one)].call.in_words}"
-                after[name] = tuple(torchs_own(o, why) if _key(o) == _key(one) else o for o in after[name])
-                put_back.append((name, f"{one.problem}, batch {one.batch_size}: {why}"))
-    return after, put_back
+        in_place = part.in_place(rounds)
+        if in_place is not None and in_place.call.is_slower:
+            why |= {_key(one): f"slower in the step, {in_place.call.in_words}" for one in part.losers(rounds)}
+    return [
+        PutBack(name, one.problem, one.batch_size, why[_key(one)])
+        for name, every in tuned.items()
+        for one in every
+        if _key(one) in why and steps.is_ours(name, one) and steps.may_run_torchs_own(one)
+    ]
+
+
+def _all_of_ours(tuned: TunedModules, steps: Steps, why: str) -> list[PutBack]:
+    return [
+        PutBack(name, one.problem, one.batch_size, why)
+        for name, every in tuned.items()
+        for one in every
+        if steps.is_ours(name, one) and steps.may_run_torchs_own(one)
+    ]
+
+
+def _without(tuned: TunedModules, put_back: Iterable[PutBack]) -> TunedModules:
+    """Choose torch's own for what is put back."""
+    why = {(one.module, one.problem, one.batch_size): one.why for one in put_back}
+
+    def after(name: str, one: TunedProblem) -> TunedProblem:
+        reason = why.get((name, one.problem, one.batch_size))
+        return one if reason is None else _torchs_own(one, reason)
+
+    return {name: tuple(after(name, one) for one in every) for name, every in tuned.items()}
 
 
 def _parts(rounds: _Rounds, tuned: TunedModules) -> Iterator[_Part]:
@@ -224,72 +244,56 @@ def _parts(rounds: _Rounds, tuned: TunedModules) -> Iterator[_Part]:
             for module in (name, None):  # None: of calls whose module cannot be told, the first that has the problem
                 base = module, one.problem.with_operation(Operation.FORWARD), one.batch_size
                 by_base.setdefault(base, {}).setdefault(one.problem.operation, one)
+    places = _by_base((*rounds.torchs, *rounds.ours))
     parts: dict[tuple[_Key, ...], _Part] = {}
-    ours = {place for times in rounds.ours for place in times.convolutions}
     for base, joint in _joint_operations(rounds.torchs):
         chosen = tuple(one for operation, one in by_base.get(base, {}).items() if operation in joint)
         if len(chosen) == len(joint):
             part = parts.setdefault(tuple(_key(one) for one in chosen), _Part(chosen, set()))
-            part.places |= {p for p in (*ours, *_places(rounds.torchs)) if _base(p) == base and joint >= {*p.operations}}
+            part.places.update(place for place in places[base] if joint >= {*place.operations})
     return iter(parts.values())
 
 
-def _joint_operations(steps: Iterable[StepTimes]) -> Iterator[tuple[_Base, frozenset[Operation]]]:
+def _joint_operations(steps: Sequence[StepTimes]) -> Iterator[tuple[_Base, frozenset[Operation]]]:
     """Yield, for each module and problem, the operations that torch computes in one call, or in calls that overlap."""
-    joint: dict[_Base, list[frozenset[Operation]]] = {}
-    for place in _places(steps):
-        base = _base(place)
-        if base is not None and place.operations:
-            known = joint.setdefault(base, [])
-            overlapping = [operations for operations in known if operations & {*place.operations}]
-            joint[base] = [o for o in known if o not in overlapping] + [frozenset(place.operations).union(*overlapping)]
-    for base, every in joint.items():
-        for operations in every:
+    for base, places in _by_base(steps).items():
+        joint: list[frozenset[Operation]] = []
+        for operations in {frozenset(place.operations) for place in places if place.operations}:
+            overlapping = [known for known in joint if known & operations]
+            joint = [*(known for known in joint if known not in overlapping), operations.union(*overlapping)]
+        for operations in joint:
             yield base, operations
 
 
-def _places(steps: Iterable[StepTimes]) -> set[Place]:
-    return {place for times in steps for place in times.convolutions}
-
-
-def _base(place: Place) -> _Base | None:
-    return None if place.problem is None else (place.module, place.problem, place.batch_size)
+def _by_base(steps: Sequence[StepTimes]) -> dict[_Base, list[Place]]:
+    found: dict[_Base, list[Place]] = {}
+    for place in {place for times in steps for place in times.convolutions}:
+        if place.problem is not None:
+            found.setdefault((place.module, place.problem, place.batch_size), []).append(place)
+    return found
 
 
 def _key(tuned: TunedProblem) -> _Key:
     return tuned.problem, tuned.batch_size, tuned.configuration.micro_configs
 
 
-def torchs_own(tuned: TunedProblem, why: str) -> TunedProblem:
-    """Return the choice of torch's own instead of what was tuned."""
+def _torchs_own(tuned: TunedProblem, why: str) -> TunedProblem:
     n = tuned.batch_size
-    measured = baseline_of(tuned.measurements, n)
     time_s = tuned.time_s if tuned.baseline_s is None else tuned.baseline_s
-    own = measured or Configuration((MicroConfig(TORCHS_OWN, n),), time_s, 0)
-    reason = f"torch's own: {why}; {tuned.configuration} was chosen by tuning"
-    return replace(tuned, configuration=own, time_s=time_s, reason=reason)
-
-
-def _withdrawn(
-    tuned: TunedModules, step: InTurns, may_run_torchs_own: Callable[[TunedProblem], bool]
-) -> TunedModules:
-    why = f"the step is slower with all that was chosen, {step.in_words}"
-    return {
-        name: tuple(
-            torchs_own(one, why) if not one.configuration.is_baseline and may_run_torchs_own(one) else one
-            for one in every
-        )
-        for name, every in tuned.items()
-    }
+    own = baseline_of(tuned.measurements, n) or Configuration((MicroConfig(TORCHS_OWN, n),), time_s, 0)
+    reason = f"torch's own: {why}; tuning chose {tuned.configuration}"
+    return replace(tuned, configuration=own, time_s=time_s, relative_error=None, reason=reason)
 
 
 def _over_tuned(rounds: _Rounds, tuned: TunedModules) -> float | None:
     """Return the median, over calls of what was tuned, of seconds in place over those that tuning measured."""
-    ratios: list[float] = []
+    tuned_s: dict[Place, float] = {}
     for part in _parts(rounds, tuned):
-        measured = part.in_place(rounds)
-        if measured is None:
-            continue
-        alone = [(median(part.seconds(rounds.ours, one.problem.operation)), one.time_s) for one in part.tuned]
-        ...
+        each_s = {one.problem.operation: one.time_s for one in part.tuned}
+        tuned_s |= {place: sum(each_s[operation] for operation in place.operations) for place in part.places}
+    ratios: list[float] = []
+    for times in rounds.ours:
+        for place, spent in times.convolutions.items():
+            if place in tuned_s:
+                ratios += [spent.time_s / (spent.calls * tuned_s[place])] * spent.calls
     return median(ratios) if ratios else None

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Self
 
 from mucudnn.bench.measure.comparison import uncertainty
-from mucudnn.words.problem import Operation
+from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.units import format_seconds
 from mucudnn.words.values import restore
 
@@ -74,21 +74,34 @@ class InPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class PutBack:
+    """A problem of a module that torch's own computes again, and why."""
+
+    module: str
+    problem: ConvProblem
+    batch_size: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.module or 'the model itself'}: {self.problem}, batch {self.batch_size}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
 class Confirmation:
     """A model's own step with torch's own convolutions and with ours, in turns. Printed, it is one line.
 
     step: the whole step. recorded: the steps in which convolutions were timed one by one, which costs a little.
     convolutions: all of them in such a step, in sum. over_tuned: seconds of a call in place over what tuning said, the
     median over the tuned convolutions; ``None`` where none could be told. put_back: where torch's own runs again since
-    ours was slower in place: module and what. withdrawn: torch's own runs everywhere since the step was slower.
+    ours was slower in place. is_withdrawn: torch's own runs everywhere, since the step was slower all the same.
     """
 
     step: InTurns
     recorded: InTurns
     convolutions: InTurns
     over_tuned: float | None = None
-    put_back: tuple[tuple[str, str], ...] = ()
-    withdrawn: bool = False
+    put_back: tuple[PutBack, ...] = ()
+    is_withdrawn: bool = False
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -113,7 +126,7 @@ class Confirmation:
         step = self.step
         verdict = "" if step.is_faster else ", slower" if step.is_slower else ", no clear difference"
         bound = "" if self.most_speedup == inf else f", so at most {self.most_speedup:.2f}x"
-        withdrawn = "; torch's own runs everywhere" if self.withdrawn else ""
+        withdrawn = "; torch's own runs everywhere" if self.is_withdrawn else ""
         return (
             f"step {_ms(step.torch_s)} -> {_ms(step.time_s)} ms, {step.speedup:.2f}x ± {step.uncertainty:.2f}{verdict}; "
             f"convolutions {self.convolutions.speedup:.2f}x; {100 * self.share:.0f} % of the step were convolutions{bound}"
