@@ -147,8 +147,7 @@ def computed(
             recipe = recipe_of(choices, operation, x, w, third, stride, padding, dilation, groups)
             if recipe is None:
                 return None
-            with made_current(x.device):
-                return _RUNS[operation](recipe, x, w, third)
+            return _run(recipe, x, w, third)
         except MisalignedError:
             return None
         except StepError as error:
@@ -172,7 +171,7 @@ def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, 
     """Compute what the operation writes, newly allocated. third: bias or dy."""
     *geometry, tuning = geometry_and_tuning
     if tuning < UNTUNED:
-        return _as_measured(operation, x, w, third, *geometry_and_tuning)
+        return as_measured(operation, x, w, third, *geometry, _measured[tuning])
     choices = _registered.get(tuning)
     result = None if choices is None else computed(operation, x, w, third, *geometry, choices)
     if result is not None:
@@ -181,14 +180,29 @@ def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, 
     return torch_convolution(operation, x, w, dy, bias, *geometry)
 
 
-def _as_measured(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
-    """Compute a call by the recipe that is measured. Raises whatever fails."""
-    *geometry, handle = geometry_and_tuning
-    recipe = recipe_of(_measured[handle], operation, x, w, third, *geometry)
+def as_measured(
+    operation: Operation,
+    x: Tensor,
+    w: Tensor,
+    third: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    measured: Measured,
+) -> Tensor:
+    """Compute a call by the recipe that is measured, as ``computed`` does. Raises whatever fails."""
+    recipe = recipe_of(measured, operation, x, w, third, stride, padding, dilation, groups)
     if recipe is None:
         raise InvalidInputError(f"what is measured does not fit {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}")
+    return _run(recipe, x, w, third)
+
+
+def _run(recipe: Recipe, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
+    if recipe.bound is not None:
+        return recipe.bound.run(x, w, third)
     with made_current(x.device):
-        return _RUNS[operation](recipe, x, w, third)
+        return _RUNS[recipe.problem.operation](recipe, x, w, third)
 
 
 def run_forward(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, cached: Tensor | None = None) -> Tensor:
