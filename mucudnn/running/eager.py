@@ -42,9 +42,7 @@ def convolve(
     if not (nobody_watches() and is_plain(x) and is_plain(w) and (third is None or is_plain(third))):
         return _OPERATORS[operation](x, w, third, stride, padding, dilation, groups, choices.handle)
     rest = (stride, padding, dilation, groups, choices)
-    if torch.is_grad_enabled() and (
-        x.requires_grad or w.requires_grad or (third is not None and third.requires_grad)
-    ):
+    if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (third is not None and third.requires_grad)):
         y: Tensor = _APPLY[operation](x, w, third, rest)
         return y
     return _values(operation, x, w, third, *rest)
@@ -86,7 +84,7 @@ class TunedConv2d(torch.autograd.Function):
         of_x, of_w, of_bias, _ = ctx.needs_input_grad
         dx = convolve(_BACKWARD_DATA, x, w, dy, *ctx.rest) if of_x else None
         dw = convolve(_BACKWARD_FILTER, x, w, dy, *ctx.rest) if of_w else None
-        return dx, dw, dy.sum((0, 2, 3)) if of_bias else None, None
+        return dx, dw, operators.bias_gradient(dy) if of_bias else None, None
 
 
 class TunedBackwardData(torch.autograd.Function):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
 
+from mucudnn.running import operators
 from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, wrapped
 from mucudnn.running.filter_cache import FilterCache
 from mucudnn.running.recipe import _problem as problem_of
@@ -25,11 +27,6 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, Operation
 
 _DTYPES = frozenset(getattr(torch, name) for name in ITEM_BYTES)
-_OPERATORS = {
-    "conv2d": Operation.FORWARD,
-    "conv2d_backward_data": Operation.BACKWARD_DATA,
-    "conv2d_backward_filter": Operation.BACKWARD_FILTER,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +93,13 @@ class InPlaceTimes:
     """
 
     def __init__(self, model: nn.Module, device_type: str) -> None:
-        convolutions = {name: module for name, module in model.named_modules() if isinstance(module, _ConvNd)}
         self.device_type = device_type
         self._on_cpu = device_type == "cpu"
         self._now: Callable[[], Any] = time.perf_counter if self._on_cpu else _event
-        self._modules = {m.weight.data_ptr(): name for name, m in reversed(convolutions.items())}
+        self._modules = {w.data_ptr(): name for name, w in _filters(model)}
         self._places: dict[tuple[Any, ...], Place] = {}
-        self._calls: list[tuple[Place, Any, Any]] = []
-        self._thread = _Nesting()
+        self._calls: list[tuple[Place, int, Any, Any]] = []
+        self._thread = _OfThisThread()
         self._wrapper = _torchs(self)
 
     @contextmanager
@@ -121,10 +117,10 @@ class InPlaceTimes:
         if not self._on_cpu:
             torch.cuda.synchronize()
         spent: dict[Place, Spent] = {}
-        for place, begun, ended in calls:
+        for place, count, begun, ended in calls:
             time_s = ended - begun if self._on_cpu else begun.elapsed_time(ended) / 1000
             before = spent.get(place, Spent(0, 0.0))
-            spent[place] = Spent(before.calls + 1, before.time_s + time_s)
+            spent[place] = Spent(before.calls + count, before.time_s + time_s)
         return spent
 
     def record(
@@ -149,7 +145,17 @@ class InPlaceTimes:
         finally:
             thread.inside = False
         if result is not None:
-            self._calls.append((self._place(operations, operands_of(result)), begun, ended))
+            thread.last = self._place(operations, operands_of(result))
+            self._calls.append((thread.last, 1, begun, ended))
+        return result
+
+    def record_more(self, compute: Callable[[Tensor], Tensor], dy: Tensor) -> Tensor:
+        """Compute, and add how long it took to the last call: torch's own computes the bias' gradient with dw."""
+        begun = self._now()
+        result = compute(dy)
+        ended = self._now()
+        if self._thread.last is not None:
+            self._calls.append((self._thread.last, 0, begun, ended))
         return result
 
     def _place(self, operations: tuple[Operation, ...], operands: _Operands) -> Place:
@@ -162,8 +168,17 @@ class InPlaceTimes:
         return place
 
 
-class _Nesting(threading.local):
-    inside = False
+def _filters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield filters that stay where they are: those of parametrized modules are made anew for each call."""
+    for name, module in model.named_modules():
+        w = module._parameters.get("weight") if isinstance(module, _ConvNd) else None
+        if w is not None and not is_lazy(w):
+            yield name, w
+
+
+class _OfThisThread(threading.local):
+    inside = False  # of a call that is noted
+    last: Place | None = None  # of this thread's calls
 
 
 def _event() -> torch.cuda.Event:
@@ -204,35 +219,26 @@ def _torchs(times: InPlaceTimes) -> Wrapper:
 
 @contextmanager
 def _ours(times: InPlaceTimes) -> Iterator[None]:
-    """Put functions that record before our operators, and before those of cached filters."""
-    key = times.device_type.upper()
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-    library: Any = torch.library.Library("mucudnn", "IMPL")  # type: ignore[no-untyped-call]
-    convolve = FilterCache.convolve
+    """Put functions that record in the place of those that compute what is ours, with a cached filter or without."""
+    computed, bias_gradient, convolve = operators.computed, operators.bias_gradient, FilterCache.convolve
 
-    def recorded_convolve(cache: FilterCache, *arguments: Any) -> Any:
-        x, w, _, *geometry = arguments
+    def recorded(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor | None:
+        operands = _Operands(x, w, *rest[:-1])
+        arguments = (operation, x, w, third, *rest)
+        return times.record(computed, arguments, (operation,), lambda _: operands)
+
+    def recorded_convolve(cache: FilterCache, x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
         operands = _Operands(x, w, *geometry)
-        return times.record(convolve, (cache, *arguments), (Operation.FORWARD,), lambda _: operands)
+        return times.record(convolve, (cache, x, w, bias, *geometry), (Operation.FORWARD,), lambda _: operands)
+
+    def recorded_bias_gradient(dy: Tensor) -> Tensor:
+        return times.record_more(bias_gradient, dy)
 
     try:
-        for name, operation in _OPERATORS.items():
-            kernel = torch.library.get_kernel(f"mucudnn::{name}", key)
-            library.impl(name, _recorded(times, kernel, keys, operation), key)
+        operators.computed = recorded
+        operators.bias_gradient = recorded_bias_gradient
         FilterCache.convolve = recorded_convolve  # type: ignore[method-assign]
         yield
     finally:
+        operators.computed, operators.bias_gradient = computed, bias_gradient
         FilterCache.convolve = convolve  # type: ignore[method-assign]
-        library._destroy()
-
-
-def _recorded(times: InPlaceTimes, kernel: Any, keys: Any, operation: Operation) -> Callable[..., Any]:
-    def compute(*arguments: Any) -> Any:
-        return kernel.call_boxed(keys, *arguments)
-
-    def recorded(*arguments: Any) -> Any:
-        x, w, _, *geometry, _ = arguments
-        operands = _Operands(x, w, *geometry)
-        return times.record(compute, arguments, (operation,), lambda _: operands)
-
-    return recorded

@@ -244,6 +244,11 @@ def _torchs(operation: Operation) -> Callable[..., Tensor]:
     return lambda x, w, dy, *rest: torch_convolution(operation, x, w, dy, None, *rest[:-1])
 
 
+def bias_gradient(dy: Tensor) -> Tensor:
+    """Sum dy, (N, K, P, Q), to (K,). Looked up in every call, as ``computed``: ``in_place`` puts itself around both."""
+    return dy.sum((0, 2, 3))
+
+
 def _save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, dy, *ctx.rest = inputs
     ctx.save_for_backward(x, w, dy)
@@ -259,7 +264,7 @@ def _conv2d_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     of_x, of_w, of_bias = ctx.needs_input_grad[:3]
     dx = conv2d_backward_data(x, w, dy, *ctx.rest) if of_x else None
     dw = conv2d_backward_filter(x, w, dy, *ctx.rest) if of_w else None
-    return dx, dw, dy.sum((0, 2, 3)) if of_bias else None, *(None for _ in ctx.rest)
+    return dx, dw, bias_gradient(dy) if of_bias else None, *(None for _ in ctx.rest)
 
 
 def _backward_data_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:

@@ -175,7 +175,9 @@ class _Part:
     def _calls(self, times: StepTimes) -> int:
         """Count calls of the first operation."""
         first = self.tuned[0].problem.operation
-        return sum(times.convolutions[p].calls for p in self.places if first in p.operations and p in times.convolutions)
+        return sum(
+            times.convolutions[p].calls for p in self.places if first in p.operations and p in times.convolutions
+        )
 
     def losers(self, rounds: _Rounds) -> list[TunedProblem]:
         """Return what is put back where the part is slower than torch's, as far as it is ours.
@@ -198,7 +200,9 @@ class _Part:
 def _with_in_place(rounds: _Rounds, tuned: TunedModules) -> TunedModules:
     """Add what was measured in place."""
     measured = {_key(one): part.in_place(rounds) for part in _parts(rounds, tuned) for one in part.tuned}
-    return {name: tuple(replace(one, in_place=measured.get(_key(one))) for one in every) for name, every in tuned.items()}
+    return {
+        name: tuple(replace(one, in_place=measured.get(_key(one))) for one in every) for name, every in tuned.items()
+    }
 
 
 def _losers(rounds: _Rounds, tuned: TunedModules, steps: Steps) -> list[PutBack]:

@@ -41,12 +41,12 @@ def confirm_model(
     step: Step | None = None,
     progress: Progress,
 ) -> Confirmation | None:
-    """Run the model's own step in turns, torch's own convolutions and ours, and put torch's own back where it is faster.
+    """Run the model's own step in turns, torch's own convolutions and ours; put torch's own back where ours is slower.
 
     step: the user's; ``None``: forward and backward pass on the sample input, in ``eval()`` the forward pass alone.
     Returns what was found, which every module has as ``confirmation``, too; ``None`` where nothing was to be confirmed,
-    or, after a warning, where a step failed: then all stays as it was tuned. Parameters are kept where a step may change
-    them. Nothing else is: call it where buffers, gradients, mode and random state are kept.
+    or, after a warning, where a step failed: then all runs as it did before. Parameters are kept where a step may
+    change them. Nothing else is: call it where buffers, gradients, mode and random state are kept.
     """
     modules = {name: module for name, module in model.named_modules() if isinstance(module, Conv2d) and module.tuned}
     if not _is_wanted(config, model, modules.values(), step):

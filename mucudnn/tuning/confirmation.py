@@ -126,19 +126,22 @@ class Confirmation:
         step = self.step
         verdict = "" if step.is_faster else ", slower" if step.is_slower else ", no clear difference"
         bound = "" if self.most_speedup == inf else f", so at most {self.most_speedup:.2f}x"
-        withdrawn = "; torch's own runs everywhere" if self.is_withdrawn else ""
-        return (
-            f"step {_ms(step.torch_s)} -> {_ms(step.time_s)} ms, {step.speedup:.2f}x ± {step.uncertainty:.2f}{verdict}; "
-            f"convolutions {self.convolutions.speedup:.2f}x; {100 * self.share:.0f} % of the step were convolutions{bound}"
-            f"{withdrawn}"
+        parts = (
+            f"step {_ms(step.torch_s)} -> {_ms(step.time_s)} ms, {step.speedup:.2f}x ± {step.uncertainty:.2f}{verdict}",
+            f"convolutions {self.convolutions.speedup:.2f}x",
+            f"{100 * self.share:.0f} % of the step were convolutions{bound}",
+            *(["torch's own runs everywhere"] if self.is_withdrawn else []),
         )
+        return "; ".join(parts)
 
     def details(self) -> str:
-        """The line, and what else the steps showed, a line each."""
-        lines = [str(self), f"all that is not a convolution: {self.rest:.2f} times torch's"]
+        """The line, and what else the steps have shown, a line each."""
+        lines = [str(self), f"all that is not a convolution takes {self.rest:.2f} times as long as with torch's own"]
         if self.over_tuned is not None:
-            lines.append(f"a tuned convolution in place: {self.over_tuned:.2f} times what tuning measured (median)")
-        return "\n".join(lines)
+            lines.append(
+                f"a tuned convolution takes {self.over_tuned:.2f} times as long as tuning measured, in the median"
+            )
+        return "\n".join((*lines, *(f"torch's own again in {one}" for one in self.put_back)))
 
 
 def _ms(seconds: float) -> str:
