@@ -147,8 +147,7 @@ def computed(
             recipe = recipe_of(choices, operation, x, w, third, stride, padding, dilation, groups)
             if recipe is None:
                 return None
-            with made_current(x.device):
-                return _RUNS[operation](recipe, x, w, third)
+            return _run(recipe, x, w, third)
         except MisalignedError:
             return None
         except StepError as error:
@@ -172,7 +171,7 @@ def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, 
     """Compute what the operation writes, newly allocated. third: bias or dy."""
     *geometry, tuning = geometry_and_tuning
     if tuning < UNTUNED:
-        return _as_measured(operation, x, w, third, *geometry_and_tuning)
+        return as_measured(operation, x, w, third, *geometry, _measured[tuning])
     choices = _registered.get(tuning)
     result = None if choices is None else computed(operation, x, w, third, *geometry, choices)
     if result is not None:
@@ -181,14 +180,29 @@ def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, 
     return torch_convolution(operation, x, w, dy, bias, *geometry)
 
 
-def _as_measured(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
-    """Compute a call by the recipe that is measured. Raises whatever fails."""
-    *geometry, handle = geometry_and_tuning
-    recipe = recipe_of(_measured[handle], operation, x, w, third, *geometry)
+def as_measured(
+    operation: Operation,
+    x: Tensor,
+    w: Tensor,
+    third: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    measured: Measured,
+) -> Tensor:
+    """Compute a call by the recipe that is measured, as ``computed`` does. Raises whatever fails."""
+    recipe = recipe_of(measured, operation, x, w, third, stride, padding, dilation, groups)
     if recipe is None:
         raise InvalidInputError(f"what is measured does not fit {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}")
+    return _run(recipe, x, w, third)
+
+
+def _run(recipe: Recipe, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
+    if recipe.bound is not None:
+        return recipe.bound.run(x, w, third)
     with made_current(x.device):
-        return _RUNS[operation](recipe, x, w, third)
+        return _RUNS[recipe.problem.operation](recipe, x, w, third)
 
 
 def run_forward(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, cached: Tensor | None = None) -> Tensor:
@@ -230,6 +244,11 @@ def _torchs(operation: Operation) -> Callable[..., Tensor]:
     return lambda x, w, dy, *rest: torch_convolution(operation, x, w, dy, None, *rest[:-1])
 
 
+def bias_gradient(dy: Tensor) -> Tensor:
+    """Sum dy, (N, K, P, Q), to (K,). Looked up in every call, as ``computed``: ``in_place`` puts itself around both."""
+    return dy.sum((0, 2, 3))
+
+
 def _save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, dy, *ctx.rest = inputs
     ctx.save_for_backward(x, w, dy)
@@ -245,7 +264,7 @@ def _conv2d_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     of_x, of_w, of_bias = ctx.needs_input_grad[:3]
     dx = conv2d_backward_data(x, w, dy, *ctx.rest) if of_x else None
     dw = conv2d_backward_filter(x, w, dy, *ctx.rest) if of_w else None
-    return dx, dw, dy.sum((0, 2, 3)) if of_bias else None, *(None for _ in ctx.rest)
+    return dx, dw, bias_gradient(dy) if of_bias else None, *(None for _ in ctx.rest)
 
 
 def _backward_data_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:

@@ -51,6 +51,9 @@ class Config:
     database: SQLite file of the measurements, ``~`` being your home; None: in the user's cache folder.
     strict: only algorithms with which a NaN or an infinity in x or dy spoils the same results as with torch's own, and
     no others: no Winograd or Fourier transforms (docs/numerics.md), and nothing of a library that may be one.
+    confirm: whether ``optimize`` ends with steps of the whole model, torch's own convolutions and ours in turns, and
+    puts torch's own back where ours is slower there. None: in training, where a step is neither too short nor too long,
+    and where no other process takes part; or where a step is given.
 
     Policy and operations may be given as text, numbers as NumPy's, and several names in any iterable; one text is one
     name. The fields then have the types that are named below, so that equal configs are equal and hash alike.
@@ -76,6 +79,7 @@ class Config:
     time_limit: float | str | None = None
     database: Path | str | None = None
     strict: bool = False
+    confirm: bool | None = None
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -92,6 +96,7 @@ class Config:
             max_relative_error=_error_bound(self.max_relative_error),
             deterministic=flag(self.deterministic, "deterministic"),
             strict=flag(self.strict, "strict"),
+            confirm=None if self.confirm is None else flag(self.confirm, "confirm"),
             time_limit=_amount(parse_seconds, self.time_limit, "time_limit"),
             database=_file(self.database),
         )
