@@ -19,22 +19,22 @@ _COLUMNS: Mapping[str, Callable[[StepCost, StepCost | None], str]] = {  # the se
     "step ms": lambda cost, torchs: milliseconds(cost.time_s),
     "IQR / median": lambda cost, torchs: f"{cost.noise:.1%}",
     "speedup": lambda cost, torchs: "" if torchs is None else ratio(torchs.time_s / cost.time_s),
-    "forward ms": lambda cost, torchs: _part(cost, lambda split: split.forward_s),
-    "backward ms": lambda cost, torchs: _part(cost, lambda split: split.backward_s),
-    "rest ms": lambda cost, torchs: _part(cost, lambda split: split.rest_s),
-    "rest ratio": lambda cost, torchs: _as_text(_rest_ratio(cost, torchs)),
     "peak memory": lambda cost, torchs: format_bytes(cost.peak_bytes),
     "ratio": lambda cost, torchs: "" if torchs is None else f"{cost.peak_bytes / torchs.peak_bytes:.3f}",
 }
 
 
-_SUMMARY = ("torch ms", "mucudnn ms", "speedup", "of convolutions", "convolutions in torch's step", "rest ratio")
+_SPLIT = ("forward ms", "backward ms", "speedup", "rest ms", "rest ratio")
+_SUMMARY = ("torch ms", "mucudnn ms", "speedup", "in convolutions", "their share", "rest ratio")
 
 
 def training_tables(cells: Sequence[VariantResult], config: Config) -> Iterator[Table]:
-    """A table for each network, and a summary if there are several."""
+    """Two tables for each network, and a summary if there are several."""
     networks = [[*group] for _, group in groupby(cells, lambda cell: (cell.setting.network, cell.setting.batch_size))]
-    yield from (training_steps_table(group, config) for group in networks)
+    for group in networks:
+        yield training_steps_table(group, config)
+        if any(cell.cost is not None and cell.cost.split is not None for cell in group):
+            yield training_split_table(group)
     if len(networks) > 1:
         yield training_summary(cells, config)
 
@@ -48,22 +48,37 @@ def training_summary(cells: Sequence[VariantResult], config: Config) -> Table:
         if cell.variant is Variant.MUCUDNN:
             left = setting.network, str(setting.batch_size), setting.precision, setting.memory_format
             printed.add_row(*left, *_summed_up(cell, _torchs(cell, cells)))
-    printed.caption = "speedups of the step, and of its convolutions in place"
+    printed.caption = (
+        "speedups of the step, and of its convolutions in place; their share of torch's step; rest: all but them"
+    )
+    return printed
+
+
+def training_split_table(cells: Sequence[VariantResult]) -> Table:
+    """Times of one network's convolutions in place, and of the rest; ratios as in ``training_steps_table``."""
+    first = cells[0].setting
+    title = f"{first.network}, batch {first.batch_size}: where the time of a step goes"
+    printed = new_table(title, ("precision", "memory format", "convolutions"), _SPLIT)
+    for cell in cells:
+        if cell.cost is not None and cell.cost.split is not None:
+            setting, torchs = cell.setting, _torchs(cell, cells)
+            left = setting.precision, setting.memory_format, cell.variant
+            printed.add_row(*left, *_parts(cell.cost.split, None if torchs is None else torchs.split))
+    printed.caption = (
+        "forward, backward: convolutions, timed in place in rounds of their own; rest: all that is not a convolution"
+    )
     return printed
 
 
 def training_steps_table(cells: Sequence[VariantResult], config: Config) -> Table:
-    """Times and peaks of one network; ratios are to torch's of the same precision and memory format."""
+    """Times and peaks of one network; speedup and memory are to torch's of the same precision and memory format."""
     first = cells[0].setting
     title = f"{first.network}, batch {first.batch_size}: training steps, {memory_bound(config)}"
     printed = new_table(title, ("precision", "memory format", "convolutions"), [*_COLUMNS])
     for cell in cells:
         setting = cell.setting
         printed.add_row(setting.precision, setting.memory_format, cell.variant, *_numbers(cell, cells))
-    printed.caption = (
-        "forward, backward: convolutions, timed in place in rounds of their own; rest: all that is not a convolution\n"
-        "speedup and ratios to torch of the same precision and memory format"
-    )
+    printed.caption = "speedup and memory to torch of the same precision and memory format"
     return printed
 
 
@@ -84,6 +99,7 @@ def training_rows(cells: Sequence[VariantResult]) -> list[Record]:
 def _row(cell: VariantResult, torchs: StepCost | None) -> Record:
     setting, cost = cell.setting, cell.cost
     split = None if cost is None else cost.split
+    torchs_split = None if torchs is None else torchs.split
     return {
         "network": setting.network,
         "batch_size": setting.batch_size,
@@ -98,7 +114,7 @@ def _row(cell: VariantResult, torchs: StepCost | None) -> Record:
         "forward_convolutions_s": None if split is None else split.forward_s,
         "backward_convolutions_s": None if split is None else split.backward_s,
         "rest_s": None if split is None else split.rest_s,
-        "rest_ratio": None if cost is None else _rest_ratio(cost, torchs),
+        "rest_ratio": None if split is None or torchs_split is None else split.rest_s / torchs_split.rest_s,
     }
 
 
@@ -114,19 +130,12 @@ def _torchs(cell: VariantResult, cells: Sequence[VariantResult]) -> StepCost | N
     return next(c.cost for c in cells if c.setting == cell.setting and c.variant is Variant.TORCH)
 
 
-def _part(cost: StepCost, seconds: Callable[[StepSplit], float]) -> str:
-    return "" if cost.split is None else milliseconds(seconds(cost.split))
-
-
-def _rest_ratio(cost: StepCost, torchs: StepCost | None) -> float | None:
-    """All that is not a convolution, over the same of torch's step."""
-    if cost.split is None or torchs is None or torchs.split is None:
-        return None
-    return cost.split.rest_s / torchs.split.rest_s
-
-
-def _as_text(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+def _parts(split: StepSplit, torchs: StepSplit | None) -> list[str]:
+    """Texts under ``_SPLIT``."""
+    speedup = "" if torchs is None else ratio(torchs.convolutions_s / split.convolutions_s)
+    rest_ratio = "" if torchs is None else f"{split.rest_s / torchs.rest_s:.3f}"
+    forward, backward, rest = map(milliseconds, (split.forward_s, split.backward_s, split.rest_s))
+    return [forward, backward, speedup, rest, rest_ratio]
 
 
 def _summed_up(cell: VariantResult, torchs: StepCost | None) -> list[str]:
@@ -138,5 +147,5 @@ def _summed_up(cell: VariantResult, torchs: StepCost | None) -> list[str]:
     if ours.split is None or torchs.split is None:
         return texts
     share = torchs.split.convolutions_s / (torchs.split.convolutions_s + torchs.split.rest_s)
-    gained = ratio(torchs.split.convolutions_s / ours.split.convolutions_s)
-    return [*texts, gained, f"{share:.0%}", _as_text(_rest_ratio(ours, torchs))]
+    _, _, speedup, _, rest_ratio = _parts(ours.split, torchs.split)
+    return [*texts, speedup, f"{share:.0%}", rest_ratio]
