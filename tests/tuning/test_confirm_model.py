@@ -6,10 +6,10 @@ A clock that moves only where a convolution or a step is told to take time makes
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.running import in_place, operators
+from mucudnn.running import operators
+from mucudnn.running.dispatcher import torchs_kernel
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.tracing.convolutions import trace
 from mucudnn.tracing.undisturbed import undisturbed
@@ -63,7 +64,7 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     clock = FakeClock()
     found = Machine(clock)
-    computed, torchs_kernel = operators.computed, in_place.torchs_kernel
+    computed = operators.computed
 
     def slow(operation: Operation, x: Tensor, *rest: Any) -> Tensor | None:
         clock.advance(found.ours_s[x.shape[1]])
@@ -79,8 +80,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         return call
 
     monkeypatch.setattr(operators, "computed", slow)
-    monkeypatch.setattr(in_place, "torchs_kernel", slow_kernel)
-    monkeypatch.setattr(in_place.time, "perf_counter", clock.now)
+    monkeypatch.setattr("mucudnn.running.in_place.torchs_kernel", slow_kernel)
+    monkeypatch.setattr("mucudnn.running.in_place.time.perf_counter", clock.now)
     monkeypatch.setattr(module, "wall_clock", lambda device_type: clock)
     forward = Net.forward
 
@@ -213,7 +214,9 @@ def test_cached_filters_that_are_slower_in_place_are_cached_no_more(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = tuned_net(algorithm=TORCHS_OWN).eval()
-    for layer in (net.first, net.second):
+    for layer in net.modules():
+        if not isinstance(layer, mucudnn.Conv2d):
+            continue
         forward = layer.tuned[0].problem
         configuration = Configuration((MicroConfig("winograd-4x4", N),), 1.0, 0)
         layer.filter_cache = FilterCache([CachedFilter(forward, "winograd-4x4", 0, {N: configuration})])
@@ -297,9 +300,9 @@ def test_models_that_train_while_gradients_are_made_are_confirmed_if_asked_for(m
 
     def train(parameter: Tensor) -> None:
         with torch.no_grad():
-            parameter -= 0.1 * parameter.grad
+            parameter.mul_(0.9)
 
-    net.first.weight.register_post_accumulate_grad_hook(train)
+    net.first.weight.register_post_accumulate_grad_hook(train)  # type: ignore[no-untyped-call]
     assert confirmed(net, Config()) is None
     assert confirmed(net) is not None
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
@@ -317,7 +320,7 @@ def test_one_of_several_processes_confirms_if_asked_for(machine: Machine, monkey
 
 
 @pytest.fixture
-def alone(tmp_path: Any) -> Iterator[None]:
+def alone(tmp_path: Path) -> Iterator[None]:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
@@ -335,7 +338,7 @@ def test_confirmed_models_survive_pickling(machine: Machine) -> None:
     assert pickle.loads(pickle.dumps(net.first)).confirmation == found
 
 
-def test_optimize_confirms_and_keeps_results(database: os.PathLike[str]) -> None:
+def test_optimize_confirms_and_keeps_results(database: Path) -> None:
     torch.manual_seed(0)
     torchs_net = Net()
     net = copy.deepcopy(torchs_net)
