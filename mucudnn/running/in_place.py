@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from mucudnn.running.recipe import _problem as problem_of
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, Operation
 
+_Result = TypeVar("_Result")
 _DTYPES = frozenset(getattr(torch, name) for name in ITEM_BYTES)
 
 
@@ -78,11 +79,16 @@ class _Operands(NamedTuple):
             stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
         if x.dim() != 4 or x.dtype not in _DTYPES:
             return None
-        geometry = (*((int(size[0]), int(size[1])) for size in (stride, padding, dilation)), groups)
         try:
+            geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
             return problem_of(Operation.FORWARD, x, w, geometry)
         except InvalidInputError:
             return None
+
+
+def _pair(sizes: Sequence[int]) -> tuple[int, int]:
+    height, width = sizes
+    return height, width
 
 
 class InPlaceTimes:
@@ -125,11 +131,11 @@ class InPlaceTimes:
 
     def record(
         self,
-        compute: Kernel,
+        compute: Callable[..., _Result],
         arguments: Sequence[Any],
         operations: tuple[Operation, ...],
         operands_of: Callable[[Any], _Operands],
-    ) -> Any:
+    ) -> _Result:
         """Compute, and note how long it took, but not of what runs inside of a call that is noted.
 
         operands_of: takes what was computed. ``None`` was: torch's own computes it next, and is noted then.
@@ -227,7 +233,9 @@ def _ours(times: InPlaceTimes) -> Iterator[None]:
         arguments = (operation, x, w, third, *rest)
         return times.record(computed, arguments, (operation,), lambda _: operands)
 
-    def recorded_convolve(cache: FilterCache, x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
+    def recorded_convolve(
+        cache: FilterCache, x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any
+    ) -> Tensor | None:
         operands = _Operands(x, w, *geometry)
         return times.record(convolve, (cache, x, w, bias, *geometry), (Operation.FORWARD,), lambda _: operands)
 
@@ -235,9 +243,9 @@ def _ours(times: InPlaceTimes) -> Iterator[None]:
         return times.record_more(bias_gradient, dy)
 
     try:
-        operators.computed = recorded
+        operators.computed = recorded  # type: ignore[assignment]
         operators.bias_gradient = recorded_bias_gradient
-        FilterCache.convolve = recorded_convolve  # type: ignore[method-assign]
+        FilterCache.convolve = recorded_convolve  # type: ignore[assignment, method-assign]
         yield
     finally:
         operators.computed, operators.bias_gradient = computed, bias_gradient

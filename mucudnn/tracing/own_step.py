@@ -8,17 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from mucudnn.words.errors import InvalidInputError
-
 
 class OwnStep:
     """A step of a model on one sample input: in training forward and backward pass, else the forward pass alone.
 
-    arguments: the only one, or a tuple of all positional ones. Each floating output has a gradient of its own, drawn at
-    random once: ones would vanish behind a normalization, and zeros take another time. Gradients begin as ``None``, and
-    remain after the step.
+    arguments: the only one, or a tuple of all positional ones. Each output that has a gradient gets one that is drawn
+    at random once: ones would vanish behind a normalization, and zeros may take another time. Where none has, the
+    forward pass is all there is to training. Gradients begin as ``None``, and remain after the step.
 
-    Raises ``InvalidInputError`` where there is nothing to train with, and whatever the model raises.
+    Raises whatever the model raises.
     """
 
     def __init__(self, arguments: Any) -> None:
@@ -37,12 +35,8 @@ class OwnStep:
             torch.clear_autocast_cache()  # type: ignore[no-untyped-call]
         output = model(*arguments)
         trained = [y for y in tree_leaves(output) if isinstance(y, Tensor) and y.requires_grad]
-        if not trained:
-            raise InvalidInputError(
-                f"the model returned {type(output).__name__} without a tensor that has gradients: there is nothing to "
-                "train; give a step of your own"
-            )
-        torch.autograd.backward(trained, [self._gradient(number, y) for number, y in enumerate(trained)])
+        if trained:
+            torch.autograd.backward(trained, [self._gradient(number, y) for number, y in enumerate(trained)])
 
     def _gradient(self, number: int, y: Tensor) -> Tensor:
         known = self._gradients.get(number)

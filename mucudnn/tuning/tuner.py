@@ -409,3 +409,18 @@ def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
 def _is_strict_enough(algorithm: Algorithm, problem: ConvProblem, config: Config) -> bool:
     """Whether it is local, or that is not asked for. Torch's own always is strict enough."""
     return not config.strict or algorithm.name == TORCHS_OWN or algorithm.is_local(problem)
+
+
+def allowed_algorithms(
+    machine: Machine, config: Config, problem: ConvProblem | None = None, sizes: Sequence[int] = ()
+) -> list[Algorithm]:
+    """Return the algorithms that a config allows; for a problem those that sources offer, too, and that are strict.
+
+    Raises ``InvalidInputError`` for unknown names.
+    """
+    algorithms = _algorithms(machine, config)
+    if problem is None:
+        return algorithms
+    offered = (algorithm for source in machine.sources for algorithm in source.offered(problem, sizes))
+    every = (*algorithms, *(algorithm for algorithm in offered if _is_allowed(algorithm, config)))
+    return [algorithm for algorithm in every if _is_strict_enough(algorithm, problem, config)]

@@ -22,8 +22,8 @@ from mucudnn.words.results import Configuration, MicroConfig
 
 FORWARD, DATA, FILTER = Operation
 N = 2
-FIRST = ConvProblem(FORWARD, 3, 8, 8, 4, 3, 3, padding=1)
-SECOND = ConvProblem(FORWARD, 4, 8, 8, 4, 3, 3, padding=1)
+FIRST = ConvProblem(FORWARD, 3, 8, 8, 4, 3, 3, padding=(1, 1))
+SECOND = ConvProblem(FORWARD, 4, 8, 8, 4, 3, 3, padding=(1, 1))
 
 
 class Twice(nn.Module):
@@ -45,7 +45,7 @@ def tune(model: nn.Module, algorithm: str = "gemm", size: int = N) -> nn.Module:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.__class__ = mucudnn.Conv2d
-            module.choices = choices
+            module.choices = choices  # type: ignore[assignment]
     return model
 
 
@@ -115,7 +115,7 @@ def test_cached_filters_are_recorded() -> None:
     model = tune(Twice()).eval()
     configuration = Configuration((MicroConfig("winograd-4x4", N),), 1.0, 0)
     for module in (model.first, model.second):
-        module.filter_cache = FilterCache([CachedFilter(SECOND, "winograd-4x4", 0, {N: configuration})])  # type: ignore[assignment, union-attr]
+        module.filter_cache = FilterCache([CachedFilter(SECOND, "winograd-4x4", 0, {N: configuration})])  # type: ignore[union-attr]
     times = InPlaceTimes(model, "cpu")
     with times.recording(), torch.no_grad():
         model(torch.randn(N, 3, 8, 8))
@@ -138,7 +138,7 @@ def test_other_convolutions_are_recorded_as_well() -> None:
         model["volume"](torch.randn(N, 3, 8, 8, 8))
         F.conv2d(torch.randn(N, 3, 8, 8), torch.randn(4, 3, 3, 3), padding=1)
     row = ConvProblem(FORWARD, 3, 1, 8, 4, 1, 3, stride=(1, 2), padding=(0, 1))
-    up = ConvProblem(FORWARD, 4, 16, 16, 3, 2, 2, stride=2)  # the convolution of which it is the gradient
+    up = ConvProblem(FORWARD, 4, 16, 16, 3, 2, 2, stride=(2, 2))  # the convolution of which it is the gradient
     assert {key(place) for place in times.take()} == {
         ("row", row, N, "forward"),
         ("row", row, N, "backward_filter"),
@@ -150,7 +150,7 @@ def test_other_convolutions_are_recorded_as_well() -> None:
 
 
 def test_memory_formats_are_told_apart() -> None:
-    model = Twice().to(memory_format=torch.channels_last)
+    model = Twice().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     problems = {problem for _, problem, *_ in counted(model)}
     assert {problem.memory_format for problem in problems if problem} == {MemoryFormat.CHANNELS_LAST}
 
@@ -171,28 +171,18 @@ def test_lazy_modules_are_no_obstacle() -> None:
     assert (None, FIRST, N, "forward") in counted(model)
 
 
-class Seen:
-    """A wrapper that counts what reaches it."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    @property
-    def wrapper(self) -> Wrapper:
-        def passed_on(following: dispatcher.Kernel, *arguments: object) -> object:
-            self.calls += 1
-            return following(*arguments)
-
-        return Wrapper(passed_on, passed_on)
-
-
 def test_other_wrappers_are_passed_by_while_it_records_and_stay() -> None:
-    seen, model = Seen(), Twice()
-    with dispatcher.wrapped(seen.wrapper):
+    seen, model = [], Twice()
+
+    def passed_on(following: dispatcher.Kernel, *arguments: object) -> object:
+        seen.append(arguments)
+        return following(*arguments)
+
+    with dispatcher.wrapped(Wrapper(passed_on, passed_on)):
         counted(model)
-        assert not seen.calls
+        assert len(seen) == 0
         model(torch.randn(N, 3, 8, 8))
-    assert seen.calls == 3
+    assert len(seen) == 3
 
 
 @pytest.fixture

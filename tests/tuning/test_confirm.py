@@ -277,7 +277,7 @@ def test_a_step_that_fails_is_raised() -> None:
             raise RuntimeError("no memory")
         return MadeUpSteps.run(steps, **given)
 
-    steps.run = failing  # type: ignore[method-assign, assignment]
+    steps.run = failing  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="no memory"):
         confirm(steps, steps.tuned)
 
