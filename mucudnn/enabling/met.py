@@ -30,6 +30,7 @@ class Met:
     calls: how often it was met. ours: how often something else than torch's own has run. ask_at: the number of calls
     at which it is to be decided upon again; inf: it is decided. choices: what runs; None: torch's own. tuned: the
     result of tuning this very size. baseline_s, time_s: of one call, torch's and ours. was_looked_up: in the database.
+    has_failed: an error has ended its tuning.
     """
 
     problem: ConvProblem
@@ -47,6 +48,7 @@ class Met:
     baseline_s: float | None = None
     time_s: float | None = None
     was_looked_up: bool = False
+    has_failed: bool = False
 
     @property
     def layer(self) -> tuple[object, ...]:

@@ -27,12 +27,12 @@ from mucudnn.enabling.shapes import Shape, shape_of
 from mucudnn.enabling.workshop import Workshop
 from mucudnn.running.fallback import say_once
 from mucudnn.words.config import Config
-from mucudnn.words.errors import first_line
+from mucudnn.words.errors import InfeasibleError, first_line
 from mucudnn.words.problem import Operation
 from mucudnn.words.task import Task
 
 _MOST_KEPT = 4096  # shapes that never come back must not pile up
-_NOT_AGAIN = "its tuning failed"
+_MOST_FAILURES = 3  # in a row: what is broken, such as a file that is locked, is not tried for every layer
 
 
 @dataclass(slots=True, eq=False)
@@ -49,8 +49,8 @@ class Session:
     """All that was met under one config.
 
     calls: by what tells calls apart; ``None``: never tuned. passed_by: why calls are never tuned, and how many shapes
-    for that reason. spent_s: time that looking up and measuring have taken. is_deciding: meanwhile other threads wait
-    before they compute, so that nothing is measured beside them.
+    for that reason. spent_s: time that looking up and measuring have taken. failures: of tuning, in a row. is_deciding:
+    meanwhile other threads wait before they compute, so that nothing is measured beside them.
     """
 
     def __init__(self, config: Config, workshop: Workshop | None = None, clock: Callable[[], float] = monotonic):
@@ -62,6 +62,7 @@ class Session:
         self.passed_by: Counter[str] = Counter()
         self.spent_s = 0.0
         self.is_deciding = False
+        self.failures = 0
         self.background = Background(self._measure, clock) if config.background else None
         self._layers: dict[tuple[object, ...], list[Met]] = {}
         self._lock = threading.RLock()
@@ -115,14 +116,19 @@ class Session:
             with aside(met.device.type):
                 decide(met)
         except Exception as error:
-            met.use_torchs_own(f"{_NOT_AGAIN}: {first_line(error)}")
-            met.ask_at = inf
+            self.failures += 1
+            met.has_failed, met.ask_at = True, inf
+            met.use_torchs_own(f"its tuning failed: {first_line(error)}")
             say_once(f"{met.problem}, batch {met.batch_size}: torch's own convolution runs, {met.why}")
         finally:
             self.is_deciding = False
             self.spent_s += self.clock() - began
 
     def _decide(self, met: Met) -> None:
+        if self.failures >= _MOST_FAILURES:
+            met.ask_at = inf
+            met.use_torchs_own(f"the tuning of others failed {_MOST_FAILURES} times in a row")
+            return
         if not met.was_looked_up:
             met.was_looked_up = True
             stored = self.workshop.look_up(self._task(met), met.device)
@@ -130,7 +136,7 @@ class Session:
                 met.use(stored, Origin.DATABASE)
                 self._spread(met)
                 return
-        known = sum(one.tuned is not None for one in self._layers[met.layer])
+        known = sum(one.tuned is not None or one.has_failed for one in self._layers[met.layer])
         if met.calls < 2**known:
             met.ask_at = 2**known
             self._use_nearest(met)
@@ -142,13 +148,20 @@ class Session:
             self._tune(met)
 
     def _tune(self, met: Met) -> None:
-        met.use(self.workshop.tune(self._task(met), met.device), Origin.MEASURED)
+        try:
+            tuned = self.workshop.tune(self._task(met), met.device)
+        except InfeasibleError as error:  # nobody can keep torch's own from running
+            met.ask_at = inf
+            met.use_torchs_own(first_line(error))
+            return
+        met.use(tuned, Origin.MEASURED)
+        self.failures = 0
         self._spread(met)
 
     def _spread(self, tuned: Met) -> None:
         """Let other sizes of the layer, which are not tuned, run what is now near."""
         for other in self._layers[tuned.layer]:
-            if other.tuned is None and not other.why.startswith(_NOT_AGAIN):
+            if other.tuned is None and not other.has_failed:
                 self._use_nearest(other)
 
     def _use_nearest(self, met: Met) -> None:

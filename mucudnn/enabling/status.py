@@ -110,7 +110,7 @@ class Status:
         counts = ", ".join(f"{origins[origin]} {origin}" for origin in Origin if origins[origin])
         yield f"{len(self.problems)} problems: {counts}; tuning took {format_seconds(self.spent_s)}"
         if self.gained_share is not None:
-            yield (
+            yield _filled(
                 f"gained {format_seconds(self.gained_s)} so far, {self.gained_share:.0%} of torch's time of these "
                 "convolutions, by what was measured when they were tuned"
             )

@@ -37,7 +37,7 @@ def enable(config: Config | None = None) -> None:
 
 
 def disable() -> None:
-    """End what ``enable`` began: torch's own convolutions run again. What was tuned is known when it is enabled again."""
+    """End what ``enable`` began: torch's own convolutions run again. Enabled anew, it knows what was tuned before."""
     _state.switch(None, _state.nested)
 
 

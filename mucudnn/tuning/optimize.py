@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from mucudnn.running.conv2d import Conv2d
 from mucudnn.running.devices import device_of_convolutions, made_current
+from mucudnn.running.dispatcher import untouched
 from mucudnn.running.operators import Choices
 from mucudnn.tracing.convolutions import Call, trace
 from mucudnn.tracing.headroom import Limits, find_headroom
@@ -74,7 +75,7 @@ def optimize(
             f"nothing is faster, give the same bits after {DETERMINISTIC_SETTING} = True",
             stacklevel=2,
         )
-    with made_current(device), undisturbed(model):
+    with untouched, made_current(device), undisturbed(model):
         sample_input = tree_map(_recordable, sample_input)
         limits = find_headroom(model, sample_input).limits if config.has_headroom_limit else None
         wanted = _wanted(model, trace(model, sample_input), config, limits)

@@ -18,6 +18,7 @@ from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.running.devices import device_named, largest_batch_size, made_current
+from mucudnn.running.dispatcher import untouched
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.tuning.choose import Choice, Outcome, choose, divide, refuted
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes, unaffordable
@@ -95,7 +96,7 @@ def tune_tasks(
     if machine is not None:
         instance(Machine, machine, "machine")
     _require_countable(tasks, device if machine is None else machine.device)
-    with machine_and_database(config, device, machine, database) as (on, opened):
+    with untouched, machine_and_database(config, device, machine, database) as (on, opened):
         return _Tuner(config, on, EnvironmentStore(opened, on.environment), progress).tune(tasks)
 
 
