@@ -208,9 +208,7 @@ def _bound(
     for stage in stages:
         workspace = Workspace(stage.prepared.stop - stage.prepared.start, scratch.stop - scratch.start)
         algorithm = stage.algorithm
-        one = (
-            algorithm.bound(problem, batch_size, stage.slices, workspace) if isinstance(algorithm, Bindable) else None
-        )
+        one = algorithm.bound(problem, batch_size, stage.slices, workspace) if isinstance(algorithm, Bindable) else None
         if one is None:
             return None
         bound.append((one, stage.prepared.start))

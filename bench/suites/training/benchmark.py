@@ -21,11 +21,12 @@ from mucudnn.bench.contests.own_thread import OwnThread
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
 from mucudnn.bench.measure.rounds import sample_in_rounds
 from mucudnn.bench.measure.synchronized_clock import wall_clock
-from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
+from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Runner, T, Timer
 from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective
 from mucudnn.bench.suites.training.result import (
     PRECISIONS,
     VARIANTS,
+    How,
     Precision,
     Setting,
     StepCost,
@@ -51,7 +52,8 @@ class TrainingOptions:
 
     rounds: samples of each variant; a sample has one step or several. seconds: once they are over, no further precision
     or memory format is begun; ``None``: all are. clock: clock of the steps (not of the tuning); ``None``: a wall clock.
-    begun_s: when the seconds began, by ``time.monotonic``; ``None``: when the first setting is begun.
+    begun_s: when the seconds began, by ``time.monotonic``; ``None``: when the first setting is begun. how: way in which
+    mucudnn gets into the step.
     """
 
     config: Config = field(default_factory=Config)
@@ -60,6 +62,7 @@ class TrainingOptions:
     clock: Clock | None = None
     progress: Progress = silent
     begun_s: float | None = None
+    how: How = How.OPTIMIZE
 
 
 def measure_training(
@@ -84,7 +87,7 @@ def measure_training(
     """
     options = options or TrainingOptions()
     asked = known_precisions(precisions, device)
-    settings = [Setting(network, batch_size, device, *pair) for pair in product(asked, memory_formats)]
+    settings = [Setting(network, batch_size, device, *pair, options.how) for pair in product(asked, memory_formats)]
     (batch,) = labelled_batches(1, batch_size, input_shape)
     return _measured(settings, _Subject(model, batch, objective), options)
 
@@ -160,13 +163,32 @@ class _MeasuredVariant:
         """Build, tune, warm up and take the peak memory. Tuning runs in the caller's thread, which Ctrl-C reaches."""
         try:
             model, step = self._model_and_step(subject, config)
-            self.peak_bytes = self.thread.call(allocator_peak_bytes, step, self.setting.device)
+            runner = self._runner(config)
+            if self._is_enabled:
+                with mucudnn.tuned(config):
+                    step()  # all convolutions are met
+            self.peak_bytes = runner(lambda: allocator_peak_bytes(step, self.setting.device))
         except (MucudnnError, RuntimeError, MemoryError) as error:  # lack of memory is among them
             self.failure = first_line(error)
         else:
-            self.timer = Timer(step, self.clock, _RULE, runner=self.thread.call)
+            self.timer = Timer(step, self.clock, _RULE, runner=runner)
             if self.setting.device in DEVICES:
-                self.splitter = StepSplitter.of(model, step, self.clock, self.thread.call)
+                self.splitter = StepSplitter.of(model, step, self.clock, runner)
+
+    @property
+    def _is_enabled(self) -> bool:
+        return self.variant is Variant.MUCUDNN and self.setting.how is How.ENABLE
+
+    def _runner(self, config: Config) -> Runner:
+        """Where steps run: in the thread, and under ``mucudnn.tuned`` if they are to be tuned so."""
+        if not self._is_enabled:
+            return self.thread.call
+
+        def run(function: Callable[[], T], /) -> T:
+            with mucudnn.tuned(config):  # for the process: so the other variants run outside of it
+                return self.thread.call(function)
+
+        return run
 
     def sample_split(self) -> None:
         """Split as many steps as a sample of the timer has. Where that fails, there is no split."""
@@ -195,7 +217,7 @@ class _MeasuredVariant:
         torch_format = TORCH_FORMATS[setting.memory_format]
         own = copy.deepcopy(subject.model).to(setting.device, memory_format=torch_format)  # type: ignore[call-overload]
         arguments, target = subject.on_device(setting)
-        if self.variant is Variant.MUCUDNN:
+        if self.variant is Variant.MUCUDNN and not self._is_enabled:
             with torch.autocast(setting.device, autocast, enabled=autocast is not None):
                 own = mucudnn.optimize(own, arguments, config)
         trainee = Trainee(own, objective=subject.objective)

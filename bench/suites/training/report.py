@@ -10,7 +10,7 @@ from rich.table import Table
 
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import memory_bound, milliseconds, new_table, ratio
-from mucudnn.bench.suites.training.result import StepCost, StepSplit, Variant, VariantResult
+from mucudnn.bench.suites.training.result import How, StepCost, StepSplit, Variant, VariantResult
 from mucudnn.running.environment import Environment
 from mucudnn.words.config import Config
 from mucudnn.words.units import format_bytes
@@ -62,7 +62,7 @@ def training_split_table(cells: Sequence[VariantResult]) -> Table:
     for cell in cells:
         if cell.cost is not None and cell.cost.split is not None:
             setting, torchs = cell.setting, _torchs(cell, cells)
-            left = setting.precision, setting.memory_format, cell.variant
+            left = setting.precision, setting.memory_format, _name(cell)
             printed.add_row(*left, *_parts(cell.cost.split, None if torchs is None else torchs.split))
     printed.caption = (
         "forward, backward: convolutions, timed in place in rounds of their own; rest: all that is not a convolution"
@@ -77,7 +77,7 @@ def training_steps_table(cells: Sequence[VariantResult], config: Config) -> Tabl
     printed = new_table(title, ("precision", "memory format", "convolutions"), [*_COLUMNS])
     for cell in cells:
         setting = cell.setting
-        printed.add_row(setting.precision, setting.memory_format, cell.variant, *_numbers(cell, cells))
+        printed.add_row(setting.precision, setting.memory_format, _name(cell), *_numbers(cell, cells))
     printed.caption = "speedup and memory to torch of the same precision and memory format"
     return printed
 
@@ -114,6 +114,7 @@ def _row(cell: VariantResult, torchs: StepCost | None) -> Record:
         "forward_convolutions_s": None if split is None else split.forward_s,
         "backward_convolutions_s": None if split is None else split.backward_s,
         "rest_s": None if split is None else split.rest_s,
+        "how": setting.how.value,
         "rest_ratio": None if split is None or torchs_split is None else split.rest_s / torchs_split.rest_s,
     }
 
@@ -123,6 +124,12 @@ def _numbers(cell: VariantResult, cells: Sequence[VariantResult]) -> list[str]:
         return [cell.failure]
     torchs = _torchs(cell, cells)
     return [shown(cell.cost, torchs) for shown in _COLUMNS.values()]
+
+
+def _name(cell: VariantResult) -> str:
+    """Name of a variant, and how mucudnn got into it if that is not as always."""
+    is_enabled = cell.variant is Variant.MUCUDNN and cell.setting.how is How.ENABLE
+    return f"{cell.variant}, enabled" if is_enabled else cell.variant
 
 
 def _torchs(cell: VariantResult, cells: Sequence[VariantResult]) -> StepCost | None:

@@ -31,6 +31,17 @@ class Variant(StrEnum):
     MUCUDNN = "mucudnn"
 
 
+class How(StrEnum):
+    """Way in which mucudnn gets into a step.
+
+    ``OPTIMIZE``: the modules of the model are tuned before, by ``mucudnn.optimize``. ``ENABLE``: all convolutions are
+    tuned as they are met in a first step, which is not counted, under ``mucudnn.tuned``.
+    """
+
+    OPTIMIZE = "optimize"
+    ENABLE = "enable"
+
+
 VARIANTS = {"cuda": tuple(Variant), "cpu": (Variant.TORCH, Variant.MUCUDNN)}  # by type of device
 
 
@@ -43,6 +54,7 @@ class Setting:
     device: str
     precision: Precision
     memory_format: MemoryFormat
+    how: How = How.OPTIMIZE
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mucudnn.bench.report.export import write_csv, write_each, write_json
-from mucudnn.bench.suites.training.result import Precision
+from mucudnn.bench.suites.training.result import How, Precision
 from mucudnn.cli.shared import options
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.problem import MemoryFormat
@@ -29,6 +29,13 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
     "--precisions", type=options.several(Precision), help="Which precisions; default: all that the device has."
 )
 @options.memory_formats
+@click.option(
+    "--how",
+    type=options.choice(How),
+    default=How.OPTIMIZE,
+    show_default="optimize",
+    help="How mucudnn gets into the step: modules tuned before, or all convolutions as they are met.",
+)
 @options.rounds(9, "Samples of each variant, of a step or several.")
 @click.option(
     "--seconds", type=options.Finite(min=0), help="When these are over, begin no further precision or memory format."
@@ -43,6 +50,7 @@ def training(
     batch_sizes: tuple[int, ...] | None,
     precisions: tuple[Precision, ...] | None,
     memory_formats: tuple[MemoryFormat, ...],
+    how: How,
     rounds: int,
     seconds: float | None,
     threads: int | None,
@@ -77,7 +85,7 @@ def training(
                 device=device,
                 precisions=precisions,
                 memory_formats=memory_formats,
-                options=TrainingOptions(config, rounds, seconds, progress=progress),
+                options=TrainingOptions(config, rounds, seconds, progress=progress, how=how),
             )
             for group in groups:
                 cells += group

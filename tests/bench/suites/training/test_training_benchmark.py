@@ -29,10 +29,11 @@ from mucudnn.bench.suites.training.report import (
     training_summary,
     training_tables,
 )
-from mucudnn.bench.suites.training.result import Precision, Setting, StepCost, StepSplit, Variant, VariantResult
+from mucudnn.bench.suites.training.result import How, Precision, Setting, StepCost, StepSplit, Variant, VariantResult
 from mucudnn.bench.suites.training.several import measure_networks
 from mucudnn.bench.suites.training.split import StepSplitter
 from mucudnn.bench.suites.training.trainee import Trainee
+from mucudnn.enabling import switch
 from mucudnn.running import dispatcher
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
@@ -311,6 +312,60 @@ def test_steps_that_are_timed_are_not_recorded(monkeypatch: pytest.MonkeyPatch) 
     measured_variants(**FLOAT32)
     assert timed
     assert not any(timed)
+
+
+# How mucudnn gets into a step
+
+
+class Watching(nn.Module):
+    """Remembers whether convolutions were tuned as they are met, by thread."""
+
+    def __init__(self, seen: dict[int, set[bool]]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __deepcopy__(self, memo: object) -> Watching:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.setdefault(threading.get_ident(), set()).add(bool(switch._state.nested))
+        return x
+
+
+def test_enabled_steps_are_those_of_one_variant_alone() -> None:
+    seen: dict[int, set[bool]] = {}
+    network = tiny()
+    network.append(Watching(seen))
+    options = TrainingOptions(CONFIG, rounds=2, clock=TickingClock(), how=How.ENABLE)
+    torchs, ours = measured_variants(network, options, **FLOAT32)
+    assert seen.pop(threading.get_ident()) == {True}  # the first step, in which all is met
+    assert [*seen.values()] == [{False}, {True}]
+    assert not switch._state.nested
+    for cell in (torchs, ours):
+        assert cell.failure == ""
+        assert cell.cost is not None
+        assert cell.cost.split is not None
+        assert cell.cost.split.forward_s > 0
+    assert [row["how"] for row in training_rows([torchs, ours])] == ["enable", "enable"]
+    assert type(network[0]) is nn.Conv2d
+
+
+def test_what_cannot_be_enabled_says_why() -> None:
+    options = TrainingOptions(Config(workspace_budget="1MiB"), rounds=1, clock=TickingClock(), how=How.ENABLE)
+    torchs, ours = measured_variants(options=options, **FLOAT32)
+    assert torchs.cost is not None
+    assert ours.cost is None
+    assert "workspace_budget" in ours.failure
+
+
+def test_the_table_names_what_is_enabled() -> None:
+    enabled = replace(SETTING, how=How.ENABLE)
+    cells = [
+        cell(Variant.TORCH, StepCost(0.2, 0.01, 2**21), setting=enabled),
+        cell(Variant.MUCUDNN, StepCost(0.1, 0.02, 2**20), setting=enabled),
+    ]
+    (names,) = (column.cells for column in training_steps_table(cells, Config()).columns[2:3])
+    assert [*names] == ["torch", "mucudnn, enabled"]
 
 
 # Several networks
