@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from mucudnn._moved import find_moved_modules
 
 if TYPE_CHECKING:
+    from mucudnn.enabling.status import Status
+    from mucudnn.enabling.switch import disable, enable, status, tuned
     from mucudnn.kernels.contract.algorithm import Workspace
     from mucudnn.kernels.contract.base import BaseAlgorithm
     from mucudnn.kernels.registry import register
@@ -40,17 +42,24 @@ __all__ = [
     "MicroConfig",
     "MucudnnError",
     "Operation",
+    "Status",
     "Tuning",
     "UnavailableError",
     "Workspace",
+    "disable",
+    "enable",
     "optimize",
     "register",
     "release_workspaces",
     "report",
+    "status",
     "tune",
+    "tuned",
 ]
 
 _MODULES = {
+    "enabling.status": ("Status",),
+    "enabling.switch": ("disable", "enable", "status", "tuned"),
     "kernels.contract.algorithm": ("Workspace",),
     "kernels.contract.base": ("BaseAlgorithm",),
     "kernels.registry": ("register",),

@@ -109,14 +109,15 @@ def _comparison(baseline: Timer, timer: Timer) -> Comparison:
     return Comparison(
         baseline_s=baseline.median_s,
         time_s=timer.median_s,
-        uncertainty=_uncertainty(ratios),
+        uncertainty=uncertainty(ratios),
         rounds=len(ratios),
         least_speedup=min(ratios),
         most_speedup=max(ratios),
     )
 
 
-def _uncertainty(values: list[float]) -> float:
+def uncertainty(values: Sequence[float]) -> float:
+    """Return half the width of the 95 % interval of their median: see ``Comparison``. It is inf for a single one."""
     if len(values) < 2:
         return inf
     lower, _, upper = quantiles(values, n=4, method="inclusive")

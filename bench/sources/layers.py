@@ -16,7 +16,7 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
-from mucudnn.bench.sources.networks import INPUT_SHAPE, NETWORKS, build
+from mucudnn.bench.sources.networks import NETWORKS, arguments_for, build, input_shape_of
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.tracing.convolutions import convolutions_of, trace
 from mucudnn.words.errors import InvalidInputError
@@ -151,6 +151,8 @@ def load_model(
 ) -> tuple[nn.Module, tuple[int, int, int]]:
     """The model behind a source, and the (C, H, W) of one sample. Its parameters have the dtype and memory format.
 
+    What it is called with, beside images: ``networks.arguments_for``.
+
     The parameters of the built-in networks have arbitrary values: the caller fills them.
 
     Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and as ``load_source``.
@@ -192,7 +194,7 @@ def _model_of(source: str, input_shape: tuple[int, int, int] | None) -> tuple[nn
         # Weights with arbitrary values: on meta tensors a forward pass would load torch's compiler, which takes longer.
         with torch.device("meta"):
             model = build(source)
-        return model.to_empty(device="cpu"), input_shape or INPUT_SHAPE
+        return model.to_empty(device="cpu"), input_shape or input_shape_of(source)
     if ":" not in source or Path(source).exists():
         return None
     if input_shape is None:
@@ -231,7 +233,7 @@ def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch
     Some models fold other axes into the batch: so batch sizes are multiples of those with one sample.
     """
     with _blamed(source, f"cannot compute an input of 1x{'x'.join(map(str, input_shape))}"):
-        calls = trace(model, torch.zeros(1, *input_shape))
+        calls = trace(model, arguments_for(source, torch.zeros(1, *input_shape)))
     return [
         Layer(
             (call.name,), call.problem, call.batch_size * (batch or 1), input_needs_gradient=call.input_needs_gradient

@@ -9,13 +9,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from mucudnn.running import operators
+from mucudnn.running import eager
 from mucudnn.running.filter_cache import CachedFilter, FilterCache, is_inference
 from mucudnn.running.operators import Choices
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ITEM_BYTES, ConvProblem
+from mucudnn.words.problem import ITEM_BYTES, ConvProblem, Operation
 from mucudnn.words.results import Configuration
 
+_FORWARD = Operation.FORWARD  # looked up in every call
 _DTYPES = frozenset(getattr(torch, name) for name in ITEM_BYTES)
 
 
@@ -50,6 +51,7 @@ class Conv2d(torch.nn.Conv2d):
     tuned: tuple[TunedOperation, ...] = ()
     choices: Choices | None = None
     filter_cache: FilterCache | None = None
+    confirmation: object | None = None  # what steps of the whole model have shown
 
     @property
     def cached_filters(self) -> tuple[CachedFilter, ...]:
@@ -99,7 +101,7 @@ class Conv2d(torch.nn.Conv2d):
                 return y
         if choices is None or not (compiling or x.shape in choices.x_shapes):
             return None
-        return operators.conv2d(x, weight, bias, *geometry, choices.handle)
+        return eager.convolve(_FORWARD, x, weight, bias, *geometry, choices)
 
     def _padded(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
         """Pad here what is not zeros on both sides alike. Returns the padding that is left for the operator."""

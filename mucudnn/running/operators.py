@@ -9,7 +9,7 @@ the operators are torch's own convolution. They have no forward-mode derivative 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,7 +24,7 @@ from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running.devices import made_current
 from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.flops import count_flops
-from mucudnn.running.recipe import Recipe, StepError, forget, note_failure, recipe_of, working_recipe
+from mucudnn.running.recipe import Recipe, RecipeSource, StepError, forget, note_failure, recipe_of, working_recipe
 from mucudnn.running.workspace import on_huge_pages
 from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -122,41 +122,32 @@ def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], h
     return (int.from_bytes(digest, "big") >> 1) or 1
 
 
-def _recipe(
-    operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any
-) -> Recipe | None:
-    """Find the recipe of a call; ``None``: torch's own. third: bias or dy. Raises as ``recipe_of``."""
-    *geometry, tuning = geometry_and_tuning
-    choices = _registered.get(tuning)
-    return None if choices is None else recipe_of(choices, operation, x, w, third, *geometry)
-
-
-def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
-    """Compute what the operation writes, newly allocated. third: bias or dy."""
-    if geometry_and_tuning[-1] < UNTUNED:
-        return _as_measured(operation, x, w, third, *geometry_and_tuning)
-    computed = _tuned(operation, x, w, third, *geometry_and_tuning)
-    if computed is not None:
-        return computed
-    dy, bias = (None, third) if operation is Operation.FORWARD else (third, None)
-    return torch_convolution(operation, x, w, dy, bias, *geometry_and_tuning[:-1])
-
-
-def _tuned(
-    operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any
+def computed(
+    operation: Operation,
+    x: Tensor,
+    w: Tensor,
+    third: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    choices: RecipeSource,
 ) -> Tensor | None:
-    """Compute a call as it was tuned; ``None`` where nothing is tuned, and where that cannot be done now.
+    """Compute a call as it was tuned, newly allocated; ``None`` where nothing is tuned, or it cannot be done now.
+
+    x: (N, C, H, W), w: (K, C // groups, R, S). third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q). Of the
+    tensor that is written only shape and strides matter. Autograd takes no note of it: call it where gradients are
+    switched off, or below autograd. A step may be torch's own convolution of a part of the mini-batch.
 
     A call of which a step fails starts anew with what runs in its place; each failure is remembered, so that it ends.
     """
     recipe = None
     while True:
         try:
-            recipe = _recipe(operation, x, w, third, *geometry_and_tuning)
+            recipe = recipe_of(choices, operation, x, w, third, stride, padding, dilation, groups)
             if recipe is None:
                 return None
-            with made_current(x.device):
-                return _RUNS[operation](recipe, x, w, third)
+            return _run(recipe, x, w, third)
         except MisalignedError:
             return None
         except StepError as error:
@@ -164,7 +155,7 @@ def _tuned(
                 say_once(f"{error.problem}: {error}; {_INSTEAD}")
                 return None
             note_failure(error, x.device)
-            forget(_registered[geometry_and_tuning[-1]], recipe)
+            forget(choices, recipe)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -176,14 +167,42 @@ def _tuned(
             return None
 
 
-def _as_measured(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
-    """Compute a call by the recipe that is measured. Raises whatever fails."""
-    *geometry, handle = geometry_and_tuning
-    recipe = recipe_of(_measured[handle], operation, x, w, third, *geometry)
+def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
+    """Compute what the operation writes, newly allocated. third: bias or dy."""
+    *geometry, tuning = geometry_and_tuning
+    if tuning < UNTUNED:
+        return as_measured(operation, x, w, third, *geometry, _measured[tuning])
+    choices = _registered.get(tuning)
+    result = None if choices is None else computed(operation, x, w, third, *geometry, choices)
+    if result is not None:
+        return result
+    dy, bias = (None, third) if operation is Operation.FORWARD else (third, None)
+    return torch_convolution(operation, x, w, dy, bias, *geometry)
+
+
+def as_measured(
+    operation: Operation,
+    x: Tensor,
+    w: Tensor,
+    third: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    measured: Measured,
+) -> Tensor:
+    """Compute a call by the recipe that is measured, as ``computed`` does. Raises whatever fails."""
+    recipe = recipe_of(measured, operation, x, w, third, stride, padding, dilation, groups)
     if recipe is None:
         raise InvalidInputError(f"what is measured does not fit {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}")
+    return _run(recipe, x, w, third)
+
+
+def _run(recipe: Recipe, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
+    if recipe.bound is not None:
+        return recipe.bound.run(x, w, third)
     with made_current(x.device):
-        return _RUNS[operation](recipe, x, w, third)
+        return _RUNS[recipe.problem.operation](recipe, x, w, third)
 
 
 def run_forward(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, cached: Tensor | None = None) -> Tensor:
@@ -225,6 +244,11 @@ def _torchs(operation: Operation) -> Callable[..., Tensor]:
     return lambda x, w, dy, *rest: torch_convolution(operation, x, w, dy, None, *rest[:-1])
 
 
+def bias_gradient(dy: Tensor) -> Tensor:
+    """Sum dy, (N, K, P, Q), to (K,). Looked up in every call, as ``computed``: ``in_place`` puts itself around both."""
+    return dy.sum((0, 2, 3))
+
+
 def _save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, dy, *ctx.rest = inputs
     ctx.save_for_backward(x, w, dy)
@@ -240,7 +264,7 @@ def _conv2d_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     of_x, of_w, of_bias = ctx.needs_input_grad[:3]
     dx = conv2d_backward_data(x, w, dy, *ctx.rest) if of_x else None
     dw = conv2d_backward_filter(x, w, dy, *ctx.rest) if of_w else None
-    return dx, dw, dy.sum((0, 2, 3)) if of_bias else None, *(None for _ in ctx.rest)
+    return dx, dw, bias_gradient(dy) if of_bias else None, *(None for _ in ctx.rest)
 
 
 def _backward_data_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:

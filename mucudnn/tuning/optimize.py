@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, cast
 
@@ -13,21 +14,23 @@ from torch.utils._pytree import tree_map
 
 from mucudnn.running.conv2d import Conv2d
 from mucudnn.running.devices import device_of_convolutions, made_current
+from mucudnn.running.dispatcher import untouched
 from mucudnn.running.operators import Choices
 from mucudnn.tracing.convolutions import Call, trace
 from mucudnn.tracing.headroom import Limits, find_headroom
 from mucudnn.tracing.undisturbed import undisturbed
 from mucudnn.tuning.cached_filters import cache_filters
+from mucudnn.tuning.confirm_model import Step, confirm_model
 from mucudnn.tuning.result import TunedProblem, configurations_of
 from mucudnn.tuning.tuner import machine_and_database, require_callable, tune_tasks
 from mucudnn.words.config import Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.progress import Progress
+from mucudnn.words.progress import Progress, silent
 from mucudnn.words.results import Configuration
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
-from mucudnn.words.values import instance
+from mucudnn.words.values import instance, shown
 
 _Key = tuple[ConvProblem, int, int | None]  # problem, batch size, limit: what is tuned once
 _Wanted = dict[str, dict[_Key, None]]  # module name -> what it needs, largest batch first
@@ -39,6 +42,7 @@ def optimize(
     config: Config | None = None,
     *,
     progress: Progress | None = None,
+    step: Step | None = None,
 ) -> torch.nn.Module:
     """Tune the convolutions that ``model(sample_input)`` runs, and make them ``mucudnn.Conv2d``; returns the model.
 
@@ -48,6 +52,12 @@ def optimize(
     ``progress`` is called with what is being measured and the fraction that is done, as in ``tune``.
     ``report(model)`` tells what was chosen.
 
+    At last the whole model runs a few steps in turns, torch's own convolutions and ours, if ``config.confirm`` says so
+    or leaves it open: torch's own is put back where ours is slower there, and ``report(model).confirmation`` says what
+    the step gained. ``step`` runs a step of the model that it is given, as training does: ``step(model)``. ``None``:
+    forward and backward pass on the sample input, or in ``eval()`` the forward pass. Afterwards parameters, gradients,
+    buffers, mode and random state are as they were; the state of an optimizer that ``step`` uses is not.
+
     A model on a GPU is tuned there, whichever is the current one. One that is to be wrapped in
     ``DistributedDataParallel`` or ``DataParallel`` is best optimized before, with the input of one device.
 
@@ -56,6 +66,7 @@ def optimize(
     """
     config = config_or_default(config)
     require_callable(progress)
+    _require_step(step)
     _require_own_tensors(instance(torch.nn.Module, model, "model"))
     device = device_of_convolutions(model)
     if device.type == "cuda" and config.deterministic and not TorchSettings.current().deterministic:
@@ -64,7 +75,7 @@ def optimize(
             f"nothing is faster, give the same bits after {DETERMINISTIC_SETTING} = True",
             stacklevel=2,
         )
-    with made_current(device), undisturbed(model):
+    with untouched, made_current(device), undisturbed(model):
         sample_input = tree_map(_recordable, sample_input)
         limits = find_headroom(model, sample_input).limits if config.has_headroom_limit else None
         wanted = _wanted(model, trace(model, sample_input), config, limits)
@@ -73,7 +84,16 @@ def optimize(
             tuning = tune_tasks(list(tasks.values()), config, progress=progress, machine=machine, database=database)
             _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
             cache_filters(model, config, machine=machine, database=database)
+        put_in = partial(_put_in, config=config)
+        confirm_model(
+            model, sample_input, config, put_in, device_type=device.type, step=step, progress=progress or silent
+        )
     return model
+
+
+def _require_step(step: object) -> None:
+    if not (step is None or callable(step)):
+        raise InvalidInputError(f"step is {shown(step)}; give a function that runs a step of a model, or None")
 
 
 def _require_own_tensors(model: torch.nn.Module) -> None:
@@ -130,8 +150,13 @@ def _swap(model: torch.nn.Module, wanted: _Wanted, tuned: Mapping[_Key, TunedPro
         its_own = tuple(tuned[key] for key in keys)
         modules[name].__class__ = Conv2d
         swapped = cast(Conv2d, modules[name])
-        swapped.tuned = its_own
-        swapped.choices = _choices(its_own, config, swapped.weight.device.type)
+        swapped.confirmation = None
+        _put_in(swapped, its_own, config)
+
+
+def _put_in(module: Conv2d, its_own: Sequence[TunedProblem], config: Config) -> None:
+    module.tuned = tuple(its_own)
+    module.choices = _choices(its_own, config, module.weight.device.type)
 
 
 def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str) -> Choices | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.nn.modules.conv import _ConvNd
@@ -16,6 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from mucudnn.running.conv2d import Conv2d
 from mucudnn.running.filter_cache import CachedFilter
+from mucudnn.tuning.confirmation import Confirmation
 from mucudnn.tuning.result import TunedProblem, left_out_in_words, row_of, tuned_of
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig, source_of
@@ -39,15 +40,22 @@ class Report:
 
     layers: module name and what was chosen for one of its operations. kept: module name and a filter that is cached in
     inference. convolutions: how many ``torch.nn.Conv2d`` the model has. untuned: module name and why torch's own runs.
+    confirmations: what steps of the whole model have shown; of each part of it that was optimized by itself.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
     kept: tuple[tuple[str, CachedFilter], ...] = ()
     convolutions: int = 0
     untuned: tuple[tuple[str, str], ...] = ()
+    confirmations: tuple[Confirmation, ...] = ()
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
+
+    @property
+    def confirmation(self) -> Confirmation | None:
+        """What steps of the whole model have shown; of the last part. ``None``: it was not confirmed."""
+        return self.confirmations[-1] if self.confirmations else None
 
     def __str__(self) -> str:
         """Fit into ``WIDTH`` columns: a row for each layer, totals, and what is not tuned, and why."""
@@ -56,11 +64,13 @@ class Report:
         return "\n".join((*_aligned([self._heading(), *self._rows()]), *self._summary()))
 
     def details(self) -> str:
-        """Times, workspace, error and reason of each choice, and each cached filter."""
+        """Times, workspace, error and reason of each choice, each cached filter, and what confirming has shown."""
         if not self.layers:
             return self._why_empty()
         every = (*self.layers, *self.kept)
-        return "\n".join((*(f"{_named(name)}: {chosen}" for name, chosen in every), *self._untuned_in_words()))
+        return "\n".join(
+            (*(f"{_named(name)}: {chosen}" for name, chosen in every), *self._confirmed(), *self._untuned_in_words())
+        )
 
     def to_frame(self) -> pandas.DataFrame:
         """One row for each operation of a layer: its geometry, what was chosen and why, seconds and bytes."""
@@ -117,9 +127,15 @@ class Report:
         if self.kept:
             size = format_bytes(sum(kept.prepared_bytes for _, kept in self.kept))
             yield f"filters cached in inference: {len(self.kept)}, {size}"
+        for confirmation in self.confirmations:
+            yield _filled(f"confirmed: {confirmation}")
+            yield from _put_back_in_words(confirmation)
         if left_out := left_out_in_words(every):
             yield _filled(left_out)
         yield from self._untuned_in_words()
+
+    def _confirmed(self) -> Iterator[str]:
+        return (f"confirmed: {confirmation.details()}" for confirmation in self.confirmations)
 
     def _untuned_in_words(self) -> Iterator[str]:
         """A line for each reason."""
@@ -145,7 +161,21 @@ def report(model: torch.nn.Module) -> Report:
         tuple((name, kept) for name, module in modules for kept in module.cached_filters),
         sum(isinstance(module, torch.nn.Conv2d) for _, module in convolutions),
         tuple((name, reason) for name, reason in reasons if reason is not None),
+        tuple(dict.fromkeys(_confirmation_of(module) for _, module in modules if module.confirmation is not None)),
     )
+
+
+def _confirmation_of(module: Conv2d) -> Confirmation:
+    """Return what a module has, which knows no more of it."""
+    return cast(Confirmation, module.confirmation)
+
+
+def _put_back_in_words(confirmation: Confirmation) -> Iterator[str]:
+    """Say which modules have an operation of torch's own again; nothing: none has."""
+    names = list(dict.fromkeys(_named(one.module) for one in confirmation.put_back))
+    if names:
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        yield _filled(f"torch's own again, faster in the step, in {', '.join(names[:_MOST_NAMED])}{more}")
 
 
 def _why_untuned(module: _ConvNd) -> str | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import Account
 from mucudnn.tuning.choose import Choice, Divided
+from mucudnn.tuning.confirmation import InPlace
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
@@ -46,7 +47,8 @@ class TunedProblem:
     use, its segment where a budget was divided. ``measurements`` and ``failures`` are of all candidates, also of those
     that were barred by their error, which is above ``error_bound``, or by the workspace limit. ``left_out``: what was
     not measured for lack of time. ``refuted``: what whole runs of smaller batches have shown not to be faster than
-    torch's own, though that would fit. ``account``: see ``Choice``.
+    torch's own, though that would fit. ``account``: see ``Choice``. ``in_place``: what was measured in the model's own
+    step; None where it was not confirmed.
     """
 
     problem: ConvProblem
@@ -63,6 +65,7 @@ class TunedProblem:
     left_out: LeftOut = LeftOut()
     refuted: tuple[tuple[MicroConfig, ...], ...] = ()
     account: Account | None = field(default=None, compare=False, repr=False)
+    in_place: InPlace | None = None
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -89,6 +92,7 @@ class TunedProblem:
                 f"  chosen     {chosen}: {format_seconds(self.time_s)} (predicted {format_seconds(chosen.time_s)}), "
                 f"speedup {speedup}",
                 f"  workspace  {format_bytes(chosen.workspace_bytes)}, relative error {error}",
+                *([f"  in place   {self.in_place}"] if self.in_place else []),
                 f"  why        {self.reason}",
                 *([f"  left out   {left_out}"] if left_out else []),
             )
@@ -97,7 +101,7 @@ class TunedProblem:
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dumps``; seconds and bytes."""
         bound = self.error_bound if isfinite(self.error_bound) else None
-        return {name: value for name, value in asdict(self).items() if name != "account"} | {
+        return {name: value for name, value in asdict(self).items() if name not in ("account", "in_place")} | {
             "speedup": self.speedup,
             "error_bound": bound,
         }

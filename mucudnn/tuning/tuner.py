@@ -21,6 +21,7 @@ from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.running.devices import device_named, largest_batch_size, made_current
+from mucudnn.running.dispatcher import untouched
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.tuning.choose import Choice, Outcome, choose, divide, is_solvable, refuted
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes, unaffordable
@@ -99,7 +100,7 @@ def tune_tasks(
     if machine is not None:
         instance(Machine, machine, "machine")
     _require_countable(tasks, device if machine is None else machine.device)
-    with machine_and_database(config, device, machine, database) as (on, opened):
+    with untouched, machine_and_database(config, device, machine, database) as (on, opened):
         return _Tuner(config, on, EnvironmentStore(opened, on.environment), progress).tune(tasks)
 
 
@@ -450,3 +451,18 @@ def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
 def _is_strict_enough(algorithm: Algorithm, problem: ConvProblem, config: Config) -> bool:
     """Whether it is local, or that is not asked for. Torch's own always is strict enough."""
     return not config.strict or algorithm.name == TORCHS_OWN or algorithm.is_local(problem)
+
+
+def allowed_algorithms(
+    machine: Machine, config: Config, problem: ConvProblem | None = None, sizes: Sequence[int] = ()
+) -> list[Algorithm]:
+    """Return the algorithms that a config allows; for a problem those that sources offer, too, and that are strict.
+
+    Raises ``InvalidInputError`` for unknown names.
+    """
+    algorithms = _algorithms(machine, config)
+    if problem is None:
+        return algorithms
+    offered = (algorithm for source in machine.sources for algorithm in source.offered(problem, sizes))
+    every = (*algorithms, *(algorithm for algorithm in offered if _is_allowed(algorithm, config)))
+    return [algorithm for algorithm in every if _is_strict_enough(algorithm, problem, config)]

@@ -51,7 +51,13 @@ class Config:
     database: SQLite file of the measurements, ``~`` being your home; None: in the user's cache folder.
     strict: only algorithms with which a NaN or an infinity in x or dy spoils the same results as with torch's own, and
     no others: no Winograd or Fourier transforms (docs/numerics.md), and nothing of a library that may be one.
-
+    first_call_time: with ``enable`` and ``tuned``, most seconds of measuring for a problem that is met; None: as
+    ``time_limit`` says.
+    background: with ``enable`` and ``tuned``, do not measure in the call that meets a problem, but between steps, for
+    at most a twentieth of the time (docs/enable.md).
+    confirm: whether ``optimize`` ends with steps of the whole model, torch's own convolutions and ours in turns, and
+    puts torch's own back where ours is slower there. None: in training, where a step is neither too short nor too long,
+    and where no other process takes part; or where a step is given.
     thorough: measure every candidate that is not surely slower, with many samples: minutes instead of seconds. The
     default looks at each algorithm once, at the others of its sizes where it is the best, and not at all where like
     problems say that it is hopeless.
@@ -81,6 +87,9 @@ class Config:
     database: Path | str | None = None
     strict: bool = False
     thorough: bool = False
+    first_call_time: float | str | None = "1s"
+    background: bool = False
+    confirm: bool | None = None
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -98,7 +107,10 @@ class Config:
             deterministic=flag(self.deterministic, "deterministic"),
             strict=flag(self.strict, "strict"),
             thorough=flag(self.thorough, "thorough"),
+            confirm=None if self.confirm is None else flag(self.confirm, "confirm"),
             time_limit=_amount(parse_seconds, self.time_limit, "time_limit"),
+            first_call_time=_amount(parse_seconds, self.first_call_time, "first_call_time"),
+            background=flag(self.background, "background"),
             database=_file(self.database),
         )
         if self.workspace_budget_bytes is not None and self.workspace_limit != DEFAULT_WORKSPACE_LIMIT:
@@ -133,6 +145,10 @@ class Config:
     @property
     def time_limit_s(self) -> float | None:
         return parse_seconds(self.time_limit)
+
+    @property
+    def first_call_time_s(self) -> float | None:
+        return parse_seconds(self.first_call_time)
 
     def error_bound(self, dtype: str, numerics: str = "") -> float:
         """Return the largest relative L2 error allowed for a dtype, under the ``numerics`` of an environment."""

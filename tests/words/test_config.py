@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, TF32_MAX_RELATIVE_ERROR, Config
+from mucudnn.words.errors import InvalidInputError
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,12 @@ def test_pickles_of_older_versions_are_read() -> None:
 def test_pickles_keep_everything() -> None:
     config = Config(strict=True, algorithms="gemm", time_limit=2.5)
     assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_confirming_is_asked_for_refused_or_left_open() -> None:
+    assert Config().confirm is None
+    assert Config() != Config(confirm=False)
+    for confirm in (None, False, True):
+        assert pickle.loads(pickle.dumps(Config(confirm=confirm))).confirm is confirm
+    with pytest.raises(InvalidInputError, match="confirm is 'yes'; it must be True or False"):
+        Config(confirm="yes")  # type: ignore[arg-type]

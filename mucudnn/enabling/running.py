@@ -1,0 +1,138 @@
+"""Runs what was decided in place of torch's own kernels: the functions that torch's dispatcher calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mucudnn.enabling.met import Met
+from mucudnn.enabling.session import Call, Session
+from mucudnn.enabling.shapes import as_images
+from mucudnn.running import operators
+from mucudnn.running.dispatcher import Kernel, untouched
+from mucudnn.words.problem import Operation
+
+
+def forward(session: Session, following: Kernel, x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
+    """Compute what ``aten::convolution`` does. geometry: from stride to groups."""
+    if session.background is not None:
+        session.background.before_call()
+    call = _call(session, x, w, *geometry)
+    if call is not None:
+        met = call.y = call.y or session.met_as(call.shape.of_result, call.shape)
+        y = _ours(session, met, _result, call, x, w, bias)
+        if y is not None:
+            return y
+    return following(x, w, bias, *geometry)
+
+
+def backward(
+    session: Session,
+    following: Kernel,
+    dy: Tensor,
+    x: Tensor,
+    w: Tensor,
+    bias_sizes: Sequence[int] | None,
+    *geometry_and_mask: Any,
+) -> Any:
+    """Compute what ``aten::convolution_backward`` does. geometry_and_mask: from stride to groups, then what is wanted.
+
+    What is not tuned torch's own computes, and nothing else.
+    """
+    if session.background is not None:
+        session.background.before_backward()
+    *geometry, (of_x, of_w, of_bias) = geometry_and_mask
+    call = _call(session, x, w, *geometry)
+    if call is None:
+        return following(dy, x, w, bias_sizes, *geometry_and_mask)
+    dx = dw = None
+    if of_x:
+        call.dx = call.dx or session.met_as(call.shape.of_input_gradient, call.shape)
+        dx = _ours(session, call.dx, _input_gradient, call, dy, x, w)
+    if of_w:
+        call.dw = call.dw or session.met_as(Operation.BACKWARD_FILTER, call.shape)
+        dw = _ours(session, call.dw, _filter_gradient, call, dy, x, w)
+    missing = [of_x and dx is None, of_w and dw is None, of_bias]
+    if not (missing[0] or missing[1]):
+        return dx, dw, dy.sum((0, *range(2, dy.dim()))) if of_bias else None
+    torchs = following(dy, x, w, bias_sizes, *geometry, missing)
+    return torchs[0] if missing[0] else dx, torchs[1] if missing[1] else dw, torchs[2]
+
+
+def _call(
+    session: Session,
+    x: Tensor,
+    w: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    is_transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Call | None:
+    """Find the call by all that tells it apart; ``None``: torch's own."""
+    if session.is_deciding:  # in another thread
+        session.wait()
+    layout = (x.shape, x.stride(), w.shape, w.stride(), x.dtype, x.device, torch.get_num_threads())
+    key = (layout, *stride, *padding, *dilation, is_transposed, *output_padding, groups)
+    try:
+        return session.calls[key]
+    except KeyError:
+        return session.meet(key, x, w, stride, padding, dilation, is_transposed, output_padding, groups)
+
+
+def _ours(
+    session: Session, met: Met | None, compute: Callable[..., Tensor | None], call: Call, *operands: Tensor | None
+) -> Tensor | None:
+    """Compute what was decided for a problem; ``None``: torch's own is to run."""
+    if met is None:
+        return None
+    met.calls += 1
+    if met.calls >= met.ask_at:
+        session.decide(met)
+    if met.choices is None:
+        return None
+    with untouched:
+        result = compute(met, call, *operands)
+    met.ours += result is not None
+    return result
+
+
+def _result(met: Met, call: Call, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor | None:
+    shape, choices = call.shape, met.choices
+    assert choices is not None
+    if shape.is_1d:
+        x, w = as_images(x, True), as_images(w, True)
+    if shape.is_transposed:
+        large = torch.empty(
+            shape.problem.x_shape(shape.batch_size), dtype=x.dtype, device=x.device, memory_format=shape.y_format
+        )  # of which nothing is read but the shape
+        y = operators.computed(Operation.BACKWARD_DATA, large, w, x, *shape.geometry, choices)
+        if y is not None and bias is not None:
+            y.add_(bias.view(-1, 1, 1))
+    else:
+        y = operators.computed(Operation.FORWARD, x, w, bias, *shape.geometry, choices)
+    return y.squeeze(2) if y is not None and shape.is_1d else y
+
+
+def _input_gradient(met: Met, call: Call, dy: Tensor, x: Tensor, w: Tensor) -> Tensor | None:
+    return _gradient(met, call, call.shape.of_input_gradient, dy, x, w)
+
+
+def _filter_gradient(met: Met, call: Call, dy: Tensor, x: Tensor, w: Tensor) -> Tensor | None:
+    return _gradient(met, call, Operation.BACKWARD_FILTER, dy, x, w)
+
+
+def _gradient(met: Met, call: Call, operation: Operation, dy: Tensor, x: Tensor, w: Tensor) -> Tensor | None:
+    shape, choices = call.shape, met.choices
+    assert choices is not None
+    if shape.is_1d:
+        dy, x, w = (as_images(tensor, True) for tensor in (dy, x, w))
+    if shape.is_transposed:
+        x, dy = dy.contiguous(memory_format=shape.y_format), x
+    third = None if operation is Operation.FORWARD else dy
+    gradient = operators.computed(operation, x, w, third, *shape.geometry, choices)
+    return gradient.squeeze(2) if gradient is not None and shape.is_1d else gradient

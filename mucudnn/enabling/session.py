@@ -1,0 +1,188 @@
+"""Meets problems and decides what runs: now, later, by what is near, or torch's own.
+
+When a problem is measured. The first size of a layer (its problem without batch size, height and width) is measured in
+the call that meets it: mostly it is that of all calls, and a training is then tuned in its first step. Each further
+size waits until it has come often enough: where k sizes of the layer are known, 2**k times. So a last batch that is
+smaller, or images of any size, cost next to nothing: after n calls at most log2(n) sizes were measured. Meanwhile the
+nearest size's choice runs. What the database has is used at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from time import monotonic
+
+import torch
+from torch import Tensor
+
+from mucudnn.enabling.aside import aside
+from mucudnn.enabling.background import Background
+from mucudnn.enabling.met import Met, Origin
+from mucudnn.enabling.nearest import nearest
+from mucudnn.enabling.shapes import Shape, shape_of
+from mucudnn.enabling.workshop import Workshop
+from mucudnn.running.fallback import say_once
+from mucudnn.words.config import Config
+from mucudnn.words.errors import InfeasibleError, first_line
+from mucudnn.words.problem import Operation
+from mucudnn.words.task import Task
+
+_MOST_KEPT = 4096  # shapes that never come back must not pile up
+_MOST_FAILURES = 3  # in a row: what is broken, such as a file that is locked, is not tried for every layer
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One shape of call, with what computes its result and both gradients; ``None``: torch's own."""
+
+    shape: Shape
+    y: Met | None = None
+    dx: Met | None = None
+    dw: Met | None = None
+
+
+class Session:
+    """All that was met under one config.
+
+    calls: by what tells calls apart; ``None``: never tuned. passed_by: why calls are never tuned, and how many shapes
+    for that reason. spent_s: time that looking up and measuring have taken. failures: of tuning, in a row. is_deciding:
+    meanwhile other threads wait before they compute, so that nothing is measured beside them.
+    """
+
+    def __init__(self, config: Config, workshop: Workshop | None = None, clock: Callable[[], float] = monotonic):
+        self.config, self.clock = config, clock
+        self.workshop = workshop or Workshop(config)
+        self.limit_bytes = config.workspace_limit_bytes
+        self.calls: dict[tuple[object, ...], Call | None] = {}
+        self.met: dict[tuple[object, ...], Met] = {}
+        self.passed_by: Counter[str] = Counter()
+        self.spent_s = 0.0
+        self.is_deciding = False
+        self.failures = 0
+        self.background = Background(self._measure, clock) if config.background else None
+        self._layers: dict[tuple[object, ...], list[Met]] = {}
+        self._lock = threading.RLock()
+
+    def meet(self, key: tuple[object, ...], x: Tensor, w: Tensor, *geometry: object) -> Call | None:
+        """Describe a call that is new, and remember it under a key. geometry: as ``shape_of`` takes it."""
+        shape = shape_of(x, w, *geometry)  # type: ignore[arg-type]
+        if shape is None:
+            self.passed_by[_why_never(x)] += 1
+        call = None if shape is None else Call(shape)
+        if len(self.calls) >= _MOST_KEPT:
+            self.calls.clear()
+        self.calls[key] = call
+        return call
+
+    def met_as(self, operation: Operation, shape: Shape) -> Met | None:
+        """Return the problem that an operation of a call is; ``None`` where the config leaves it out."""
+        if operation not in self.config.operations:
+            return None
+        key = (operation, shape.problem, shape.batch_size, shape.device, threads := torch.get_num_threads())
+        if key not in self.met:
+            if len(self.met) >= _MOST_KEPT:
+                self.passed_by["too many shapes"] += 1
+                return None
+            new = Met(shape.problem.with_operation(operation), shape.batch_size, shape.device, threads)
+            with self._lock:
+                self._layers.setdefault(new.layer, []).append(self.met.setdefault(key, new))
+        return self.met[key]
+
+    def decide(self, met: Met) -> None:
+        """Decide what runs from now on. Nothing of the user's is touched, and no error gets out, but for Ctrl-C."""
+        if met.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return  # nothing can be measured now: the next call asks again
+        with self._lock:
+            if met.calls >= met.ask_at:  # no other thread has decided meanwhile
+                self._deciding(met, self._decide)
+
+    def wait(self) -> None:
+        """Wait until another thread has decided."""
+        with self._lock:
+            pass
+
+    def _measure(self, met: Met) -> None:
+        """Tune now what was put off."""
+        with self._lock:
+            self._deciding(met, self._tune)
+
+    def _deciding(self, met: Met, decide: Callable[[Met], None]) -> None:
+        began, self.is_deciding = self.clock(), True
+        try:
+            with aside(met.device.type):
+                decide(met)
+        except Exception as error:
+            self.failures += 1
+            met.has_failed, met.ask_at = True, inf
+            met.use_torchs_own(f"its tuning failed: {first_line(error)}")
+            say_once(f"{met.problem}, batch {met.batch_size}: torch's own convolution runs, {met.why}")
+        finally:
+            self.is_deciding = False
+            self.spent_s += self.clock() - began
+
+    def _decide(self, met: Met) -> None:
+        if self.failures >= _MOST_FAILURES:
+            met.ask_at = inf
+            met.use_torchs_own(f"the tuning of others failed {_MOST_FAILURES} times in a row")
+            return
+        if not met.was_looked_up:
+            met.was_looked_up = True
+            stored = self.workshop.look_up(self._task(met), met.device)
+            if stored is not None:
+                met.use(stored, Origin.DATABASE)
+                self._spread(met)
+                return
+        known = sum(one.tuned is not None or one.has_failed for one in self._layers[met.layer])
+        if met.calls < 2**known:
+            met.ask_at = 2**known
+            self._use_nearest(met)
+        elif self.background is not None:
+            met.ask_at = inf
+            self._use_nearest(met)
+            self.background.put_off(met)
+        else:
+            self._tune(met)
+
+    def _tune(self, met: Met) -> None:
+        try:
+            tuned = self.workshop.tune(self._task(met), met.device)
+        except InfeasibleError as error:  # nobody can keep torch's own from running
+            met.ask_at = inf
+            met.use_torchs_own(first_line(error))
+            return
+        met.use(tuned, Origin.MEASURED)
+        self.failures = 0
+        self._spread(met)
+
+    def _spread(self, tuned: Met) -> None:
+        """Let other sizes of the layer, which are not tuned, run what is now near."""
+        for other in self._layers[tuned.layer]:
+            if other.tuned is None and not other.has_failed:
+                self._use_nearest(other)
+
+    def _use_nearest(self, met: Met) -> None:
+        tuned = [one.tuned for one in self._layers[met.layer] if one.tuned is not None]
+        found = nearest(met.problem, met.batch_size, tuned, met.device.type)
+        if found is not None:
+            met.use_nearest(*found)
+        else:
+            when = "between steps" if met.ask_at == inf else f"when it has been met {met.ask_at} times"
+            met.use_torchs_own(f"to be measured {when}")
+
+    def _task(self, met: Met) -> Task:
+        return Task(met.problem, met.batch_size, self.limit_bytes)
+
+    def every_met(self) -> Sequence[Met]:
+        """List what was met, in the order of the first meetings."""
+        with self._lock:
+            return list(self.met.values())
+
+
+def _why_never(x: Tensor) -> str:
+    if x.dim() == 5:
+        return "three dimensions"
+    return f"{x.dtype} on {x.device.type}, or no convolution of images"

@@ -1,0 +1,123 @@
+"""Looks up what was tuned before, and tunes, one problem at a time, with what that needs opened once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.database.database import Database
+from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.running.devices import made_current
+from mucudnn.running.environment import Environment
+from mucudnn.running.fallback import say_once
+from mucudnn.solver.policies import micro_batch_sizes
+from mucudnn.tuning.choose import refuted
+from mucudnn.tuning.replay import replay
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.tuning.tuner import allowed_algorithms, tune_tasks
+from mucudnn.words.config import BatchSizePolicy, Config
+from mucudnn.words.errors import InfeasibleError
+from mucudnn.words.results import Configuration, Measurement, WholeRun
+from mucudnn.words.task import Task
+from mucudnn.words.torch_settings import TorchSettings, deterministic_torch
+
+MachineOf = Callable[[str], Machine]
+
+
+class Workshop:
+    """Machines and databases under one config. Of each thread its own database, as SQLite asks for.
+
+    machine_of: makes the machine for a type of device.
+    """
+
+    def __init__(self, config: Config, machine_of: MachineOf | None = None) -> None:
+        limits = [limit for limit in (config.time_limit_s, config.first_call_time_s) if limit is not None]
+        self._config = replace(config, time_limit=min(limits, default=None))
+        self._machine_of = machine_of or Machine.current
+        self._machines: dict[tuple[object, ...], Machine] = {}
+        self._of_thread = threading.local()
+
+    def check(self) -> None:
+        """Open the database, and look at the config's algorithms.
+
+        Raises ``DatabaseError`` for a file that cannot be read, ``InvalidInputError`` for an unknown algorithm.
+        """
+        with self._ready(torch.device("cpu")) as (machine, _):
+            allowed_algorithms(machine, self._config)
+
+    def look_up(self, task: Task, device: torch.device) -> TunedProblem | None:
+        """Choose from what is stored, if that has been run whole at this batch size; nothing is measured."""
+        with self._ready(device) as (machine, database):
+            sizes = micro_batch_sizes(BatchSizePolicy(self._config.policy), task.batch_size)
+            algorithms = allowed_algorithms(machine, self._config, task.problem, sizes)
+            store = EnvironmentStore(database, machine.environment)
+            stored = _Stored(store, machine.environment, {one.name: one.version for one in algorithms}, sizes)
+            try:
+                (tuned,) = replay([task], self._config, stored).problems
+            except InfeasibleError:
+                return None
+            return stored.completed(task, tuned)
+
+    def tune(self, task: Task, device: torch.device) -> TunedProblem:
+        """Measure what is missing, within the time that the config gives, and choose. Raises as ``tune_tasks``."""
+        with self._ready(device) as (machine, database):
+            return tune_tasks([task], self._config, machine=machine, database=database).problems[0]
+
+    @contextmanager
+    def _ready(self, device: torch.device) -> Iterator[tuple[Machine, Database]]:
+        with made_current(device), deterministic_torch(self._config.deterministic):
+            yield self._machine(device), self._database()
+
+    def _machine(self, device: torch.device) -> Machine:
+        """Return the machine as it is now: thread count and settings of torch are part of it."""
+        state = (device, TorchSettings.current()) if device.type == "cuda" else (device, torch.get_num_threads())
+        if state not in self._machines:
+            self._machines[state] = self._machine_of(device.type)
+        return self._machines[state]
+
+    def _database(self) -> Database:
+        """Return this thread's own; in a process that was forked off, another one."""
+        opened: tuple[int, Database] | None = getattr(self._of_thread, "opened", None)
+        if opened is None or opened[0] != os.getpid():
+            opened = self._of_thread.opened = os.getpid(), _writable(Database(self._config.database))
+        return opened[1]
+
+
+def _writable(database: Database) -> Database:
+    if not database.read_only:
+        return database
+    say_once(f"database {database.path} cannot be written: what is tuned is known to this process alone")
+    return database.copy_in_memory()
+
+
+@dataclass(slots=True)
+class _Stored:
+    """Measurements of one environment, as a replay takes them; ``runs`` counts the whole runs that it has found."""
+
+    store: EnvironmentStore
+    environment: Environment
+    versions: Mapping[str, int]
+    sizes: Sequence[int]
+    runs: int = 0
+
+    def measurements(self, task: Task) -> Sequence[Measurement]:
+        known = self.store.results(task.problem, self.versions)
+        return [r for r in known if isinstance(r, Measurement) and r.micro_config.micro_batch_size in self.sizes]
+
+    def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
+        run = self.store.whole_run(task.problem, configuration, self.versions)
+        self.runs += run is not None
+        return run
+
+    def completed(self, task: Task, tuned: TunedProblem) -> TunedProblem | None:
+        """Add what whole runs of smaller batches have shown; ``None`` where there was no whole run of this one."""
+        if not self.runs:
+            return None
+        every = self.store.whole_runs(task.problem, self.versions)
+        return replace(tuned, refuted=refuted(task, tuned.allowed_measurements, every))

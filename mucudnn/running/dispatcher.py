@@ -1,0 +1,184 @@
+"""Puts wrappers around torch's own convolutions, in torch's dispatcher, for all that runs in the process.
+
+``aten::convolution`` and ``aten::convolution_backward`` are what each convolution of torch ends in, below autograd,
+autocast, ``torch.func`` and the graphs of ``torch.compile``: modules, subclasses and functional calls, of one to three
+dimensions, transposed or not. A Python function stands in their place while there is a wrapper, for one type of device,
+and nothing else is slowed. Torch has one kernel of them for all devices, which is fetched before, and called by those
+who want torch's own. Source of the method: ``torch.library.get_kernel``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
+
+import torch
+
+from mucudnn.words.errors import UnavailableError
+
+Kernel = Callable[..., Any]  # takes what the operator takes, positionally; returns what it returns
+Wrap = Callable[..., Any]  # takes the next kernel, then what the operator takes
+
+DEVICE_TYPES = ("cpu", "cuda")
+
+_FORWARD, _BACKWARD = "convolution", "convolution_backward"
+_LEAST_TORCH = "2.9"
+_inner_convolution: Kernel = torch._convolution
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wrapper:
+    """Two functions that are called instead of torch's kernels, for all devices of ``DEVICE_TYPES``.
+
+    forward(following, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups): returns y.
+    backward(following, dy, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
+    output_mask): returns the gradients of input, weight and bias, ``None`` for those that the mask leaves out.
+    ``following`` takes the same arguments and computes: it is the next wrapper, and torch's own kernel in the end.
+
+    They run below autograd: nothing that they compute is recorded.
+    """
+
+    forward: Wrap
+    backward: Wrap
+
+
+def push(wrapper: Wrapper) -> None:
+    """Put a wrapper around all that there is: it is called first. The first one is installed in torch's dispatcher.
+
+    That is best done while no other thread computes convolutions: torch changes its table without a lock for readers.
+
+    Raises ``UnavailableError`` for a torch that is too old, or where another package has replaced the kernels.
+    """
+    with _changing:
+        if not _wrappers:
+            _install()
+        _wrappers.append(wrapper)
+        _rebuild()
+
+
+def pop(wrapper: Wrapper) -> None:
+    """Take this wrapper away, wherever it is; with the last one torch's dispatcher is as it was. Others are ignored."""
+    with _changing:
+        if wrapper in _wrappers:
+            _wrappers.remove(wrapper)
+            _rebuild()
+            if not _wrappers:
+                _uninstall()
+
+
+@contextmanager
+def wrapped(wrapper: Wrapper) -> Iterator[None]:
+    """Have a wrapper pushed inside."""
+    push(wrapper)
+    try:
+        yield
+    finally:
+        pop(wrapper)
+
+
+class Untouched:
+    """Context in which this thread's convolutions are torch's own, past all wrappers; it may be nested.
+
+    For what wrappers compute themselves, and for measuring.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        _thread.untouched += 1
+
+    def __exit__(self, *_: object) -> None:
+        _thread.untouched -= 1
+
+
+untouched = Untouched()  # to be entered: ``with untouched:``
+
+
+def torchs_kernel(operator: str, device_type: str) -> Kernel:
+    """Fetch torch's own kernel of ``convolution`` or ``convolution_backward``, whatever is pushed.
+
+    Raises ``UnavailableError`` as ``push``.
+    """
+    with _changing:
+        for hook in _hooks:
+            if (hook.operator, hook.device_type) == (operator, device_type):
+                return hook.own
+        return _fetched(operator, device_type)
+
+
+def _fetched(operator: str, device_type: str) -> Kernel:
+    if not hasattr(torch.library, "get_kernel"):
+        raise UnavailableError(
+            f"torch {torch.__version__} cannot hand out its kernels (torch.library.get_kernel): install torch "
+            f"{_LEAST_TORCH} or later, or use mucudnn.optimize"
+        )
+    qualified, key = f"aten::{operator}", device_type.upper()
+    if torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):  # torch has one for all types of devices
+        raise UnavailableError(
+            f"{qualified} is replaced by another package on {device_type}, and cannot be wrapped: use mucudnn.optimize"
+        )
+    if operator == _FORWARD and device_type == "cpu":
+        return _cpu_convolution
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    return partial(torch.library.get_kernel(qualified, key).call_boxed, keys)
+
+
+def _cpu_convolution(*arguments: Any) -> Any:
+    """Compute what the shared kernel of ``aten::convolution`` does: it makes this very call. Boxing takes longer.
+
+    The flags are cuDNN's: benchmark, deterministic, enabled, TF32.
+    """
+    return _inner_convolution(*arguments, False, False, False, False)
+
+
+class _Hook:
+    """What stands in a kernel's place; ``call`` is the first wrapper."""
+
+    __slots__ = ("call", "device_type", "operator", "own")
+
+    def __init__(self, operator: str, device_type: str) -> None:
+        self.operator, self.device_type = operator, device_type
+        self.own = self.call = _fetched(operator, device_type)
+
+    def function(self) -> Kernel:
+        """Make the function that torch calls: a closure, which is quicker than a method."""
+        own, thread = self.own, _thread
+
+        def hooked(*arguments: Any) -> Any:
+            return (own if thread.untouched else self.call)(*arguments)
+
+        return hooked
+
+
+class _OfThisThread(threading.local):
+    untouched = 0
+
+
+_thread = _OfThisThread()
+_changing = threading.RLock()
+_wrappers: list[Wrapper] = []  # the last is called first
+_hooks: list[_Hook] = []
+_libraries: list[Any] = []
+
+
+def _install() -> None:
+    hooks = [_Hook(operator, device) for operator in (_FORWARD, _BACKWARD) for device in DEVICE_TYPES]
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for hook in hooks:
+        library.impl(hook.operator, hook.function(), hook.device_type.upper())
+    _hooks[:], _libraries[:] = hooks, [library]
+
+
+def _uninstall() -> None:
+    _libraries.pop()._destroy()
+    _hooks.clear()
+
+
+def _rebuild() -> None:
+    for hook in _hooks:
+        wraps = [wrapper.forward if hook.operator == _FORWARD else wrapper.backward for wrapper in _wrappers]
+        hook.call = reduce(lambda following, wrap: partial(wrap, following), wraps, hook.own)

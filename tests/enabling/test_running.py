@@ -1,0 +1,279 @@
+"""Convolutions that are tuned as they come, by algorithms of ours, against torch's own in float64."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from support.made_up_workshop import MadeUpWorkshop, enabled
+from torch import Tensor, distributed, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+from mucudnn.enabling.session import Session
+from mucudnn.words.config import Config
+from mucudnn.words.problem import Operation
+
+
+@pytest.fixture
+def workshop() -> MadeUpWorkshop:
+    return MadeUpWorkshop()
+
+
+@pytest.fixture
+def session(workshop: MadeUpWorkshop) -> Iterator[Session]:
+    with enabled(workshop) as session:
+        yield session
+
+
+class Standardized(nn.Conv2d):
+    """As models of other packages have it: a subclass with a forward pass of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 4, 3, 3) / 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.conv2d(x, self.weight, padding="same")
+
+
+class Block(nn.Module):
+    """A block of an inverted residual, as hubs of models have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand, self.norm = nn.Conv2d(4, 8, 1, bias=False), nn.BatchNorm2d(8)
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
+        self.gate, self.project = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.depthwise(F.relu(self.norm(self.expand(x))))
+        gate = torch.sigmoid(self.gate(F.adaptive_avg_pool2d(y, 1)))
+        return x + self.project(y * gate)
+
+
+def circular() -> nn.Module:
+    return nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular")
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "module": lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1),
+    "subclass": lambda: Standardized(4, 6, 3, padding=(2, 1), dilation=2),
+    "functional": Functional,
+    "circular padding": circular,
+    "weight norm": lambda: parametrizations.weight_norm(nn.Conv2d(4, 6, 3)),
+    "spectral norm": lambda: parametrizations.spectral_norm(nn.Conv2d(4, 6, 3)),
+    "block of a hub": Block,
+}
+
+
+def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """The result, and the gradients of the input and of all parameters."""
+    x = x.detach().clone().requires_grad_()
+    y: Tensor = model(x)
+    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
+    return [y, *torch.autograd.grad((y * weights).sum(), [x, *model.parameters()])]
+
+
+def assert_right(model: nn.Module, x: Tensor) -> None:
+    """Compare with float64, which is not tuned: its untouched copy runs first."""
+    given = gradients(model, x)
+    double = gradients(model.double(), x.double())
+    model.float()
+    for ours, exact in zip(given, double, strict=True):
+        torch.testing.assert_close(ours, exact.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_are_right_and_computed_by_what_was_chosen(name: str, session: Session) -> None:
+    model = MODELS[name]().eval()
+    assert_right(model, torch.randn(2, 4, 6, 5))
+    single = [met for met in session.every_met() if met.problem.dtype == "float32"]
+    assert {met.problem.operation for met in single} == set(Operation)
+    assert all(met.ours == met.calls for met in single)
+
+
+@pytest.mark.parametrize(("dimensions", "channels_last"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"stride": 2, "output_padding": 1},
+        {"stride": 3, "padding": 2, "output_padding": 2, "groups": 2},
+        {"dilation": 2, "padding": 1, "bias": False},
+        {"stride": 2, "dilation": 3, "output_padding": 2},  # more than the stride: no convolution undoes it
+    ],
+    ids=str,
+)
+def test_transposed_convolutions(
+    arguments: dict[str, int], dimensions: int, channels_last: bool, session: Session
+) -> None:
+    kind = nn.ConvTranspose2d if dimensions == 2 else nn.ConvTranspose1d
+    model, x = kind(4, 6, 3, **arguments), torch.randn(2, 4, *(5, 4)[:dimensions])  # type: ignore[arg-type]
+    if channels_last:
+        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    expected = MadeUpWorkshop("native")
+    with enabled(expected):
+        strides = model(x).stride()
+    assert model(x).stride() == strides
+    assert_right(model, x)
+    ran = {met.problem.operation for met in session.every_met() if met.ours}
+    is_undone = arguments.get("output_padding", 0) < arguments.get("stride", 1)
+    assert ran == (set(Operation) if is_undone else set())
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"stride": 2, "padding": 1, "dilation": 2}, {"groups": 2, "bias": False}], ids=str
+)
+def test_convolutions_of_one_dimension(arguments: dict[str, int], session: Session) -> None:
+    x = torch.randn(2, 7, 4).transpose(1, 2)  # as after attention: channels lie last
+    assert_right(nn.Conv1d(4, 6, 3, **arguments), x)  # type: ignore[arg-type]
+    assert {met.problem.h for met in session.every_met()} == {1}
+    assert all(met.ours for met in session.every_met())
+
+
+def test_three_dimensions_are_torchs_own(session: Session, workshop: MadeUpWorkshop) -> None:
+    assert_right(nn.Conv3d(2, 3, 3), torch.randn(1, 2, 4, 4, 4))
+    assert not workshop.tuned
+    assert session.passed_by == {"three dimensions": 2}
+
+
+def test_an_empty_batch_and_wrong_operands_are_torchs(session: Session) -> None:
+    assert F.conv2d(torch.zeros(0, 4, 5, 5), torch.zeros(6, 4, 3, 3)).shape == (0, 6, 3, 3)
+    for x, w in (
+        (torch.zeros(1, 4, 5, 5), torch.zeros(6, 3, 3, 3)),
+        (torch.zeros(1, 4, 2, 2), torch.zeros(6, 4, 3, 3)),
+        (torch.zeros(1, 4, 5, 5), torch.zeros(6, 4, 3, 3).double()),
+    ):
+        with pytest.raises(RuntimeError):
+            F.conv2d(x, w)
+    assert not session.met
+
+
+def test_only_what_is_wanted_is_computed(session: Session, workshop: MadeUpWorkshop) -> None:
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 6, 6)
+    layer.weight.requires_grad_(False)
+    layer(x).sum().backward()
+    assert workshop.operations == ["forward"]
+    assert layer.bias is not None
+    torch.testing.assert_close(layer.bias.grad, torch.full((6,), 32.0))
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_what_is_not_tuned_is_torchs_own_beside_what_is(operation: Operation, workshop: MadeUpWorkshop) -> None:
+    config = Config(workspace_limit=None, operations=operation)  # type: ignore[arg-type]
+    with enabled(workshop, config):
+        assert_right(nn.Conv2d(4, 6, 3), torch.randn(2, 4, 6, 6))
+    assert set(workshop.operations) == {operation}
+
+
+def test_autocast(session: Session) -> None:
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 6, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+        y.sum().backward()
+    assert y.dtype == torch.bfloat16
+    assert {met.problem.dtype for met in session.every_met()} == {"bfloat16"}
+    assert all(met.ours for met in session.every_met())
+    assert layer.weight.grad is not None
+    expected = torch.autograd.grad(F.conv2d(x, layer.weight, layer.bias).sum(), layer.weight)
+    torch.testing.assert_close(layer.weight.grad, *expected, rtol=2e-2, atol=0.5)
+
+
+def test_second_derivatives(session: Session) -> None:
+    x, w = torch.randn(1, 2, 3, 3).double().requires_grad_(), torch.randn(2, 2, 2, 2).double().requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x, w: F.conv2d(x, w, padding=1).square(), (x, w))
+    assert all(met.ours for met in session.every_met())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_function_transforms(session: Session) -> None:
+    model, x = nn.Conv2d(4, 6, 3), torch.randn(3, 4, 5, 5)
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(model, parameters, (x.unsqueeze(0),)).square().sum()
+
+    per_sample = vmap(grad(loss), in_dims=(None, 0))(parameters, x)
+    for one, images in enumerate(x):
+        exact = grad(loss)({name: value.double() for name, value in parameters.items()}, images.double())
+        for name, value in exact.items():
+            torch.testing.assert_close(per_sample[name][one], value.float(), rtol=1e-4, atol=1e-4)
+    assert any(met.ours for met in session.every_met())
+    _, tangent = torch.func.jvp(lambda x: model(x), (x,), (x,))
+    torch.testing.assert_close(tangent, F.conv2d(x, model.weight), rtol=1e-4, atol=1e-4)
+
+
+def test_a_compiled_model(session: Session) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3))
+    compiled = torch.compile(model, backend="aot_eager")
+    assert_right(compiled, torch.randn(2, 4, 6, 6))  # type: ignore[arg-type]
+    assert any(met.ours for met in session.every_met())
+
+
+def test_an_exported_model_has_torchs_operators(session: Session) -> None:
+    model, x = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()).eval(), torch.randn(2, 4, 6, 6)
+    exported = torch.export.export(model, (x,))
+    assert not session.met  # nothing is computed
+    assert "mucudnn" not in str(exported.graph)
+    torch.testing.assert_close(exported.module()(x), model(x), rtol=1e-4, atol=1e-4)
+    assert all(met.ours for met in session.every_met())
+
+
+def test_inference_mode(session: Session) -> None:
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 6, 6)
+    with torch.inference_mode():
+        y = layer(x)
+    assert y.is_inference()
+    assert session.every_met()[0].ours == 1
+    layer(x).sum().backward()  # what was kept in inference mode can be written to
+
+
+def test_checkpoints_are_not_disturbed(session: Session) -> None:
+    block, x = Block().eval(), torch.randn(2, 4, 6, 6, requires_grad=True)
+    checkpoint(block, x, use_reentrant=False).sum().backward()
+    first, x.grad = x.grad, None
+    block(x).sum().backward()
+    assert first is not None
+    torch.testing.assert_close(first, x.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_threads_share_what_is_tuned(session: Session, workshop: MadeUpWorkshop) -> None:
+    model, x, wrong = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 6, 6), []
+    expected = F.conv2d(x.double(), model.weight.double(), model.bias.double()).float()  # type: ignore[union-attr]
+    workshop.tuned.clear()
+
+    def infer() -> None:
+        for _ in range(20):
+            with torch.no_grad():
+                if not torch.allclose(model(x), expected, rtol=1e-4, atol=1e-4):
+                    wrong.append(1)
+
+    threads = [threading.Thread(target=infer) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(workshop.tuned) == 1
+    assert sum(met.calls for met in session.every_met() if met.problem.dtype == "float32") == 80
+
+
+def test_data_parallel_gradients_are_all_reduced(session: Session, tmp_path: object) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv2d(6, 4, 3)))
+        assert_right(model, torch.randn(2, 4, 6, 6))
+    finally:
+        distributed.destroy_process_group()
+    assert all(met.ours for met in session.every_met())

@@ -1,0 +1,282 @@
+"""When what is met is tuned, what runs until then, and that tuning leaves no trace in the user's call."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support.made_up_workshop import MadeUpWorkshop, enabled
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mucudnn.enabling.met import Origin
+from mucudnn.enabling.session import Session
+from mucudnn.running import fallback
+from mucudnn.words.config import Config
+from mucudnn.words.problem import Operation
+from mucudnn.words.task import Task
+
+
+@pytest.fixture
+def workshop() -> MadeUpWorkshop:
+    return MadeUpWorkshop()
+
+
+@pytest.fixture
+def session(workshop: MadeUpWorkshop) -> Iterator[Session]:
+    with enabled(workshop) as session, torch.no_grad():
+        yield session
+
+
+W = torch.randn(6, 4, 3, 3)
+
+
+def convolve(n: int = 2, height: int = 8, width: int = 8) -> None:
+    y = F.conv2d(torch.randn(n, 4, height, width), W)
+    assert y.shape == (n, 6, height - 2, width - 2)
+
+
+def sizes(workshop: MadeUpWorkshop) -> list[tuple[int, int, int]]:
+    return [(task.batch_size, task.problem.h, task.problem.w) for task in workshop.tuned]
+
+
+def test_the_first_size_of_a_layer_is_tuned_when_it_is_met(session: Session, workshop: MadeUpWorkshop) -> None:
+    for _ in range(3):
+        convolve()
+    assert sizes(workshop) == [(2, 8, 8)]
+    (met,) = session.every_met()
+    assert (met.calls, met.ours, met.origin) == (3, 3, Origin.MEASURED)
+    assert met.gained_s == pytest.approx(3 * 0.02)
+
+
+def test_the_database_is_asked_once_and_saves_the_tuning(session: Session, workshop: MadeUpWorkshop) -> None:
+    workshop.stored = True
+    for _ in range(3):
+        convolve()
+        convolve(3)
+    assert not workshop.tuned
+    assert len(workshop.looked_up) == 2
+    assert {met.origin for met in session.every_met()} == {Origin.DATABASE}
+
+
+def test_a_size_that_is_met_once_is_not_tuned(session: Session, workshop: MadeUpWorkshop) -> None:
+    convolve(8)
+    convolve(5)  # the last batch
+    assert sizes(workshop) == [(8, 8, 8)]
+    last = session.every_met()[1]
+    assert (last.origin, last.ours) == (Origin.NEAREST, 1)
+    assert last.configuration is not None
+    assert last.configuration.batch_size == 5
+
+
+def test_a_further_size_is_tuned_when_it_has_come_often_enough(session: Session, workshop: MadeUpWorkshop) -> None:
+    convolve(8)
+    for _ in range(2):
+        convolve(4)
+    for _ in range(3):
+        convolve(2)
+    assert sizes(workshop) == [(8, 8, 8), (4, 8, 8)]
+    convolve(2)
+    assert sizes(workshop)[2:] == [(2, 8, 8)]
+
+
+def test_any_number_of_sizes_costs_little(session: Session, workshop: MadeUpWorkshop) -> None:
+    for step in range(60):
+        convolve(1 + step % 5, 8 + step % 5, 8 + step % 3)
+    assert len(workshop.tuned) <= 3
+    assert all(met.ours for met in session.every_met()[1:])  # the nearest size's choice
+
+
+def test_another_layer_is_not_another_size(session: Session, workshop: MadeUpWorkshop) -> None:
+    x = torch.randn(2, 4, 8, 8)
+    for stride in (1, 2):
+        F.conv2d(x, W, stride=stride)
+    F.conv2d(x.double(), W.double())
+    assert len(workshop.tuned) == 3
+
+
+def test_a_larger_batch_runs_the_choice_for_a_smaller_one(session: Session) -> None:
+    convolve(2)
+    convolve(7)
+    larger = session.every_met()[1]
+    assert larger.origin is Origin.NEAREST
+    assert larger.configuration is not None
+    assert larger.configuration.batch_size == 7
+
+
+def test_images_that_are_much_larger_run_torchs_own(session: Session) -> None:
+    convolve(2, 8, 8)
+    convolve(2, 10, 10)
+    convolve(2, 40, 40)
+    assert [met.ours for met in session.every_met()] == [1, 1, 0]
+
+
+def test_where_torch_won_it_runs_for_near_sizes_too(session: Session, workshop: MadeUpWorkshop) -> None:
+    workshop.algorithm = "native"
+    convolve(4)
+    convolve(3)
+    convolve(4, 9, 9)
+    assert not any(met.ours for met in session.every_met())
+
+
+def test_near_sizes_respect_the_limit(workshop: MadeUpWorkshop) -> None:
+    with enabled(workshop, Config(workspace_limit=0)) as session, torch.no_grad():
+        convolve(2, 8, 8)
+        convolve(2, 9, 9)  # gemm needs a workspace
+    assert session.every_met()[1].ours == 0
+
+
+def test_many_shapes_do_not_pile_up(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mucudnn.enabling.session._MOST_KEPT", 3)
+    for n in range(1, 8):
+        convolve(n)
+    assert len(session.met) == 3
+    assert len(session.calls) <= 3
+    assert session.passed_by["too many shapes"] == 4
+
+
+def test_another_number_of_threads_is_tuned_anew(session: Session, workshop: MadeUpWorkshop) -> None:
+    convolve()
+    torch.set_num_threads(2)
+    convolve()
+    assert len(workshop.tuned) == 2
+
+
+def test_an_error_of_tuning_is_said_once_and_torchs_own_runs(session: Session, workshop: MadeUpWorkshop) -> None:
+    fallback._said.clear()
+    workshop.fails = RuntimeError("a made-up failure\nand a stack trace")
+    with pytest.warns(RuntimeWarning, match="torch's own convolution runs, its tuning failed: a made-up failure"):
+        convolve()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        convolve()
+    workshop.fails = None
+    convolve(3)  # is another size: it may succeed when it comes again
+    convolve(3)
+    assert [met.ours for met in session.every_met()] == [0, 1]
+    assert session.every_met()[0].origin is Origin.NONE
+
+
+@pytest.mark.filterwarnings("ignore:.*its tuning failed")
+def test_what_fails_again_and_again_is_given_up(session: Session, workshop: MadeUpWorkshop) -> None:
+    workshop.fails = RuntimeError("a file is locked")
+    for stride in range(1, 7):
+        F.conv2d(torch.zeros(1, 4, 9, 9), W, stride=stride)
+    assert len(workshop.tuned) == 3
+    assert "3 times in a row" in session.every_met()[-1].why
+
+
+def test_ctrl_c_reaches_the_user_and_the_next_call_tunes(session: Session, workshop: MadeUpWorkshop) -> None:
+    def interrupt(task: Task) -> None:
+        raise KeyboardInterrupt
+
+    workshop.while_tuning = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        convolve()
+    workshop.while_tuning = lambda task: None
+    convolve()
+    assert session.every_met()[0].ours == 1
+
+
+def test_a_choice_that_cannot_run_here_leaves_torchs_own(session: Session, workshop: MadeUpWorkshop) -> None:
+    workshop.algorithm = "an algorithm that this machine lacks"
+    convolve()
+    assert session.every_met()[0].ours == 0
+
+
+def test_tuning_sees_torchs_own(session: Session, workshop: MadeUpWorkshop) -> None:
+    def convolve_inside(task: Task) -> None:
+        before = len(session.calls)
+        F.conv2d(torch.zeros(1, 2, 3, 3), torch.zeros(1, 2, 3, 3))
+        assert len(session.calls) == before
+
+    workshop.while_tuning = convolve_inside
+    convolve()
+    assert session.every_met()[0].ours == 1
+
+
+class Counting(torch.overrides.TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_function__(
+        self, function: object, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        self.calls += 1
+        return function(*args, **(kwargs or {}))  # type: ignore[operator]
+
+
+def test_tuning_leaves_no_trace(workshop: MadeUpWorkshop) -> None:
+    packed: list[Tensor] = []
+    counting, layer, x = Counting(), nn.Conv2d(4, 6, 3), torch.randn(2, 4, 8, 8)
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor
+
+    def look(task: Task) -> None:
+        """Train a little, as measuring does."""
+        before, counted = len(packed), counting.calls
+        w = torch.ones(2, 2, requires_grad=True)
+        with torch.enable_grad():
+            assert (w @ w).dtype == torch.float32  # no autocast
+            (w @ w).sum().backward()
+        assert w.grad is not None
+        assert not torch.is_inference_mode_enabled()
+        assert (len(packed), counting.calls) == (before, counted)
+        seen.append(task.problem.operation)
+
+    seen: list[Operation] = []
+    workshop.while_tuning = look
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    random_before = torch.get_rng_state()
+    with enabled(workshop), torch.autocast("cpu", torch.bfloat16), hooks, counting:
+        loss = layer(x).float().sum()
+        loss.backward()
+        with torch.inference_mode():
+            layer(x[:, :, :5])
+        assert torch.is_autocast_enabled("cpu")
+        assert torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), random_before)
+    assert seen[:2] == [Operation.FORWARD, Operation.BACKWARD_FILTER]
+    assert packed
+
+
+def test_other_threads_wait_while_one_measures(session: Session, workshop: MadeUpWorkshop) -> None:
+    begun, computed, was_early = threading.Event(), threading.Event(), []
+
+    def compute() -> None:
+        begun.wait()
+        with torch.no_grad():
+            F.conv2d(torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 3, 3))
+        computed.set()
+
+    other = threading.Thread(target=compute)
+
+    def look(task: Task) -> None:
+        if not begun.is_set():
+            begun.set()
+            was_early.append(computed.wait(0.05))
+
+    workshop.while_tuning = look
+    other.start()
+    convolve()
+    other.join()
+    assert was_early == [False]
+    assert computed.is_set()
+
+
+def test_nothing_is_tuned_while_a_graph_is_captured(
+    session: Session, workshop: MadeUpWorkshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convolve()
+    (met,) = session.every_met()
+    met.device, met.ask_at = torch.device("cuda"), 1
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    session.decide(met)
+    assert met.ask_at == 1
+    assert len(workshop.tuned) == 1

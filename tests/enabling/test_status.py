@@ -1,0 +1,81 @@
+"""What ``status`` tells: the table, the sums and the frame."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.made_up_workshop import MadeUpWorkshop, enabled
+from torch.nn import functional as F
+
+from mucudnn.enabling.status import WIDTH, Status, status_of
+from mucudnn.words.config import Config
+
+W = torch.randn(6, 4, 3, 3)
+
+
+def some_status() -> Status:
+    """Two calls of a size that is tuned, one of another batch, one of larger images, one of three dimensions."""
+    with enabled(MadeUpWorkshop()) as session:
+        x = torch.randn(4, 4, 8, 8, requires_grad=True)
+        for _ in range(2):
+            F.conv2d(x, W).sum().backward()
+        F.conv2d(torch.randn(3, 4, 8, 8), W)
+        F.conv2d(torch.randn(4, 4, 30, 30), W)
+        F.conv3d(torch.randn(1, 2, 4, 4, 4), torch.randn(2, 2, 3, 3, 3))
+    return status_of(session)
+
+
+def test_the_table_fits_and_names_what_was_met() -> None:
+    text = str(some_status())
+    lines = text.splitlines()
+    assert all(len(line) <= WIDTH for line in lines)
+    assert lines[0].split() == ["convolution", "calls", "forward", "backward", "data", "backward", "filter"]
+    assert lines[1].split("  ")[0] == "4x8x8 -> 6, 3x3, batch 4"
+    assert "gemm 2.00×" in lines[1]
+    assert "~gemm 2.00×" in lines[2]
+    assert "torch, untuned" in lines[3]
+    assert "4 problems: 2 measured, 1 nearest size, 1 not tuned; tuning took 2 s" in text
+    assert "to be measured when it has been met 2 times" in text
+    assert "never tuned, 1 shape of call: three dimensions" in text
+
+
+def test_what_was_gained_is_summed_over_calls() -> None:
+    status = some_status()
+    assert status.gained_s == pytest.approx(2 * 2 * 4 * 0.01 + 3 * 0.01)
+    assert status.gained_share == pytest.approx(0.5)
+    assert status.spent_s == pytest.approx(2.0)
+
+
+def test_the_frame_has_every_problem() -> None:
+    status = some_status()
+    frame = status.to_frame()
+    assert len(frame) == len(status.problems) == 4
+    assert list(frame["batch_size"]) == [4, 4, 3, 4]
+    assert list(frame["origin"]) == ["measured", "measured", "nearest size", "not tuned"]
+    assert frame["gained_s"].sum() == pytest.approx(status.gained_s)
+
+
+def test_nothing_met_says_what_to_do() -> None:
+    assert "call mucudnn.enable()" in str(Status())
+    assert len(Status().to_frame()) == 0
+    assert Status().gained_share is None
+    assert str(status_of(None)) == str(Status())
+
+
+def test_what_waits_is_told() -> None:
+    with enabled(MadeUpWorkshop(), Config(workspace_limit=None, background=True)) as session:
+        F.conv2d(torch.randn(4, 4, 8, 8), W)
+    status = status_of(session)
+    assert status.waiting == 1
+    assert "to be measured between steps: 1" in str(status)
+
+
+def test_long_names_keep_both_ends() -> None:
+    with enabled(MadeUpWorkshop("native")) as session:
+        x = torch.randn(1, 1000, 3, 3).to(torch.bfloat16)
+        F.conv2d(x, torch.randn(1000, 1, 3, 3).to(torch.bfloat16), stride=2, padding=1, dilation=1, groups=1000)
+        F.conv2d(x, torch.randn(1000, 10, 3, 3).to(torch.bfloat16), stride=2, padding=(2, 1), groups=100)
+    lines = str(status_of(session)).splitlines()
+    assert all(len(line) <= WIDTH for line in lines)
+    assert lines[1].startswith("1000x3x3")
+    assert "batch 1 " in lines[1]

@@ -1,0 +1,203 @@
+"""``enable``, ``disable`` and ``tuned``: which config counts, errors, and the real workshop with its database."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mucudnn
+from mucudnn.database import sqlite_file
+from mucudnn.enabling import switch
+from mucudnn.enabling.met import Origin
+from mucudnn.running import fallback
+from mucudnn.words.config import Config
+
+QUICK = {"first_call_time": "5ms", "algorithms": "gemm"}
+OPERATORS = ("convolution", "convolution_backward")
+
+
+def tables() -> list[str]:
+    return [torch._C._dispatch_dump_table(f"aten::{operator}") for operator in OPERATORS]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    before = tables()
+    switch._sessions.clear()
+    switch._state.last = None
+    yield
+    assert tables() == before
+
+
+def convolve(n: int = 2) -> None:
+    F.conv2d(torch.zeros(n, 3, 5, 5), torch.zeros(4, 3, 3, 3))
+
+
+def counts() -> list[int]:
+    return [one.calls for one in mucudnn.status().problems]
+
+
+def test_enabled_until_disabled() -> None:
+    convolve()
+    mucudnn.enable(Config(**QUICK))  # type: ignore[arg-type]
+    try:
+        convolve()
+        convolve()
+    finally:
+        mucudnn.disable()
+    convolve()
+    assert counts() == [2]
+    mucudnn.disable()  # twice is once
+
+
+def test_enabled_again_the_new_config_counts_and_an_old_one_knows_what_it_had() -> None:
+    first, second = Config(**QUICK), Config(**QUICK, strict=True)  # type: ignore[arg-type]
+    try:
+        mucudnn.enable(first)
+        mucudnn.enable(Config(**QUICK))  # type: ignore[arg-type]
+        convolve()
+        mucudnn.enable(second)
+        convolve()
+        convolve()
+        assert counts() == [2]
+        mucudnn.enable(first)
+        convolve()
+        assert counts() == [2]
+        assert mucudnn.status().problems[0].origin is Origin.MEASURED
+    finally:
+        mucudnn.disable()
+
+
+def test_nested_the_innermost_counts() -> None:
+    outer, inner = Config(**QUICK), Config(**QUICK, strict=True)  # type: ignore[arg-type]
+    with mucudnn.tuned(outer):
+        convolve()
+        with mucudnn.tuned(inner):
+            convolve()
+            convolve()
+            assert counts() == [2]
+            mucudnn.enable(outer)  # counts when both are over
+            convolve()
+            assert counts() == [3]
+        convolve()
+        assert counts() == [2]
+    try:
+        convolve()
+        assert counts() == [3]
+    finally:
+        mucudnn.disable()
+
+
+def test_it_ends_with_an_error() -> None:
+    with pytest.raises(ValueError, match="of the user"), mucudnn.tuned(Config(**QUICK)):  # type: ignore[arg-type]
+        raise ValueError("of the user")
+    convolve()
+    assert counts() == []
+
+
+def test_threads_may_end_theirs_in_another_order() -> None:
+    first, second, began, ended = Config(**QUICK), Config(**QUICK, strict=True), threading.Event(), threading.Event()  # type: ignore[arg-type]
+
+    def other() -> None:
+        with mucudnn.tuned(second):
+            began.set()
+            ended.wait()
+
+    thread = threading.Thread(target=other)
+    with mucudnn.tuned(first):
+        thread.start()
+        began.wait()
+        convolve()
+        assert switch._state.last is switch._sessions[second]
+    convolve()
+    assert counts() == [2]
+    ended.set()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (Config(workspace_budget="1MiB"), "a workspace_limit for each"),
+        (Config(workspace_limit="headroom"), "mucudnn.optimize"),
+        (Config(algorithms="no such"), "this machine has"),
+    ],
+    ids=["budget", "headroom", "algorithm"],
+)
+def test_configs_that_cannot_be_are_refused(config: Config, words: str) -> None:
+    for begin in (mucudnn.enable, lambda config: mucudnn.tuned(config).__enter__()):
+        with pytest.raises(mucudnn.InvalidInputError, match=words):
+            begin(config)
+    with pytest.raises(mucudnn.InvalidInputError, match="config is"):
+        mucudnn.enable({"strict": True})  # type: ignore[arg-type]
+
+
+def test_a_damaged_database_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "damaged.sqlite"
+    file.write_text("no database at all, but long enough to look like something" * 20)
+    with pytest.raises(mucudnn.DatabaseError):
+        mucudnn.enable(Config(database=file))
+
+
+def test_a_torch_that_is_too_old_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.library, "get_kernel")
+    with pytest.raises(mucudnn.UnavailableError, match="install torch"):
+        mucudnn.enable(Config(**QUICK))  # type: ignore[arg-type]
+    monkeypatch.undo()
+    convolve()
+    assert counts() == []
+
+
+def test_a_second_process_measures_nothing(tmp_path: Path) -> None:
+    config = Config(**QUICK, database=tmp_path / "measurements.sqlite")  # type: ignore[arg-type]
+    layer, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 6, 6, requires_grad=True)
+    origins = []
+    for _ in range(2):
+        with mucudnn.tuned(config):
+            layer(x).sum().backward()
+        origins.append({one.origin for one in mucudnn.status().problems})
+        configurations = [one.configuration for one in mucudnn.status().problems]
+        switch._sessions.clear()  # as a new process has none
+    assert origins == [{Origin.MEASURED}, {Origin.DATABASE}]
+    assert None not in configurations
+
+
+def test_without_write_access_what_is_tuned_lives_in_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fallback._said.clear()
+    file = tmp_path / "measurements.sqlite"
+    with mucudnn.tuned(Config(**QUICK, database=file)):  # type: ignore[arg-type]
+        convolve()
+    monkeypatch.setattr(sqlite_file, "_can_be_written", lambda path: False)  # for root any file can
+    before, config = file.read_bytes(), Config(**QUICK, database=file, strict=True)  # type: ignore[arg-type]
+    with pytest.warns(RuntimeWarning, match="cannot be written"), mucudnn.tuned(config):
+        convolve()
+    with mucudnn.tuned(config):
+        for _ in range(2):
+            F.conv2d(torch.zeros(2, 3, 7, 7), torch.zeros(5, 3, 3, 3))
+    assert [one.origin for one in mucudnn.status().problems] == [Origin.DATABASE, Origin.MEASURED]
+    assert file.read_bytes() == before
+
+
+def test_optimize_and_tune_measure_torchs_own_while_enabled(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3)), torch.randn(2, 3, 6, 6)
+    config = Config(time_limit="5ms", algorithms="gemm", database=tmp_path / "measurements.sqlite")
+    with mucudnn.tuned(Config(**QUICK)):  # type: ignore[arg-type]
+        mucudnn.optimize(model, x, config)
+        assert counts() == []
+        mucudnn.tune(mucudnn.ConvProblem("forward", 3, 6, 6, 4, 3, 3), 2, config)
+        assert counts() == []
+
+
+def test_import_loads_no_torch_for_the_names() -> None:
+    code = "import sys, mucudnn; assert 'torch' not in sys.modules; assert 'enable' in dir(mucudnn)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,268 @@
+"""Wrappers around torch's own convolutions: what they see, in which order, and that they leave nothing behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad, jvp, vmap
+from torch.nn import functional as F
+
+from mucudnn.running.dispatcher import DEVICE_TYPES, Wrapper, pop, push, torchs_kernel, untouched, wrapped
+from mucudnn.words.errors import UnavailableError
+
+OPERATORS = ("convolution", "convolution_backward")
+
+
+def tables() -> list[str]:
+    return [torch._C._dispatch_dump_table(f"aten::{operator}") for operator in OPERATORS]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    before = tables()
+    yield
+    assert tables() == before
+
+
+class Recorder:
+    """Notes the calls that come by: operator, and the shapes of the tensors."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[int, ...]]] = []
+        self.wrapper = Wrapper(self._noting("convolution"), self._noting("convolution_backward"))
+
+    def _noting(self, operator: str) -> Callable[..., Any]:
+        def wrap(following: Callable[..., Any], *arguments: Any) -> Any:
+            self.calls.append((operator, tuple(arguments[0].shape)))
+            return following(*arguments)
+
+        return wrap
+
+    @property
+    def operators(self) -> list[str]:
+        return [operator for operator, _ in self.calls]
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    one = Recorder()
+    with wrapped(one.wrapper):
+        yield one
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_training_step_of_any_convolution_is_seen_and_is_torchs_own_bit_for_bit(
+    dimensions: int, transposed: bool
+) -> None:
+    kind = getattr(nn, f"Conv{'Transpose' * transposed}{dimensions}d")
+    module, x = kind(4, 6, 3, padding=1, groups=2), torch.randn(2, 4, *[5] * dimensions, requires_grad=True)
+
+    def step() -> list[Tensor]:
+        y: Tensor = module(x)
+        return [y, *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])]
+
+    expected, recorder = step(), Recorder()
+    with wrapped(recorder.wrapper):
+        given = step()
+    assert recorder.operators == ["convolution", "convolution_backward"]
+    assert all(torch.equal(a, b) for a, b in zip(given, expected, strict=True))
+
+
+def test_autocast_is_above(recorder: Recorder) -> None:
+    x, w = torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3)
+    seen: list[torch.dtype] = []
+
+    def look(following: Callable[..., Any], *arguments: Any) -> Any:
+        seen.extend(tensor.dtype for tensor in arguments[:2])
+        return following(*arguments)
+
+    with wrapped(Wrapper(look, look)), torch.autocast("cpu", torch.bfloat16):
+        assert F.conv2d(x, w).dtype == torch.bfloat16
+    assert seen == [torch.bfloat16] * 2
+
+
+def test_a_second_derivative_is_seen(recorder: Recorder) -> None:
+    x = torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(3, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda *operands: F.conv2d(*operands).square(), (x, w))
+    assert {"convolution", "convolution_backward"} == set(recorder.operators)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's forward mode uses it
+def test_function_transforms_are_above(recorder: Recorder) -> None:
+    x, w = torch.randn(3, 1, 2, 5, 5), torch.randn(4, 2, 3, 3)
+
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        return F.conv2d(x, w).square().sum()
+
+    per_sample = vmap(grad(loss), in_dims=(None, 0))(w, x)
+    _, tangent = jvp(lambda w: loss(w, x[0]), (w,), (w,))
+    seen = len(recorder.calls)
+    assert seen >= 4
+    with untouched:
+        expected = torch.stack([grad(loss)(w, one) for one in x])
+    torch.testing.assert_close(per_sample, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(tangent, (expected[0] * w).sum(), rtol=1e-4, atol=1e-4)
+    assert len(recorder.calls) == seen
+
+
+def test_a_compiled_graph_calls_it_when_it_runs() -> None:
+    module, x, recorder = nn.Conv2d(2, 3, 3), torch.randn(1, 2, 6, 6), Recorder()
+    compiled = torch.compile(module, backend="aot_eager")
+    expected = compiled(x)
+    with wrapped(recorder.wrapper):
+        assert torch.equal(compiled(x), expected)
+        compiled(x).sum().backward()
+    assert recorder.operators == ["convolution", "convolution", "convolution_backward"]
+
+
+def test_inference_mode_and_no_grad_are_seen(recorder: Recorder) -> None:
+    x, w = torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3)
+    with torch.inference_mode():
+        assert F.conv2d(x, w).is_inference()
+    with torch.no_grad():
+        F.conv2d(x, w)
+    assert recorder.operators == ["convolution", "convolution"]
+
+
+def test_the_last_pushed_is_called_first_and_each_can_be_popped_by_itself() -> None:
+    order: list[str] = []
+
+    def named(name: str) -> Wrapper:
+        def wrap(following: Callable[..., Any], *arguments: Any) -> Any:
+            order.append(name)
+            return following(*arguments)
+
+        return Wrapper(wrap, wrap)
+
+    x, w, (first, second, third) = torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3), map(named, "abc")
+    for wrapper in (first, second, third):
+        push(wrapper)
+    F.conv2d(x, w)
+    pop(second)
+    F.conv2d(x, w)
+    pop(second)  # is no longer there
+    pop(third)
+    pop(first)
+    F.conv2d(x, w)
+    assert order == ["c", "b", "a", "c", "a"]
+
+
+def test_what_a_wrapper_computes_itself_is_let_through() -> None:
+    calls: list[int] = []
+
+    def doubled(following: Callable[..., Any], *arguments: Any) -> Any:
+        calls.append(1)
+        with untouched, untouched:
+            F.conv2d(*arguments[:2])  # would come back here for ever
+        return 2 * following(*arguments)
+
+    x, w = torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3)
+    expected = 2 * F.conv2d(x, w)
+    with wrapped(Wrapper(doubled, doubled)):
+        assert torch.equal(F.conv2d(x, w), expected)
+    assert len(calls) == 1
+
+
+def test_untouched_is_of_the_thread_alone(recorder: Recorder) -> None:
+    x, w = torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3)
+    with untouched:
+        F.conv2d(x, w)
+        assert not recorder.calls
+        other = threading.Thread(target=F.conv2d, args=(x, w))
+        other.start()
+        other.join()
+    assert recorder.operators == ["convolution"]
+
+
+def test_threads_may_push_and_pop_while_others_compute() -> None:
+    x, w, done, wrong = torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3), threading.Event(), []
+    expected = F.conv2d(x, w)
+
+    def compute() -> None:
+        while not done.is_set():
+            if not torch.equal(F.conv2d(x, w), expected):
+                wrong.append(1)
+
+    def change() -> None:
+        for _ in range(50):
+            with wrapped(Recorder().wrapper):
+                F.conv2d(x, w)
+
+    with wrapped(Recorder().wrapper):  # the first is installed before
+        computing = threading.Thread(target=compute)
+        changing = [threading.Thread(target=change) for _ in range(3)]
+        for thread in (computing, *changing):
+            thread.start()
+        for thread in changing:
+            thread.join()
+        done.set()
+        computing.join()
+    assert not wrong
+
+
+def test_errors_are_torchs(recorder: Recorder) -> None:
+    x, w = torch.randn(1, 2, 4, 4), torch.randn(3, 5, 3, 3)
+    with untouched, pytest.raises(RuntimeError) as expected:
+        F.conv2d(x, w)
+    with pytest.raises(RuntimeError) as given:
+        F.conv2d(x, w)
+    assert str(given.value) == str(expected.value)
+
+
+def test_an_error_of_a_wrapper_reaches_the_caller() -> None:
+    def fail(*_: Any) -> Any:
+        raise ValueError("of a wrapper")
+
+    with wrapped(Wrapper(fail, fail)), pytest.raises(ValueError, match="of a wrapper"):
+        F.conv2d(torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3))
+
+
+def test_tensors_without_values_pass_by(recorder: Recorder) -> None:
+    y = F.conv2d(torch.empty(1, 2, 4, 4, device="meta"), torch.empty(3, 2, 3, 3, device="meta"))
+    assert y.shape == (1, 3, 2, 2)
+    assert not recorder.calls
+
+
+@pytest.mark.parametrize("device_type", DEVICE_TYPES)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_torchs_own_kernels_are_to_be_had_while_others_stand_in_their_place(operator: str, device_type: str) -> None:
+    before = torchs_kernel(operator, device_type)
+    with wrapped(Recorder().wrapper):
+        assert callable(before)
+        assert callable(torchs_kernel(operator, device_type))
+
+
+def test_torchs_own_kernel_passes_wrappers_by(recorder: Recorder) -> None:
+    x, w = torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3)
+    geometry = [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+    y = torchs_kernel("convolution", "cpu")(x, w, None, *geometry)
+    gradients = torchs_kernel("convolution_backward", "cpu")(y, x, w, [0], *geometry, [True, True, False])
+    assert not recorder.calls
+    assert torch.equal(y, F.conv2d(x, w))
+    assert gradients[0].shape == x.shape
+    assert gradients[2] is None
+
+
+def test_an_old_torch_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.library, "get_kernel")
+    with pytest.raises(UnavailableError, match=r"install torch 2\.9 or later"):
+        push(Recorder().wrapper)
+
+
+def test_a_kernel_that_another_package_has_replaced_is_refused_in_words() -> None:
+    others = torch.library.Library("aten", "IMPL")
+    try:
+        others.impl("convolution", lambda *arguments: torch.zeros(()), "CPU")
+        with pytest.raises(UnavailableError, match="another package"):
+            push(Recorder().wrapper)
+    finally:
+        others._destroy()
+    with wrapped(Recorder().wrapper):
+        pass

@@ -1,0 +1,77 @@
+"""A workshop that measures nothing: what it would choose, and how long that takes, is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from support.clock.machine import FakeClock
+
+from mucudnn.enabling import switch
+from mucudnn.enabling.session import Session
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.words.config import Config
+from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.task import Task
+
+Hook = Callable[[Task], None]
+
+
+@dataclass
+class MadeUpWorkshop:
+    """Chooses one algorithm for all, a sample a step, twice as fast as torch's own.
+
+    stored: tasks that the database has; True: all. fails: what tuning raises. while_tuning: is called meanwhile.
+    """
+
+    algorithm: str = "gemm"
+    stored: bool = False
+    takes_s: float = 1.0
+    fails: Exception | None = None
+    while_tuning: Hook = lambda task: None
+    clock: FakeClock = field(default_factory=FakeClock)
+    looked_up: list[Task] = field(default_factory=list)
+    tuned: list[Task] = field(default_factory=list)
+
+    def look_up(self, task: Task, device: torch.device) -> TunedProblem | None:
+        self.looked_up.append(task)
+        return self._choice(task) if self.stored else None
+
+    def tune(self, task: Task, device: torch.device) -> TunedProblem:
+        self.tuned.append(task)
+        self.clock.advance(self.takes_s)
+        self.while_tuning(task)
+        if self.fails is not None:
+            raise self.fails
+        return self._choice(task)
+
+    def _choice(self, task: Task) -> TunedProblem:
+        n = task.batch_size
+        configuration = Configuration((MicroConfig(self.algorithm, 1),) * n, time_s=0.01 * n, workspace_bytes=0)
+        if self.algorithm == "native":
+            configuration = Configuration((MicroConfig("native", n),), time_s=0.02 * n, workspace_bytes=0)
+        measured = (
+            Measurement(MicroConfig(self.algorithm, 1), 0.0, 0.01, 0, 0, 1e-7),
+            Measurement(MicroConfig("native", n), 0.0, 0.02 * n, 0, 0, 1e-7),
+        )
+        time_s = configuration.time_s
+        return TunedProblem(
+            task.problem, n, configuration, 0.02 * n, time_s, 1e-7, "made up", measured, (), task.limit_bytes
+        )
+
+    @property
+    def operations(self) -> list[str]:
+        return [str(task.problem.operation) for task in self.tuned]
+
+
+@contextmanager
+def enabled(workshop: MadeUpWorkshop, config: Config | None = None) -> Iterator[Session]:
+    """Have everything in the process tuned by a made-up workshop inside."""
+    session = Session(config or Config(workspace_limit=None), workshop, workshop.clock.now)  # type: ignore[arg-type]
+    switch._state.begin(session)
+    try:
+        yield session
+    finally:
+        switch._state.end(session)
