@@ -39,14 +39,23 @@ def convolve(
     tensor that is written only shape and strides matter, and it has no gradient. Autocast casts in FORWARD, as torch's
     own. Raises what torch's convolution raises for operands that are none, and for ``Measured`` whatever fails.
     """
-    if not (nobody_watches() and is_plain(x) and is_plain(w) and (third is None or is_plain(third))):
-        return _OPERATORS[operation](x, w, third, stride, padding, dilation, groups, choices.handle)
-    rest = (stride, padding, dilation, groups, choices)
-    if torch.is_grad_enabled() and (
-        x.requires_grad or w.requires_grad or (third is not None and third.requires_grad)
-    ):
-        y: Tensor = _APPLY[operation](x, w, third, rest)
-        return y
+    if nobody_watches() and are_plain(x, w, third):
+        return convolve_plain(operation, x, w, third, (stride, padding, dilation, groups, choices))
+    return _OPERATORS[operation](x, w, third, stride, padding, dilation, groups, choices.handle)
+
+
+def are_plain(x: Tensor, w: Tensor, third: Tensor | None) -> bool:
+    return is_plain(x) and is_plain(w) and (third is None or is_plain(third))
+
+
+def convolve_plain(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
+    """Compute what ``convolve`` does for operands that ``are_plain``, where ``nobody_watches``.
+
+    rest: stride, padding, dilation, groups and choices.
+    """
+    if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (third is not None and third.requires_grad)):
+        result: Tensor = _APPLY[operation](x, w, third, rest)
+        return result
     return _values(operation, x, w, third, *rest)
 
 

@@ -147,7 +147,7 @@ def computed(
             recipe = recipe_of(choices, operation, x, w, third, stride, padding, dilation, groups)
             if recipe is None:
                 return None
-            return _run(recipe, x, w, third)
+            return recipe.bound(x, w, third) if recipe.bound is not None else _run(recipe, x, w, third)
         except MisalignedError:
             return None
         except StepError as error:
@@ -195,12 +195,10 @@ def as_measured(
     recipe = recipe_of(measured, operation, x, w, third, stride, padding, dilation, groups)
     if recipe is None:
         raise InvalidInputError(f"what is measured does not fit {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}")
-    return _run(recipe, x, w, third)
+    return recipe.bound(x, w, third) if recipe.bound is not None else _run(recipe, x, w, third)
 
 
 def _run(recipe: Recipe, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
-    if recipe.bound is not None:
-        return recipe.bound.run(x, w, third)
     with made_current(x.device):
         return _RUNS[recipe.problem.operation](recipe, x, w, third)
 
