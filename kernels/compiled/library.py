@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import BoundStage, Workspace
+from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 
@@ -108,7 +108,7 @@ def geometry(problem: ConvProblem) -> Geometry:
 
 def bound_stage(
     name: str, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace, tile: int = 0
-) -> BoundStage:
+) -> CompiledStage:
     """Bind what does not change from call to call to the entry of this name."""
 
     def whole(shape: tuple[int, int, int, int]) -> Operand:
@@ -127,8 +127,21 @@ def bound_stage(
         len(slices),
         (_int64 * len(bounds))(*bounds),
     )
-    bound: BoundStage = partial(getattr(library(), f"mucudnn_{name}_stage"), ctypes.byref(stage))
-    return bound
+    return CompiledStage(getattr(library(), f"mucudnn_{name}_stage"), stage)
+
+
+class CompiledStage:
+    """A bound stage: an entry, and what it is bound to."""
+
+    __slots__ = ("_entry", "_stage", "native")
+
+    def __init__(self, entry: Callable[..., int], stage: Stage) -> None:
+        self._entry, self._stage = entry, stage
+        address = ctypes.cast(entry, _pointer).value  # type: ignore[arg-type]
+        self.native = (address or 0, ctypes.addressof(stage))
+
+    def __call__(self, x: int, w: int, y: int, bias: int | None, prepared: int, scratch: int, /) -> None:
+        self._entry(self._stage, x, w, y, bias, prepared, scratch)
 
 
 _ITEM_BYTES = ITEM_BYTES["float32"]

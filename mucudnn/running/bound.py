@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import BoundStage
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.running.native_call import Bound, bound_natively
 from mucudnn.running.workspace import is_advised, on_huge_pages, workspace_of
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
-# Takes x, w and the bias (or None) in FORWARD, else dy, of the problem's shapes; returns what the operation writes
-Bound = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+_Sizes = tuple[int, int, int, int]
+_Result = tuple[_Sizes, _Sizes, torch.dtype, torch.device]  # shape and strides of what is written
 _Execute = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
 _Dense = Callable[[Tensor], Tensor]
 
@@ -34,14 +36,23 @@ def bound_recipe(
 ) -> Bound:
     """Bind a recipe on the CPU for mini-batches of this size.
 
-    stages: each with where its prepared bytes begin in the workspace; scratch: where that lies, at the end. The result
-    is newly allocated; a call raises what torch raises for lack of memory.
+    stages: each with where its prepared bytes begin in the workspace; scratch: where that lies, at the end.
+
+    It takes x, w, and the bias or None in FORWARD, else dy, of the problem's shapes, and returns what the operation
+    writes, newly allocated. Raises what torch raises for lack of memory.
     """
     is_channels_last = problem.memory_format is MemoryFormat.CHANNELS_LAST
     execute = _execute(tuple(stages), scratch, keeps_workspace)
     dense: _Dense = _dense_channels_last if is_channels_last else Tensor.contiguous
-    new = _new(problem, batch_size, is_channels_last)
-    return _BINDINGS[problem.operation](new, dense, execute)
+    shape = _written_shape(problem, batch_size)
+    dtype: torch.dtype = getattr(torch, problem.dtype)
+    result = shape, _strides(shape, is_channels_last), dtype, _CPU
+    is_large = is_advised(prod(shape) * dtype.itemsize)
+    in_python = _BINDINGS[problem.operation](_new(result, is_large), dense, execute)
+    if is_large or not keeps_workspace:
+        return in_python
+    torch_format = TORCH_FORMATS[problem.memory_format]
+    return bound_natively(problem.operation, stages, scratch, torch_format, result, in_python)
 
 
 def _execute(stages: tuple[tuple[BoundStage, int], ...], scratch: slice, keeps_workspace: bool) -> _Execute:
@@ -98,17 +109,14 @@ def _dense_channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last)
 
 
-def _new(problem: ConvProblem, batch_size: int, is_channels_last: bool) -> Callable[[], Tensor]:
+def _new(result: _Result, is_large: bool) -> Callable[[], Tensor]:
     """Make the result, uninitialised."""
-    shape = _written_shape(problem, batch_size)
-    dtype: torch.dtype = getattr(torch, problem.dtype)
-    new = partial(torch.empty_strided, shape, _strides(shape, is_channels_last), dtype=dtype, device=_CPU)
-    if not is_advised(prod(shape) * dtype.itemsize):
-        return new
-    return lambda: on_huge_pages(new())
+    shape, strides, dtype, device = result
+    new = partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+    return (lambda: on_huge_pages(new())) if is_large else new
 
 
-def _written_shape(problem: ConvProblem, batch_size: int) -> tuple[int, int, int, int]:
+def _written_shape(problem: ConvProblem, batch_size: int) -> _Sizes:
     match problem.operation:
         case Operation.FORWARD:
             return problem.y_shape(batch_size)
@@ -118,7 +126,7 @@ def _written_shape(problem: ConvProblem, batch_size: int) -> tuple[int, int, int
             return problem.w_shape()
 
 
-def _strides(shape: tuple[int, int, int, int], is_channels_last: bool) -> tuple[int, int, int, int]:
+def _strides(shape: _Sizes, is_channels_last: bool) -> _Sizes:
     """Return the strides that torch gives a new tensor."""
     _, c, h, w = shape
     return (h * w * c, 1, w * c, c) if is_channels_last else (c * h * w, h * w, w, 1)

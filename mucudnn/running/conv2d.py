@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from mucudnn.running import eager, operators
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
+from mucudnn.running.native_call import is_eager
 from mucudnn.running.operators import Choices
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, Operation
@@ -84,13 +85,16 @@ class Conv2d(torch.nn.Conv2d):
 
         Torch also computes all that is no plain convolution, or says what is wrong.
         """
-        is_plain = isinstance(x, Tensor) and eager.nobody_watches() and eager.are_plain(x, weight, bias)
+        is_plain = not torch.compiler.is_compiling() and is_eager(x, weight, bias)
         if not is_plain and not (isinstance(x, Tensor) and _operator_takes(x)):  # a torch.fx.Proxy is no tensor
             return None
         if x.dim() == 3:
             y = self._tuned_forward(x.unsqueeze(0), weight, bias)
             return None if y is None else y.squeeze(0)
-        x, padding = self._padded(x, weight)
+        if self.padding_mode == "zeros" and type(self.padding) is tuple:
+            padding: Any = self.padding
+        else:
+            x, padding = self._padded(x, weight)
         if not _are_pairs(self.stride, padding, self.dilation):
             return None
         choices, filters = self.choices, self.filter_cache

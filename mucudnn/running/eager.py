@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running import operators
+from mucudnn.running.native_call import is_eager
 from mucudnn.running.operators import UNTUNED, Choices, Measured
-from mucudnn.running.plain import is_plain, nobody_watches
 from mucudnn.words.problem import Operation, Pair
 
 _FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER = Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER
@@ -39,17 +39,13 @@ def convolve(
     tensor that is written only shape and strides matter, and it has no gradient. Autocast casts in FORWARD, as torch's
     own. Raises what torch's convolution raises for operands that are none, and for ``Measured`` whatever fails.
     """
-    if nobody_watches() and are_plain(x, w, third):
+    if not torch.compiler.is_compiling() and is_eager(x, w, third):
         return convolve_plain(operation, x, w, third, (stride, padding, dilation, groups, choices))
     return _OPERATORS[operation](x, w, third, stride, padding, dilation, groups, choices.handle)
 
 
-def are_plain(x: Tensor, w: Tensor, third: Tensor | None) -> bool:
-    return is_plain(x) and is_plain(w) and (third is None or is_plain(third))
-
-
 def convolve_plain(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
-    """Compute what ``convolve`` does for operands that ``are_plain``, where ``nobody_watches``.
+    """Compute what ``convolve`` does for operands and circumstances that are ``is_eager``.
 
     rest: stride, padding, dilation, groups and choices.
     """
@@ -80,8 +76,17 @@ def _values(
     return torch_convolution(operation, x, w, dy, bias, stride, padding, dilation, groups)
 
 
+def _once_differentiable(x: Tensor, w: Tensor, dy: Tensor) -> Callable[..., Tensor]:
+    """Choose what computes gradients: in most backward passes no more is asked of them than their values."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not is_eager(x, w, dy):
+        return convolve
+    return _values
+
+
 class TunedConv2d(torch.autograd.Function):
     """Differentiates FORWARD. Its name, as those of the others, is what torch's profiler shows."""
+
+    boxed_grads_call = False  # torch asks for it in every call: what is there is found sooner than what is not
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
@@ -93,8 +98,9 @@ class TunedConv2d(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
         of_x, of_w, of_bias, _ = ctx.needs_input_grad
-        dx = convolve(_BACKWARD_DATA, x, w, dy, *ctx.rest) if of_x else None
-        dw = convolve(_BACKWARD_FILTER, x, w, dy, *ctx.rest) if of_w else None
+        compute = _once_differentiable(x, w, dy)
+        dx = compute(_BACKWARD_DATA, x, w, dy, *ctx.rest) if of_x else None
+        dw = compute(_BACKWARD_FILTER, x, w, dy, *ctx.rest) if of_w else None
         return dx, dw, dy.sum((0, 2, 3)) if of_bias else None, None
 
 

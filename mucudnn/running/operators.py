@@ -24,6 +24,7 @@ from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running.devices import made_current
 from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.flops import count_flops
+from mucudnn.running.native_call import run_known
 from mucudnn.running.recipe import Recipe, RecipeSource, StepError, forget, note_failure, recipe_of, working_recipe
 from mucudnn.running.workspace import on_huge_pages
 from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
@@ -144,6 +145,11 @@ def computed(
     recipe = None
     while True:
         try:
+            result: Tensor | None = run_known(
+                choices.recipes, operation, x, w, third, stride, padding, dilation, groups
+            )
+            if result is not NotImplemented:
+                return result
             recipe = recipe_of(choices, operation, x, w, third, stride, padding, dilation, groups)
             if recipe is None:
                 return None
@@ -192,6 +198,9 @@ def as_measured(
     measured: Measured,
 ) -> Tensor:
     """Compute a call by the recipe that is measured, as ``computed`` does. Raises whatever fails."""
+    result = run_known(measured.recipes, operation, x, w, third, stride, padding, dilation, groups)
+    if isinstance(result, Tensor):
+        return result
     recipe = recipe_of(measured, operation, x, w, third, stride, padding, dilation, groups)
     if recipe is None:
         raise InvalidInputError(f"what is measured does not fit {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}")

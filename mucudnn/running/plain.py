@@ -14,9 +14,13 @@ from torch.nn import Parameter
 
 _keys_of = torch._C._dispatch_keys  # looked up once, since every call asks
 _is_compiling = torch.compiler.is_compiling
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+tracing_state = torch._C._get_tracing_state
+_is_any_autocast_enabled, _are_transforms_active = (
+    torch._C._is_any_autocast_enabled,
+    torch._C._are_functorch_transforms_active,
+)
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-_are_transforms_active, _tracing_state = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state
+WATCHING = (_is_any_autocast_enabled, _dispatch_modes, _function_modes, _are_transforms_active)  # any of these does
 
 
 def _plain_keys(device_type: str) -> frozenset[int]:
@@ -49,6 +53,6 @@ def nobody_watches() -> bool:
         or _dispatch_modes()
         or _function_modes()
         or _are_transforms_active()
-        or _tracing_state() is not None
+        or tracing_state() is not None
         or forward_ad._current_level >= 0
     )
