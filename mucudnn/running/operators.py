@@ -24,6 +24,7 @@ from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running.devices import made_current
 from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.flops import count_flops
+from mucudnn.running.native_call import run_known
 from mucudnn.running.recipe import Recipe, RecipeSource, StepError, forget, note_failure, recipe_of, working_recipe
 from mucudnn.running.workspace import on_huge_pages
 from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
@@ -144,11 +145,15 @@ def computed(
     recipe = None
     while True:
         try:
+            result: Tensor | None = run_known(
+                choices.recipes, operation, x, w, third, stride, padding, dilation, groups
+            )
+            if result is not NotImplemented:
+                return result
             recipe = recipe_of(choices, operation, x, w, third, stride, padding, dilation, groups)
             if recipe is None:
                 return None
-            with made_current(x.device):
-                return _RUNS[operation](recipe, x, w, third)
+            return recipe.bound(x, w, third) if recipe.bound is not None else _run(recipe, x, w, third)
         except MisalignedError:
             return None
         except StepError as error:
@@ -172,7 +177,7 @@ def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, 
     """Compute what the operation writes, newly allocated. third: bias or dy."""
     *geometry, tuning = geometry_and_tuning
     if tuning < UNTUNED:
-        return _as_measured(operation, x, w, third, *geometry_and_tuning)
+        return as_measured(operation, x, w, third, *geometry, _measured[tuning])
     choices = _registered.get(tuning)
     result = None if choices is None else computed(operation, x, w, third, *geometry, choices)
     if result is not None:
@@ -181,14 +186,30 @@ def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, 
     return torch_convolution(operation, x, w, dy, bias, *geometry)
 
 
-def _as_measured(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
-    """Compute a call by the recipe that is measured. Raises whatever fails."""
-    *geometry, handle = geometry_and_tuning
-    recipe = recipe_of(_measured[handle], operation, x, w, third, *geometry)
+def as_measured(
+    operation: Operation,
+    x: Tensor,
+    w: Tensor,
+    third: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    measured: Measured,
+) -> Tensor:
+    """Compute a call by the recipe that is measured, as ``computed`` does. Raises whatever fails."""
+    result = run_known(measured.recipes, operation, x, w, third, stride, padding, dilation, groups)
+    if isinstance(result, Tensor):
+        return result
+    recipe = recipe_of(measured, operation, x, w, third, stride, padding, dilation, groups)
     if recipe is None:
         raise InvalidInputError(f"what is measured does not fit {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}")
+    return recipe.bound(x, w, third) if recipe.bound is not None else _run(recipe, x, w, third)
+
+
+def _run(recipe: Recipe, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
     with made_current(x.device):
-        return _RUNS[operation](recipe, x, w, third)
+        return _RUNS[recipe.problem.operation](recipe, x, w, third)
 
 
 def run_forward(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, cached: Tensor | None = None) -> Tensor:
