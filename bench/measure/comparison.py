@@ -25,6 +25,8 @@ class Comparison:
     time_s: float
     uncertainty: float
     rounds: int
+    least_speedup: float  # of any round
+    most_speedup: float
 
     @property
     def speedup(self) -> float:
@@ -41,34 +43,60 @@ class Comparison:
         return abs(self.speedup - 1) > self.uncertainty
 
 
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """The number of rounds of a comparison: at least, at most, and seconds after which no further one begins.
+
+    time_limit_s: None: ``comparison_s`` of the clock. obvious: a speedup, or its inverse, in each of two rounds, after
+    which no third is needed; None: none is. warms_up: whether a run that does not count comes before the first round.
+    """
+
+    least: int = 5
+    most: int = 25
+    time_limit_s: float | None = None
+    obvious: float | None = None
+    warms_up: bool = True
+
+    def is_enough(self, done: int, results: Sequence[Comparison | Exception], spent_s: float, limit_s: float) -> bool:
+        """Tell whether no further round is needed after ``done`` of them, which took ``spent_s`` in all."""
+        if done >= self.most:
+            return True
+        if self.obvious is not None and done >= 2 and all(_is_obvious(result, self.obvious) for result in results):
+            return True
+        return done >= self.least and (spent_s >= limit_s or all(map(_is_settled, results)))
+
+
+THOROUGH, QUICK = Rounds(), Rounds(3, 9, 0.3, obvious=1.25, warms_up=False)
+
+
 def compare_in_turns(
     baseline: Callable[[], object],
     runs: Sequence[Callable[[], object]],
     clock: Clock,
-    *,
-    min_rounds: int = 5,
-    max_rounds: int = 25,
-    time_limit_s: float | None = None,
+    rounds: Rounds = THOROUGH,
 ) -> list[Comparison | Exception]:
     """Time ``runs`` and the baseline round by round, until every verdict is clear or time is up.
 
-    max_rounds: most rounds. time_limit_s: seconds after which no round begins, once there were ``min_rounds``;
-    ``None``: ``clock.comparison_s``. A run that fails gives its error.
+    A run that fails gives its error.
 
     Raises what the baseline raises.
     """
-    limit_s = clock.comparison_s if time_limit_s is None else time_limit_s
+    limit_s = clock.comparison_s if rounds.time_limit_s is None else rounds.time_limit_s
     rule = replace(EVERY_ROUND, sample_s=clock.step_rule.sample_s, max_calls=clock.step_rule.max_calls)
-    timers = [Timer(run, clock, rule) for run in (baseline, *runs)]
+    timers = [Timer(run, clock, rule, warms_up=rounds.warms_up) for run in (baseline, *runs)]
     for done in sample_in_rounds(timers):
         if timers[0].error is not None:
             raise timers[0].error
         results = [timer.error or _comparison(timers[0], timer) for timer in timers[1:]]
-        spent_s = sum(timer.spent_s for timer in timers)
-        is_enough = spent_s >= limit_s or all(map(_is_settled, results))
-        if done >= max_rounds or (done >= min_rounds and is_enough):
+        if rounds.is_enough(done, results, sum(timer.spent_s for timer in timers), limit_s):
             break
     return results
+
+
+def _is_obvious(result: Comparison | Exception, ratio: float) -> bool:
+    if isinstance(result, Exception):
+        return True
+    return result.least_speedup > ratio or result.most_speedup < 1 / ratio
 
 
 def _is_settled(result: Comparison | Exception) -> bool:
@@ -82,6 +110,8 @@ def _comparison(baseline: Timer, timer: Timer) -> Comparison:
         time_s=timer.median_s,
         uncertainty=_uncertainty(ratios),
         rounds=len(ratios),
+        least_speedup=min(ratios),
+        most_speedup=max(ratios),
     )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mucudnn.running.workspace import on_huge_pages
+
 GUARD_BYTES = 2**20  # on each side; a multiple of every alignment
 _PATTERN = 0xA5
 _GARBAGE = 0xFF  # NaN in every floating-point type: it shows what is read, or returned, without being written
@@ -84,4 +86,4 @@ class GuardedBuffer:
         return self._memory
 
     def _allocate(self, size_bytes: int) -> Tensor:
-        return torch.empty(size_bytes + 2 * self._guard_bytes, dtype=torch.uint8, device=self._device)
+        return on_huge_pages(torch.empty(size_bytes + 2 * self._guard_bytes, dtype=torch.uint8, device=self._device))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import inf
@@ -100,11 +100,11 @@ class ProfilingJob:
         ``UnavailableError`` where there is no memory for a single sample.
         """
         if missing := self.missing():
-            yield from _Session(self, missing).measure()
+            yield from Session(self, missing).measure()
 
 
 @dataclass(slots=True)
-class _Entry:
+class Entry:
     """A candidate that is being measured: the timer of its steps, and what is known beside that."""
 
     candidate: Candidate
@@ -125,14 +125,14 @@ class _Entry:
         )
 
 
-class _Session:
+class Session:
     """Measuring of one job, on a workbench."""
 
-    def __init__(self, job: ProfilingJob, missing: Sequence[Candidate]) -> None:
+    def __init__(self, job: ProfilingJob, missing: Sequence[Candidate], *, checks_samples: bool = False) -> None:
         self.job, self.missing = job, missing
         self.times = job.known_times()
-        self.workbench = Workbench(job.problem, job.batch_size, job.device)
-        self.entries: dict[MicroConfig, _Entry] = {}
+        self.workbench = Workbench(job.problem, job.batch_size, job.device, checks_samples=checks_samples)
+        self.entries: dict[MicroConfig, Entry] = {}
         self.tried: set[MicroConfig] = set()
         self.setup_s: dict[str, float] = {}  # by algorithm
         self.relative_error: dict[str, float] = {}  # by algorithm, for those that are checked once
@@ -173,7 +173,7 @@ class _Session:
         fitting = (c for c in known if c.fits(self.job.limit_bytes))
         return any(self.job.batch_size % c.micro_batch_size == 0 for c in fitting)
 
-    def _try_first_sample(self, candidate: Candidate) -> _Entry | Exception:
+    def _try_first_sample(self, candidate: Candidate) -> Entry | Exception:
         journal = self.job.journal if candidate.is_foreign else nullcontext
         try:
             with journal(candidate.micro_config):
@@ -181,7 +181,7 @@ class _Session:
         except candidate.errors as error:
             return without_frames(error)
 
-    def _first_sample(self, candidate: Candidate) -> _Entry:
+    def _first_sample(self, candidate: Candidate) -> Entry:
         """Check the result, then take a sample. Raises what the candidate raises."""
         relative_error = self._relative_error(candidate)
         setup_s = self._setup_s(candidate)
@@ -190,7 +190,7 @@ class _Session:
         timer.sample()
         if timer.error is not None:
             raise timer.error
-        return _Entry(candidate, timer, setup_s, relative_error)
+        return Entry(candidate, timer, setup_s, relative_error)
 
     def _relative_error(self, candidate: Candidate) -> float:
         """Return the relative error of a candidate.
@@ -206,15 +206,18 @@ class _Session:
         return self.relative_error[name]
 
     def _setup_s(self, candidate: Candidate) -> float:
-        name, clock = candidate.algorithm.name, self.job.clock
+        name = candidate.algorithm.name
         if name not in self.setup_s:
-            timer = Timer(self.workbench.set_up(candidate), clock, clock.setup_rule)
+            timer = self._setup_timer(self.workbench.set_up(candidate))
             for _ in measure_in_turns([timer]):
                 pass
             if timer.error is not None:
                 raise timer.error
             self.setup_s[name] = timer.median_s
         return self.setup_s[name]
+
+    def _setup_timer(self, set_up: Callable[[], object]) -> Timer:
+        return Timer(set_up, self.job.clock, self.job.clock.setup_rule)
 
     def _failed(self, candidate: Candidate, error: Exception) -> Iterator[Failure]:
         """Yield the failure. Raise an error, if nothing else can be measured in this process."""
@@ -246,13 +249,13 @@ class _Session:
             return first_line(error)
         return None
 
-    def _add(self, entry: _Entry) -> None:
+    def _add(self, entry: Entry) -> None:
         self.times.add(entry.measurement(), min(entry.timer.samples_s))
 
-    def _is_beaten(self, entry: _Entry) -> bool:
+    def _is_beaten(self, entry: Entry) -> bool:
         return self.times.is_beaten(entry.measurement())
 
-    def _refine(self, entries: Sequence[_Entry]) -> Iterator[Measurement | Failure]:
+    def _refine(self, entries: Sequence[Entry]) -> Iterator[Measurement | Failure]:
         of_timer = {id(entry.timer): entry for entry in entries}
 
         def is_hopeless(timer: Timer) -> bool:
@@ -266,7 +269,7 @@ class _Session:
         for timer in measure_in_turns([entry.timer for entry in entries], is_hopeless):
             yield from self._end(of_timer[id(timer)])
 
-    def _end(self, entry: _Entry) -> Iterator[Measurement | Failure]:
+    def _end(self, entry: Entry) -> Iterator[Measurement | Failure]:
         del self.entries[entry.candidate.micro_config]
         if entry.timer.error is None:
             yield entry.measurement()

@@ -118,8 +118,9 @@ def _nothing() -> None:
 class Timer:
     """Seconds per call of a function: ``sample`` until ``stop`` says why it is enough.
 
-    calls_per_pass: as for ``Clock.time``. runner: where samples are taken, and the clock is read. An error of the
-    function (no memory, or a RuntimeError) ends the measurement and is kept in ``error``.
+    calls_per_pass: as for ``Clock.time``. runner: where samples are taken, and the clock is read. warms_up: whether a
+    call that does not count comes first; if not, the first sample is one call. An error of the function (no memory, or
+    a RuntimeError) ends the measurement and is kept in ``error``.
     """
 
     function: Callable[[], object]
@@ -127,6 +128,7 @@ class Timer:
     rule: StoppingRule = field(default_factory=StoppingRule)
     calls_per_pass: int = 1
     runner: Runner = here
+    warms_up: bool = True
     samples_s: list[float] = field(default_factory=list)
     spent_s: float = 0.0
     stop: Stop | None = None
@@ -147,14 +149,14 @@ class Timer:
     def sample(self) -> None:
         """Add one sample and decide whether to go on.
 
-        A call before the first sample is not counted: it loads code, touches pages and shows how many calls make a
-        sample.
+        If it ``warms_up``, a call before the first sample is not counted: it loads code, touches pages and shows how
+        many calls make a sample.
         """
         self.runner(self._sample)
 
     def _sample(self) -> None:
         if self._fastest_s is None:
-            self._fastest_s = self._time(1)
+            self._fastest_s = self._time(1) if self.warms_up else inf
         if self.stop is not None:
             return
         seconds = self._time(self._calls(self._fastest_s))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
-from mucudnn.bench.measure.comparison import Comparison, compare_in_turns
+from mucudnn.bench.measure.cold_caches import ColdClock
+from mucudnn.bench.measure.comparison import THOROUGH, Comparison, Rounds, compare_in_turns
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.timer import Clock, WallClock
 from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
@@ -95,7 +96,13 @@ class Machine:
         return cls(environment, algorithms(device), device, _clock(device), sources=sources(device))
 
     def compare(
-        self, problem: ConvProblem, batch_size: int, configurations: Sequence[Configuration], *, keeps_workspace: bool
+        self,
+        problem: ConvProblem,
+        batch_size: int,
+        configurations: Sequence[Configuration],
+        *,
+        keeps_workspace: bool,
+        rounds: Rounds = THOROUGH,
     ) -> list[Comparison | Exception | None]:
         """Compare whole runs of the configurations with torch's own, in turns; keeps_workspace: from call to call.
 
@@ -105,7 +112,7 @@ class Machine:
             operands = training_operands(problem, batch_size, self.device)
             runs = [self._ready(problem, c, operands, keeps_workspace) for c in configurations]
             with torch.inference_mode(False), torch.enable_grad():
-                return [*compare_in_turns(partial(self.run_torch, problem, operands), runs, self.clock)]
+                return [*compare_in_turns(partial(self.run_torch, problem, operands), runs, self.clock, rounds)]
         except CANDIDATE_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
@@ -128,7 +135,7 @@ def _fail(error: Exception) -> None:
 
 def _clock(device: str) -> Clock:
     if device == "cpu":
-        return WallClock()
+        return ColdClock()
     from mucudnn.bench.measure.cuda_clock import CudaClock  # where there is CUDA
 
     return CudaClock()

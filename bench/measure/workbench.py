@@ -16,6 +16,7 @@ from mucudnn.bench.measure.candidates import Candidate
 from mucudnn.bench.measure.exact_results import ExactResults, written_elements
 from mucudnn.bench.measure.guard_zones import GuardedBuffer
 from mucudnn.bench.measure.operands import Operands, operand_bytes, random_operands
+from mucudnn.bench.measure.sampled_results import SampledResults
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -40,17 +41,22 @@ class Workbench:
 
     For BACKWARD_FILTER the prepared buffers hold sums, and a timed step may add to anybody's sum: so one is enough.
 
+    checks_samples: results are compared with float64 at some places only (``SampledResults``), which is quick.
+
     Where the whole mini-batch does not fit, ``operands`` have fewer samples: half as many, until they fit. Then larger
     micro-batches fail with a ``MemoryError``.
 
     Raises ``UnavailableError`` where there is no room even for one sample.
     """
 
-    def __init__(self, problem: ConvProblem, batch_size: int, device: str = "cpu") -> None:
+    def __init__(
+        self, problem: ConvProblem, batch_size: int, device: str = "cpu", *, checks_samples: bool = False
+    ) -> None:
         self.problem, self._device = problem, device
+        self._results = SampledResults if checks_samples else ExactResults
         self._result = GuardedBuffer(device)
         self.operands = self._operands_that_fit(batch_size)
-        self._exact = ExactResults(problem, self.operands)
+        self._exact: ExactResults | SampledResults = self._results(problem, self.operands)
         self._scratch = GuardedBuffer(device)
         self._prepared: dict[str, GuardedBuffer] = defaultdict(partial(GuardedBuffer, device))
         self._opened: dict[str, tuple[str, int]] = {}  # prepared buffer -> the algorithm that filled it, and its bytes
@@ -152,7 +158,8 @@ class Workbench:
         place = self._place(candidate)
         if self._prepared[place].require(candidate.workspace.prepared_bytes):
             self._opened.pop(place, None)
-        self._scratch.require(candidate.workspace.scratch_bytes)
+        if self._scratch.require(candidate.workspace.scratch_bytes):
+            self._scratch.part(candidate.workspace.scratch_bytes).zero_()  # the first touch of a page takes long
 
     def _place(self, candidate: Candidate) -> str:
         """Name of the prepared buffer that the candidate uses."""
@@ -187,7 +194,7 @@ class Workbench:
             self._result.require(self.problem.item_bytes * written_elements(self.problem, n))
             result = self._result.part(self._result.capacity_bytes)
             operands = random_operands(self.problem, n, self._device, written=result)
-            torch.empty(ExactResults(self.problem, operands).peak_bytes(), dtype=torch.uint8, device=self._device)
+            torch.empty(self._results(self.problem, operands).peak_bytes(), dtype=torch.uint8, device=self._device)
         except CANDIDATE_ERRORS as error:
             if is_out_of_memory(error):
                 return None

@@ -41,6 +41,9 @@ class ImplicitGemm(BaseAlgorithm):
     def is_local(self, problem: ConvProblem) -> bool:
         return True
 
+    def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return problem.flops(micro_batch_size)
+
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         shape = byref(geometry(problem))
         c, k = problem.c // problem.groups, problem.k // problem.groups

@@ -99,6 +99,12 @@ class Algorithm(Protocol):
         False too where it is not known. No algorithm may hide such an element from a result that depends on it.
         """
 
+    def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        """Count multiplications and additions that a step cannot do without; 0: unknown.
+
+        A quick tuning passes over what cannot be the fastest even at the machine's full rate.
+        """
+
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         """Answer like ``supports``, for slices of one size of a supported problem."""
 

@@ -48,6 +48,9 @@ class BaseAlgorithm:
     def is_local(self, problem: ConvProblem) -> bool:
         return False
 
+    def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return 0
+
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         return None
 

@@ -89,6 +89,9 @@ class Direct(BaseAlgorithm):
         """Say no for BACKWARD_FILTER: rows of Y that hold no output, which are zero, meet pixels of X."""
         return problem.operation is not Operation.BACKWARD_FILTER
 
+    def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return problem.flops(micro_batch_size)
+
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         scratch = _scratch_parts(phases(problem), micro_batch_size)
         return Workspace(carved_bytes(_prepared_parts(problem)), carved_bytes(scratch))

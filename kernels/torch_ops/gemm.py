@@ -54,6 +54,9 @@ class Gemm(BaseAlgorithm):
     def is_local(self, problem: ConvProblem) -> bool:
         return True
 
+    def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return problem.flops(micro_batch_size)
+
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         scratch = _scratch_parts(problem, micro_batch_size)
         return Workspace(carved_bytes(_prepared_parts(problem)), carved_bytes(scratch))

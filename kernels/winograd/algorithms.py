@@ -21,6 +21,7 @@ from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.winograd.compiled_backend import CompiledWinograd
 from mucudnn.kernels.winograd.cook_toom import CookToom, cook_toom
 from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
+from mucudnn.kernels.winograd.tiling import tiling
 from mucudnn.kernels.winograd.torch_backend import TorchWinograd
 from mucudnn.words.problem import ConvProblem, Operation
 
@@ -92,6 +93,11 @@ class Winograd(BaseAlgorithm):
         if problem.dilation != (1, 1):
             return f"the dilation is {problem.dilation[0]}x{problem.dilation[1]}; Winograd needs 1x1"
         return why_too_large(problem) if self.device_type == "cpu" else None
+
+    def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        """Count the products of the points of all tiles, without the transforms (Lavin and Gray 2015, section 4)."""
+        tiles = tiling(self.matrices, problem, micro_batch_size)
+        return 2 * tiles.count * tiles.a**2 * tiles.groups * tiles.source_channels * tiles.target_channels
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         return self._backend(problem).workspace(self.matrices, problem, micro_batch_size)

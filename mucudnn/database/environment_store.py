@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import ParamSpec
 
@@ -34,6 +34,11 @@ class EnvironmentStore:
         """Return the newest result of each micro-config."""
         key = (self._environment, problem, versions)
         return [*self._database.measurements(*key), *self._database.failures(*key)]
+
+    def every_measurement(self, versions: Mapping[str, int]) -> Mapping[ConvProblem, Sequence[Measurement]]:
+        """Return the newest measurement of each micro-config, of all problems."""
+        problems = self._database.problems(self._environment)
+        return self._database.measurements_of_all(self._environment, problems, versions)
 
     def add(self, problem: ConvProblem, version: int, result: Measurement | Failure) -> None:
         """Commit one result of an algorithm of this version. A failure that may not come back is not stored."""

@@ -136,6 +136,11 @@ def divide(
     return Divided(choices, division, {task: options.costed() for task, options in every.items()})
 
 
+def is_solvable(task: Task, measurements: Sequence[Measurement]) -> bool:
+    """Return whether something that was measured covers the batch within the limit."""
+    return bool(_fastest(measurements, task.batch_size, task.limit_bytes))
+
+
 def refuted(
     task: Task, measurements: Sequence[Measurement], runs: Mapping[tuple[MicroConfig, ...], WholeRun]
 ) -> tuple[tuple[MicroConfig, ...], ...]:

@@ -11,8 +11,11 @@ from math import inf
 import torch
 
 from mucudnn.bench.measure.candidates import Candidate, find_candidates
-from mucudnn.bench.measure.comparison import Comparison
+from mucudnn.bench.measure.comparison import QUICK, THOROUGH, Comparison
+from mucudnn.bench.measure.peak_rate import peak_flops_per_s
+from mucudnn.bench.measure.prior import Prior
 from mucudnn.bench.measure.profiler import ProfilingJob
+from mucudnn.bench.measure.quick_search import QuickSearch
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
@@ -20,7 +23,7 @@ from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.running.devices import device_named, largest_batch_size, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.solver.policies import micro_batch_sizes
-from mucudnn.tuning.choose import Choice, Outcome, choose, divide, refuted
+from mucudnn.tuning.choose import Choice, Outcome, choose, divide, is_solvable, refuted
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes, unaffordable
 from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning, TuningInterrupted, allowed, tuned_problem
 from mucudnn.words.config import BatchSizePolicy, Config, config_or_default
@@ -154,7 +157,7 @@ class _Job:
         """Let them be tried again, but for those of foreign code: its first run may have ended a process."""
         foreign = {c.micro_config for c in self.candidates if c.is_foreign}
         self.results = {
-            of: result for of, result in self.results.items() if of in foreign or isinstance(result, Measurement)
+            of: r for of, r in self.results.items() if of in foreign or isinstance(r, Measurement) or r.is_passed_over
         }
 
     def measurements(self) -> list[Measurement]:
@@ -164,7 +167,7 @@ class _Job:
     def failed_candidates(self) -> list[Failure]:
         """Return failures, but not of what an algorithm does not support, or of sizes that the policy does not have."""
         known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
-        return [result for result in known if isinstance(result, Failure)]
+        return [result for result in known if isinstance(result, Failure) and not result.is_passed_over]
 
     def failures(self) -> list[Failure]:
         return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
@@ -197,13 +200,16 @@ class _Job:
         return _least_declared_bytes(smallest, self.task.batch_size)
 
     def is_feasible(self) -> bool:
-        """Whether anything fits. Torch's own is looked at first: mostly it does, and nothing else must run to know."""
+        """Whether anything fits. Torch's own comes first: mostly it does, and little must run to know."""
         if self.task.in_headroom:
             return True
         usable = self._usable()
         limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
         torchs = [c for c in usable if c.algorithm.is_torchs_own and not c.algorithm.is_search]
-        for candidates in (torchs, [c for c in usable if c.handed_bytes <= limit]):
+        undivided = [c for c in torchs if c.micro_config == self.task.baseline]
+        least = min((c.micro_batch_size for c in torchs), default=0)
+        smallest_pieces = [c for c in torchs if c.micro_batch_size == least]
+        for candidates in (undivided, smallest_pieces, torchs, [c for c in usable if c.handed_bytes <= limit]):
             smallest = _least_declared_bytes(candidates, self.task.batch_size)
             if smallest is not None and smallest <= limit:
                 return True
@@ -213,7 +219,8 @@ class _Job:
         known = self.measurements()
         permitted = allowed(known, self.error_bound)
         barred = {m.micro_config.algorithm for m in known} - {m.micro_config.algorithm for m in permitted}
-        failed = {f.micro_config for f in self.failures() if f.is_lasting or f.micro_config != self.task.baseline}
+        lasting = [f for f in self.failures() if f.is_lasting or f.micro_config != self.task.baseline]
+        failed = {f.micro_config for f in lasting if not f.is_passed_over}
         return [c for c in self.candidates if c.algorithm.name not in barred and c.micro_config not in failed]
 
 
@@ -235,6 +242,7 @@ class _Tuner:
         self.algorithms = _algorithms(machine, config)
         self.versions = {algorithm.name: algorithm.version for algorithm in self.algorithms}
         self.ready: list[TunedProblem] = []
+        self._learnt: Prior | None = None
 
     def tune(self, tasks: Sequence[Task]) -> Tuning:
         try:
@@ -289,12 +297,16 @@ class _Tuner:
         algorithms = [algorithm for algorithm in every if _is_strict_enough(algorithm, task.problem, self.config)]
         self.versions |= {algorithm.name: algorithm.version for algorithm in algorithms}
         stored = self.store.results(task.problem, self.versions)
-        known = [r for r in stored if isinstance(r, Measurement) or r.micro_config != task.baseline]
+        known = [r for r in stored if isinstance(r, Measurement) or self._is_believed(r, task)]
         measured = [result for result in known if isinstance(result, Measurement)]
         journal = partial(self._begun, task.problem)
         candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured, journal)
         bound = self.config.error_bound(task.problem.dtype, self.machine.environment.numerics)
         return _Job(task, bound, candidates, unsupported, {result.micro_config: result for result in known})
+
+    def _is_believed(self, failure: Failure, task: Task) -> bool:
+        """Whether a stored failure counts."""
+        return failure.micro_config != task.baseline and not (self.config.thorough and failure.is_passed_over)
 
     def _offered(self, problem: ConvProblem, sizes: Sequence[int]) -> list[Algorithm]:
         """Return what sources offer for this problem, as far as the config allows it."""
@@ -331,8 +343,37 @@ class _Tuner:
             raise unaffordable(needed, self.config.workspace_budget_bytes, failed)
 
     def _measure(self, job: _Job, limit_bytes: int | None, start: float, share: float) -> None:
+        self.progress(f"{job.task}: measuring", start)
+        with ExitStack() as measuring:
+            for source in self.machine.sources:
+                measuring.enter_context(source.measuring())
+            for done, result in enumerate(self._results(job, limit_bytes)):
+                self.store.add(job.task.problem, self.versions[result.micro_config.algorithm], result)
+                job.results[result.micro_config] = result
+                name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
+                self.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
+        if self.config.time_limit_s is not None:
+            search = self._search(job, limit_bytes)
+            hurried = search.hurried() if isinstance(search, ProfilingJob) else ()
+            job.left_out = LeftOut(*(tuple(c.micro_config for c in some) for some in (search.missing(), hurried)))
+
+    def _results(self, job: _Job, limit_bytes: int | None) -> Iterator[Measurement | Failure]:
+        """Measure what is missing. The quick search may find nothing within a small limit; then all are measured."""
+        yield from self._search(job, limit_bytes).measure()
+        if not self.config.thorough and not is_solvable(replace(job.task, limit_bytes=limit_bytes), self._allowed(job)):
+            yield from self._profiling(job, limit_bytes).measure()
+
+    def _search(self, job: _Job, limit_bytes: int | None) -> ProfilingJob | QuickSearch:
+        profiling = self._profiling(job, limit_bytes)
+        if self.config.thorough:
+            return profiling
+        every_size, device = self.config.workspace_budget_bytes is not None, self.machine.device
+        flops_per_s = peak_flops_per_s(device, job.task.problem.dtype)
+        return QuickSearch.of(profiling, self._prior(), every_size, flops_per_s)
+
+    def _profiling(self, job: _Job, limit_bytes: int | None) -> ProfilingJob:
         problem = job.task.problem
-        profiling = ProfilingJob(
+        return ProfilingJob(
             problem,
             job.task.batch_size,
             job.candidates,
@@ -346,17 +387,14 @@ class _Tuner:
             clock=self.machine.clock,
             journal=partial(self._begun, problem),
         )
-        self.progress(f"{job.task}: measuring", start)
-        with ExitStack() as search:
-            for source in self.machine.sources:
-                search.enter_context(source.measuring())
-            for done, result in enumerate(profiling.measure()):
-                self.store.add(problem, self.versions[result.micro_config.algorithm], result)
-                job.results[result.micro_config] = result
-                name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
-                self.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
-        if self.config.time_limit_s is not None:
-            job.left_out = _left_out(replace(profiling, known=job.measurements(), known_failures=job.failures()))
+
+    def _prior(self) -> Prior:
+        """Return what this machine has measured before, to which this tuning adds."""
+        if self._learnt is None:
+            self._learnt = Prior()
+            for problem, measurements in self.store.every_measurement(self.versions).items():
+                self._learnt.learn(problem, measurements)
+        return self._learnt
 
     def _runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
         return self.store.whole_runs(task.problem, self.versions, _how(task))
@@ -368,7 +406,8 @@ class _Tuner:
             c: self.store.whole_run(problem, c, self.versions, how) for c in configurations
         }
         missing = [c for c, run in known.items() if run is None]
-        compare = partial(self.machine.compare, keeps_workspace=not task.in_headroom)
+        rounds = THOROUGH if self.config.thorough else QUICK
+        compare = partial(self.machine.compare, keeps_workspace=not task.in_headroom, rounds=rounds)
         outcomes = compare(problem, task.batch_size, missing) if missing else []
         for configuration, outcome in zip(missing, outcomes, strict=True):
             if isinstance(outcome, Comparison):
@@ -382,12 +421,6 @@ class _Tuner:
 def _how(task: Task) -> WithFreshWorkspace | None:
     """Return what is special in the whole runs of a task."""
     return WithFreshWorkspace() if task.in_headroom else None
-
-
-def _left_out(measured: ProfilingJob) -> LeftOut:
-    """Return what a run without a time limit would still measure; ``measured`` knows all that there is."""
-    unmeasured = (candidate.micro_config for candidate in measured.missing())
-    return LeftOut(tuple(unmeasured), tuple(candidate.micro_config for candidate in measured.hurried()))
 
 
 def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:

@@ -67,6 +67,19 @@ class Failure:
     reason: str
     is_lasting: bool = True
 
+    @property
+    def is_passed_over(self) -> bool:
+        """Tell whether it did not fail but was left out, as hopeless: a thorough tuning measures it."""
+        return self.reason.startswith(_PASSED_OVER)
+
+
+_PASSED_OVER = "passed over: "
+
+
+def passed_over(micro_config: MicroConfig, reason: str) -> Failure:
+    """Say why a micro-config was not measured, although it may run."""
+    return Failure(micro_config, f"{_PASSED_OVER}{reason}")
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:

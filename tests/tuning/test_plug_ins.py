@@ -28,6 +28,9 @@ from mucudnn.words.task import Task
 PROBLEM = ConvProblem("forward", 8, 14, 14, 8, 1, 1)  # type: ignore[arg-type]
 
 
+THOROUGH = Config(workspace_limit=None, thorough=True)
+
+
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registered", {})
@@ -58,7 +61,7 @@ def test_a_later_version_is_measured_anew(database: Path, monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("registered")
 def test_one_that_computes_something_else_is_never_timed() -> None:
     mucudnn.register(Doubling())
-    tuning = mucudnn.tune(PROBLEM, 2, Config(algorithms="test/doubling", workspace_limit=None))
+    tuning = mucudnn.tune(PROBLEM, 2, Config(algorithms="test/doubling", workspace_limit=None, thorough=True))
     (tuned,) = tuning.problems
     assert {m.micro_config.algorithm for m in tuned.measurements} == {"native"}
     reasons = {f.micro_config.micro_batch_size: f.reason for f in tuned.failures}
@@ -84,7 +87,7 @@ def test_it_is_chosen_where_it_is_the_fastest_and_can_be_asked_for_by_its_name()
 
 def test_it_is_checked_at_every_size_as_what_a_library_offers() -> None:
     bench = bench_with(plug_in())
-    bench.tune()
+    bench.tune(config=THOROUGH)
     checks = [1] * 8 + [2] * 4 + [4] * 2 + [8]
     assert [size for size in checks if size in bench.quick.sizes_run] == checks
     assert bench.quick.sizes_run[:8] == [1] * 8

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear
-from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
+from support.clock.two_algorithms import BATCH, Bench
 from support.snapshots import assert_as_stored, printed
 
 from mucudnn.bench.analyses.tuning_report import tuning_record, tuning_table
@@ -23,6 +23,7 @@ from mucudnn.words.config import Config
 from mucudnn.words.results import MicroConfig
 
 SIZES = (1, 2, 4, 8)
+NO_LIMIT = Config(workspace_limit=None, thorough=True)
 HURRIED = replace(NO_LIMIT, time_limit=1e-3)
 
 
@@ -84,7 +85,7 @@ def test_what_the_race_drops_and_what_fails_is_not_left_out(bench: Bench) -> Non
     inexact = FakeAlgorithm("inexact", bench.clock, linear(0.001), error=0.01)
     too_large = FakeAlgorithm("large", bench.clock, linear(0.001), prepared_bytes=10**6)
     algorithms = [bench.native, bench.quick, hopeless, failing, inexact, too_large]
-    config, machine = Config(workspace_limit=1000, time_limit=1e6), fake_machine(bench.clock, algorithms)
+    config, machine = Config(workspace_limit=1000, time_limit=1e6, thorough=True), fake_machine(bench.clock, algorithms)
     (tuned,) = tune([FORWARD], BATCH, config, database=bench.database, machine=machine).problems
     assert MicroConfig("hopeless", 8) not in {m.micro_config for m in tuned.measurements}
     assert tuned.left_out == LeftOut()

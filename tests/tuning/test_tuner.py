@@ -213,7 +213,7 @@ def test_failures_are_part_of_the_result_and_of_feasibility(bench: Bench) -> Non
     bench.native.scratch_bytes_per_sample = 50
     bench.quick.failing_sizes = (1, 2, 4, 8)
     bench.native.failing_sizes = (1,)
-    tuned = bench.tune()[FORWARD]
+    tuned = bench.tune(config=replace(NO_LIMIT, thorough=True))[FORWARD]
     assert {f.micro_config.algorithm for f in tuned.failures} == {"native", "quick"}
     with pytest.raises(InfeasibleError, match="at least 100B"):
         bench.tune(config=Config(workspace_limit=99))

@@ -23,6 +23,8 @@ from mucudnn.words.errors import BrokenDeviceError
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, MicroConfig
 
+THOROUGH = Config(workspace_limit=None, thorough=True)
+
 
 @pytest.fixture
 def bench() -> Bench:
@@ -95,7 +97,7 @@ def test_while_it_first_runs_a_foreign_candidate_is_stored_as_failed(bench: Benc
     seen: list[tuple[Failure, ...]] = []
     looking = Looking("cudnn:7", bench.clock, linear(0.01), version=91900)
     tune(
-        [FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=fake_machine(bench.clock, [bench.native, looking])
+        [FORWARD], BATCH, THOROUGH, database=bench.database, machine=fake_machine(bench.clock, [bench.native, looking])
     )
     assert seen[0][0].micro_config == MicroConfig("cudnn:7", 1)
     assert seen[0][0].reason.startswith("began and never ended")
@@ -163,7 +165,7 @@ class Deadly(FakeAlgorithm):
 
 clock = FakeClock()
 machine = fake_machine(clock, [FakeAlgorithm("native", clock, linear(0.02)), Deadly("cudnn:7", clock, linear(0.01))])
-tune([FORWARD], 8, Config(workspace_limit=None), database=Database({path!r}), machine=machine)
+tune([FORWARD], 8, Config(workspace_limit=None, thorough=True), database=Database({path!r}), machine=machine)
 """
 
 
@@ -177,7 +179,7 @@ def test_one_that_kills_the_process_is_left_out_by_the_next(tmp_path: Path) -> N
     with Database(path) as database:
         (failure,) = database.failures(ENVIRONMENT, FORWARD, {"cudnn:7": 1})
         assert failure.micro_config == MicroConfig("cudnn:7", 2)
-        tune([FORWARD], BATCH, NO_LIMIT, database=database, machine=machine)
+        tune([FORWARD], BATCH, THOROUGH, database=database, machine=machine)
         assert 2 not in survivor.sizes_run
         assert {1, 4, 8} <= set(survivor.sizes_run)
         assert database.failures(ENVIRONMENT, FORWARD, {"cudnn:7": 1}) == (failure,)

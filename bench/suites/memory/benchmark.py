@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.contests.peak_memory import compare_peaks_with, has_resident_peak, repeatable_step
-from mucudnn.bench.measure.comparison import Comparison, compare_in_turns
+from mucudnn.bench.measure.comparison import Comparison, Rounds, compare_in_turns
 from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.suites.memory.result import MemoryBenchmark, MemoryVariant
@@ -65,7 +65,7 @@ def _configs(config: Config) -> list[Config]:
 
 def _time(torchs: nn.Module, ours: Sequence[nn.Module], x: Tensor, rounds: int, clock: Clock) -> list[Comparison]:
     baseline, *steps = (repeatable_step(one, x) for one in (torchs, *ours))
-    outcomes = compare_in_turns(baseline, steps, clock, min_rounds=rounds, max_rounds=rounds)
+    outcomes = compare_in_turns(baseline, steps, clock, Rounds(rounds, rounds))
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome

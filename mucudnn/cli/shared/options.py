@@ -230,6 +230,9 @@ deterministic = click.option(
 strict = click.option(
     "--strict", is_flag=True, help="Only algorithms with which NaN and infinities spread no further than with torch."
 )
+thorough = click.option(
+    "--thorough", is_flag=True, help="Measure every candidate that is not surely slower: minutes instead of seconds."
+)
 time_limit = click.option(
     "--time-limit", type=Text("TIME", checked_by(parse_seconds)), help="Most measuring per problem, as 60s or 2min."
 )
@@ -312,7 +315,9 @@ def choices(workspace_limit: str, headroom: bool = False) -> Decorator:
     return together(memory_bounds(workspace_limit, headroom), measuring)
 
 
-measuring = together(policy, operations, algorithms, max_relative_error, deterministic, strict, time_limit, database)
+measuring = together(
+    policy, operations, algorithms, max_relative_error, deterministic, strict, thorough, time_limit, database
+)
 """The choices of a ``mucudnn.Config`` that do not bound its workspace."""
 
 source_argument = click.argument("source", type=SourceFile("SOURCE"))

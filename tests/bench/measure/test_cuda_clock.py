@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mucudnn.bench.measure import cuda_clock
-from mucudnn.bench.measure.comparison import compare_in_turns
+from mucudnn.bench.measure.comparison import Rounds, compare_in_turns
 from mucudnn.bench.measure.cuda_clock import CudaClock
 from mucudnn.bench.measure.timer import Stop, StoppingRule, Timer, WallClock
 
@@ -99,7 +99,7 @@ def test_no_first_call_makes_the_device_wait_for_long(log: list[str], monkeypatc
 def test_candidates_and_whole_runs_take_less_time_than_on_the_cpu(log: list[str]) -> None:
     clock = CudaClock()
     assert clock.step_rule.sample_s < WallClock().step_rule.sample_s
-    compare_in_turns(lambda: log.append("torch"), [lambda: log.append("ours")], clock, max_rounds=5)
+    compare_in_turns(lambda: log.append("torch"), [lambda: log.append("ours")], clock, Rounds(most=5))
     assert log.count("ours") == 1 + 5  # a call takes longer than a sample: one warm-up, and one a round
     log.clear()
     timer = Timer(lambda: log.append("call"), clock, StoppingRule(sample_s=0.012, min_samples=1), calls_per_pass=2)

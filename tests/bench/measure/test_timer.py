@@ -8,7 +8,7 @@ from itertools import chain, repeat
 import pytest
 from support.clock.machine import FakeClock
 
-from mucudnn.bench.measure.comparison import Comparison, compare_in_turns
+from mucudnn.bench.measure.comparison import Comparison, Rounds, compare_in_turns
 from mucudnn.bench.measure.rounds import measure_in_turns
 from mucudnn.bench.measure.timer import Stop, StoppingRule, Timer, WallClock, relative_spread
 
@@ -125,7 +125,7 @@ def test_the_wall_clock_does_not_run_backwards() -> None:
     assert clock.now() <= clock.now()
 
 
-def compared(baseline: Iterable[float], run: Iterable[float], **limits: float) -> Comparison:
+def compared(baseline: Iterable[float], run: Iterable[float], **limits: Rounds) -> Comparison:
     clock = FakeClock()
     bases, runs = (chain([0.1], list(durations), repeat(0.1)) for durations in (baseline, run))
     (result,) = compare_in_turns(
@@ -143,7 +143,9 @@ def test_a_clear_winner_needs_only_the_fewest_rounds() -> None:
 
 
 def test_an_unclear_verdict_takes_all_rounds() -> None:
-    result = compared([0.1, 0.11, 0.1, 0.09] * 8, [0.1, 0.1, 0.105, 0.1] * 8, max_rounds=20, time_limit_s=100.0)
+    result = compared(
+        [0.1, 0.11, 0.1, 0.09] * 8, [0.1, 0.1, 0.105, 0.1] * 8, rounds=Rounds(most=20, time_limit_s=100.0)
+    )
     assert result.rounds == 20
     assert not result.is_clear
 
@@ -179,7 +181,7 @@ def test_how_long_is_measured_is_the_clocks_choice() -> None:
     assert isinstance(result, Comparison)
     assert result.rounds == 5  # the fewest: by then more than half a second is spent
     compare_in_turns(
-        lambda: clock.advance(0.1), [lambda: calls.append(1) or clock.advance(0.0001)], clock, max_rounds=1
+        lambda: clock.advance(0.1), [lambda: calls.append(1) or clock.advance(0.0001)], clock, Rounds(most=1)
     )
     assert len(calls) == 1 + 4
     assert WallClock().comparison_s == FakeClock().comparison_s == 1.5

@@ -1,0 +1,62 @@
+"""What like problems say about an algorithm before it runs: the nearest that this machine has measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from math import inf, log2
+from typing import Any
+
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import Measurement
+
+_NEIGHBOURS = 3
+_FEWEST = 2  # one slow moment must not rule out an algorithm for all problems like it
+_REACH = 4.0  # doublings of channels and pixels, in sum, beyond which nothing can be learnt
+_Class = tuple[Any, ...]
+_Place = tuple[float, float, float]
+
+
+class Prior:
+    """Times of algorithms, as multiples of the fastest one, by the problems on which they were measured.
+
+    Problems are alike if they agree in operation, filter, stride, dilation, kind of groups, dtype and memory format;
+    they are near if channels and pixels differ little.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[_Class, dict[_Place, Mapping[str, float]]] = defaultdict(dict)
+
+    def learn(self, problem: ConvProblem, measurements: Iterable[Measurement]) -> None:
+        """Add what was measured of a problem; what was known of it is replaced."""
+        best: dict[str, float] = {}
+        for m in measurements:
+            per_sample_s = (m.setup_s + m.step_s) / m.micro_config.micro_batch_size
+            best[m.micro_config.algorithm] = min(per_sample_s, best.get(m.micro_config.algorithm, inf))
+        if len(best) > 1:
+            fastest_s = min(best.values())
+            self._known[_class(problem)][_place(problem)] = {name: s / fastest_s for name, s in best.items()}
+
+    def expected(self, problem: ConvProblem, algorithm: str) -> float | None:
+        """Return the least multiple of the fastest time among the nearest like problems; None: too few are known."""
+        here = _place(problem)
+        alike = self._known.get(_class(problem), {})
+        known = sorted(
+            (_distance(here, place), ratios[algorithm]) for place, ratios in alike.items() if algorithm in ratios
+        )
+        near = [ratio for distance, ratio in known[:_NEIGHBOURS] if distance <= _REACH]
+        return min(near) if len(near) >= _FEWEST else None
+
+
+def _class(problem: ConvProblem) -> _Class:
+    grouped = "dense" if problem.groups == 1 else "depthwise" if problem.groups == problem.c else "grouped"
+    filter_and_steps = (problem.r, problem.s, problem.stride, problem.dilation)
+    return problem.operation, *filter_and_steps, grouped, problem.dtype, problem.memory_format
+
+
+def _place(problem: ConvProblem) -> _Place:
+    return log2(problem.c), log2(problem.k), log2(problem.p * problem.q)
+
+
+def _distance(one: _Place, other: _Place) -> float:
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True))

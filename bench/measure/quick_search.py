@@ -1,0 +1,261 @@
+"""The quick search: measures those candidates of a problem that can win, and looks at the others once or not at all.
+
+Each algorithm is looked at where it is at its best, with the largest micro-batch that fits. Only the best one is then
+measured at other sizes too. What like problems say is hopeless is passed over, and a row with the reason is stored in
+its place. Whole runs decide between those that are close, as they always do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import inf
+
+from mucudnn.bench.measure.candidates import Candidate
+from mucudnn.bench.measure.prior import Prior
+from mucudnn.bench.measure.profiler import Entry, ProfilingJob, Session
+from mucudnn.bench.measure.timer import EVERY_ROUND, StoppingRule, Timer
+from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over
+
+_HOPELESS = 1.6  # times the fastest: neither noise nor another size makes up for that
+_CLOSE = 1.3  # after a few samples
+_SECOND = 1.1  # so close to the best algorithm, another one is measured at half the size too
+_CHECKED_PART = 8  # of the mini-batch one such part, or a little more, is compared with float64
+_SETUP = StoppingRule(time_limit_s=0.0)  # one sample
+
+
+@dataclass(frozen=True)
+class QuickSearch:
+    """A search for the fastest candidates of a job.
+
+    prior: what like problems say, to which the results are added. every_size: measure the two best algorithms at all
+    sizes, torch's own among them: where a budget is divided, each size is an option. flops_per_s: the device's full
+    rate; inf: unknown.
+    """
+
+    job: ProfilingJob
+    prior: Prior
+    every_size: bool = False
+    flops_per_s: float = inf
+
+    @classmethod
+    def of(cls, job: ProfilingJob, prior: Prior, every_size: bool, flops_per_s: float) -> QuickSearch:
+        """Make the search of a job. What a candidate needs is asked of it alone: to know takes a run for some."""
+        alone = [replace(candidate, smaller=None) for candidate in job.candidates]
+        return cls(replace(job, candidates=alone), prior, every_size, flops_per_s)
+
+    def missing(self) -> list[Candidate]:
+        """Candidates that are still to be looked at; none if all is known."""
+        known = self.job.known_times().measurements
+        return self.missing_after(known, {failure.micro_config: failure for failure in self.job.known_failures})
+
+    def measure(self) -> Iterator[Measurement | Failure]:
+        """Measure what is missing, and yield each result as soon as it is final. Raises as ``ProfilingJob.measure``."""
+        if missing := self.missing():
+            yield from _QuickSession(self, missing).measure()
+
+    def missing_after(
+        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
+    ) -> list[Candidate]:
+        """Candidates that are to be looked at next, from what is known of others."""
+        return self.unseen(known, failed) or self.sizes(known, failed)
+
+    def leads(self, failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
+        """Return the candidate of each algorithm that is looked at first: the largest that fits, and has not failed.
+
+        Undivided torch's own is one whether it fits or not, and comes first: everything is compared with it. Then comes
+        what like problems say is fast, then what has little to compute, then the others. Foreign code that failed is
+        not tried at another size: it may end the process. What was passed over stays the lead.
+        """
+        leads: dict[str, Candidate] = {}
+        for candidate in sorted(self.job.candidates, key=_by_size, reverse=True):
+            name, failure = candidate.algorithm.name, failed.get(candidate.micro_config)
+            stays = failure is None or failure.is_passed_over or candidate.is_foreign
+            if name not in leads and stays and self.job.fits(candidate):
+                leads[name] = candidate
+        baselines = [c for c in self.job.candidates if _is_baseline(c, self.job)]
+        return [*baselines, *sorted((c for c in leads.values() if c not in baselines), key=self._promise)]
+
+    def unseen(
+        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
+    ) -> list[Candidate]:
+        """Leads of which nothing is known, but that their algorithm is not hopeless at another size."""
+        new = [c for c in self.leads(failed) if c.micro_config not in known and c.micro_config not in failed]
+        return [c for c in new if _is_baseline(c, self.job) or not self._was_hopeless(c, known)]
+
+    def sizes(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
+        """Smaller sizes that are to be measured next: of the best algorithm all, half the size of one close to it."""
+        ranked = self._ranked(known, failed)
+        wanted: list[Candidate] = []
+        for rank, (lead, total_s) in enumerate(ranked[:2]):
+            if rank and total_s > _SECOND * ranked[0][1]:
+                break
+            if _is_baseline(lead, self.job) and not self.every_size:
+                continue
+            own = [c for c in self.job.candidates if c.algorithm is lead.algorithm]
+            smaller = sorted((c for c in own if c.micro_batch_size < lead.micro_batch_size), key=_by_size, reverse=True)
+            wanted += smaller if self.every_size or not rank else smaller[:1]
+        return [c for c in wanted if c.micro_config not in known and c.micro_config not in failed]
+
+    def hopeless(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> str | None:
+        """Return why a candidate cannot win, in words, before it has run; None: it is to be looked at."""
+        if _is_baseline(candidate, self.job):
+            return None
+        expected = self._expected(candidate)
+        if expected is not None and expected > _HOPELESS:
+            return f"{expected:.1f} times the fastest in like problems"
+        least_s, fastest_s = self._least_s(candidate), min(map(self.total_s, known.values()), default=inf)
+        return f"{least_s / fastest_s:.1f} times the fastest by its arithmetic alone" if least_s > fastest_s else None
+
+    def total_s(self, measurement: Measurement) -> float:
+        """Seconds of a whole mini-batch by this micro-config alone; fractions of a micro-batch count as such."""
+        setup_s = 0.0 if self.job.may_keep else measurement.setup_s
+        return setup_s + self.job.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
+
+    def _expected(self, candidate: Candidate) -> float | None:
+        return self.prior.expected(self.job.problem, candidate.algorithm.name)
+
+    def _least_s(self, candidate: Candidate) -> float:
+        """Return the seconds of its arithmetic at full rate, for the mini-batch."""
+        if candidate.is_foreign:
+            return 0.0
+        return candidate.algorithm.least_flops(self.job.problem, self.job.batch_size) / self.flops_per_s
+
+    def _promise(self, candidate: Candidate) -> tuple[bool, float]:
+        """Return the order in which to look: what is known to be fast, what has little to compute, what is unknown."""
+        expected = self._expected(candidate)
+        return expected is None, self._least_s(candidate) or inf if expected is None else expected
+
+    def _ranked(
+        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
+    ) -> list[tuple[Candidate, float]]:
+        """Leads that may win, fastest first, with their times."""
+        measured = [(c, known[c.micro_config]) for c in self.leads(failed) if c.micro_config in known]
+        winning = [(c, self.total_s(m)) for c, m in measured if self.job.can_win(c, m.relative_error)]
+        return sorted(winning, key=lambda pair: pair[1])
+
+    def _was_hopeless(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> bool:
+        fastest_s = min(map(self.total_s, known.values()), default=inf)
+        name = candidate.algorithm.name
+        own = [self.total_s(m) for m in known.values() if m.micro_config.algorithm == name]
+        return bool(own) and min(own) > _HOPELESS * fastest_s
+
+
+def _is_baseline(candidate: Candidate, job: ProfilingJob) -> bool:
+    own = candidate.algorithm.is_torchs_own and not candidate.algorithm.is_search
+    return own and candidate.micro_batch_size == job.batch_size
+
+
+def _by_size(candidate: Candidate) -> int:
+    return candidate.micro_batch_size
+
+
+class _QuickSession(Session):
+    """Measuring of one search, on a workbench that compares results at some places only."""
+
+    def __init__(self, search: QuickSearch, missing: Sequence[Candidate]) -> None:
+        super().__init__(search.job, missing, checks_samples=True)
+        self.search = search
+        self.rule = replace(EVERY_ROUND, sample_s=self.job.clock.step_rule.sample_s, max_calls=4)
+        self.failures = {failure.micro_config: failure for failure in self.job.known_failures}
+
+    def measure(self) -> Iterator[Measurement | Failure]:
+        while unseen := self._in_time(self.search.unseen(self.times.measurements, self.failures)):
+            for candidate in unseen:
+                yield from self._look_unless_hopeless(candidate)
+        yield from self._compare_closely(_HOPELESS, _CLOSE)
+        while sizes := self._in_time(self.search.sizes(self.times.measurements, self.failures)):
+            for candidate in sizes:
+                yield from self._look_at(candidate)
+            yield from self._compare_closely(inf, _SECOND)  # a size is compared with others, and never by a quick look
+        self.search.prior.learn(self.job.problem, self.times.measurements.values())
+
+    def _in_time(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Return all, unless time is up: then torch's own alone, and others only until something fits."""
+        if not self._is_late():
+            return candidates
+        return [c for c in candidates if _is_baseline(c, self.job)] or ([] if self._has_answer() else candidates[:1])
+
+    def _look_unless_hopeless(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
+        if (reason := self.search.hopeless(candidate, self.times.measurements)) is None:
+            yield from self._look_at(candidate)
+        else:
+            self.failures[candidate.micro_config] = passed = passed_over(candidate.micro_config, reason)
+            yield passed
+
+    def _look_at(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
+        """Look at one. If it is not hopeless it stays in the race; else the result is yielded."""
+        if self._is_late() and self._has_answer() and not _is_baseline(candidate, self.job):
+            return
+        entry = self._try_first_sample(candidate)
+        if isinstance(entry, Exception):
+            for failure in self._failed(candidate, entry):
+                self.failures[candidate.micro_config] = failure
+                yield failure
+            return
+        self._add(entry)
+        if self._can_win(entry, _HOPELESS):
+            self.entries[candidate.micro_config] = entry
+        else:
+            yield entry.measurement()
+
+    def _compare_closely(self, *margins: float) -> Iterator[Measurement | Failure]:
+        """Take a sample for each margin, in turns, of what is left and not slower by more than it.
+
+        They replace the quick look.
+        """
+        for number, margin in enumerate(margins):
+            for entry in list(self.entries.values()):
+                if not self._can_win(entry, margin) or self._is_late():
+                    yield from self._end(entry)
+                    continue
+                if not number:
+                    entry.timer.samples_s.clear()
+                entry.timer.sample()
+                if entry.timer.error is not None:
+                    yield from self._end(entry)
+                else:
+                    self._add(entry)
+        for entry in list(self.entries.values()):
+            yield from self._end(entry)
+
+    def _can_win(self, entry: Entry, margin: float) -> bool:
+        """Whether it is at most so many times slower than the fastest, by its fastest sample."""
+        if not self.job.can_win(entry.candidate, entry.relative_error):
+            return False
+        fitting = [m for m in self.times.measurements.values() if m.relative_error <= self.job.max_relative_error]
+        fastest_s = min(map(self.search.total_s, fitting), default=inf)
+        own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
+        return self.search.total_s(own) <= margin * fastest_s
+
+    def _is_late(self) -> bool:
+        return self.job.clock.now() > self.deadline
+
+    def _first_sample(self, candidate: Candidate) -> Entry:
+        """Check the result, then take a quick look: one step, with what the check has left in the caches."""
+        relative_error = self._relative_error(candidate)
+        setup_s = self._setup_s(candidate)
+        stream, slices, clock = self.workbench.stream(candidate), self.workbench.slice_count(candidate), self.job.clock
+        timer = Timer(stream, clock, self.rule, slices, warms_up=False)
+        began_s = clock.now()
+        stream()
+        timer.samples_s.append(clock.now() - began_s)
+        return Entry(candidate, timer, setup_s, relative_error)
+
+    def _relative_error(self, candidate: Candidate) -> float:
+        """Check an algorithm of ours on few samples: it is tested at every size. Where that fails, on all of them."""
+        few = [] if candidate.is_foreign else [c for c in self.job.candidates if self._is_part(c, candidate)]
+        for part in few[:1]:
+            with suppress(*candidate.errors):
+                return super()._relative_error(part)
+        return super()._relative_error(candidate)
+
+    def _is_part(self, part: Candidate, candidate: Candidate) -> bool:
+        """Whether it is the same algorithm on a small part of the mini-batch, but not on a tiny one."""
+        is_smaller = part.micro_batch_size < candidate.micro_batch_size
+        large_enough = _CHECKED_PART * part.micro_batch_size >= self.job.batch_size
+        return part.algorithm is candidate.algorithm and is_smaller and large_enough
+
+    def _setup_timer(self, set_up: Callable[[], object]) -> Timer:
+        return Timer(set_up, self.job.clock, _SETUP, warms_up=False)  # the check has set it up before

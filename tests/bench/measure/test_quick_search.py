@@ -1,0 +1,174 @@
+"""The quick search: what it looks at, what it passes over, and that it finds what a thorough one finds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from support.clock.machine import FORWARD, FakeAlgorithm
+from support.profiling_jobs import CLOCK, SIZES, fake, job_of
+
+from mucudnn.bench.measure.prior import Prior
+from mucudnn.bench.measure.profiler import ProfilingJob
+from mucudnn.bench.measure.quick_search import QuickSearch
+from mucudnn.solver.reuse import solve_wr
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Failure, Measurement, MicroConfig
+
+LARGEST = max(SIZES)
+NEAR = [ConvProblem(Operation.FORWARD, c=c, h=3, w=3, k=2, r=1, s=1) for c in (3, 4)]
+
+
+def search(
+    job: ProfilingJob, prior: Prior | None = None, **how: object
+) -> dict[tuple[str, int], Measurement | Failure]:
+    how = {"every_size": False, "flops_per_s": float("inf"), **how}
+    found = QuickSearch.of(job, prior or Prior(), **how).measure()
+    return {(r.micro_config.algorithm, r.micro_config.micro_batch_size): r for r in found}
+
+
+def measurement(name: str, step_s: float) -> Measurement:
+    return Measurement(MicroConfig(name, 1), 0.0, step_s, 0, 0, 0.0)
+
+
+def test_the_best_is_measured_at_all_sizes_and_the_others_at_their_largest() -> None:
+    results = search(job_of(fake("native", 0.02), fake("best", 0.01), fake("slow", 0.05)))
+    assert {size for name, size in results if name == "best"} == set(SIZES)
+    assert {size for name, size in results if name in ("native", "slow")} == {LARGEST}
+    best = results["best", LARGEST]
+    assert isinstance(best, Measurement)
+    assert best.step_s == pytest.approx(0.08)
+
+
+def test_what_is_hopeless_has_one_sample_and_what_is_close_has_more() -> None:
+    results = search(job_of(fake("native", 0.02), fake("best", 0.01), fake("close", 0.0105)))
+    samples = {name: r.samples for (name, size), r in results.items() if size == LARGEST}
+    assert samples == {"native": 1, "best": 2, "close": 2}
+
+
+def test_where_torchs_own_wins_nothing_is_cut() -> None:
+    assert set(search(job_of(fake("native", 0.01), fake("other", 0.02)))) == {("native", LARGEST), ("other", LARGEST)}
+
+
+def test_half_the_size_is_tried_of_a_second_one_that_is_close() -> None:
+    results = search(job_of(fake("native", 0.05), fake("best", 0.01), fake("close", 0.0105)))
+    assert {size for name, size in results if name == "close"} == {4, LARGEST}
+
+
+def test_for_a_budget_torchs_own_is_measured_at_every_size_too() -> None:
+    results = search(job_of(fake("native", 0.01), fake("other", 0.0105)), every_size=True)
+    assert set(results) == {(name, size) for name in ("native", "other") for size in SIZES}
+
+
+def test_an_algorithm_is_looked_at_with_the_largest_micro_batch_that_fits() -> None:
+    slow = fake("slow", 0.05, scratch_bytes_per_sample=10)
+    results = search(job_of(fake("native", 0.01), slow, limit_bytes=20))
+    assert {size for name, size in results if name == "slow"} == {2}
+    assert set(slow.internals_asked) <= {1, 2}  # 1 is the part that is compared with float64
+
+
+def test_after_a_failure_the_next_smaller_size_is_looked_at() -> None:
+    results = search(job_of(fake("native", 0.02), fake("best", 0.01, failing_sizes=[8])))
+    assert isinstance(results["best", 8], Failure)
+    assert isinstance(results["best", 4], Measurement)
+
+
+def test_foreign_code_that_failed_is_not_tried_at_another_size() -> None:
+    foreign = fake("library:7", 0.01, failing_sizes=[8])
+    results = search(job_of(fake("native", 0.02), foreign))
+    assert {size for name, size in results if name == "library:7"} == {8}
+    assert set(foreign.sizes_run) == {8}
+
+
+def test_what_like_problems_say_is_hopeless_is_passed_over_with_the_reason() -> None:
+    prior = Prior()
+    for problem in NEAR:
+        prior.learn(problem, [measurement("best", 0.01), measurement("slow", 0.03)])
+    slow = fake("slow", 0.05)
+    results = search(job_of(fake("native", 0.02), fake("best", 0.01), slow), prior)
+    passed = results["slow", LARGEST]
+    assert isinstance(passed, Failure)
+    assert passed.is_passed_over
+    assert passed.reason == "passed over: 3.0 times the fastest in like problems"
+    assert not slow.sizes_run
+
+
+def test_one_like_problem_or_distant_ones_say_nothing() -> None:
+    far = [ConvProblem(Operation.FORWARD, c=c, h=300, w=300, k=512, r=1, s=1) for c in (512, 1024)]
+    for problems in (NEAR[:1], far):
+        prior = Prior()
+        for problem in problems:
+            prior.learn(problem, [measurement("best", 0.01), measurement("slow", 0.03)])
+        assert prior.expected(FORWARD, "slow") is None
+
+
+def test_other_operations_filters_and_formats_say_nothing() -> None:
+    prior = Prior()
+    for problem in NEAR:
+        prior.learn(problem.with_operation(Operation.BACKWARD_DATA), [measurement("a", 0.01), measurement("b", 0.03)])
+    assert prior.expected(FORWARD, "b") is None
+
+
+def test_the_search_adds_what_it_finds_to_the_prior() -> None:
+    prior = Prior()
+    for problem in NEAR:
+        prior.learn(problem, [measurement("native", 0.01), measurement("slow", 0.01)])
+    search(job_of(fake("native", 0.01), fake("slow", 0.05)), prior)
+    assert prior.expected(FORWARD, "slow") == 1.0  # the least of the nearest
+    assert prior._known[next(iter(prior._known))]
+
+
+class Counted(FakeAlgorithm):
+    """Needs a million operations a sample."""
+
+    def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return 10**6 * micro_batch_size
+
+
+def test_what_cannot_be_the_fastest_even_at_full_rate_is_passed_over() -> None:
+    counted = Counted("counted", CLOCK, lambda size: 0.001 * size)
+    results = search(job_of(fake("native", 0.01), counted), flops_per_s=0.5e8)
+    passed = results["counted", LARGEST]
+    assert isinstance(passed, Failure)
+    assert passed.reason == "passed over: 2.0 times the fastest by its arithmetic alone"
+    assert isinstance(search(job_of(fake("native", 0.01), counted), flops_per_s=2e8)["counted", LARGEST], Measurement)
+
+
+def test_when_time_is_up_only_torchs_own_is_measured_and_the_rest_is_missing() -> None:
+    job = job_of(fake("native", 0.02), fake("best", 0.01), time_limit_s=0.0)
+    results = search(job)
+    assert set(results) == {("native", LARGEST)}
+    known = tuple(results.values())
+    left = QuickSearch.of(job_of(fake("native"), fake("best"), known=known), Prior(), False, float("inf")).missing()
+    assert [c.micro_config for c in left] == [MicroConfig("best", LARGEST)]
+
+
+def test_a_second_search_measures_nothing() -> None:
+    algorithms = fake("native", 0.02), fake("best", 0.01), fake("close", 0.0105), fake("slow", 0.9)
+    found = list(search(job_of(*algorithms)).values())
+    known = tuple(r for r in found if isinstance(r, Measurement))
+    assert not search(job_of(*algorithms, known=known))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_choices_are_nearly_those_of_a_thorough_search(seed: int) -> None:
+    """Recorded costs, linear in the size with a share for each step: the chosen times differ by at most 3 %."""
+    rng = random.Random(seed)
+    limit = rng.choice([None, 100, 40])
+    algorithms = [
+        FakeAlgorithm(
+            name,
+            CLOCK,
+            (lambda per_sample, per_step: lambda size: per_step + per_sample * size)(
+                rng.uniform(0.005, 0.02), rng.choice([0.0, 0.001, 0.01])
+            ),
+            setup_s=rng.choice([0.0, 0.01]),
+            scratch_bytes_per_sample=rng.choice([0, 1, 10]),
+        )
+        for name in ("native", "one", "two", "three")
+    ]
+    algorithms[0].scratch_bytes_per_sample = 0
+    thorough = [r for r in job_of(*algorithms, limit_bytes=limit).measure() if isinstance(r, Measurement)]
+    quick = [r for r in search(job_of(*algorithms, limit_bytes=limit)).values() if isinstance(r, Measurement)]
+    best, found = (solve_wr(measured, LARGEST, limit).time_s for measured in (thorough, quick))
+    assert found <= 1.03 * best
