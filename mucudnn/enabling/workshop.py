@@ -20,7 +20,7 @@ from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.tuning.choose import refuted
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.tuning.tuner import allowed_algorithms, tune_tasks
+from mucudnn.tuning.tuner import Priors, allowed_algorithms, tune_tasks
 from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.problem import ConvProblem
@@ -42,6 +42,7 @@ class Workshop:
         self._config = replace(config, time_limit=min(limits, default=None))
         self._machine_of = machine_of or Machine.current
         self._machines: dict[tuple[object, ...], Machine] = {}
+        self._priors: Priors = {}
         self._problems: dict[Environment, frozenset[ConvProblem]] = {}
         self._of_thread = threading.local()
 
@@ -71,7 +72,8 @@ class Workshop:
     def tune(self, task: Task, device: torch.device) -> TunedProblem:
         """Measure what is missing, within the time that the config gives, and choose. Raises as ``tune_tasks``."""
         with self._ready(device) as (machine, database):
-            return tune_tasks([task], self._config, machine=machine, database=database).problems[0]
+            tuning = tune_tasks([task], self._config, machine=machine, database=database, priors=self._priors)
+            return tuning.problems[0]
 
     @contextmanager
     def _ready(self, device: torch.device) -> Iterator[tuple[Machine, Database]]:
