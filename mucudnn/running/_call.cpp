@@ -222,9 +222,12 @@ bool append_layout(PyObject* key, Py_ssize_t& size, PyObject* tensor) {
 
 PyObject* layout_of_third(PyObject* third) {
   if (third == Py_None) return Py_NewRef(Py_None);
-  const Ref shape(PyObject_GetAttr(third, names.shape)), dtype(PyObject_GetAttr(third, names.dtype)),
-      device(PyObject_GetAttr(third, names.device));
-  return shape && dtype && device ? PyTuple_Pack(3, shape.get(), dtype.get(), device.get()) : nullptr;
+  const Ref shape(PyObject_GetAttr(third, names.shape));
+  if (!shape) return nullptr;
+  const Ref dtype(PyObject_GetAttr(third, names.dtype));
+  if (!dtype) return nullptr;
+  const Ref device(PyObject_GetAttr(third, names.device));
+  return device ? PyTuple_Pack(3, shape.get(), dtype.get(), device.get()) : nullptr;
 }
 
 constexpr Py_ssize_t KEY_SIZE = 18;
@@ -333,9 +336,12 @@ PyObject* values(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 PyObject* gradients(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 2) return PyErr_Format(PyExc_TypeError, "it takes ctx and dy");
   PyObject *ctx = arguments[0], *dy = arguments[1];
-  const Ref saved(PyObject_GetAttr(ctx, names.saved_tensors)), rest(PyObject_GetAttr(ctx, names.rest)),
-      needed(PyObject_GetAttr(ctx, names.needs_input_grad));
-  if (!saved || !rest || !needed) return nullptr;
+  const Ref saved(PyObject_GetAttr(ctx, names.saved_tensors));
+  if (!saved) return nullptr;  // they were changed in place, say, or the graph is gone
+  const Ref rest(PyObject_GetAttr(ctx, names.rest));
+  if (!rest) return nullptr;
+  const Ref needed(PyObject_GetAttr(ctx, names.needs_input_grad));
+  if (!needed) return nullptr;
   if (!PyTuple_Check(saved.get()) || PyTuple_GET_SIZE(saved.get()) != 2 || !PyTuple_Check(needed.get()) ||
       PyTuple_GET_SIZE(needed.get()) != 4)
     return PyErr_Format(PyExc_TypeError, "ctx is not that of TunedConv2d");

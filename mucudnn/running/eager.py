@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running import operators
 from mucudnn.running.native_call import is_eager, native_functions
-from mucudnn.running.operators import UNTUNED, Choices, Measured
+from mucudnn.running.operators import Choices, Measured
 from mucudnn.words.problem import Operation, Pair
 
 _FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER = Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER
@@ -55,32 +54,11 @@ def convolve_plain(operation: Operation, x: Tensor, w: Tensor, third: Tensor | N
     return _values(operation, x, w, third, rest)
 
 
-def _values_in_python(
-    operation: Operation,
-    x: Tensor,
-    w: Tensor,
-    third: Tensor | None,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-    choices: Choices | Measured,
-) -> Tensor:
-    """Compute without autograd."""
-    if choices.handle < UNTUNED:
-        return operators.as_measured(operation, x, w, third, stride, padding, dilation, groups, choices)
-    result = operators.computed(operation, x, w, third, stride, padding, dilation, groups, choices)
-    if result is not None:
-        return result
-    dy, bias = (None, third) if operation is _FORWARD else (third, None)
-    return torch_convolution(operation, x, w, dy, bias, stride, padding, dilation, groups)
-
-
-_native = native_functions(_values_in_python)
+_native = native_functions(operators.values)
 
 
 def _values_of_rest(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
-    return _values_in_python(operation, x, w, third, *rest)
+    return operators.values(operation, x, w, third, *rest)
 
 
 # Computes without autograd. Takes operation, x, w, third, and the rest of ``convolve_plain``.
@@ -101,7 +79,7 @@ class TunedConv2d(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         if _native is not None and not torch.compiler.is_compiling():
-            gradients: Any = _native.gradients(ctx, dy)
+            gradients: tuple[Tensor | None, ...] = _native.gradients(ctx, dy)
             if gradients is not NotImplemented:
                 return gradients
         x, w = ctx.saved_tensors
@@ -152,7 +130,7 @@ def _apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
     These see none of our calls (``nobody_watches``).
     """
-    applied: Callable[..., Any] = super(torch.autograd.Function, function).apply
+    applied: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return applied
 
 
