@@ -147,7 +147,7 @@ class CompiledStage:
 _ITEM_BYTES = ITEM_BYTES["float32"]
 _OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)  # stage.h has the same order
 _operand, _geometry = ctypes.POINTER(Operand), ctypes.POINTER(Geometry)
-_stage = (ctypes.POINTER(Stage), *[_pointer] * 6)
+_stage: list[type] = [ctypes.POINTER(Stage), *[_pointer] * 6]
 _SIGNATURES: dict[str, list[type]] = {
     "winograd_prepared_bytes": [_int, _int, *[_Size] * 3],
     "winograd_scratch_bytes": [_int, _int, _int, *[_Size] * 5, _int],
@@ -155,7 +155,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "winograd_forward": [_int, _int, *[_int64] * 3, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
     "winograd_accumulate": [_int, _int, *[_int64] * 3, _operand, _operand, *_buffer, *_buffer, _int],
     "winograd_add_filter_gradient": [_int, _int, _int64, *_buffer, _operand, _int],
-    "winograd_stage": [*_stage],
+    "winograd_stage": _stage,
     "implicit_gemm_prepared_bytes": [_geometry, _Size, _Size],
     "implicit_gemm_scratch_bytes": [_geometry, _int, *[_Size] * 5, _int],
     "implicit_gemm_gradient_scratch_bytes": [_geometry, *[_Size] * 5],
@@ -163,7 +163,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "implicit_gemm_forward": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
     "implicit_gemm_accumulate": [_geometry, _operand, _operand, *_buffer, *_buffer, _int],
     "implicit_gemm_add_filter_gradient": [_geometry, *_buffer, _operand, _int],
-    "implicit_gemm_stage": [*_stage],
+    "implicit_gemm_stage": _stage,
 }
 
 

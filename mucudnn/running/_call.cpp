@@ -46,11 +46,17 @@ struct Torch {
   PyObject* tracing_state;  // a function: a result other than None means the same
   PyObject* forward_ad;     // the dictionary of a module, with the level of forward-mode derivatives
   PyObject* kept_workspace;  // of each thread: has a buffer, or None
+  PyObject* is_grad_enabled;
+  PyObject* operations;  // Operation's members, in the order below
 } torch;
+
+PyObject* values_in_python = nullptr;  // does what `values` does, for all cases
+PyObject* dimensions_of_bias = nullptr;  // those of dy over which the gradient of the bias is a sum
 
 struct Names {
   PyObject *shape, *stride, *dtype, *device, *is_nested, *is_neg, *data_ptr, *is_contiguous, *zero, *numel;
   PyObject *workspace, *buffer, *bound, *current_level, *memory_format;
+  PyObject *recipes, *rest, *saved_tensors, *needs_input_grad, *sum;
 } names;
 
 using Entry = int64_t (*)(const void* stage, void* x, void* w, void* y, void* bias, void* prepared, void* scratch);
@@ -216,9 +222,12 @@ bool append_layout(PyObject* key, Py_ssize_t& size, PyObject* tensor) {
 
 PyObject* layout_of_third(PyObject* third) {
   if (third == Py_None) return Py_NewRef(Py_None);
-  const Ref shape(PyObject_GetAttr(third, names.shape)), dtype(PyObject_GetAttr(third, names.dtype)),
-      device(PyObject_GetAttr(third, names.device));
-  return shape && dtype && device ? PyTuple_Pack(3, shape.get(), dtype.get(), device.get()) : nullptr;
+  const Ref shape(PyObject_GetAttr(third, names.shape));
+  if (!shape) return nullptr;
+  const Ref dtype(PyObject_GetAttr(third, names.dtype));
+  if (!dtype) return nullptr;
+  const Ref device(PyObject_GetAttr(third, names.device));
+  return device ? PyTuple_Pack(3, shape.get(), dtype.get(), device.get()) : nullptr;
 }
 
 constexpr Py_ssize_t KEY_SIZE = 18;
@@ -283,23 +292,88 @@ int is_watched() {
   return tracing.get() != Py_None || number >= 0;
 }
 
+// 1, 0, or -1 with an error. third: None, or a tensor.
+int are_eager(PyObject* x, PyObject* w, PyObject* third) {
+  const int watched = is_watched();
+  if (watched) return watched < 0 ? -1 : 0;
+  for (PyObject* tensor : {x, w, third}) {
+    const int plain = tensor == Py_None && tensor == third ? 1 : is_plain(tensor);
+    if (plain != 1) return plain;
+  }
+  return 1;
+}
+
 PyObject* is_eager(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 3) return PyErr_Format(PyExc_TypeError, "it takes x, w, and bias or dy");
-  const int watched = is_watched();
-  if (watched) return watched < 0 ? nullptr : Py_NewRef(Py_False);
-  for (Py_ssize_t i = 0; i < 3; ++i) {
-    if (i == 2 && arguments[i] == Py_None) continue;
-    const int plain = is_plain(arguments[i]);
-    if (plain != 1) return plain < 0 ? nullptr : Py_NewRef(Py_False);
+  const int eager = are_eager(arguments[0], arguments[1], arguments[2]);
+  return eager < 0 ? nullptr : PyBool_FromLong(eager);
+}
+
+// rest: stride, padding, dilation, groups and choices.
+PyObject* values_of(PyObject* operation, PyObject* x, PyObject* w, PyObject* third, PyObject* rest) {
+  if (!PyTuple_Check(rest) || PyTuple_GET_SIZE(rest) != 5)
+    return PyErr_Format(PyExc_TypeError, "the rest is stride, padding, dilation, groups and choices");
+  PyObject* given[9] = {nullptr, operation, x, w, third};
+  for (Py_ssize_t i = 0; i < 4; ++i) given[5 + i] = PyTuple_GET_ITEM(rest, i);
+  PyObject* choices = PyTuple_GET_ITEM(rest, 4);
+  const Ref recipes(PyObject_GetAttr(choices, names.recipes));
+  if (!recipes) return nullptr;
+  given[0] = recipes.get();
+  Ref result(run_known(nullptr, given, 9));
+  if (result && result.get() != Py_None && result.get() != Py_NotImplemented) return result.release();
+  PyErr_Clear();  // for lack of memory, say: Python tries it again, and knows what to do
+  PyObject* again[9];
+  for (Py_ssize_t i = 0; i < 8; ++i) again[i] = given[i + 1];
+  again[8] = choices;
+  return PyObject_Vectorcall(values_in_python, again, 9, nullptr);
+}
+
+PyObject* values(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 5) return PyErr_Format(PyExc_TypeError, "it takes operation, x, w, bias or dy, and the rest");
+  return values_of(arguments[0], arguments[1], arguments[2], arguments[3], arguments[4]);
+}
+
+PyObject* gradients(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "it takes ctx and dy");
+  PyObject *ctx = arguments[0], *dy = arguments[1];
+  const Ref saved(PyObject_GetAttr(ctx, names.saved_tensors));
+  if (!saved) return nullptr;  // they were changed in place, say, or the graph is gone
+  const Ref rest(PyObject_GetAttr(ctx, names.rest));
+  if (!rest) return nullptr;
+  const Ref needed(PyObject_GetAttr(ctx, names.needs_input_grad));
+  if (!needed) return nullptr;
+  if (!PyTuple_Check(saved.get()) || PyTuple_GET_SIZE(saved.get()) != 2 || !PyTuple_Check(needed.get()) ||
+      PyTuple_GET_SIZE(needed.get()) != 4)
+    return PyErr_Format(PyExc_TypeError, "ctx is not that of TunedConv2d");
+  PyObject *x = PyTuple_GET_ITEM(saved.get(), 0), *w = PyTuple_GET_ITEM(saved.get(), 1);
+  const int is_recorded = truth(Ref(PyObject_CallNoArgs(torch.is_grad_enabled)));
+  if (is_recorded) return is_recorded < 0 ? nullptr : Py_NewRef(Py_NotImplemented);
+  const int eager = are_eager(x, w, dy);
+  if (eager != 1) return eager < 0 ? nullptr : Py_NewRef(Py_NotImplemented);
+  Ref results[4];
+  for (Py_ssize_t i = 0; i < 4; ++i) {
+    if (PyTuple_GET_ITEM(needed.get(), i) != Py_True)
+      results[i] = Ref::borrowed(Py_None);
+    else if (i == 2)
+      results[i] = Ref(PyObject_CallMethodOneArg(dy, names.sum, dimensions_of_bias));
+    else
+      results[i] = Ref(values_of(PyTuple_GET_ITEM(torch.operations, i + 1), x, w, dy, rest.get()));
+    if (!results[i]) return nullptr;
   }
-  Py_RETURN_TRUE;
+  return PyTuple_Pack(4, results[0].get(), results[1].get(), results[2].get(), results[3].get());
+}
+
+PyObject* set_values_in_python(PyObject*, PyObject* function) {
+  Py_XSETREF(values_in_python, Py_NewRef(function));
+  Py_RETURN_NONE;
 }
 
 PyObject* set_up(PyObject*, PyObject* arguments) {
   PyObject *tensor, *parameter, *get_num_threads, *empty_strided, *watching, *tracing_state, *forward_ad, *workspace;
-  if (!PyArg_ParseTuple(arguments, "O!O!OOO!OO!O", &PyType_Type, &tensor, &PyType_Type, &parameter, &get_num_threads,
-                        &empty_strided, &PyTuple_Type, &watching, &tracing_state, &PyDict_Type, &forward_ad,
-                        &workspace))
+  PyObject *is_grad_enabled, *operations;
+  if (!PyArg_ParseTuple(arguments, "O!O!OOO!OO!OOO!", &PyType_Type, &tensor, &PyType_Type, &parameter,
+                        &get_num_threads, &empty_strided, &PyTuple_Type, &watching, &tracing_state, &PyDict_Type,
+                        &forward_ad, &workspace, &is_grad_enabled, &PyTuple_Type, &operations))
     return nullptr;
   torch = {reinterpret_cast<PyTypeObject*>(Py_NewRef(tensor)),
            reinterpret_cast<PyTypeObject*>(Py_NewRef(parameter)),
@@ -308,7 +382,9 @@ PyObject* set_up(PyObject*, PyObject* arguments) {
            Py_NewRef(watching),
            Py_NewRef(tracing_state),
            Py_NewRef(forward_ad),
-           Py_NewRef(workspace)};
+           Py_NewRef(workspace),
+           Py_NewRef(is_grad_enabled),
+           Py_NewRef(operations)};
   Py_RETURN_NONE;
 }
 
@@ -318,6 +394,11 @@ PyMethodDef methods[] = {
      "Tell whether nobody watches, and x, w and third are plain."},
     {"run_known", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_known)), METH_FASTCALL,
      "Run a call whose recipe is known and bound; None: torch's own runs it; NotImplemented: ask in Python."},
+    {"values", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(values)), METH_FASTCALL,
+     "Compute without autograd: operation, x, w, third, and the rest of the call."},
+    {"gradients", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(gradients)), METH_FASTCALL,
+     "Compute the gradients of a convolution; NotImplemented where they are recorded, or not eager."},
+    {"set_values_in_python", set_values_in_python, METH_O, "Hand over what does the same as values, for all cases."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -357,6 +438,11 @@ bool intern_names() {
       {&names.bound, "bound"},
       {&names.current_level, "_current_level"},
       {&names.memory_format, "memory_format"},
+      {&names.recipes, "recipes"},
+      {&names.rest, "rest"},
+      {&names.saved_tensors, "saved_tensors"},
+      {&names.needs_input_grad, "needs_input_grad"},
+      {&names.sum, "sum"},
   };
   for (const auto& [name, text] : all)
     if (!(*name = PyUnicode_InternFromString(text))) return false;
@@ -367,6 +453,8 @@ bool intern_names() {
 
 PyMODINIT_FUNC PyInit__call() {
   if (!intern_names()) return nullptr;
+  dimensions_of_bias = Py_BuildValue("(iii)", 0, 2, 3);
+  if (!dimensions_of_bias) return nullptr;
   bound_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&bound_spec));
   if (!bound_type) return nullptr;
   Ref module(PyModule_Create(&module_definition));

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running import operators
-from mucudnn.running.native_call import is_eager
-from mucudnn.running.operators import UNTUNED, Choices, Measured
+from mucudnn.running.native_call import is_eager, native_functions
+from mucudnn.running.operators import Choices, Measured
 from mucudnn.words.problem import Operation, Pair
 
 _FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER = Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER
@@ -52,35 +51,18 @@ def convolve_plain(operation: Operation, x: Tensor, w: Tensor, third: Tensor | N
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (third is not None and third.requires_grad)):
         result: Tensor = _APPLY[operation](x, w, third, rest)
         return result
-    return _values(operation, x, w, third, *rest)
+    return _values(operation, x, w, third, rest)
 
 
-def _values(
-    operation: Operation,
-    x: Tensor,
-    w: Tensor,
-    third: Tensor | None,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-    choices: Choices | Measured,
-) -> Tensor:
-    """Compute without autograd."""
-    if choices.handle < UNTUNED:
-        return operators.as_measured(operation, x, w, third, stride, padding, dilation, groups, choices)
-    result = operators.computed(operation, x, w, third, stride, padding, dilation, groups, choices)
-    if result is not None:
-        return result
-    dy, bias = (None, third) if operation is _FORWARD else (third, None)
-    return torch_convolution(operation, x, w, dy, bias, stride, padding, dilation, groups)
+_native = native_functions(operators.values)
 
 
-def _once_differentiable(x: Tensor, w: Tensor, dy: Tensor) -> Callable[..., Tensor]:
-    """Choose what computes gradients: in most backward passes no more is asked of them than their values."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not is_eager(x, w, dy):
-        return convolve
-    return _values
+def _values_of_rest(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
+    return operators.values(operation, x, w, third, *rest)
+
+
+# Computes without autograd. Takes operation, x, w, third, and the rest of ``convolve_plain``.
+_values: Callable[..., Tensor] = _values_of_rest if _native is None else _native.values
 
 
 class TunedConv2d(torch.autograd.Function):
@@ -92,15 +74,18 @@ class TunedConv2d(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
         ctx.save_for_backward(x, w)  # not the bias, which may be changed in place before the backward pass
         ctx.rest = rest
-        return _values(_FORWARD, x, w, bias, *rest)
+        return _values(_FORWARD, x, w, bias, rest)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        if _native is not None and not torch.compiler.is_compiling():
+            gradients: tuple[Tensor | None, ...] = _native.gradients(ctx, dy)
+            if gradients is not NotImplemented:
+                return gradients
         x, w = ctx.saved_tensors
         of_x, of_w, of_bias, _ = ctx.needs_input_grad
-        compute = _once_differentiable(x, w, dy)
-        dx = compute(_BACKWARD_DATA, x, w, dy, *ctx.rest) if of_x else None
-        dw = compute(_BACKWARD_FILTER, x, w, dy, *ctx.rest) if of_w else None
+        dx = convolve(_BACKWARD_DATA, x, w, dy, *ctx.rest) if of_x else None
+        dw = convolve(_BACKWARD_FILTER, x, w, dy, *ctx.rest) if of_w else None
         return dx, dw, dy.sum((0, 2, 3)) if of_bias else None, None
 
 
@@ -111,7 +96,7 @@ class TunedBackwardData(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, dy: Tensor, rest: tuple[Any, ...]) -> Tensor:
         ctx.save_for_backward(x, w, dy)
         ctx.rest = rest
-        return _values(_BACKWARD_DATA, x, w, dy, *rest)
+        return _values(_BACKWARD_DATA, x, w, dy, rest)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -129,7 +114,7 @@ class TunedBackwardFilter(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, dy: Tensor, rest: tuple[Any, ...]) -> Tensor:
         ctx.save_for_backward(x, w, dy)
         ctx.rest = rest
-        return _values(_BACKWARD_FILTER, x, w, dy, *rest)
+        return _values(_BACKWARD_FILTER, x, w, dy, rest)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -145,7 +130,7 @@ def _apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
     These see none of our calls (``nobody_watches``).
     """
-    applied: Callable[..., Any] = super(torch.autograd.Function, function).apply
+    applied: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return applied
 
 

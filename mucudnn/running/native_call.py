@@ -17,6 +17,8 @@ from mucudnn.running import plain
 from mucudnn.running.workspace import kept_by_each_thread
 from mucudnn.words.problem import Operation
 
+_OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)  # in the order of _call.cpp
+
 try:
     from mucudnn.running import _call
 except ImportError:  # it was not built
@@ -26,26 +28,41 @@ else:
     _call.set_up(
         *(Tensor, torch.nn.Parameter, torch.get_num_threads, torch.empty_strided),
         *(plain.WATCHING, plain.tracing_state, vars(forward_ad), kept_by_each_thread),
+        *(torch.is_grad_enabled, _OPERATIONS),
     )
-
-_OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)  # in the order of _call.cpp
 
 Bound = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-def run_known(recipes: dict[tuple[Any, ...], Any], operation: Operation, *operands_and_geometry: Any) -> Any:
-    """Run a call whose recipe is among these, and bound; ``None``: torch's own runs it; ``NotImplemented``: neither.
-
-    operands_and_geometry: as for ``operators.computed``. Raises what torch raises for lack of memory.
-    """
+def _run_nothing(recipes: dict[tuple[Any, ...], Any], *call: Any) -> Any:
     return NotImplemented
 
 
-def is_eager(x: Tensor, w: Tensor, third: Tensor | None) -> bool:
-    """Tell whether nobody watches, and the operands are plain: see ``plain``. Not while torch compiles."""
+def is_eager_in_python(x: Tensor, w: Tensor, third: Tensor | None) -> bool:
+    """Tell what ``is_eager`` does."""
     if not plain.nobody_watches():
         return False
     return plain.is_plain(x) and plain.is_plain(w) and (third is None or plain.is_plain(third))
+
+
+# Runs a call whose recipe is among these, and bound. Takes recipes, and what ``operators.computed`` takes, without
+# choices. Returns None where torch's own runs it, NotImplemented where neither is known. Raises what torch raises for
+# lack of memory.
+run_known: Callable[..., Any] = _call.run_known if is_native else _run_nothing
+
+# Tells whether nobody watches, and x, w and the bias (or None) or dy are plain (``plain``). Not while torch compiles.
+is_eager: Callable[[Tensor, Tensor, Tensor | None], bool] = _call.is_eager if is_native else is_eager_in_python
+
+
+def native_functions(values_in_python: Callable[..., Tensor]) -> Any:
+    """Return the module with ``values`` and ``gradients``, to which this function is what the first does in all cases.
+
+    ``None`` where it was not built.
+    """
+    if not is_native:
+        return None
+    _call.set_values_in_python(values_in_python)
+    return _call
 
 
 def bound_natively(
@@ -68,7 +85,3 @@ def bound_natively(
     names = ("dtype", "device")
     bound: Bound = _call.Bound(number, entries, scratch.start, scratch.stop, memory_format, result, names, otherwise)
     return bound
-
-
-if is_native:
-    run_known, is_eager = _call.run_known, _call.is_eager

@@ -173,20 +173,45 @@ def computed(
             return None
 
 
-def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
-    """Compute what the operation writes, newly allocated. third: bias or dy."""
-    *geometry, tuning = geometry_and_tuning
-    if tuning < UNTUNED:
-        return as_measured(operation, x, w, third, *geometry, _measured[tuning])
-    choices = _registered.get(tuning)
-    result = None if choices is None else computed(operation, x, w, third, *geometry, choices)
-    if result is not None:
-        return result
+def _computed(
+    operation: Operation,
+    x: Tensor,
+    w: Tensor,
+    third: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    tuning: int,
+) -> Tensor:
+    """Compute what the operation writes, newly allocated. third: bias or dy. tuning: a handle."""
+    choices = _registered.get(tuning) if tuning >= UNTUNED else _measured[tuning]
+    return values(operation, x, w, third, stride, padding, dilation, groups, choices)
+
+
+def values(
+    operation: Operation,
+    x: Tensor,
+    w: Tensor,
+    third: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    choices: Choices | Measured | None,
+) -> Tensor:
+    """Compute what ``computed`` does, and torch's own where that is ``None``. ``Measured`` raises whatever fails."""
+    if isinstance(choices, Measured):
+        return _as_measured(operation, x, w, third, stride, padding, dilation, groups, choices)
+    if choices is not None:
+        result = computed(operation, x, w, third, stride, padding, dilation, groups, choices)
+        if result is not None:
+            return result
     dy, bias = (None, third) if operation is Operation.FORWARD else (third, None)
-    return torch_convolution(operation, x, w, dy, bias, *geometry)
+    return torch_convolution(operation, x, w, dy, bias, stride, padding, dilation, groups)
 
 
-def as_measured(
+def _as_measured(
     operation: Operation,
     x: Tensor,
     w: Tensor,

@@ -18,9 +18,10 @@ from mucudnn.kernels.contract.algorithm import Algorithm, Bindable, BoundStage, 
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.libraries import settings_that_bar
 from mucudnn.kernels.registry import algorithm as algorithm_named
-from mucudnn.running.bound import Bound, bound_recipe
+from mucudnn.running.bound import bound_recipe
 from mucudnn.running.devices import made_current
 from mucudnn.running.fallback import say_once
+from mucudnn.running.native_call import Bound
 from mucudnn.running.workspace import lasting_buffer, workspace_of
 from mucudnn.words.errors import CapturingError, InvalidInputError, LibraryError, MisalignedError, UnavailableError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
