@@ -22,6 +22,7 @@ from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running.devices import made_current
+from mucudnn.running.dispatcher import untouched
 from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.flops import count_flops
 from mucudnn.running.native_call import run_known
@@ -233,7 +234,7 @@ def _as_measured(
 
 
 def _run(recipe: Recipe, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
-    with made_current(x.device):
+    with untouched, made_current(x.device):  # a step may be torch's own convolution
         return _RUNS[recipe.problem.operation](recipe, x, w, third)
 
 
