@@ -21,7 +21,7 @@ _ALONE_S = 1.0  # since another thread computed a convolution
 
 
 class Background:
-    """What is to be measured later. measure: does it. clock: seconds."""
+    """Queue of what is to be measured later. measure: does it. clock: seconds."""
 
     def __init__(self, measure: Callable[[Met], None], clock: Callable[[], float]) -> None:
         self.queue: deque[Met] = deque()

@@ -1,4 +1,4 @@
-"""What was met: problems with their batch sizes, how often, and what runs there and why."""
+"""Notes what was met: problems with their batch sizes, how often, and what runs there and why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mucudnn.words.results import Configuration
 
 
 class Origin(StrEnum):
-    """Where the choice comes from."""
+    """Source of a choice."""
 
     MEASURED = "measured"
     DATABASE = "database"

@@ -50,7 +50,7 @@ class MetProblem:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What was met under one config. Printed, it is a table; ``to_frame()`` has every problem.
+    """Account of what was met under one config. Printed, it is a table; ``to_frame()`` has every problem.
 
     spent_s: time that was spent on tuning. waiting: problems that are to be measured between steps. passed_by: why
     calls are never tuned, and how many shapes of them there are.

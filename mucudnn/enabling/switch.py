@@ -48,7 +48,7 @@ def tuned(config: Config | None = None) -> Iterator[None]:
     Raises what ``enable`` raises.
 
     >>> import torch, mucudnn
-    >>> with mucudnn.tuned(mucudnn.Config(algorithms="native")):
+    >>> with mucudnn.tuned(mucudnn.Config(first_call_time="10ms")):
     ...     torch.nn.functional.conv2d(torch.zeros(4, 3, 8, 8), torch.zeros(6, 3, 3, 3)).shape
     torch.Size([4, 6, 6, 6])
     """
@@ -66,7 +66,7 @@ def status() -> Status:
 
 
 class _State:
-    """What is switched on. last: the session that counts, or that counted last."""
+    """State of the switch. last: the session that counts, or that counted last."""
 
     def __init__(self) -> None:
         self.enabled: Session | None = None

@@ -20,9 +20,10 @@ from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.tuning.choose import refuted
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.tuning.tuner import allowed_algorithms, tune_tasks
+from mucudnn.tuning.tuner import Priors, allowed_algorithms, tune_tasks
 from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.errors import InfeasibleError
+from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, Measurement, WholeRun
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TorchSettings, deterministic_torch
@@ -41,6 +42,8 @@ class Workshop:
         self._config = replace(config, time_limit=min(limits, default=None))
         self._machine_of = machine_of or Machine.current
         self._machines: dict[tuple[object, ...], Machine] = {}
+        self._priors: Priors = {}
+        self._problems: dict[Environment, frozenset[ConvProblem]] = {}
         self._of_thread = threading.local()
 
     def check(self) -> None:
@@ -54,6 +57,8 @@ class Workshop:
     def look_up(self, task: Task, device: torch.device) -> TunedProblem | None:
         """Choose from what is stored, if that has been run whole at this batch size; nothing is measured."""
         with self._ready(device) as (machine, database):
+            if task.problem not in self._known(machine.environment, database):
+                return None
             sizes = micro_batch_sizes(BatchSizePolicy(self._config.policy), task.batch_size)
             algorithms = allowed_algorithms(machine, self._config, task.problem, sizes)
             store = EnvironmentStore(database, machine.environment)
@@ -67,12 +72,19 @@ class Workshop:
     def tune(self, task: Task, device: torch.device) -> TunedProblem:
         """Measure what is missing, within the time that the config gives, and choose. Raises as ``tune_tasks``."""
         with self._ready(device) as (machine, database):
-            return tune_tasks([task], self._config, machine=machine, database=database).problems[0]
+            tuning = tune_tasks([task], self._config, machine=machine, database=database, priors=self._priors)
+            return tuning.problems[0]
 
     @contextmanager
     def _ready(self, device: torch.device) -> Iterator[tuple[Machine, Database]]:
         with made_current(device), deterministic_torch(self._config.deterministic):
             yield self._machine(device), self._database()
+
+    def _known(self, environment: Environment, database: Database) -> frozenset[ConvProblem]:
+        """Return what the database had when it was first asked: of other problems it is asked nothing more."""
+        if environment not in self._problems:
+            self._problems[environment] = database.problems(environment)
+        return self._problems[environment]
 
     def _machine(self, device: torch.device) -> Machine:
         """Return the machine as it is now: thread count and settings of torch are part of it."""

@@ -130,13 +130,13 @@ def _fetched(operator: str, device_type: str) -> Kernel:
 def _cpu_convolution(*arguments: Any) -> Any:
     """Compute what the shared kernel of ``aten::convolution`` does: it makes this very call. Boxing takes longer.
 
-    The flags are cuDNN's: benchmark, deterministic, enabled, TF32.
+    The flags are of libraries for GPUs: search, determinism, whether to use them, rounding.
     """
     return _inner_convolution(*arguments, False, False, False, False)
 
 
 class _Hook:
-    """What stands in a kernel's place; ``call`` is the first wrapper."""
+    """Stand-in for a kernel; ``call`` is the first wrapper."""
 
     __slots__ = ("call", "device_type", "operator", "own")
 

@@ -22,6 +22,7 @@ from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.running.devices import device_named, largest_batch_size, made_current
 from mucudnn.running.dispatcher import untouched
+from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.tuning.choose import Choice, Outcome, choose, divide, is_solvable, refuted
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes, unaffordable
@@ -45,6 +46,9 @@ from mucudnn.words.torch_settings import TORCHS_OWN, deterministic_torch
 from mucudnn.words.values import instance, several, shown, whole
 
 __all__ = ["Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
+
+
+Priors = dict[Environment, Prior]
 
 
 def tune(
@@ -92,8 +96,12 @@ def tune_tasks(
     progress: Progress | None = None,
     database: Database | None = None,
     machine: Machine | None = None,
+    priors: Priors | None = None,
 ) -> Tuning:
-    """Do what ``tune`` does for tasks of any batch sizes, limits and counts; the answer has their order."""
+    """Do what ``tune`` does for tasks of any batch sizes, limits and counts; the answer has their order.
+
+    priors: those of earlier calls, which this one uses and adds to: reading a whole database takes a moment.
+    """
     require_callable(progress)
     if database is not None:
         instance(Database, database, "database")  # a file is named in the config
@@ -101,7 +109,7 @@ def tune_tasks(
         instance(Machine, machine, "machine")
     _require_countable(tasks, device if machine is None else machine.device)
     with untouched, machine_and_database(config, device, machine, database) as (on, opened):
-        return _Tuner(config, on, EnvironmentStore(opened, on.environment), progress).tune(tasks)
+        return _Tuner(config, on, EnvironmentStore(opened, on.environment), progress, priors).tune(tasks)
 
 
 @contextmanager
@@ -237,14 +245,21 @@ class _Tuner:
     are, unless nothing is left that fits.
     """
 
-    def __init__(self, config: Config, machine: Machine, store: EnvironmentStore, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        machine: Machine,
+        store: EnvironmentStore,
+        progress: Progress | None,
+        priors: Priors | None = None,
+    ) -> None:
         self.config, self.machine, self.store = config, machine, store
         self.progress, self.at = progress or silent, 0.0
         self.quiet = Quiet(machine.watch, store, lambda text: self.progress(text, self.at))
         self.algorithms = _algorithms(machine, config)
         self.versions = {algorithm.name: algorithm.version for algorithm in self.algorithms}
         self.ready: list[TunedProblem] = []
-        self._learnt: Prior | None = None
+        self._priors = {} if priors is None else priors
 
     def tune(self, tasks: Sequence[Task]) -> Tuning:
         try:
@@ -395,11 +410,12 @@ class _Tuner:
 
     def _prior(self) -> Prior:
         """Return what this machine has measured before, to which this tuning adds."""
-        if self._learnt is None:
-            self._learnt = Prior()
+        environment = self.machine.environment
+        if environment not in self._priors:
+            learnt = self._priors[environment] = Prior()
             for problem, measurements in self.store.every_measurement(self.versions).items():
-                self._learnt.learn(problem, measurements)
-        return self._learnt
+                learnt.learn(problem, measurements)
+        return self._priors[environment]
 
     def _runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
         return self.store.whole_runs(task.problem, self.versions, _how(task))

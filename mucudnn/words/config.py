@@ -51,6 +51,9 @@ class Config:
     database: SQLite file of the measurements, ``~`` being your home; None: in the user's cache folder.
     strict: only algorithms with which a NaN or an infinity in x or dy spoils the same results as with torch's own, and
     no others: no Winograd or Fourier transforms (docs/numerics.md), and nothing of a library that may be one.
+    thorough: measure every candidate that is not surely slower, with many samples: minutes instead of seconds. The
+    default looks at each algorithm once, at the others of its sizes where it is the best, and not at all where like
+    problems say that it is hopeless.
     first_call_time: with ``enable`` and ``tuned``, most seconds of measuring for a problem that is met; None: as
     ``time_limit`` says.
     background: with ``enable`` and ``tuned``, do not measure in the call that meets a problem, but between steps, for

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from support.made_up_workshop import MadeUpWorkshop, enabled
+from support.problems.tuned_by_hand import ran, tune_by_hand
 from torch import Tensor, distributed, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
@@ -15,6 +16,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from mucudnn.enabling.session import Session
+from mucudnn.running.dispatcher import untouched
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
 
@@ -146,6 +148,18 @@ def test_three_dimensions_are_torchs_own(session: Session, workshop: MadeUpWorks
     assert_right(nn.Conv3d(2, 3, 3), torch.randn(1, 2, 4, 4, 4))
     assert not workshop.tuned
     assert session.passed_by == {"three dimensions": 2}
+
+
+@pytest.mark.parametrize("algorithm", ["gemm", "native-other-format"])
+def test_what_an_optimized_model_runs_is_not_met(algorithm: str, session: Session) -> None:
+    x = torch.randn(3, 4, 6, 6)
+    with untouched:
+        model = tune_by_hand(nn.Sequential(nn.Conv2d(4, 6, 3)), x, algorithm)
+    model(x).sum().backward()
+    assert ran(model)
+    assert not session.met
+    model(x[:2])  # was not tuned for
+    assert len(session.met) == 1
 
 
 def test_an_empty_batch_and_wrong_operands_are_torchs(session: Session) -> None:
