@@ -172,10 +172,12 @@ def test_other_convolutions_are_no_calls() -> None:
     class Others(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.up = nn.Conv2d(4, 4, 3, padding=1), nn.ConvTranspose2d(4, 4, 3, padding=1)
+            self.conv, self.volumes = nn.Conv2d(4, 4, 3, padding=1), nn.Conv3d(4, 4, 1)
 
         def forward(self, x: Tensor) -> Any:
-            return nn.functional.conv2d(self.up(self.conv(x)), torch.ones(4, 4, 3, 3, requires_grad=True), padding=1)
+            w = torch.ones(4, 4, 3, 3, requires_grad=True)
+            y = nn.functional.conv_transpose2d(self.conv(x), w, padding=1)
+            return self.volumes(nn.functional.conv2d(y, w, padding=1).unsqueeze(2))
 
     calls = trace_step(Others(), torch.randn(2, 4, 8, 8)).calls
     assert [(call.name, call.operation) for call in calls] == [
