@@ -123,9 +123,10 @@ def _divided(operation: Operation) -> Callable[..., Tensor]:
     place, torchs = list(Operation).index(operation), _torchs(operation)
 
     def compute(x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:
-        size = rest[-1][place]
-        if size <= UNDIVIDED or x.dim() != 5 or len(x) <= size:
-            return torchs(x, w, third, *rest)
+        *_, groups, sizes = rest
+        size = sizes[place]
+        if size <= UNDIVIDED or x.dim() != 5 or len(x) <= size or x.shape[1] != w.shape[1] * groups:
+            return torchs(x, w, third, *rest)  # which also says what is wrong
         if operation is Operation.BACKWARD_FILTER:
             return _sum(w, (torchs(x[part], w, third[part], *rest) for part in _slices(len(x), size)))  # type: ignore[index]
         y = None

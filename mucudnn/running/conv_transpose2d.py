@@ -123,11 +123,12 @@ def _as_backward_data(
     if min(shape) < 1:
         return None
     lent = x.new_empty(()).expand(shape)  # a shape without memory: the filter says in which format y lies
-    transposed = _memory_format(x, w, stride, padding, dilation, groups, output_padding)
-    w = w.to(memory_format=transposed)
-    if _memory_format(lent, w, stride, padding, dilation, groups) != transposed:
-        return None  # both formats are the same in memory
     geometry = stride, padding, dilation, groups
+    torch_format = _memory_format(x, w, *geometry, output_padding)
+    if _memory_format(lent, w, *geometry) != torch_format:
+        w = torch.empty_like(w, memory_format=torch_format).copy_(w)
+        if _memory_format(lent, w, *geometry) != torch_format:
+            return None  # a single number for a filter is in both formats
     return operators.computed_as_tuned(Operation.BACKWARD_DATA, lent, w, x, *geometry, tuning)
 
 
