@@ -29,7 +29,7 @@ class Conv1d(TunedModule, torch.nn.Conv1d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y = None if self.choices is None else self._tuned_forward(input, weight, bias)
-        return super()._conv_forward(input, weight, bias) if y is None else y  # type: ignore[no-any-return]
+        return super()._conv_forward(input, weight, bias) if y is None else y
 
     def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Compute what is tuned; ``None``: torch's convolution, which also says what is wrong."""

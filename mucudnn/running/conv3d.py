@@ -70,7 +70,7 @@ class Conv3d(TunedClass, torch.nn.Conv3d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y = self._divided_forward(input, weight, bias) if self.divided else None
-        return super()._conv_forward(input, weight, bias) if y is None else y  # type: ignore[no-any-return]
+        return super()._conv_forward(input, weight, bias) if y is None else y
 
     def _divided_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Compute in micro-batches; ``None``: torch's convolution, which also says what is wrong."""

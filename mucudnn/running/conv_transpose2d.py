@@ -44,7 +44,8 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
         assert self.choices is not None
         if not operator_takes(x, (3, 4)) or self.padding_mode != "zeros":
             return None
-        stride, padding, dilation, weight = self.stride, self.padding, self.dilation, self.weight
+        stride, dilation, weight = self.stride, self.dilation, self.weight
+        padding: Any = self.padding
         if not are_tuples(stride, padding, dilation, length=2) or weight.dim() != 4:
             return None
         output_padding = self._output_padding(x, output_size, stride, padding, self.kernel_size, 2, dilation)  # type: ignore[arg-type]
@@ -52,7 +53,7 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
         geometry = stride, padding, output_padding, dilation, self.groups
         if not (torch.compiler.is_compiling() or y_shape(images, weight, *geometry) in self.choices.x_shapes):
             return None
-        y = conv_transpose2d(images, weight, self.bias, *geometry, self.choices.handle)
+        y: Tensor = conv_transpose2d(images, weight, self.bias, *geometry, self.choices.handle)
         return y if x.dim() == 4 else y.squeeze(0)
 
 

@@ -7,7 +7,6 @@ a tuned module stays an instance of its class. Pickles of it name the two classe
 from __future__ import annotations
 
 import copyreg
-from functools import cache
 from types import new_class
 from typing import Any, cast
 
@@ -28,6 +27,8 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv3d: Conv3d,
 }
 _COMPUTING = ("forward", "_conv_forward", "_output_padding")  # methods that ours replace or count on
+_Class = type[nn.Module]
+_made: dict[tuple[_Class, _Class], _Class] = {}  # by our class and the user's
 _NOT_COPIED = ("__dict__", "__weakref__")  # of a class: Python makes them
 
 
@@ -49,12 +50,12 @@ def why_left_alone(module: nn.Module) -> str | None:
     return None
 
 
-def torchs_class(cls: type) -> type[nn.Module] | None:
+def torchs_class(cls: type) -> _Class | None:
     """Return the convolution of torch's from which a class derives; ``None``: none of those that can be tuned."""
     return next((torchs for torchs in OURS if issubclass(cls, torchs)), None)
 
 
-def _tuned_class(module: nn.Module) -> type[nn.Module]:
+def _tuned_class(module: nn.Module) -> _Class:
     """Find or make the class. Raises ``InvalidInputError`` with the reason why it cannot be."""
     cls = type(module)
     if issubclass(cls, TunedClass):
@@ -64,7 +65,7 @@ def _tuned_class(module: nn.Module) -> type[nn.Module]:
     return _of_class(cls)
 
 
-def _parametrized(module: nn.Module) -> type[nn.Module]:
+def _parametrized(module: nn.Module) -> _Class:
     """Make what torch would have made, had the module been tuned before it was parametrized.
 
     Torch makes a class for each module that it parametrizes, with the parameters as properties, and takes them from
@@ -78,8 +79,7 @@ def _parametrized(module: nn.Module) -> type[nn.Module]:
     return type(cls.__name__, (_of_class(before),), {**copied, "_untuned_class": cls})
 
 
-@cache
-def _of_class(cls: type[nn.Module]) -> type[nn.Module]:
+def _of_class(cls: _Class) -> _Class:
     if issubclass(cls, TunedClass):
         return cls
     torchs = torchs_class(cls)
@@ -88,13 +88,17 @@ def _of_class(cls: type[nn.Module]) -> type[nn.Module]:
     own = (name for name in _COMPUTING if getattr(cls, name, None) is not getattr(torchs, name, None))
     if (name := next(own, None)) is not None:
         raise InvalidInputError(f"{cls.__name__} has a {name} of its own")
-    return OURS[torchs] if cls is torchs else _made(OURS[torchs], cls)
+    return OURS[torchs] if cls is torchs else _of_both(OURS[torchs], cls)
 
 
-@cache
-def _made(ours: type[nn.Module], users: type[nn.Module]) -> type[nn.Module]:
-    """Make the class of both. Raises ``InvalidInputError`` where the user's class cannot be derived from."""
+def _of_both(ours: _Class, users: _Class) -> _Class:
+    """Make the class of both, once. Raises ``InvalidInputError`` where the user's class cannot be derived from."""
+    if (ours, users) not in _made:
+        _made[ours, users] = _derived(ours, users)
+    return _made[ours, users]
 
+
+def _derived(ours: _Class, users: _Class) -> _Class:
     def reduce(self: nn.Module, protocol: Any) -> Any:
         reduced = super(made, self).__reduce_ex__(max(protocol, 2))
         if type(self) is not made or reduced[:2] != (copyreg.__newobj__, (made,)):  # type: ignore[attr-defined]
@@ -109,13 +113,15 @@ def _made(ours: type[nn.Module], users: type[nn.Module]) -> type[nn.Module]:
         "_untuned_class": users,
     }
     try:
-        made = new_class(f"Tuned{users.__name__}", (ours, users), exec_body=lambda namespace: namespace.update(names))
+        made: Any = new_class(
+            f"Tuned{users.__name__}", (ours, users), exec_body=lambda namespace: namespace.update(names)
+        )
     except Exception as error:  # of a metaclass or an __init_subclass__: it may raise anything
         raise InvalidInputError(f"no class can derive from {users.__name__}: {error}") from error
-    return cast(type[nn.Module], made)
+    return cast(_Class, made)
 
 
-def new_tuned(ours: type[nn.Module], users: type[nn.Module]) -> nn.Module:
+def new_tuned(ours: _Class, users: _Class) -> nn.Module:
     """Make a module without state, which copies and pickles then have: they name this function."""
-    made = _made(ours, users)
+    made = _of_both(ours, users)
     return made.__new__(made)

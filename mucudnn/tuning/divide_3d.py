@@ -98,7 +98,8 @@ def _choose(name: str, call: _Call, operation: Operation, limit_bytes: int, devi
         return made(UNDIVIDED, undivided, undivided, f"within {within}")
     least = undivided
     for size in _sizes(n):
-        needed = _needed_bytes(call, operation, min(n, size + (n % size or size)), size, device_type)
+        # Two slices and the rest tell: the first has no result beside it yet, all others are like the second
+        needed = _needed_bytes(call, operation, min(n, 2 * size + n % size), size, device_type)
         if needed <= limit_bytes:
             return made(size, undivided, needed, f"the largest micro-batch within {within}")
         least = min(least, needed)
@@ -116,10 +117,7 @@ def _sizes(n: int) -> Iterator[int]:
 
 
 def _needed_bytes(call: _Call, operation: Operation, n: int, size: int, device_type: str) -> int:
-    """Count the bytes that n samples in micro-batches of a size need beside the result, by running them.
-
-    Two slices tell, of which the second may be the smaller one: all others are like the first.
-    """
+    """Count the bytes that n samples in micro-batches of a size need beside the result, by running them."""
     x_format, w_format = call.formats
     empty = partial(torch.empty, dtype=call.dtype, device=device_type)
     x = empty((n, *call.x_shape[1:]), memory_format=x_format).zero_()

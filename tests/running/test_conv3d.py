@@ -156,9 +156,7 @@ def test_autocast_computes_in_its_type_as_torch_does(sliced: list[int]) -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
-def test_copies_are_divided_and_state_dicts_go_both_ways(
-    copied: Callable[[nn.Module], Any], sliced: list[int]
-) -> None:
+def test_copies_are_divided_and_state_dicts_go_both_ways(copied: Callable[[nn.Module], Any], sliced: list[int]) -> None:
     torchs, x = nn.Conv3d(4, 6, 3), torch.randn(5, 4, 5, 6, 7)
     other = copied(divided(torchs, (4, 5, 6, 7)))
     assert_exact(other, torchs, x)

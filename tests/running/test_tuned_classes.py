@@ -223,11 +223,11 @@ def test_parametrizations_come_and_go_after_tuning(make: Callable[[], nn.Module]
     expected = ours(IMAGES)
     parametrize.remove_parametrizations(ours, "bias")
     parametrize.remove_parametrizations(ours, "weight")
-    assert isinstance(ours, (cls, mucudnn.Conv2d))
+    assert isinstance(ours, cls)
     assert isinstance(ours, mucudnn.Conv2d)
     assert not parametrize.is_parametrized(ours)
     torch.testing.assert_close(ours(IMAGES), expected)
-    assert type(pickle.loads(pickle.dumps(ours))) is type(ours)
+    assert type(copy.deepcopy(ours)) is type(ours)
     ours.__class__ = ours.untuned_class
     assert type(ours) is cls
 
@@ -247,6 +247,7 @@ def test_what_was_parametrized_after_tuning_is_not_turned_back() -> None:
     assert module.untuned_class is type(module)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_scripting_names_the_way_out() -> None:
     with pytest.raises(InvalidInputError, match=r"mucudnn\.Conv2d.*module\.untuned_class"):
         torch.jit.script(nn.Sequential(tune_by_hand(named(), IMAGES)))
