@@ -155,9 +155,12 @@ def _one_dimensional(module: nn.Conv1d, x: Tensor) -> dict[str, Any]:
 
 def _transposed(module: nn.ConvTranspose2d, x: Tensor, output_size: Any) -> dict[str, Any] | None:
     """Return the arguments of the problem, whose x is what the module returns; ``None``: there is no such problem."""
+    if not isinstance(output_size, (list, tuple, type(None))):
+        return None  # another argument, of a subclass
+    sizes = None if output_size is None else list(output_size[-2:])
     geometry = module.stride, module.padding, module.kernel_size
     try:
-        output_padding = module._output_padding(x, output_size, *geometry, 2, module.dilation)  # type: ignore[arg-type]
+        output_padding = module._output_padding(x, sizes, *geometry, 2, module.dilation)  # type: ignore[arg-type]
     except ValueError:
         return None
     if not is_backward_data(module.stride, output_padding):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -120,16 +121,16 @@ def test_memory_is_that_of_one_slice(operation: Operation) -> None:
     rest = [1] * 3, [1] * 3, [1] * 3, 1
     dy = torch.randn(8, 8, 6, 6, 6, dtype=torch.float64)
     operator = {
-        Operation.FORWARD: lambda *sizes: conv3d(x, w, None, *rest, *sizes),
-        Operation.BACKWARD_DATA: lambda *sizes: conv3d_backward_data(x, w, dy, *rest, *sizes),
-        Operation.BACKWARD_FILTER: lambda *sizes: conv3d_backward_filter(x, w, dy, *rest, *sizes),
+        Operation.FORWARD: partial(conv3d, x, w, None, *rest),
+        Operation.BACKWARD_DATA: partial(conv3d_backward_data, x, w, dy, *rest),
+        Operation.BACKWARD_FILTER: partial(conv3d_backward_filter, x, w, dy, *rest),
     }[operation]
     undivided, one = ([size] * 3 for size in (UNDIVIDED, 1))
     result = operator(one)
     torch.testing.assert_close(result, operator(undivided), rtol=1e-12, atol=1e-12)
     matrix_bytes = 8 * 4 * 27 * 6**3
     undivided_bytes, sliced_bytes = (
-        peak_allocated_bytes(lambda sizes=sizes: operator(sizes)) - result.nbytes for sizes in (undivided, one)
+        peak_allocated_bytes(partial(operator, sizes)) - result.nbytes for sizes in (undivided, one)
     )
     assert undivided_bytes >= 8 * matrix_bytes
     assert sliced_bytes <= matrix_bytes + max(x[0].nbytes, dy[0].nbytes, w.nbytes)
