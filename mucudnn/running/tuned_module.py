@@ -1,4 +1,4 @@
-"""What modules with tuned convolutions share: the choices, and when an operator can take an input."""
+"""The parts that modules with tuned convolutions share: the choices, and when an operator can take an input."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TunedOperation(Protocol):
 
 
 class TunedClass:
-    """What modules of ours have beside torch's, from which they derive too."""
+    """The part of a module of ours that is not torch's class, from which it derives too."""
 
     @property
     def untuned_class(self) -> type:

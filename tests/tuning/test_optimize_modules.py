@@ -37,9 +37,8 @@ class Net(nn.Module):
         self.up = nn.ConvTranspose2d(4, 4, 4, stride=2, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.along(x).unflatten(2, (6, 6))
-        y = self.up(self.normed(self.shifted(self.scaled(y))))
-        return y  # type: ignore[no-any-return]
+        image = self.along(x).unflatten(2, (6, 6))
+        return self.up(self.normed(self.shifted(self.scaled(image))))  # type: ignore[no-any-return]
 
 
 def config(folder: Path, **options: Any) -> mucudnn.Config:
