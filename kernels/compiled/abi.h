@@ -46,3 +46,18 @@ inline void require_groups(int64_t groups, int64_t channels_in, int64_t channels
   require_divides(groups, channels_in);
   require_divides(groups, channels_out);
 }
+
+// Filter size, stride, padding, dilation and groups of a convolution.
+struct Geometry {
+  int64_t r, s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups;
+
+  void require() const {
+    for (const int64_t size : {r, s, stride_h, stride_w, dilation_h, dilation_w})
+      require_size("a filter size, stride or dilation", size);
+    for (const int64_t pad : {pad_h, pad_w}) require_between("the padding", pad, 0, LARGEST_SIZE);
+    require_size("the number of elements of a filter", r * s);
+    for (const int64_t extent : {dilation_h * (r - 1) + 1, dilation_w * (s - 1) + 1})
+      require_size("the extent of the filter", extent);
+    require_size("the number of groups", groups);
+  }
+};

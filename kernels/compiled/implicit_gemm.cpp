@@ -10,24 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "abi.h"
 #include "matmul.h"
+#include "stage.h"
 
 namespace {
-
-struct Geometry {
-  int64_t r, s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups;
-
-  void require() const {
-    for (const int64_t size : {r, s, stride_h, stride_w, dilation_h, dilation_w})
-      require_size("a filter size, stride or dilation", size);
-    for (const int64_t pad : {pad_h, pad_w}) require_between("the padding", pad, 0, LARGEST_SIZE);
-    require_size("the number of elements of a filter", r * s);
-    for (const int64_t extent : {dilation_h * (r - 1) + 1, dilation_w * (s - 1) + 1})
-      require_size("the extent of the filter", extent);
-    require_size("the number of groups", groups);
-  }
-};
 
 // The size of y along one dimension.
 int64_t output_size(int64_t size, int64_t pad, int64_t taps, int64_t dilation, int64_t stride) {
@@ -157,12 +143,6 @@ Call make_call(Geometry g, bool backward_data, const Images& x, const Images& y)
 // Are there pixels of dx that no tap reaches?
 bool leaves_gaps(const Geometry& g) {
   return int64_t(reached_rows(g).size()) < g.stride_h || int64_t(reached_columns(g).size()) < g.stride_w;
-}
-
-void set_to_zero(float* data, int64_t count, int threads) {
-  constexpr int64_t PIECE = 1 << 16;
-#pragma omp parallel for num_threads(threads)
-  for (int64_t i = 0; i < count; i += PIECE) std::memset(data + i, 0, std::min(PIECE, count - i) * sizeof(float));
 }
 
 // ---- windows -------------------------------------------------------------------------------------------------------
@@ -647,6 +627,30 @@ int64_t mucudnn_implicit_gemm_add_filter_gradient(const Geometry* g, const float
       add_filter_gradient(*g, du + i * filter_floats(*g, view.rows, view.lanes), view, threads);
     }
     return 0;
+  });
+}
+
+int64_t mucudnn_implicit_gemm_stage(const Stage* stage, float* x, float* w, float* y, const float* bias,
+                                    float* prepared, float* scratch) {
+  return refusable([&] {
+    const Geometry* g = &stage->geometry;
+    const bool backward = stage->operation == BACKWARD_DATA;
+    const int threads = stage->thread_count();
+    const auto open = [&](const TensorArgument& of_w) {
+      return mucudnn_implicit_gemm_pack_filter(g, backward, &of_w, prepared, stage->prepared_bytes, threads);
+    };
+    const auto step = [&](const TensorArgument& of_x, const TensorArgument& of_y) {
+      if (stage->operation == BACKWARD_FILTER)
+        return mucudnn_implicit_gemm_accumulate(g, &of_x, &of_y, prepared, stage->prepared_bytes, scratch,
+                                                stage->scratch_bytes, threads);
+      return mucudnn_implicit_gemm_forward(g, backward, backward ? &of_y : &of_x, prepared, stage->prepared_bytes,
+                                           bias, stage->bias_bytes, backward ? &of_x : &of_y, scratch,
+                                           stage->scratch_bytes, threads);
+    };
+    const auto close = [&](const TensorArgument& of_w) {
+      return mucudnn_implicit_gemm_add_filter_gradient(g, prepared, stage->prepared_bytes, &of_w, threads);
+    };
+    return run_stage(*stage, {x, w, y}, prepared, open, step, close);
   });
 }
 

@@ -6,14 +6,23 @@ stride, padding, dilation and groups; it exists only compiled, in float32, on th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.compiled.library import geometry, library, operand, span, why_not, why_too_large
-from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.compiled.library import (
+    bound_stage,
+    geometry,
+    library,
+    operand,
+    span,
+    why_not,
+    why_too_large,
+)
+from mucudnn.kernels.contract.algorithm import BoundStage, Workspace
 from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.words.problem import ConvProblem, Operation
 
@@ -105,6 +114,11 @@ class ImplicitGemm(BaseAlgorithm):
                 byref(operand(problem, w)),
                 torch.get_num_threads(),
             )
+
+    def bound(
+        self, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace
+    ) -> BoundStage | None:
+        return bound_stage("implicit_gemm", problem, batch_size, slices, workspace)
 
 
 ALGORITHMS: tuple[ImplicitGemm, ...] = (ImplicitGemm(),)

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.machinery import EXTENSION_SUFFIXES
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.words.errors import InvalidInputError, UnavailableError
-from mucudnn.words.problem import ConvProblem, MemoryFormat
+from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 
 BUILDS = ("avx512", "avx2", "plain")
 _LARGEST_BUILD = {"AVX512": "avx512", "AVX2": "avx2"}  # by torch.backends.cpu.get_cpu_capability()
@@ -63,6 +65,21 @@ class Geometry(ctypes.Structure):
     ]
 
 
+class Stage(ctypes.Structure):
+    """All that one algorithm computes of a call; x, w, y: of the whole mini-batch, whose addresses come with the call.
+
+    tile: the outputs of a tile in one direction, of Winograd. slices: the first sample of each, and how many.
+    """
+
+    _fields_ = [
+        ("geometry", Geometry),
+        *((name, Operand) for name in ("x", "w", "y")),
+        *((name, _int64) for name in ("operation", "tile", "bias_bytes", "prepared_bytes", "scratch_bytes")),
+        *((name, _int64) for name in ("threads", "slice_count")),
+        ("slices", ctypes.POINTER(_int64)),
+    ]
+
+
 def operand(problem: ConvProblem, tensor: Tensor) -> Operand:
     """Describe a tensor of the problem as the libraries see it.
 
@@ -89,7 +106,48 @@ def geometry(problem: ConvProblem) -> Geometry:
     return Geometry(problem.r, problem.s, *problem.stride, *problem.padding, *problem.dilation, problem.groups)
 
 
+def bound_stage(
+    name: str, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace, tile: int = 0
+) -> CompiledStage:
+    """Bind what does not change from call to call to the entry of this name."""
+
+    def whole(shape: tuple[int, int, int, int]) -> Operand:
+        return Operand(None, prod(shape) * _ITEM_BYTES, *shape, problem.memory_format is _CHANNELS_LAST)
+
+    bounds = [bound for each in slices for bound in (each.start, each.stop - each.start)]
+    stage = Stage(
+        geometry(problem),
+        *map(whole, (problem.x_shape(batch_size), problem.w_shape(), problem.y_shape(batch_size))),
+        _OPERATIONS.index(problem.operation),
+        tile,
+        problem.k * _ITEM_BYTES,
+        workspace.prepared_bytes,
+        workspace.scratch_bytes,
+        torch.get_num_threads(),
+        len(slices),
+        (_int64 * len(bounds))(*bounds),
+    )
+    return CompiledStage(getattr(library(), f"mucudnn_{name}_stage"), stage)
+
+
+class CompiledStage:
+    """A bound stage: an entry, and what it is bound to."""
+
+    __slots__ = ("_entry", "_stage", "native")
+
+    def __init__(self, entry: Callable[..., int], stage: Stage) -> None:
+        self._entry, self._stage = entry, stage
+        address = ctypes.cast(entry, _pointer).value  # type: ignore[arg-type]
+        self.native = (address or 0, ctypes.addressof(stage))
+
+    def __call__(self, x: int, w: int, y: int, bias: int | None, prepared: int, scratch: int, /) -> None:
+        self._entry(self._stage, x, w, y, bias, prepared, scratch)
+
+
+_ITEM_BYTES = ITEM_BYTES["float32"]
+_OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)  # stage.h has the same order
 _operand, _geometry = ctypes.POINTER(Operand), ctypes.POINTER(Geometry)
+_stage = (ctypes.POINTER(Stage), *[_pointer] * 6)
 _SIGNATURES: dict[str, list[type]] = {
     "winograd_prepared_bytes": [_int, _int, *[_Size] * 3],
     "winograd_scratch_bytes": [_int, _int, _int, *[_Size] * 5, _int],
@@ -97,6 +155,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "winograd_forward": [_int, _int, *[_int64] * 3, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
     "winograd_accumulate": [_int, _int, *[_int64] * 3, _operand, _operand, *_buffer, *_buffer, _int],
     "winograd_add_filter_gradient": [_int, _int, _int64, *_buffer, _operand, _int],
+    "winograd_stage": [*_stage],
     "implicit_gemm_prepared_bytes": [_geometry, _Size, _Size],
     "implicit_gemm_scratch_bytes": [_geometry, _int, *[_Size] * 5, _int],
     "implicit_gemm_gradient_scratch_bytes": [_geometry, *[_Size] * 5],
@@ -104,6 +163,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "implicit_gemm_forward": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
     "implicit_gemm_accumulate": [_geometry, _operand, _operand, *_buffer, *_buffer, _int],
     "implicit_gemm_add_filter_gradient": [_geometry, *_buffer, _operand, _int],
+    "implicit_gemm_stage": [*_stage],
 }
 
 

@@ -5,9 +5,9 @@
 // data, which is larger than x, never goes to memory (L3 fusion: Gelashvili, Shavit, Zlateski 2019).
 #include <omp.h>
 
-#include "abi.h"
 #include "cook_toom.h"
 #include "matmul.h"
+#include "stage.h"
 
 namespace {
 
@@ -394,6 +394,34 @@ int64_t mucudnn_winograd_add_filter_gradient(int m, int r, int64_t groups, float
       }
       return 0;
     });
+  });
+}
+
+int64_t mucudnn_winograd_stage(const Stage* stage, float* x, float* w, float* y, const float* bias, float* prepared,
+                               float* scratch) {
+  return refusable([&] {
+    const Geometry& g = stage->geometry;
+    g.require();
+    require_between("the number of outputs of a tile", stage->tile, 1, LARGEST_SIZE);
+    const bool backward = stage->operation == BACKWARD_DATA;
+    const int m = int(stage->tile), r = int(g.r), threads = stage->thread_count();
+    const int64_t pad_h = backward ? r - 1 - g.pad_h : g.pad_h, pad_w = backward ? r - 1 - g.pad_w : g.pad_w;
+    const auto open = [&](const TensorArgument& of_w) {
+      return mucudnn_winograd_transform_filter(m, r, g.groups, backward, &of_w, prepared, stage->prepared_bytes,
+                                               threads);
+    };
+    const auto step = [&](const TensorArgument& of_x, const TensorArgument& of_y) {
+      if (stage->operation == BACKWARD_FILTER)
+        return mucudnn_winograd_accumulate(m, r, g.groups, pad_h, pad_w, &of_x, &of_y, prepared,
+                                           stage->prepared_bytes, scratch, stage->scratch_bytes, threads);
+      return mucudnn_winograd_forward(m, r, g.groups, pad_h, pad_w, backward ? &of_y : &of_x, prepared,
+                                      stage->prepared_bytes, bias, stage->bias_bytes, backward ? &of_x : &of_y,
+                                      scratch, stage->scratch_bytes, threads);
+    };
+    const auto close = [&](const TensorArgument& of_w) {
+      return mucudnn_winograd_add_filter_gradient(m, r, g.groups, prepared, stage->prepared_bytes, &of_w, threads);
+    };
+    return run_stage(*stage, {x, w, y}, prepared, open, step, close);
   });
 }
 

@@ -151,6 +151,38 @@ class Algorithm(Protocol):
         """Add what is still in ``prepared`` to ``w``, in BACKWARD_FILTER; otherwise do nothing."""
 
 
+class BoundStage(Protocol):
+    """Part of a configuration that one algorithm computes, with all resolved that does not change from call to call."""
+
+    @property
+    def native(self) -> tuple[int, int] | None:
+        """Addresses of a function of C and of its first argument, where there is one, for callers that need no Python.
+
+        It takes the six addresses too, and does what a call does. It returns a negative number where a call raises.
+        """
+
+    def __call__(self, x: int, w: int, y: int, bias: int | None, prepared: int, scratch: int, /) -> object:
+        """Open, take every slice in turn, and close. Takes addresses: of x, w and y whole, dense and as the problem
+        says; of the bias, or ``None``; of both buffers. Raises what ``step`` raises.
+        """
+
+
+@runtime_checkable
+class Bindable(Protocol):
+    """An algorithm that can compute its part of a call at once, with the results of ``open``, ``step`` and ``close``.
+
+    Three Python calls and more for each slice become one, which matters where a convolution takes microseconds.
+    """
+
+    def bound(
+        self, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace
+    ) -> BoundStage | None:
+        """Bind these slices of a mini-batch, buffers of these sizes, and the current thread count.
+
+        ``None``: it cannot be done for this problem here, and general code calls ``open``, ``step`` and ``close``.
+        """
+
+
 class WholeBatch(Protocol):
     """An algorithm on a whole mini-batch as its library runs it: straight into the result, with nothing of ours."""
 

@@ -8,13 +8,14 @@ over all micro-batches, and transforms it back once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
 
 from mucudnn.kernels.compiled.library import why_too_large
-from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.algorithm import BoundStage, Workspace
 from mucudnn.kernels.contract.allocation import counted_internal_bytes
 from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.winograd.compiled_backend import CompiledWinograd
@@ -128,6 +129,14 @@ class Winograd(BaseAlgorithm):
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         if problem.operation is Operation.BACKWARD_FILTER:
             self._backend(problem).fold(self.matrices, problem, w, prepared)
+
+    def bound(
+        self, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace
+    ) -> BoundStage | None:
+        backend = self._backend(problem)
+        if not isinstance(backend, CompiledWinograd):
+            return None
+        return backend.bound(self.matrices, problem, batch_size, slices, workspace)
 
     def _backend(self, problem: ConvProblem) -> WinogradBackend:
         """Return the first that supports the problem; looked for in every call, so by a plain loop."""

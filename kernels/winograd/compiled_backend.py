@@ -6,13 +6,14 @@ blocks, whatever the micro-batch is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import byref
 
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.compiled.library import library, operand, span, why_not
-from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.compiled.library import bound_stage, library, operand, span, why_not
+from mucudnn.kernels.contract.algorithm import BoundStage, Workspace
 from mucudnn.kernels.winograd.cook_toom import CookToom
 from mucudnn.kernels.winograd.tiling import source_padding, tiling
 from mucudnn.words.problem import ConvProblem, Operation
@@ -92,3 +93,13 @@ class CompiledWinograd:
             byref(operand(problem, w)),
             torch.get_num_threads(),
         )
+
+    def bound(
+        self,
+        matrices: CookToom,
+        problem: ConvProblem,
+        batch_size: int,
+        slices: Sequence[slice],
+        workspace: Workspace,
+    ) -> BoundStage:
+        return bound_stage("winograd", problem, batch_size, slices, workspace, matrices.m)

@@ -8,9 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mucudnn.running import operators
-from mucudnn.running.filter_cache import CachedFilter, FilterCache, is_inference
-from mucudnn.running.tuned_module import TunedModule, are_tuples, operator_takes
+from mucudnn.running import eager, operators
+from mucudnn.running.filter_cache import CachedFilter, FilterCache
+from mucudnn.running.native_call import is_eager
+from mucudnn.running.tuned_module import TunedModule, are_pairs, operator_takes
+from mucudnn.words.problem import Operation
+
+_FORWARD = Operation.FORWARD  # looked up in every call
 
 
 class Conv2d(TunedModule, torch.nn.Conv2d):
@@ -57,22 +61,28 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
 
         Torch also computes all that is no plain convolution, or says what is wrong.
         """
-        if not operator_takes(x, (3, 4)):
+        is_plain = not torch.compiler.is_compiling() and is_eager(x, weight, bias)
+        if not is_plain and not operator_takes(x, (3, 4)):
             return None
         if x.dim() == 3:
             y = self._tuned_forward(x.unsqueeze(0), weight, bias)
             return None if y is None else y.squeeze(0)
-        x, padding = self._padded(x, weight)
-        if not are_tuples(self.stride, padding, self.dilation, length=2):
+        if self.padding_mode == "zeros" and type(self.padding) is tuple:
+            padding: Any = self.padding
+        else:
+            x, padding = self._padded(x, weight)
+        if not are_pairs(self.stride, padding, self.dilation):
             return None
+        choices, filters = self.choices, self.filter_cache
         geometry = self.stride, padding, self.dilation, self.groups
-        compiling, choices, filters = torch.compiler.is_compiling(), self.choices, self.filter_cache
-        if not compiling and filters is not None and not self.training and is_inference():
+        if filters is not None and is_plain and not (self.training or torch.is_grad_enabled()):
             y = filters.convolve(x, weight, bias, *geometry)
             if y is not None:
                 return y
-        if choices is None or not (compiling or x.shape in choices.x_shapes):
+        if choices is None or not (x.shape in choices.x_shapes or torch.compiler.is_compiling()):
             return None
+        if is_plain:
+            return eager.convolve_plain(_FORWARD, x, weight, bias, (*geometry, choices))
         return operators.conv2d(x, weight, bias, *geometry, choices.handle)
 
     def _padded(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:

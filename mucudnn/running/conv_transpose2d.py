@@ -16,7 +16,8 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from mucudnn.running import operators
 from mucudnn.running.autocast import autocast_computes
-from mucudnn.running.tuned_module import TunedModule, are_tuples, operator_takes
+from mucudnn.running.native_call import is_eager
+from mucudnn.running.tuned_module import TunedModule, are_pairs, operator_takes
 from mucudnn.words.problem import Operation
 
 
@@ -46,14 +47,16 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
             return None
         stride, dilation, weight = self.stride, self.dilation, self.weight
         padding: Any = self.padding
-        if not are_tuples(stride, padding, dilation, length=2) or weight.dim() != 4:
+        if not are_pairs(stride, padding, dilation) or weight.dim() != 4:
             return None
         output_padding = self._output_padding(x, output_size, stride, padding, self.kernel_size, 2, dilation)  # type: ignore[arg-type]
         images = x if x.dim() == 4 else x.unsqueeze(0)
         geometry = stride, padding, output_padding, dilation, self.groups
         if not (torch.compiler.is_compiling() or y_shape(images, weight, *geometry) in self.choices.x_shapes):
             return None
-        y: Tensor = conv_transpose2d(images, weight, self.bias, *geometry, self.choices.handle)
+        is_inference = not torch.is_grad_enabled() and is_eager(images, weight, self.bias)
+        compute = _computed if is_inference else conv_transpose2d  # past torch's dispatcher where nobody watches
+        y: Tensor = compute(images, weight, self.bias, *geometry, self.choices.handle)
         return y if x.dim() == 4 else y.squeeze(0)
 
 
@@ -118,7 +121,8 @@ def _as_backward_data(
     tuning: int,
 ) -> Tensor | None:
     """Compute y without bias; ``None``: torch's own is to run."""
-    if tuning == operators.UNTUNED or not is_backward_data(stride, output_padding):
+    choices = operators.choices_of(tuning)
+    if choices is None or not is_backward_data(stride, output_padding):
         return None
     shape = y_shape(x, w, stride, padding, output_padding, dilation, groups)
     if min(shape) < 1:
@@ -130,7 +134,7 @@ def _as_backward_data(
         w = torch.empty_like(w, memory_format=torch_format).copy_(w)
         if _memory_format(lent, w, *geometry) != torch_format:
             return None  # a single number for a filter is in both formats
-    return operators.computed_as_tuned(Operation.BACKWARD_DATA, lent, w, x, *geometry, tuning)
+    return operators.computed(Operation.BACKWARD_DATA, lent, w, x, *geometry, choices)
 
 
 def _memory_format(

@@ -23,18 +23,13 @@ from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.operators import run_forward
+from mucudnn.running.plain import is_plain
 from mucudnn.running.recipe import Recipe, recipe_of
 from mucudnn.running.workspace import make_releasable
 from mucudnn.words.errors import LibraryError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration
 from mucudnn.words.units import format_bytes
-
-# Dense tensors without pending negation or conjugation, made outside and inside inference mode
-with torch.inference_mode(False):
-    _PLAIN = {torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr()}
-with torch.inference_mode():
-    _PLAIN.add(torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +63,6 @@ def fingerprint(tensor: Tensor) -> int:
     """
     fingerprinted: int = library().mucudnn_fingerprint(tensor.data_ptr(), tensor.nbytes, torch.get_num_threads())
     return fingerprinted
-
-
-def is_inference() -> bool:
-    """Tell whether calls need no gradient, and are executed as they stand: no tracing, no mode that changes them.
-
-    Forward mode and the transforms of ``torch.func`` do not get as far as this: see ``conv2d``.
-    """
-    return not (
-        torch.is_grad_enabled()
-        or torch.is_autocast_enabled("cpu")
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._get_tracing_state() is not None
-    )
 
 
 class FilterCache:
@@ -139,11 +120,12 @@ class FilterCache:
     ) -> Tensor | None:
         """Compute y: (N, K, P, Q), newly allocated; ``None``: no cached filter is for this call, or memory is lacking.
 
-        x: (N, C, H, W), w: (K, C // groups, R, S), bias: (K,). Only where ``is_inference()``.
+        x: (N, C, H, W), w: (K, C // groups, R, S), bias: (K,). Only where no gradient is wanted, and
+        nobody watches (``plain``).
         """
         if x.shape not in self.x_shapes or loaded_build().library is None or not _can_be_cached(w):
             return None
-        if not _is_plain(x) or not (bias is None or _is_plain(bias)):
+        if not is_plain(x) or not (bias is None or is_plain(bias)):
             return None
         recipe = recipe_of(self, Operation.FORWARD, x, w, bias, stride, padding, dilation, groups)
         if recipe is None:
@@ -205,11 +187,5 @@ class _Prepared:
     buffer: Tensor  # 1-D uint8
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Tell whether its elements are what its bytes say, and no subclass wants to see what is done to it."""
-    plain = type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
-    return plain and torch._C._dispatch_keys(tensor).raw_repr() in _PLAIN
-
-
 def _can_be_cached(w: Tensor) -> bool:
-    return _is_plain(w) and (w.is_contiguous() or w.is_contiguous(memory_format=torch.channels_last))
+    return is_plain(w) and (w.is_contiguous() or w.is_contiguous(memory_format=torch.channels_last))

@@ -9,7 +9,7 @@ the operators are torch's own convolution. They have no forward-mode derivative 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
@@ -25,7 +25,8 @@ from mucudnn.running.autocast import autocast_computes
 from mucudnn.running.devices import made_current
 from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.flops import count_flops
-from mucudnn.running.recipe import Recipe, StepError, forget, note_failure, recipe_of, working_recipe
+from mucudnn.running.native_call import run_known
+from mucudnn.running.recipe import Recipe, RecipeSource, StepError, forget, note_failure, recipe_of, working_recipe
 from mucudnn.running.workspace import on_huge_pages
 from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -123,41 +124,37 @@ def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], h
     return (int.from_bytes(digest, "big") >> 1) or 1
 
 
-def _recipe(
-    operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any
-) -> Recipe | None:
-    """Find the recipe of a call; ``None``: torch's own. third: bias or dy. Raises as ``recipe_of``."""
-    *geometry, tuning = geometry_and_tuning
-    choices = _registered.get(tuning)
-    return None if choices is None else recipe_of(choices, operation, x, w, third, *geometry)
-
-
-def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
-    """Compute what the operation writes, newly allocated. third: bias or dy."""
-    if geometry_and_tuning[-1] < UNTUNED:
-        return _as_measured(operation, x, w, third, *geometry_and_tuning)
-    computed = computed_as_tuned(operation, x, w, third, *geometry_and_tuning)
-    if computed is not None:
-        return computed
-    dy, bias = (None, third) if operation is Operation.FORWARD else (third, None)
-    return torch_convolution(operation, x, w, dy, bias, *geometry_and_tuning[:-1])
-
-
-def computed_as_tuned(
-    operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any
+def computed(
+    operation: Operation,
+    x: Tensor,
+    w: Tensor,
+    third: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    choices: RecipeSource,
 ) -> Tensor | None:
-    """Compute a call as it was tuned; ``None`` where nothing is tuned, and where that cannot be done now.
+    """Compute a call as it was tuned, newly allocated; ``None`` where nothing is tuned, or it cannot be done now.
+
+    x: (N, C, H, W), w: (K, C // groups, R, S). third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q). Of the
+    tensor that is written only shape and strides matter. Autograd takes no note of it: call it where gradients are
+    switched off, or below autograd. A step may be torch's own convolution of a part of the mini-batch.
 
     A call of which a step fails starts anew with what runs in its place; each failure is remembered, so that it ends.
     """
     recipe = None
     while True:
         try:
-            recipe = _recipe(operation, x, w, third, *geometry_and_tuning)
+            result: Tensor | None = run_known(
+                choices.recipes, operation, x, w, third, stride, padding, dilation, groups
+            )
+            if result is not NotImplemented:
+                return result
+            recipe = recipe_of(choices, operation, x, w, third, stride, padding, dilation, groups)
             if recipe is None:
                 return None
-            with made_current(x.device):
-                return _RUNS[operation](recipe, x, w, third)
+            return recipe.bound(x, w, third) if recipe.bound is not None else _run(recipe, x, w, third)
         except MisalignedError:
             return None
         except StepError as error:
@@ -165,7 +162,7 @@ def computed_as_tuned(
                 say_once(f"{error.problem}: {error}; {_INSTEAD}")
                 return None
             note_failure(error, x.device)
-            forget(_registered[geometry_and_tuning[-1]], recipe)
+            forget(choices, recipe)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -177,14 +174,43 @@ def computed_as_tuned(
             return None
 
 
-def _as_measured(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
-    """Compute a call by the recipe that is measured. Raises whatever fails."""
-    *geometry, handle = geometry_and_tuning
-    recipe = recipe_of(_measured[handle], operation, x, w, third, *geometry)
+def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
+    """Compute what the operation writes, newly allocated. third: bias or dy."""
+    *geometry, tuning = geometry_and_tuning
+    if tuning < UNTUNED:
+        return as_measured(operation, x, w, third, *geometry, _measured[tuning])
+    choices = _registered.get(tuning)
+    result = None if choices is None else computed(operation, x, w, third, *geometry, choices)
+    if result is not None:
+        return result
+    dy, bias = (None, third) if operation is Operation.FORWARD else (third, None)
+    return torch_convolution(operation, x, w, dy, bias, *geometry)
+
+
+def as_measured(
+    operation: Operation,
+    x: Tensor,
+    w: Tensor,
+    third: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    measured: Measured,
+) -> Tensor:
+    """Compute a call by the recipe that is measured, as ``computed`` does. Raises whatever fails."""
+    result = run_known(measured.recipes, operation, x, w, third, stride, padding, dilation, groups)
+    if isinstance(result, Tensor):
+        return result
+    recipe = recipe_of(measured, operation, x, w, third, stride, padding, dilation, groups)
     if recipe is None:
         raise InvalidInputError(f"what is measured does not fit {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}")
+    return recipe.bound(x, w, third) if recipe.bound is not None else _run(recipe, x, w, third)
+
+
+def _run(recipe: Recipe, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
     with made_current(x.device):
-        return _RUNS[operation](recipe, x, w, third)
+        return _RUNS[recipe.problem.operation](recipe, x, w, third)
 
 
 def run_forward(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, cached: Tensor | None = None) -> Tensor:
@@ -280,3 +306,8 @@ conv2d = _define(Operation.FORWARD, "conv2d", _conv2d_gradients)
 conv2d_backward_data = _define(Operation.BACKWARD_DATA, "conv2d_backward_data", _backward_data_gradients)
 conv2d_backward_filter = _define(Operation.BACKWARD_FILTER, "conv2d_backward_filter", _backward_filter_gradients)
 autocast_computes(_library, "conv2d", conv2d)
+
+
+def choices_of(handle: int) -> Choices | None:
+    """Find the choices of a handle; ``None``: there are none in this process."""
+    return _registered.get(handle)

@@ -7,17 +7,18 @@ call does little more than the arithmetic.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.contract.algorithm import Algorithm, Bindable, BoundStage, Workspace
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.libraries import settings_that_bar
 from mucudnn.kernels.registry import algorithm as algorithm_named
+from mucudnn.running.bound import Bound, bound_recipe
 from mucudnn.running.devices import made_current
 from mucudnn.running.fallback import say_once
 from mucudnn.running.workspace import lasting_buffer, workspace_of
@@ -72,6 +73,8 @@ class Recipe:
 
     ``workspace_bytes`` is what is handed to the algorithms: their prepared buffers side by side, then the largest
     scratch, each from a multiple of ``BUFFER_BYTES``. What libraries allocate by themselves comes on top.
+
+    bound: the same in fewer calls, where all of its algorithms can be bound; else ``None``.
     """
 
     problem: ConvProblem
@@ -80,6 +83,7 @@ class Recipe:
     scratch: slice
     keeps_workspace: bool = True
     alignment_bytes: int = 1
+    bound: Bound | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -116,7 +120,10 @@ class Recipe:
             scratch_bytes = max(scratch_bytes, *(w.scratch_bytes for w in workspaces))
         scratch = _aligned(prepared_end, scratch_bytes)
         alignment_bytes = max((stage.algorithm.alignment_bytes for stage in stages), default=1)
-        return cls(problem, configuration, tuple(stages), scratch, keeps_workspace, alignment_bytes)
+        bound = None
+        if device_type == "cpu" and cached is None and alignment_bytes == 1:
+            bound = _bound(problem, configuration.batch_size, stages, scratch, keeps_workspace)
+        return cls(problem, configuration, tuple(stages), scratch, keeps_workspace, alignment_bytes, bound)
 
     @property
     def workspace_bytes(self) -> int:
@@ -193,6 +200,21 @@ class Recipe:
                 raise StepError(problem, failed, error) from error
 
 
+def _bound(
+    problem: ConvProblem, batch_size: int, stages: Sequence[Stage], scratch: slice, keeps_workspace: bool
+) -> Bound | None:
+    """Bind every stage; ``None`` if one cannot be bound."""
+    bound: list[tuple[BoundStage, int]] = []
+    for stage in stages:
+        workspace = Workspace(stage.prepared.stop - stage.prepared.start, scratch.stop - scratch.start)
+        algorithm = stage.algorithm
+        one = algorithm.bound(problem, batch_size, stage.slices, workspace) if isinstance(algorithm, Bindable) else None
+        if one is None:
+            return None
+        bound.append((one, stage.prepared.start))
+    return bound_recipe(problem, batch_size, bound, scratch, keeps_workspace)
+
+
 def _capable(name: str, problem: ConvProblem, device_type: str) -> Algorithm:
     chosen = algorithm_named(name, device_type)
     reason = chosen.supports(problem)
@@ -259,17 +281,19 @@ def recipe_of(
     Raises ``CapturingError`` where a recipe would have to be made while a CUDA graph is captured; ``StepError`` where
     there is no memory to make it with.
     """
-    geometry = ((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
-    layout = (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device)
-    key = (operation, layout, None if third is None else (third.shape, third.dtype, third.device), geometry)
-    settings = settings_that_bar() if x.is_cuda else torch.get_num_threads()
+    key = (
+        *(operation, *stride, *padding, *dilation, groups),
+        *(x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device),
+        None if third is None else (third.shape, third.dtype, third.device),
+        settings_that_bar() if x.is_cuda else torch.get_num_threads(),
+    )
     try:
-        return choices.recipes[key, settings]
+        return choices.recipes[key]
     except KeyError:
-        recipe = _resolve(choices, operation, x, w, third, geometry)
+        recipe = _resolve(choices, operation, x, w, third, stride, padding, dilation, groups)
     if len(choices.recipes) >= _RECIPES_CACHED:
         choices.recipes.clear()
-    choices.recipes[key, settings] = recipe
+    choices.recipes[key] = recipe
     return recipe
 
 
@@ -281,7 +305,15 @@ def forget(choices: RecipeSource, recipe: Recipe | None) -> None:
 
 
 def _resolve(
-    choices: RecipeSource, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: _Geometry
+    choices: RecipeSource,
+    operation: Operation,
+    x: Tensor,
+    w: Tensor,
+    third: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
 ) -> Recipe | None:
     """Make the recipe of a call.
 
@@ -291,8 +323,9 @@ def _resolve(
     alike = {(tensor.dtype, tensor.device, tensor.layout) for tensor in tensors} == {(x.dtype, x.device, torch.strided)}
     if not alike or x.dtype not in _DTYPE_NAMES or x.device.type != choices.device_type:
         return None
-    if x.dim() != 4 or w.dim() != 4 or len(x) == 0 or geometry[-1] < 1:
+    if x.dim() != 4 or w.dim() != 4 or len(x) == 0 or groups < 1:
         return None
+    geometry = ((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
     try:
         problem = _problem(operation, x, w, geometry)
         expected = (problem.k,) if operation is Operation.FORWARD else problem.y_shape(len(x))

@@ -76,6 +76,13 @@ def operator_takes(x: Tensor, dims: tuple[int, int]) -> bool:
     return forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
 
 
+def are_pairs(stride: Any, padding: Any, dilation: Any) -> bool:
+    """Tell in every call what ``are_tuples`` tells, in less time."""
+    if type(stride) is type(padding) is type(dilation) is tuple:
+        return len(stride) == len(padding) == len(dilation) == 2
+    return False
+
+
 def are_tuples(*geometry: Any, length: int) -> bool:
     """Tell whether they are as torch's modules make them; by hand they may be set to other things."""
     return all(type(one) is tuple and len(one) == length for one in geometry)

@@ -41,9 +41,14 @@ def lasting_buffer(size_bytes: int) -> Tensor:
         return on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8, device="cpu"))  # whatever the default is
 
 
+def is_advised(size_bytes: int) -> bool:
+    """Tell whether ``on_huge_pages`` asks for the huge pages of a tensor of this size."""
+    return size_bytes >= _SMALLEST_BYTES
+
+
 def on_huge_pages(tensor: Tensor) -> Tensor:
     """Ask for the huge pages of a tensor that is large, dense and on the CPU, on Linux. Returns the same tensor."""
-    if tensor.device.type == "cpu" and tensor.numel() * tensor.itemsize >= _SMALLEST_BYTES:
+    if tensor.device.type == "cpu" and is_advised(tensor.numel() * tensor.itemsize):
         start, size = tensor.data_ptr(), tensor.numel() * tensor.itemsize
         first = -(-start // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
         length = (start + size) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES - first
@@ -130,4 +135,4 @@ def _unlock_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_unlock_in_child)
-_of_this_thread = _OfThisThread()
+_of_this_thread = kept_by_each_thread = _OfThisThread()

@@ -70,6 +70,7 @@ class Hungry:
 
     problem: ConvProblem
     workspace_bytes: int
+    bound: None = None
 
     def execute(self, x: Tensor, w: Tensor, y: Tensor, *_: object) -> None:
         workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8)
@@ -85,12 +86,12 @@ def make_hungry(model: nn.Module, workspaces: Limits, monkeypatch: pytest.Monkey
         module.__class__ = mucudnn.Conv2d
         module.choices = SimpleNamespace(handle=handle, x_shapes=Everything())  # type: ignore[assignment]
 
-    def recipe(operation: Operation, x: Tensor, w: Tensor, third: Any, *rest: Any) -> Any:
-        *geometry, handle = rest
-        problem = recipes._problem(operation, x, w, tuple(geometry))  # type: ignore[arg-type]
-        return Hungry(problem, workspaces.get((modules[handle][0], operation), 0))
+    def recipe(choices: Any, operation: Operation, x: Tensor, w: Tensor, third: Any, *geometry: Any) -> Any:
+        problem = recipes._problem(operation, x, w, geometry)  # type: ignore[arg-type]
+        return Hungry(problem, workspaces.get((modules[choices.handle][0], operation), 0))
 
-    monkeypatch.setattr(operators, "_recipe", recipe)
+    monkeypatch.setattr(operators, "_registered", {module.choices.handle: module.choices for _, module in modules})
+    monkeypatch.setattr(operators, "recipe_of", recipe)
 
 
 class Everything:
