@@ -7,7 +7,8 @@ wanted. All else goes through the registered operators, which torch's subsystems
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,6 +62,18 @@ def _values_of_rest(operation: Operation, x: Tensor, w: Tensor, third: Tensor | 
     return operators.values(operation, x, w, third, *rest)
 
 
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Have every call pass through ``operators.computed``, by that name: somebody notes calls there."""
+    global _native, _values
+    native, values = _native, _values
+    _native, _values = None, _values_of_rest
+    try:
+        yield
+    finally:
+        _native, _values = native, values
+
+
 # Computes without autograd. Takes operation, x, w, third, and the rest of ``convolve_plain``.
 _values: Callable[..., Tensor] = _values_of_rest if _native is None else _native.values
 
@@ -86,7 +99,7 @@ class TunedConv2d(torch.autograd.Function):
         of_x, of_w, of_bias, _ = ctx.needs_input_grad
         dx = convolve(_BACKWARD_DATA, x, w, dy, *ctx.rest) if of_x else None
         dw = convolve(_BACKWARD_FILTER, x, w, dy, *ctx.rest) if of_w else None
-        return dx, dw, dy.sum((0, 2, 3)) if of_bias else None, None
+        return dx, dw, operators.bias_gradient(dy) if of_bias else None, None
 
 
 class TunedBackwardData(torch.autograd.Function):

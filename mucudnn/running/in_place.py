@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
-from mucudnn.running import operators
+from mucudnn.running import eager, operators
 from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, wrapped
 from mucudnn.running.filter_cache import FilterCache
 from mucudnn.running.recipe import _problem as problem_of
@@ -246,7 +246,8 @@ def _ours(times: InPlaceTimes) -> Iterator[None]:
         operators.computed = recorded  # type: ignore[assignment]
         operators.bias_gradient = recorded_bias_gradient
         FilterCache.convolve = recorded_convolve  # type: ignore[assignment, method-assign]
-        yield
+        with eager.in_python():
+            yield
     finally:
         operators.computed, operators.bias_gradient = computed, bias_gradient
         FilterCache.convolve = convolve  # type: ignore[method-assign]

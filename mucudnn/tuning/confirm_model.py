@@ -13,10 +13,10 @@ from torch import nn
 from mucudnn.bench.measure.candidate_errors import give_back_cache
 from mucudnn.bench.measure.synchronized_clock import wall_clock
 from mucudnn.bench.measure.timer import Clock
-from mucudnn.running.conv2d import Conv2d
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.filter_cache import FilterCache
 from mucudnn.running.in_place import InPlaceTimes
+from mucudnn.running.tuned_module import TunedModule
 from mucudnn.tracing.own_step import OwnStep
 from mucudnn.tuning.choose import baseline_of
 from mucudnn.tuning.confirm import StepTimes, TunedModules, confirm
@@ -28,7 +28,7 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.progress import Progress
 
 Step = Callable[[nn.Module], object]  # runs one step of the model that it is given
-PutIn = Callable[[Conv2d, Sequence[TunedProblem]], None]  # has a module run what was chosen
+PutIn = Callable[[TunedModule, Sequence[TunedProblem]], None]  # has a module run what was chosen
 
 
 def confirm_model(
@@ -48,7 +48,9 @@ def confirm_model(
     or, after a warning, where a step failed: then all runs as it did before. Parameters are kept where a step may
     change them. Nothing else is: call it where buffers, gradients, mode and random state are kept.
     """
-    modules = {name: module for name, module in model.named_modules() if isinstance(module, Conv2d) and module.tuned}
+    modules = {
+        name: module for name, module in model.named_modules() if isinstance(module, TunedModule) and module.tuned
+    }
     if not _is_wanted(config, model, modules.values(), step):
         return None
     before = {name: tuned_of(module) for name, module in modules.items()}
@@ -71,7 +73,7 @@ def confirm_model(
     return found
 
 
-def _is_wanted(config: Config, model: nn.Module, modules: Iterable[Conv2d], step: Step | None) -> bool:
+def _is_wanted(config: Config, model: nn.Module, modules: Iterable[TunedModule], step: Step | None) -> bool:
     """Whether there is anything of ours to be confirmed, and it was asked for or can be done without asking.
 
     Steps of processes that work together must be equal in number, and hooks of gradients may train the model.
@@ -109,7 +111,7 @@ class _ModelSteps:
     def __init__(
         self,
         model: nn.Module,
-        modules: Mapping[str, Conv2d],
+        modules: Mapping[str, TunedModule],
         step: Step,
         config: Config,
         put_in: PutIn,
@@ -150,7 +152,7 @@ class _ModelSteps:
 
 
 @contextmanager
-def _torchs_own(modules: Iterable[Conv2d]) -> Iterator[None]:
+def _torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
     """Have the modules run torch's own convolution inside."""
     before = [(module, module.choices, module.filter_cache) for module in modules]
     try:
