@@ -32,7 +32,7 @@ class OwnStep:
         for parameter in model.parameters():
             parameter.grad = None
         if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
-            torch.clear_autocast_cache()  # type: ignore[no-untyped-call]
+            torch.clear_autocast_cache()
         output = model(*arguments)
         trained = [y for y in tree_leaves(output) if isinstance(y, Tensor) and y.requires_grad]
         if trained:
