@@ -62,7 +62,7 @@ class Quiet:
         if len(sound) < len(results) and self.wait().is_quiet:
             for result in results:  # what is not measured again cannot win any more, and raises no doubt
                 self._doubtful.discard((search.problem, result.micro_config))
-            yield from self._remembered(search.knowing(sound, spent_s))
+            yield from self._remembered(search.knowing(_undoubted(sound), spent_s))
 
     def compared(
         self,
@@ -88,7 +88,7 @@ class Quiet:
     def believed_results(self, results: Sequence[Measurement | Failure]) -> list[Measurement | Failure]:
         """Return stored results, without those that were disturbed, if it is quiet now."""
         sound = _undisturbed(results)
-        return sound if len(sound) < len(results) and self.is_now() else list(results)
+        return _undoubted(sound) if len(sound) < len(results) and self.is_now() else list(results)
 
     def store_rate(self) -> None:
         """Store the best rate of the known kernel, which later runs are compared with."""
@@ -137,6 +137,11 @@ class Quiet:
 
 def _undisturbed(results: Sequence[Measurement | Failure]) -> list[Measurement | Failure]:
     return [result for result in results if not (isinstance(result, Measurement) and result.is_disturbed)]
+
+
+def _undoubted(sound: Sequence[Measurement | Failure]) -> list[Measurement | Failure]:
+    """Return what stands without the disturbed others: what was passed over was compared with those."""
+    return [result for result in sound if isinstance(result, Measurement) or not result.is_passed_over]
 
 
 def _counted(number: int, name: str) -> str:

@@ -414,7 +414,7 @@ class _Tuner:
         if environment not in self._priors:
             learnt = self._priors[environment] = Prior()
             for problem, measurements in self.store.every_measurement(self.versions).items():
-                learnt.learn(problem, measurements)
+                learnt.learn(problem, [m for m in measurements if not m.is_disturbed])
         return self._priors[environment]
 
     def _runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
