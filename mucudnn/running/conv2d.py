@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from mucudnn.running import eager, operators
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
-from mucudnn.running.native_call import is_eager
+from mucudnn.running.hot_path import is_eager
 from mucudnn.running.operators import Choices
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, Operation
