@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from mucudnn.running import eager, operators
 from mucudnn.running.filter_cache import CachedFilter
-from mucudnn.running.native_call import is_eager
+from mucudnn.running.hot_path import is_eager
 from mucudnn.running.tuned_module import TunedModule, are_pairs, operator_takes
 from mucudnn.words.problem import Operation
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.running import operators
-from mucudnn.running.native_call import is_eager, native_functions
+from mucudnn.running.hot_path import compiled_functions, is_eager
 from mucudnn.running.operators import Choices, Measured
 from mucudnn.words.problem import Operation, Pair
 
@@ -55,7 +55,7 @@ def convolve_plain(operation: Operation, x: Tensor, w: Tensor, third: Tensor | N
     return _values(operation, x, w, third, rest)
 
 
-_native = native_functions(operators.values)
+_compiled = compiled_functions(operators.values)
 
 
 def _values_of_rest(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
@@ -75,7 +75,7 @@ def in_python() -> Iterator[None]:
 
 
 # Computes without autograd. Takes operation, x, w, third, and the rest of ``convolve_plain``.
-_values: Callable[..., Tensor] = _values_of_rest if _native is None else _native.values
+_values: Callable[..., Tensor] = _values_of_rest if _compiled is None else _compiled.values
 
 
 class TunedConv2d(torch.autograd.Function):
@@ -91,8 +91,8 @@ class TunedConv2d(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        if _native is not None and not torch.compiler.is_compiling():
-            gradients: tuple[Tensor | None, ...] = _native.gradients(ctx, dy)
+        if _compiled is not None and not torch.compiler.is_compiling():
+            gradients: tuple[Tensor | None, ...] = _compiled.gradients(ctx, dy)
             if gradients is not NotImplemented:
                 return gradients
         x, w = ctx.saved_tensors

@@ -26,7 +26,7 @@ from mucudnn.running.devices import made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.flops import count_flops
-from mucudnn.running.native_call import run_known
+from mucudnn.running.hot_path import run_known
 from mucudnn.running.recipe import Recipe, RecipeSource, StepError, forget, note_failure, recipe_of, working_recipe
 from mucudnn.running.workspace import on_huge_pages
 from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
