@@ -230,6 +230,11 @@ deterministic = click.option(
 strict = click.option(
     "--strict", is_flag=True, help="Only algorithms with which NaN and infinities spread no further than with torch."
 )
+confirm = click.option(
+    "--confirm/--no-confirm",
+    default=None,
+    help="End tuning with steps in turns; torch's own is put back where ours is slower. Default: where steps are short.",
+)
 time_limit = click.option(
     "--time-limit", type=Text("TIME", checked_by(parse_seconds)), help="Most measuring per problem, as 60s or 2min."
 )
