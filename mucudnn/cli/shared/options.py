@@ -233,7 +233,7 @@ strict = click.option(
 confirm = click.option(
     "--confirm/--no-confirm",
     default=None,
-    help="End tuning with steps in turns; torch's own is put back where ours is slower. Default: where steps are short.",
+    help="End tuning with steps in turns; torch's own is put back where ours is slower. Default: where they are short.",
 )
 time_limit = click.option(
     "--time-limit", type=Text("TIME", checked_by(parse_seconds)), help="Most measuring per problem, as 60s or 2min."
