@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from mucudnn.running.conv2d import Conv2d
 from mucudnn.running.filter_cache import CachedFilter
-from mucudnn.tuning.confirmation import Confirmation
+from mucudnn.tuning.confirmation import Confirmation, PutBack
 from mucudnn.tuning.result import TunedProblem, left_out_in_words, row_of, tuned_of
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig, source_of
@@ -129,7 +129,8 @@ class Report:
             yield f"filters cached in inference: {len(self.kept)}, {size}"
         for confirmation in self.confirmations:
             yield _filled(f"confirmed: {confirmation}")
-            yield from _put_back_in_words(confirmation)
+            yield from _named_in("torch's own again, faster in the step,", confirmation.put_back)
+            yield from _named_in("slower in the step, but torch's own is above the workspace limit,", confirmation.kept)
         if left_out := left_out_in_words(every):
             yield _filled(left_out)
         yield from self._untuned_in_words()
@@ -170,12 +171,12 @@ def _confirmation_of(module: Conv2d) -> Confirmation:
     return cast(Confirmation, module.confirmation)
 
 
-def _put_back_in_words(confirmation: Confirmation) -> Iterator[str]:
-    """Say which modules have an operation of torch's own again; nothing: none has."""
-    names = list(dict.fromkeys(_named(one.module) for one in confirmation.put_back))
+def _named_in(what: str, where: Sequence[PutBack]) -> Iterator[str]:
+    """Say in which modules something is; nothing: in none."""
+    names = list(dict.fromkeys(_named(one.module) for one in where))
     if names:
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        yield _filled(f"torch's own again, faster in the step, in {', '.join(names[:_MOST_NAMED])}{more}")
+        yield _filled(f"{what} in {', '.join(names[:_MOST_NAMED])}{more}")
 
 
 def _why_untuned(module: _ConvNd) -> str | None:

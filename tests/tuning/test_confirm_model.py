@@ -176,6 +176,9 @@ def test_what_would_be_above_the_workspace_limit_is_not_put_back(machine: Machin
         confirmed(net)
     assert not torchs(kept)
     assert torchs(put_back)
+    told = "slower in the step, but torch's own is above the workspace limit, in first"
+    assert told in str(mucudnn.report(kept))
+    assert told not in str(mucudnn.report(put_back))
 
 
 def test_nothing_is_left_behind(machine: Machine) -> None:
