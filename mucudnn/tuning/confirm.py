@@ -19,7 +19,7 @@ from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
-RECORD_S = 2e-5  # seconds that noting a call takes, at most
+RECORD_S = 6e-5  # seconds that meeting and noting a call takes, at most: torch's take the longest
 NEGLIGIBLE = 0.01  # part of a step that recording may take where its steps count as the user's
 
 TunedModules = Mapping[str, tuple[TunedProblem, ...]]  # module name -> what was tuned for it
