@@ -35,4 +35,13 @@ setup(
         )
         for name, instruction_set in BUILDS.items()
     ]
+    + [
+        Extension(
+            "mucudnn.running._call",
+            sources=["mucudnn/running/_call.cpp"],
+            extra_compile_args=["-std=c++17", "-O2", "-g0", "-fvisibility=hidden", *SANITIZERS],
+            extra_link_args=SANITIZERS,
+            optional=True,
+        )
+    ]
 )

@@ -18,16 +18,11 @@ from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.registry import algorithms, sources
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running.devices import made_current
+from mucudnn.running.eager import convolve
 from mucudnn.running.environment import Environment, current_environment
-from mucudnn.running.operators import Measured, conv2d, conv2d_backward_data, conv2d_backward_filter
+from mucudnn.running.operators import Measured
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration
-
-_OPERATORS = {
-    Operation.FORWARD: conv2d,
-    Operation.BACKWARD_DATA: conv2d_backward_data,
-    Operation.BACKWARD_FILTER: conv2d_backward_filter,
-}
 
 
 def training_operands(problem: ConvProblem, batch_size: int, device: str = "cpu") -> Operands:
@@ -43,7 +38,7 @@ def whole_run(
 ) -> Callable[[], Tensor]:
     """Make ready the call of a tuned ``mucudnn.Conv2d``, to be timed; the call returns what the operation writes.
 
-    It goes through the operator that users call. The baseline is torch's own call. keeps_workspace: from call to call.
+    It goes the way of users' calls. The baseline is torch's own call. keeps_workspace: from call to call.
 
     Raises what ``Recipe.of`` and ``Recipe.build`` raise. A call raises what fails in it: nothing replaces it.
     """
@@ -53,10 +48,9 @@ def whole_run(
         measured = Measured(problem, configuration, operands.x.device.type, keeps_workspace)
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
     third = None if problem.operation is Operation.FORWARD else operands.y
-    operator = _OPERATORS[problem.operation]
 
     def call() -> Tensor:
-        return operator(operands.x, operands.w, third, *geometry, measured.handle)
+        return convolve(problem.operation, operands.x, operands.w, third, *geometry, measured)
 
     return call
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import BoundStage, Workspace
+from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 
@@ -108,7 +108,7 @@ def geometry(problem: ConvProblem) -> Geometry:
 
 def bound_stage(
     name: str, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace, tile: int = 0
-) -> BoundStage:
+) -> CompiledStage:
     """Bind what does not change from call to call to the entry of this name."""
 
     def whole(shape: tuple[int, int, int, int]) -> Operand:
@@ -127,14 +127,27 @@ def bound_stage(
         len(slices),
         (_int64 * len(bounds))(*bounds),
     )
-    bound: BoundStage = partial(getattr(library(), f"mucudnn_{name}_stage"), ctypes.byref(stage))
-    return bound
+    return CompiledStage(getattr(library(), f"mucudnn_{name}_stage"), stage)
+
+
+class CompiledStage:
+    """A bound stage: an entry, and what it is bound to."""
+
+    __slots__ = ("_entry", "_stage", "native")
+
+    def __init__(self, entry: Callable[..., int], stage: Stage) -> None:
+        self._entry, self._stage = entry, stage
+        address = ctypes.cast(entry, _pointer).value  # type: ignore[arg-type]
+        self.native = (address or 0, ctypes.addressof(stage))
+
+    def __call__(self, x: int, w: int, y: int, bias: int | None, prepared: int, scratch: int, /) -> None:
+        self._entry(self._stage, x, w, y, bias, prepared, scratch)
 
 
 _ITEM_BYTES = ITEM_BYTES["float32"]
 _OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)  # stage.h has the same order
 _operand, _geometry = ctypes.POINTER(Operand), ctypes.POINTER(Geometry)
-_stage = (ctypes.POINTER(Stage), *[_pointer] * 6)
+_stage: list[type] = [ctypes.POINTER(Stage), *[_pointer] * 6]
 _SIGNATURES: dict[str, list[type]] = {
     "winograd_prepared_bytes": [_int, _int, *[_Size] * 3],
     "winograd_scratch_bytes": [_int, _int, _int, *[_Size] * 5, _int],
@@ -142,7 +155,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "winograd_forward": [_int, _int, *[_int64] * 3, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
     "winograd_accumulate": [_int, _int, *[_int64] * 3, _operand, _operand, *_buffer, *_buffer, _int],
     "winograd_add_filter_gradient": [_int, _int, _int64, *_buffer, _operand, _int],
-    "winograd_stage": [*_stage],
+    "winograd_stage": _stage,
     "implicit_gemm_prepared_bytes": [_geometry, _Size, _Size],
     "implicit_gemm_scratch_bytes": [_geometry, _int, *[_Size] * 5, _int],
     "implicit_gemm_gradient_scratch_bytes": [_geometry, *[_Size] * 5],
@@ -150,7 +163,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "implicit_gemm_forward": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
     "implicit_gemm_accumulate": [_geometry, _operand, _operand, *_buffer, *_buffer, _int],
     "implicit_gemm_add_filter_gradient": [_geometry, *_buffer, _operand, _int],
-    "implicit_gemm_stage": [*_stage],
+    "implicit_gemm_stage": _stage,
 }
 
 

@@ -154,6 +154,13 @@ class Algorithm(Protocol):
 class BoundStage(Protocol):
     """Part of a configuration that one algorithm computes, with all resolved that does not change from call to call."""
 
+    @property
+    def native(self) -> tuple[int, int] | None:
+        """Addresses of a function of C and of its first argument, where there is one, for callers that need no Python.
+
+        It takes the six addresses too, and does what a call does. It returns a negative number where a call raises.
+        """
+
     def __call__(self, x: int, w: int, y: int, bias: int | None, prepared: int, scratch: int, /) -> object:
         """Open, take every slice in turn, and close. Takes addresses: of x, w and y whole, dense and as the problem
         says; of the bias, or ``None``; of both buffers. Raises what ``step`` raises.

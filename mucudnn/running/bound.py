@@ -7,110 +7,116 @@ is otherwise mostly what surrounds it (views of slices, descriptions of tensors,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import BoundStage
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.running.native_call import Bound, bound_natively
 from mucudnn.running.workspace import is_advised, on_huge_pages, workspace_of
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+
+_Sizes = tuple[int, int, int, int]
+_Result = tuple[_Sizes, _Sizes, torch.dtype, torch.device]  # shape and strides of what is written
+_Execute = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
+_Dense = Callable[[Tensor], Tensor]
 
 _CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True)
-class BoundRecipe:
-    """A recipe on the CPU. stages: each with where its prepared bytes begin in the workspace; scratch: where that does.
+def bound_recipe(
+    problem: ConvProblem,
+    batch_size: int,
+    stages: Sequence[tuple[BoundStage, int]],
+    scratch: slice,
+    keeps_workspace: bool,
+) -> Bound:
+    """Bind a recipe on the CPU for mini-batches of this size.
 
-    new: makes the result, uninitialised.
+    stages: each with where its prepared bytes begin in the workspace; scratch: where that lies, at the end.
+
+    It takes x, w, and the bias or None in FORWARD, else dy, of the problem's shapes, and returns what the operation
+    writes, newly allocated. Raises what torch raises for lack of memory.
     """
+    is_channels_last = problem.memory_format is MemoryFormat.CHANNELS_LAST
+    execute = _execute(tuple(stages), scratch, keeps_workspace)
+    dense: _Dense = _dense_channels_last if is_channels_last else Tensor.contiguous
+    shape = _written_shape(problem, batch_size)
+    dtype: torch.dtype = getattr(torch, problem.dtype)
+    result = shape, _strides(shape, is_channels_last), dtype, _CPU
+    is_large = is_advised(prod(shape) * dtype.itemsize)
+    in_python = _BINDINGS[problem.operation](_new(result, is_large), dense, execute)
+    if is_large or not keeps_workspace:
+        return in_python
+    torch_format = TORCH_FORMATS[problem.memory_format]
+    return bound_natively(problem.operation, stages, scratch, torch_format, result, in_python)
 
-    stages: tuple[tuple[BoundStage, int], ...]
-    scratch: int
-    workspace_bytes: int
-    keeps_workspace: bool
-    new: Callable[[], Tensor]
-    is_channels_last: bool
-    compute: Callable[[BoundRecipe, Tensor, Tensor, Tensor | None], Tensor]
 
-    @classmethod
-    def of(
-        cls,
-        problem: ConvProblem,
-        batch_size: int,
-        stages: Sequence[tuple[BoundStage, int]],
-        scratch: slice,
-        keeps_workspace: bool,
-    ) -> Self:
-        """Bind a recipe for mini-batches of this size."""
-        shape = _written_shape(problem, batch_size)
-        dtype: torch.dtype = getattr(torch, problem.dtype)
-        is_channels_last = problem.memory_format is MemoryFormat.CHANNELS_LAST
-        strides = _strides(shape, is_channels_last)
-        new = partial(torch.empty_strided, shape, strides, dtype=dtype, device=_CPU)
-        if is_advised(prod(shape) * dtype.itemsize):
-            new = partial(_new_on_huge_pages, new)
-        compute = _COMPUTES[problem.operation]
-        return cls(tuple(stages), scratch.start, scratch.stop, keeps_workspace, new, is_channels_last, compute)
+def _execute(stages: tuple[tuple[BoundStage, int], ...], scratch: slice, keeps_workspace: bool) -> _Execute:
+    """Run every stage on dense tensors."""
+    scratch_start, workspace_bytes = scratch.start, scratch.stop
 
-    def run(self, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
-        """Compute what the operation writes, newly allocated. third: the bias or None in FORWARD; else dy.
-
-        The tensors have the shapes of problem and batch size, and values in memory. Raises what torch raises for lack
-        of memory.
-        """
-        return self.compute(self, x, w, third)
-
-    def dense(self, tensor: Tensor) -> Tensor:
-        """Return the tensor, or a copy, dense in the memory format."""
-        return tensor.contiguous(memory_format=torch.channels_last) if self.is_channels_last else tensor.contiguous()
-
-    def execute(self, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None) -> None:
-        """Run every stage on dense tensors."""
-        workspace = workspace_of(self.workspace_bytes, _CPU, self.keeps_workspace)
+    def execute(x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None) -> None:
+        workspace = workspace_of(workspace_bytes, _CPU, keeps_workspace)
         start = workspace.data_ptr()
-        addresses = x.data_ptr(), w.data_ptr(), y.data_ptr(), None if bias is None else bias.data_ptr()
-        for stage, prepared in self.stages:
-            stage(*addresses, start + prepared, start + self.scratch)
+        of_x, of_w, of_y, of_bias = x.data_ptr(), w.data_ptr(), y.data_ptr(), None if bias is None else bias.data_ptr()
+        for stage, prepared in stages:
+            stage(of_x, of_w, of_y, of_bias, start + prepared, start + scratch_start)
+
+    return execute
 
 
-def _forward(recipe: BoundRecipe, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    y = recipe.new()
-    recipe.execute(recipe.dense(x), recipe.dense(w), y, None if bias is None else bias.contiguous())
-    return y
+def _forward(new: Callable[[], Tensor], dense: _Dense, execute: _Execute) -> Bound:
+    def run(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        y = new()
+        execute(dense(x), dense(w), y, None if bias is None else bias.contiguous())
+        return y
+
+    return run
 
 
-def _backward_data(recipe: BoundRecipe, x: Tensor, w: Tensor, dy: Tensor | None) -> Tensor:
-    assert dy is not None
-    dx = recipe.new()
-    recipe.execute(dx, recipe.dense(w), recipe.dense(dy), None)
-    return dx
+def _backward_data(new: Callable[[], Tensor], dense: _Dense, execute: _Execute) -> Bound:
+    def run(x: Tensor, w: Tensor, dy: Tensor | None) -> Tensor:
+        assert dy is not None
+        dx = new()
+        execute(dx, dense(w), dense(dy), None)
+        return dx
+
+    return run
 
 
-def _backward_filter(recipe: BoundRecipe, x: Tensor, w: Tensor, dy: Tensor | None) -> Tensor:
-    assert dy is not None
-    dw = recipe.new().zero_()
-    recipe.execute(recipe.dense(x), dw, recipe.dense(dy), None)
-    return dw
+def _backward_filter(new: Callable[[], Tensor], dense: _Dense, execute: _Execute) -> Bound:
+    def run(x: Tensor, w: Tensor, dy: Tensor | None) -> Tensor:
+        assert dy is not None
+        dw = new().zero_()
+        execute(dense(x), dw, dense(dy), None)
+        return dw
+
+    return run
 
 
-_COMPUTES: dict[Operation, Callable[[BoundRecipe, Tensor, Tensor, Tensor | None], Tensor]] = {
+_BINDINGS: dict[Operation, Callable[[Callable[[], Tensor], _Dense, _Execute], Bound]] = {
     Operation.FORWARD: _forward,
     Operation.BACKWARD_DATA: _backward_data,
     Operation.BACKWARD_FILTER: _backward_filter,
 }
 
 
-def _new_on_huge_pages(new: Callable[[], Tensor]) -> Tensor:
-    return on_huge_pages(new())
+def _dense_channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last)
 
 
-def _written_shape(problem: ConvProblem, batch_size: int) -> tuple[int, int, int, int]:
+def _new(result: _Result, is_large: bool) -> Callable[[], Tensor]:
+    """Make the result, uninitialised."""
+    shape, strides, dtype, device = result
+    new = partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+    return (lambda: on_huge_pages(new())) if is_large else new
+
+
+def _written_shape(problem: ConvProblem, batch_size: int) -> _Sizes:
     match problem.operation:
         case Operation.FORWARD:
             return problem.y_shape(batch_size)
@@ -120,7 +126,7 @@ def _written_shape(problem: ConvProblem, batch_size: int) -> tuple[int, int, int
             return problem.w_shape()
 
 
-def _strides(shape: tuple[int, int, int, int], is_channels_last: bool) -> tuple[int, int, int, int]:
+def _strides(shape: _Sizes, is_channels_last: bool) -> _Sizes:
     """Return the strides that torch gives a new tensor."""
     _, c, h, w = shape
     return (h * w * c, 1, w * c, c) if is_channels_last else (c * h * w, h * w, w, 1)

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from mucudnn.running import eager
-from mucudnn.running.filter_cache import CachedFilter, FilterCache, is_inference
+from mucudnn.running import eager, operators
+from mucudnn.running.filter_cache import CachedFilter, FilterCache
+from mucudnn.running.native_call import is_eager
 from mucudnn.running.operators import Choices
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, Operation
@@ -85,23 +86,29 @@ class Conv2d(torch.nn.Conv2d):
 
         Torch also computes all that is no plain convolution, or says what is wrong.
         """
-        if not isinstance(x, Tensor) or not _operator_takes(x):  # a torch.fx.Proxy, for one, is no tensor
+        is_plain = not torch.compiler.is_compiling() and is_eager(x, weight, bias)
+        if not is_plain and not (isinstance(x, Tensor) and _operator_takes(x)):  # a torch.fx.Proxy is no tensor
             return None
         if x.dim() == 3:
             y = self._tuned_forward(x.unsqueeze(0), weight, bias)
             return None if y is None else y.squeeze(0)
-        x, padding = self._padded(x, weight)
+        if self.padding_mode == "zeros" and type(self.padding) is tuple:
+            padding: Any = self.padding
+        else:
+            x, padding = self._padded(x, weight)
         if not _are_pairs(self.stride, padding, self.dilation):
             return None
+        choices, filters = self.choices, self.filter_cache
         geometry = self.stride, padding, self.dilation, self.groups
-        compiling, choices, filters = torch.compiler.is_compiling(), self.choices, self.filter_cache
-        if not compiling and filters is not None and not self.training and is_inference():
+        if filters is not None and is_plain and not (self.training or torch.is_grad_enabled()):
             y = filters.convolve(x, weight, bias, *geometry)
             if y is not None:
                 return y
-        if choices is None or not (compiling or x.shape in choices.x_shapes):
+        if choices is None or not (x.shape in choices.x_shapes or torch.compiler.is_compiling()):
             return None
-        return eager.convolve(_FORWARD, x, weight, bias, *geometry, choices)
+        if is_plain:
+            return eager.convolve_plain(_FORWARD, x, weight, bias, (*geometry, choices))
+        return operators.conv2d(x, weight, bias, *geometry, choices.handle)
 
     def _padded(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
         """Pad here what is not zeros on both sides alike. Returns the padding that is left for the operator."""

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running import operators
-from mucudnn.running.operators import UNTUNED, Choices, Measured
-from mucudnn.running.plain import is_plain, nobody_watches
+from mucudnn.running.native_call import is_eager, native_functions
+from mucudnn.running.operators import Choices, Measured
 from mucudnn.words.problem import Operation, Pair
 
 _FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER = Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER
@@ -39,47 +38,50 @@ def convolve(
     tensor that is written only shape and strides matter, and it has no gradient. Autocast casts in FORWARD, as torch's
     own. Raises what torch's convolution raises for operands that are none, and for ``Measured`` whatever fails.
     """
-    if not (nobody_watches() and is_plain(x) and is_plain(w) and (third is None or is_plain(third))):
-        return _OPERATORS[operation](x, w, third, stride, padding, dilation, groups, choices.handle)
-    rest = (stride, padding, dilation, groups, choices)
+    if not torch.compiler.is_compiling() and is_eager(x, w, third):
+        return convolve_plain(operation, x, w, third, (stride, padding, dilation, groups, choices))
+    return _OPERATORS[operation](x, w, third, stride, padding, dilation, groups, choices.handle)
+
+
+def convolve_plain(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
+    """Compute what ``convolve`` does for operands and circumstances that are ``is_eager``.
+
+    rest: stride, padding, dilation, groups and choices.
+    """
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (third is not None and third.requires_grad)):
-        y: Tensor = _APPLY[operation](x, w, third, rest)
-        return y
-    return _values(operation, x, w, third, *rest)
-
-
-def _values(
-    operation: Operation,
-    x: Tensor,
-    w: Tensor,
-    third: Tensor | None,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-    choices: Choices | Measured,
-) -> Tensor:
-    """Compute without autograd."""
-    if choices.handle < UNTUNED:
-        return operators.as_measured(operation, x, w, third, stride, padding, dilation, groups, choices)
-    result = operators.computed(operation, x, w, third, stride, padding, dilation, groups, choices)
-    if result is not None:
+        result: Tensor = _APPLY[operation](x, w, third, rest)
         return result
-    dy, bias = (None, third) if operation is _FORWARD else (third, None)
-    return torch_convolution(operation, x, w, dy, bias, stride, padding, dilation, groups)
+    return _values(operation, x, w, third, rest)
+
+
+_native = native_functions(operators.values)
+
+
+def _values_of_rest(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
+    return operators.values(operation, x, w, third, *rest)
+
+
+# Computes without autograd. Takes operation, x, w, third, and the rest of ``convolve_plain``.
+_values: Callable[..., Tensor] = _values_of_rest if _native is None else _native.values
 
 
 class TunedConv2d(torch.autograd.Function):
     """Differentiates FORWARD. Its name, as those of the others, is what torch's profiler shows."""
 
+    boxed_grads_call = False  # torch asks for it in every call: what is there is found sooner than what is not
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
         ctx.save_for_backward(x, w)  # not the bias, which may be changed in place before the backward pass
         ctx.rest = rest
-        return _values(_FORWARD, x, w, bias, *rest)
+        return _values(_FORWARD, x, w, bias, rest)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        if _native is not None and not torch.compiler.is_compiling():
+            gradients: tuple[Tensor | None, ...] = _native.gradients(ctx, dy)
+            if gradients is not NotImplemented:
+                return gradients
         x, w = ctx.saved_tensors
         of_x, of_w, of_bias, _ = ctx.needs_input_grad
         dx = convolve(_BACKWARD_DATA, x, w, dy, *ctx.rest) if of_x else None
@@ -94,7 +96,7 @@ class TunedBackwardData(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, dy: Tensor, rest: tuple[Any, ...]) -> Tensor:
         ctx.save_for_backward(x, w, dy)
         ctx.rest = rest
-        return _values(_BACKWARD_DATA, x, w, dy, *rest)
+        return _values(_BACKWARD_DATA, x, w, dy, rest)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -112,7 +114,7 @@ class TunedBackwardFilter(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, dy: Tensor, rest: tuple[Any, ...]) -> Tensor:
         ctx.save_for_backward(x, w, dy)
         ctx.rest = rest
-        return _values(_BACKWARD_FILTER, x, w, dy, *rest)
+        return _values(_BACKWARD_FILTER, x, w, dy, rest)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -128,7 +130,7 @@ def _apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
     These see none of our calls (``nobody_watches``).
     """
-    applied: Callable[..., Any] = super(torch.autograd.Function, function).apply
+    applied: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return applied
 
 

@@ -23,7 +23,7 @@ from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.operators import run_forward
-from mucudnn.running.plain import is_plain, nobody_watches
+from mucudnn.running.plain import is_plain
 from mucudnn.running.recipe import Recipe, recipe_of
 from mucudnn.running.workspace import make_releasable
 from mucudnn.words.errors import LibraryError
@@ -63,11 +63,6 @@ def fingerprint(tensor: Tensor) -> int:
     """
     fingerprinted: int = library().mucudnn_fingerprint(tensor.data_ptr(), tensor.nbytes, torch.get_num_threads())
     return fingerprinted
-
-
-def is_inference() -> bool:
-    """Tell whether calls need no gradient, and are executed as they stand."""
-    return not torch.is_grad_enabled() and nobody_watches()
 
 
 class FilterCache:
@@ -125,7 +120,8 @@ class FilterCache:
     ) -> Tensor | None:
         """Compute y: (N, K, P, Q), newly allocated; ``None``: no cached filter is for this call, or memory is lacking.
 
-        x: (N, C, H, W), w: (K, C // groups, R, S), bias: (K,). Only where ``is_inference()``.
+        x: (N, C, H, W), w: (K, C // groups, R, S), bias: (K,). Only where no gradient is wanted, and
+        nobody watches (``plain``).
         """
         if x.shape not in self.x_shapes or loaded_build().library is None or not _can_be_cached(w):
             return None

@@ -24,6 +24,7 @@ from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running.devices import made_current
 from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.flops import count_flops
+from mucudnn.running.native_call import run_known
 from mucudnn.running.recipe import Recipe, RecipeSource, StepError, forget, note_failure, recipe_of, working_recipe
 from mucudnn.running.workspace import on_huge_pages
 from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
@@ -144,10 +145,15 @@ def computed(
     recipe = None
     while True:
         try:
+            result: Tensor | None = run_known(
+                choices.recipes, operation, x, w, third, stride, padding, dilation, groups
+            )
+            if result is not NotImplemented:
+                return result
             recipe = recipe_of(choices, operation, x, w, third, stride, padding, dilation, groups)
             if recipe is None:
                 return None
-            return _run(recipe, x, w, third)
+            return recipe.bound(x, w, third) if recipe.bound is not None else _run(recipe, x, w, third)
         except MisalignedError:
             return None
         except StepError as error:
@@ -167,20 +173,45 @@ def computed(
             return None
 
 
-def _computed(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *geometry_and_tuning: Any) -> Tensor:
-    """Compute what the operation writes, newly allocated. third: bias or dy."""
-    *geometry, tuning = geometry_and_tuning
-    if tuning < UNTUNED:
-        return as_measured(operation, x, w, third, *geometry, _measured[tuning])
-    choices = _registered.get(tuning)
-    result = None if choices is None else computed(operation, x, w, third, *geometry, choices)
-    if result is not None:
-        return result
+def _computed(
+    operation: Operation,
+    x: Tensor,
+    w: Tensor,
+    third: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    tuning: int,
+) -> Tensor:
+    """Compute what the operation writes, newly allocated. third: bias or dy. tuning: a handle."""
+    choices = _registered.get(tuning) if tuning >= UNTUNED else _measured[tuning]
+    return values(operation, x, w, third, stride, padding, dilation, groups, choices)
+
+
+def values(
+    operation: Operation,
+    x: Tensor,
+    w: Tensor,
+    third: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    choices: Choices | Measured | None,
+) -> Tensor:
+    """Compute what ``computed`` does, and torch's own where that is ``None``. ``Measured`` raises whatever fails."""
+    if isinstance(choices, Measured):
+        return _as_measured(operation, x, w, third, stride, padding, dilation, groups, choices)
+    if choices is not None:
+        result = computed(operation, x, w, third, stride, padding, dilation, groups, choices)
+        if result is not None:
+            return result
     dy, bias = (None, third) if operation is Operation.FORWARD else (third, None)
-    return torch_convolution(operation, x, w, dy, bias, *geometry)
+    return torch_convolution(operation, x, w, dy, bias, stride, padding, dilation, groups)
 
 
-def as_measured(
+def _as_measured(
     operation: Operation,
     x: Tensor,
     w: Tensor,
@@ -192,15 +223,16 @@ def as_measured(
     measured: Measured,
 ) -> Tensor:
     """Compute a call by the recipe that is measured, as ``computed`` does. Raises whatever fails."""
+    result = run_known(measured.recipes, operation, x, w, third, stride, padding, dilation, groups)
+    if isinstance(result, Tensor):
+        return result
     recipe = recipe_of(measured, operation, x, w, third, stride, padding, dilation, groups)
     if recipe is None:
         raise InvalidInputError(f"what is measured does not fit {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}")
-    return _run(recipe, x, w, third)
+    return recipe.bound(x, w, third) if recipe.bound is not None else _run(recipe, x, w, third)
 
 
 def _run(recipe: Recipe, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
-    if recipe.bound is not None:
-        return recipe.bound.run(x, w, third)
     with made_current(x.device):
         return _RUNS[recipe.problem.operation](recipe, x, w, third)
 

@@ -12,7 +12,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-_keys_of = torch._C._dispatch_keys
+_keys_of = torch._C._dispatch_keys  # looked up once, since every call asks
+_is_compiling = torch.compiler.is_compiling
+tracing_state = torch._C._get_tracing_state
+_is_any_autocast_enabled, _are_transforms_active = (
+    torch._C._is_any_autocast_enabled,
+    torch._C._are_functorch_transforms_active,
+)
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+WATCHING = (_is_any_autocast_enabled, _dispatch_modes, _function_modes, _are_transforms_active)  # any of these does
 
 
 def _plain_keys(device_type: str) -> frozenset[int]:
@@ -40,11 +48,11 @@ def is_plain(tensor: Tensor) -> bool:
 def nobody_watches() -> bool:
     """Tell whether calls are executed as they stand: nothing is traced, no mode sees or changes them, no transform."""
     return not (
-        torch.compiler.is_compiling()
-        or torch._C._is_any_autocast_enabled()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state() is not None
+        _is_compiling()
+        or _is_any_autocast_enabled()
+        or _dispatch_modes()
+        or _function_modes()
+        or _are_transforms_active()
+        or tracing_state() is not None
         or forward_ad._current_level >= 0
     )

@@ -18,9 +18,10 @@ from mucudnn.kernels.contract.algorithm import Algorithm, Bindable, BoundStage, 
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.libraries import settings_that_bar
 from mucudnn.kernels.registry import algorithm as algorithm_named
-from mucudnn.running.bound import BoundRecipe
+from mucudnn.running.bound import bound_recipe
 from mucudnn.running.devices import made_current
 from mucudnn.running.fallback import say_once
+from mucudnn.running.native_call import Bound
 from mucudnn.running.workspace import lasting_buffer, workspace_of
 from mucudnn.words.errors import CapturingError, InvalidInputError, LibraryError, MisalignedError, UnavailableError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
@@ -83,7 +84,7 @@ class Recipe:
     scratch: slice
     keeps_workspace: bool = True
     alignment_bytes: int = 1
-    bound: BoundRecipe | None = field(default=None, compare=False, repr=False)
+    bound: Bound | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -202,19 +203,17 @@ class Recipe:
 
 def _bound(
     problem: ConvProblem, batch_size: int, stages: Sequence[Stage], scratch: slice, keeps_workspace: bool
-) -> BoundRecipe | None:
+) -> Bound | None:
     """Bind every stage; ``None`` if one cannot be bound."""
     bound: list[tuple[BoundStage, int]] = []
     for stage in stages:
         workspace = Workspace(stage.prepared.stop - stage.prepared.start, scratch.stop - scratch.start)
         algorithm = stage.algorithm
-        one = (
-            algorithm.bound(problem, batch_size, stage.slices, workspace) if isinstance(algorithm, Bindable) else None
-        )
+        one = algorithm.bound(problem, batch_size, stage.slices, workspace) if isinstance(algorithm, Bindable) else None
         if one is None:
             return None
         bound.append((one, stage.prepared.start))
-    return BoundRecipe.of(problem, batch_size, bound, scratch, keeps_workspace)
+    return bound_recipe(problem, batch_size, bound, scratch, keeps_workspace)
 
 
 def _capable(name: str, problem: ConvProblem, device_type: str) -> Algorithm:
@@ -284,10 +283,10 @@ def recipe_of(
     there is no memory to make it with.
     """
     key = (
-        (operation, *stride, *padding, *dilation, groups),
-        settings_that_bar() if x.is_cuda else torch.get_num_threads(),
-        (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device),
+        *(operation, *stride, *padding, *dilation, groups),
+        *(x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device),
         None if third is None else (third.shape, third.dtype, third.device),
+        settings_that_bar() if x.is_cuda else torch.get_num_threads(),
     )
     try:
         return choices.recipes[key]

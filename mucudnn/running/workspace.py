@@ -135,4 +135,4 @@ def _unlock_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_unlock_in_child)
-_of_this_thread = _OfThisThread()
+_of_this_thread = kept_by_each_thread = _OfThisThread()

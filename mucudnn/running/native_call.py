@@ -1,0 +1,87 @@
+"""The hot path of a call: in C++ (``_call.cpp``) where that was built, else in Python, for more microseconds.
+
+Both give the same results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from mucudnn.kernels.contract.algorithm import BoundStage
+from mucudnn.running import plain
+from mucudnn.running.workspace import kept_by_each_thread
+from mucudnn.words.problem import Operation
+
+_OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)  # in the order of _call.cpp
+
+try:
+    from mucudnn.running import _call
+except ImportError:  # it was not built
+    is_native = False
+else:
+    is_native = True
+    _call.set_up(
+        *(Tensor, torch.nn.Parameter, torch.get_num_threads, torch.empty_strided),
+        *(plain.WATCHING, plain.tracing_state, vars(forward_ad), kept_by_each_thread),
+        *(torch.is_grad_enabled, _OPERATIONS),
+    )
+
+Bound = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def _run_nothing(recipes: dict[tuple[Any, ...], Any], *call: Any) -> Any:
+    return NotImplemented
+
+
+def is_eager_in_python(x: Tensor, w: Tensor, third: Tensor | None) -> bool:
+    """Tell what ``is_eager`` does."""
+    if not plain.nobody_watches():
+        return False
+    return plain.is_plain(x) and plain.is_plain(w) and (third is None or plain.is_plain(third))
+
+
+# Runs a call whose recipe is among these, and bound. Takes recipes, and what ``operators.computed`` takes, without
+# choices. Returns None where torch's own runs it, NotImplemented where neither is known. Raises what torch raises for
+# lack of memory.
+run_known: Callable[..., Any] = _call.run_known if is_native else _run_nothing
+
+# Tells whether nobody watches, and x, w and the bias (or None) or dy are plain (``plain``). Not while torch compiles.
+is_eager: Callable[[Tensor, Tensor, Tensor | None], bool] = _call.is_eager if is_native else is_eager_in_python
+
+
+def native_functions(values_in_python: Callable[..., Tensor]) -> Any:
+    """Return the module with ``values`` and ``gradients``, to which this function is what the first does in all cases.
+
+    ``None`` where it was not built.
+    """
+    if not is_native:
+        return None
+    _call.set_values_in_python(values_in_python)
+    return _call
+
+
+def bound_natively(
+    operation: Operation,
+    stages: Sequence[tuple[BoundStage, int]],
+    scratch: slice,
+    memory_format: torch.memory_format,
+    result: tuple[object, ...],
+    otherwise: Bound,
+) -> Bound:
+    """Bind a recipe to C++, where that can be done; else return ``otherwise``, which does the same in Python.
+
+    result: shape, strides, dtype and device of what the operation writes. Where operands are not dense, or this thread
+    has no workspace yet, ``otherwise`` is called.
+    """
+    if not is_native or any(stage.native is None for stage, _ in stages):
+        return otherwise
+    entries = tuple((*stage.native, prepared) for stage, prepared in stages if stage.native is not None)
+    number = _OPERATIONS.index(operation)
+    names = ("dtype", "device")
+    bound: Bound = _call.Bound(number, entries, scratch.start, scratch.stop, memory_format, result, names, otherwise)
+    return bound

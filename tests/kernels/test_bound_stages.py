@@ -1,0 +1,126 @@
+"""Bound stages: one call of C computes, bit for bit, what ``open``, ``step`` and ``close`` do, and refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.compiled.library import CompiledStage, bound_stage, loaded_build
+from mucudnn.kernels.contract.algorithm import Bindable, Workspace
+from mucudnn.kernels.registry import algorithm
+from mucudnn.testing.guarded_call import Call
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+
+pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
+by_operation = pytest.mark.parametrize("operation", Operation)
+NAMES = ("winograd-2x2", "winograd-6x6", "winograd-2x2-5x5", "implicit-gemm")
+SLICES = {
+    "whole": (slice(0, 5),),
+    "cut": (slice(0, 2), slice(2, 4), slice(4, 5)),
+    "any order": (slice(3, 5), slice(0, 3)),
+}
+
+
+def problem_for(name: str, operation: Operation, memory_format: MemoryFormat, **changes: Any) -> ConvProblem:
+    taps = 5 if "5x5" in name else 3
+    sizes: dict[str, Any] = {"c": 6, "h": 9, "w": 8, "k": 10, "r": taps, "s": taps, "padding": (1, 2)} | changes
+    if name == "implicit-gemm":
+        sizes |= {"stride": (2, 1), "dilation": (1, 2)}
+    return ConvProblem(operation, memory_format=memory_format, **sizes)
+
+
+def largest_workspace(name: str, problem: ConvProblem, slices: tuple[slice, ...]) -> Workspace:
+    every = [algorithm(name).workspace(problem, each.stop - each.start) for each in slices]
+    return Workspace(max(w.prepared_bytes for w in every), max(w.scratch_bytes for w in every))
+
+
+@by_operation
+@pytest.mark.parametrize("slices", SLICES.values(), ids=SLICES)
+@pytest.mark.parametrize("memory_format", MemoryFormat)
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_one_call_is_open_every_step_and_close(
+    name: str, groups: int, memory_format: MemoryFormat, slices: tuple[slice, ...], operation: Operation
+) -> None:
+    problem = problem_for(name, operation, memory_format, groups=groups)
+    chosen = algorithm(name)
+    workspace = largest_workspace(name, problem, slices)
+    bias = torch.randn(problem.k) if operation is Operation.FORWARD else None
+    results = []
+    for is_bound in (False, True):
+        torch.manual_seed(0)
+        call = Call(problem, 5)
+        prepared, scratch = (call.memory.buffer(n) for n in (workspace.prepared_bytes, workspace.scratch_bytes))
+        written: Tensor = {Operation.FORWARD: call.y, Operation.BACKWARD_DATA: call.x}.get(operation, call.w)
+        written.zero_()
+        if is_bound:
+            assert isinstance(chosen, Bindable)
+            stage = chosen.bound(problem, 5, slices, workspace)
+            assert stage is not None
+            addresses = [t.data_ptr() for t in (call.x, call.w, call.y)]
+            buffers = prepared.data_ptr(), scratch.data_ptr()
+            stage(*addresses, None if bias is None else bias.data_ptr(), *buffers)
+        else:
+            chosen.open(problem, call.w, prepared)
+            for each in slices:
+                chosen.step(problem, call.x[each], call.w, call.y[each], bias, prepared, scratch)
+            chosen.close(problem, call.w, prepared)
+        assert call.memory.trespass() is None
+        results.append(written.clone())
+    assert torch.equal(*results)
+
+
+def run(stage: CompiledStage, problem: ConvProblem, n: int) -> list[Tensor]:
+    """Call it on tensors full of ones, and buffers that are large enough. Returns all of them."""
+    shapes = problem.x_shape(n), problem.w_shape(), problem.y_shape(n)
+    tensors = [torch.ones(shape) for shape in shapes] + [torch.ones(2**16) for _ in range(2)]
+    x, w, y, prepared, scratch = (t.data_ptr() for t in tensors)
+    stage(x, w, y, None, prepared, scratch)
+    return tensors
+
+
+@by_operation
+@pytest.mark.parametrize("name", ["winograd-4x4", "implicit-gemm"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"slices": (slice(0, 3),)}, "the number of samples of a slice is 3; allowed is 1 to 2"),
+        ({"slices": (slice(1, 1),)}, "the number of samples of a slice is 0"),
+        ({"slices": (slice(2, 3),)}, "the first sample of a slice is 2; allowed is 0 to 1"),
+        ({"slices": (slice(-1, 1),)}, "the first sample of a slice is -1"),
+        ({"prepared": -4}, "prepared holds"),
+        ({"scratch": -4}, "scratch holds"),
+    ],
+    ids=str,
+)
+def test_what_does_not_belong_together_is_refused(
+    name: str, operation: Operation, changes: dict[str, Any], message: str
+) -> None:
+    problem = ConvProblem(operation, 4, 8, 8, 4, 3, 3, padding=(1, 1))
+    declared = algorithm(name).workspace(problem, 2)
+    workspace = Workspace(
+        declared.prepared_bytes + changes.get("prepared", 0), declared.scratch_bytes + changes.get("scratch", 0)
+    )
+    entry, tile = ("winograd", 4) if name == "winograd-4x4" else ("implicit_gemm", 0)
+    stage = bound_stage(entry, problem, 2, changes.get("slices", (slice(0, 2),)), workspace, tile)
+    with pytest.raises(InvalidInputError, match=message):
+        run(stage, problem, 2)
+
+
+def test_a_tile_that_is_not_compiled_is_refused() -> None:
+    problem = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3, padding=(1, 1))
+    for tile, message in ((3, r"F\(3, 3\) is not among the compiled ones"), (0, "outputs of a tile is 0")):
+        with pytest.raises(InvalidInputError, match=message):
+            run(bound_stage("winograd", problem, 2, (slice(0, 2),), Workspace(2**18, 2**18), tile), problem, 2)
+
+
+def test_what_runs_on_torchs_operators_cannot_be_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3, dtype="float64")
+    winograd = algorithm("winograd-4x4")
+    assert isinstance(winograd, Bindable)
+    assert winograd.bound(problem, 2, (slice(0, 2),), winograd.workspace(problem, 2)) is None
+    assert not isinstance(algorithm("gemm"), Bindable)
