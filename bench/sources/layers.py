@@ -18,7 +18,7 @@ from torch import nn
 
 from mucudnn.bench.sources.networks import INPUT_SHAPE, NETWORKS, build
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.tracing.convolutions import convolutions_of, trace
+from mucudnn.tracing.convolutions import convolutions_of, problem_operation, trace
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, dtype_name
 from mucudnn.words.values import flag, instance, member, settle, several, shown, text, whole
@@ -44,7 +44,8 @@ class Layer:
 
     names: of the module, or of all that are equal; one text is one name. batch_size: samples in a call.
     input_needs_gradient: False where the input is the network's own, whose gradient nobody asks for. Such a layer has
-    no BACKWARD_DATA.
+    no BACKWARD_DATA. transposed: whether its module is an ``nn.ConvTranspose2d``, so that x of the problem is what the
+    module returns: the module's forward is BACKWARD_DATA, its dx FORWARD.
 
     Raises ``InvalidInputError`` for other values, and for batches of more than ``MOST_SAMPLES``.
     """
@@ -54,6 +55,7 @@ class Layer:
     batch_size: int
     count: int = 1
     input_needs_gradient: bool = True
+    transposed: bool = False
 
     def __post_init__(self) -> None:
         settle(
@@ -63,6 +65,7 @@ class Layer:
             batch_size=whole(self.batch_size, "batch_size", 1, MOST_SAMPLES),
             count=whole(self.count, "count", 1),
             input_needs_gradient=flag(self.input_needs_gradient, "input_needs_gradient"),
+            transposed=flag(self.transposed, "transposed"),
         )
 
     @property
@@ -79,10 +82,10 @@ class LayerTable:
     layers: tuple[Layer, ...]
 
     def problems(self, operations: Iterable[Operation]) -> list[tuple[Layer, ConvProblem]]:
-        """Each layer with each operation that it has."""
+        """Each layer with each operation that it has; the operations are those of the layers, y being forward."""
         wanted = [member(Operation, operation, "operation") for operation in operations]
         return [
-            (layer, layer.problem.with_operation(operation))
+            (layer, layer.problem.with_operation(problem_operation(operation, transposed=layer.transposed)))
             for layer in self.layers
             for operation in wanted
             if operation is not Operation.BACKWARD_DATA or layer.input_needs_gradient
@@ -234,7 +237,11 @@ def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch
         calls = trace(model, torch.zeros(1, *input_shape))
     return [
         Layer(
-            (call.name,), call.problem, call.batch_size * (batch or 1), input_needs_gradient=call.input_needs_gradient
+            (call.name,),
+            call.problem.with_operation(Operation.FORWARD),
+            call.batch_size * (batch or 1),
+            input_needs_gradient=call.input_needs_gradient,
+            transposed=call.is_transposed,
         )
         for call in calls
     ]
@@ -310,9 +317,9 @@ def _merged(layers: Iterable[Layer]) -> tuple[Layer, ...]:
 
     The first layer of a network is not merged with a later one, which has one operation more.
     """
-    merged: dict[tuple[ConvProblem, int, bool], Layer] = {}
+    merged: dict[tuple[ConvProblem, int, bool, bool], Layer] = {}
     for layer in layers:
-        key = (layer.problem, layer.batch_size, layer.input_needs_gradient)
+        key = (layer.problem, layer.batch_size, layer.input_needs_gradient, layer.transposed)
         same = merged.get(key)
         merged[key] = layer if same is None else _together(same, layer)
     return tuple(merged.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from mucudnn.running.conv2d import Conv2d
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.filter_cache import FilterCache
 from mucudnn.running.in_place import InPlaceTimes
+from mucudnn.running.tuned_module import TunedModule
 from mucudnn.tracing.own_step import OwnStep
 from mucudnn.tuning.choose import baseline_of
 from mucudnn.tuning.confirm import StepTimes, TunedModules, confirm
@@ -28,7 +29,7 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.progress import Progress
 
 Step = Callable[[nn.Module], object]  # runs one step of the model that it is given
-PutIn = Callable[[Conv2d, Sequence[TunedProblem]], None]  # has a module run what was chosen
+PutIn = Callable[[TunedModule, Sequence[TunedProblem]], None]  # has a module run what was chosen
 
 
 def confirm_model(
@@ -48,7 +49,9 @@ def confirm_model(
     or, after a warning, where a step failed: then all runs as it did before. Parameters are kept where a step may
     change them. Nothing else is: call it where buffers, gradients, mode and random state are kept.
     """
-    modules = {name: module for name, module in model.named_modules() if isinstance(module, Conv2d) and module.tuned}
+    modules = {
+        name: module for name, module in model.named_modules() if isinstance(module, TunedModule) and module.tuned
+    }
     if not _is_wanted(config, model, modules.values(), step):
         return None
     before = {name: tuned_of(module) for name, module in modules.items()}
@@ -71,12 +74,12 @@ def confirm_model(
     return found
 
 
-def _is_wanted(config: Config, model: nn.Module, modules: Iterable[Conv2d], step: Step | None) -> bool:
+def _is_wanted(config: Config, model: nn.Module, modules: Iterable[TunedModule], step: Step | None) -> bool:
     """Whether there is anything of ours to be confirmed, and it was asked for or can be done without asking.
 
     Steps of processes that work together must be equal in number, and hooks of gradients may train the model.
     """
-    if config.confirm is False or all(m.choices is None and m.filter_cache is None for m in modules):
+    if config.confirm is False or all(m.choices is None and _cache_of(m) is None for m in modules):
         return False
     if config.confirm or step is not None:
         return True
@@ -109,7 +112,7 @@ class _ModelSteps:
     def __init__(
         self,
         model: nn.Module,
-        modules: Mapping[str, Conv2d],
+        modules: Mapping[str, TunedModule],
         step: Step,
         config: Config,
         put_in: PutIn,
@@ -131,7 +134,7 @@ class _ModelSteps:
         return StepTimes(time_s, self.times.take())
 
     def is_ours(self, module: str, tuned: TunedProblem) -> bool:
-        cache = self.modules[module].filter_cache
+        cache = _cache_of(self.modules[module])
         has_cached_filter = cache is not None and any(each.problem == tuned.problem for each in cache.filters)
         return has_cached_filter or not tuned.configuration.is_baseline
 
@@ -144,22 +147,30 @@ class _ModelSteps:
     def put_in(self, tuned: TunedModules, put_back: Sequence[PutBack]) -> None:
         for name, module in self.modules.items():
             self._put_in(module, tuned[name])
-            if module.filter_cache is not None:
+            if isinstance(module, Conv2d) and module.filter_cache is not None:
                 torchs = {one.problem for one in put_back if one.module == name}
                 module.filter_cache = _without(module.filter_cache, torchs)
 
 
 @contextmanager
-def _torchs_own(modules: Iterable[Conv2d]) -> Iterator[None]:
+def _torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
     """Have the modules run torch's own convolution inside."""
-    before = [(module, module.choices, module.filter_cache) for module in modules]
+    before = [(module, module.choices, _cache_of(module)) for module in modules]
     try:
-        for module, _, _ in before:
-            module.choices = module.filter_cache = None
+        for module, _, cache in before:
+            module.choices = None
+            if cache is not None:
+                cast(Conv2d, module).filter_cache = None
         yield
     finally:
-        for module, choices, filter_cache in before:
-            module.choices, module.filter_cache = choices, filter_cache
+        for module, choices, cache in before:
+            module.choices = choices
+            if cache is not None:
+                cast(Conv2d, module).filter_cache = cache
+
+
+def _cache_of(module: TunedModule) -> FilterCache | None:
+    return module.filter_cache if isinstance(module, Conv2d) else None
 
 
 def _without(cache: FilterCache, problems: set[ConvProblem]) -> FilterCache | None:

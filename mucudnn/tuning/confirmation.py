@@ -114,8 +114,8 @@ class Confirmation:
 
     @property
     def share(self) -> float:
-        """Part of torch's step that its convolutions take, from 0 to 1."""
-        return min(1.0, self.convolutions.torch_s / self.step.torch_s)
+        """Part of torch's step that its convolutions take, from 0 to 1; in the steps in which they were timed."""
+        return min(1.0, self.convolutions.torch_s / self.recorded.torch_s)
 
     @property
     def most_speedup(self) -> float:
@@ -124,9 +124,12 @@ class Confirmation:
 
     @property
     def rest(self) -> float:
-        """Seconds of all that is not a convolution, ours over torch's."""
-        torch_s = self.step.torch_s - self.convolutions.torch_s
-        return (self.step.time_s - self.convolutions.time_s) / torch_s if torch_s > 0 else inf
+        """Seconds of all that is not a convolution, ours over torch's; in the steps in which these were timed.
+
+        Noting the calls is in it, which takes longest for torch's.
+        """
+        torch_s = self.recorded.torch_s - self.convolutions.torch_s
+        return (self.recorded.time_s - self.convolutions.time_s) / torch_s if torch_s > 0 else inf
 
     def __str__(self) -> str:
         step = self.step

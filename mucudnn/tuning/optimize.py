@@ -9,17 +9,21 @@ from itertools import chain
 from typing import Any, cast
 
 import torch
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
-from mucudnn.running.conv2d import Conv2d
+from mucudnn.running.conv3d import Conv3d, DividedOperation
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.operators import Choices
+from mucudnn.running.tuned_classes import make_tunable, why_left_alone
+from mucudnn.running.tuned_module import TunedModule
 from mucudnn.tracing.convolutions import Call, trace
 from mucudnn.tracing.headroom import Limits, find_headroom
 from mucudnn.tracing.undisturbed import undisturbed
 from mucudnn.tuning.cached_filters import cache_filters
 from mucudnn.tuning.confirm_model import Step, confirm_model
+from mucudnn.tuning.divide_3d import divide_3d
 from mucudnn.tuning.result import TunedProblem, configurations_of
 from mucudnn.tuning.tuner import machine_and_database, require_callable, tune_tasks
 from mucudnn.words.config import Config, config_or_default
@@ -43,10 +47,12 @@ def optimize(
     progress: Progress | None = None,
     step: Step | None = None,
 ) -> torch.nn.Module:
-    """Tune the convolutions that ``model(sample_input)`` runs, and make them ``mucudnn.Conv2d``; returns the model.
+    """Tune the convolutions that ``model(sample_input)`` runs, and make them mucudnn's; returns the model.
 
-    The modules themselves are turned: parameters, hooks, names, mode and device stay as they are, and a module that
-    occurs twice is one still. Subclasses of ``torch.nn.Conv2d``, parametrized ones included, are left alone. The
+    Each ``torch.nn.Conv2d`` becomes a ``mucudnn.Conv2d``, and so with ``Conv1d``, ``ConvTranspose2d`` and ``Conv3d``,
+    which runs torch's own in micro-batches where that keeps it within a workspace limit in bytes. The modules
+    themselves are turned: parameters, hooks, names, mode and device stay as they are, and a module that occurs twice is
+    one still. One of a subclass stays an instance of it; those with a ``forward`` of their own are left alone. The
     forward pass that finds the shapes leaves no trace in mode, buffers, gradients and random state.
     ``progress`` is called with what is being measured and the fraction that is done, as in ``tune``.
     ``report(model)`` tells what was chosen.
@@ -78,10 +84,12 @@ def optimize(
         sample_input = tree_map(_recordable, sample_input)
         limits = find_headroom(model, sample_input).limits if config.has_headroom_limit else None
         wanted = _wanted(model, trace(model, sample_input), config, limits)
+        divided = divide_3d(model, sample_input, config, device.type)
         tasks = _tasks(wanted, in_headroom=limits is not None)
         with machine_and_database(config, device.type) as (machine, database):
             tuning = tune_tasks(list(tasks.values()), config, progress=progress, machine=machine, database=database)
             _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
+            _swap_3d(model, divided)
             cache_filters(model, config, machine=machine, database=database)
         put_in = partial(_put_in, config=config)
         confirm_model(
@@ -112,18 +120,21 @@ def _recordable(value: Any) -> Any:
 def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limits: Limits | None) -> _Wanted:
     """Return one problem for each operation that is tuned; dx of the model's own input is not: nobody asks for it.
 
+    The config's operations are those of the modules: y of a transposed one is forward, its problem is backward data.
     limits: the headroom; what does not run in a training step has none. None: the config's limit, for all alike.
     """
     modules = dict(model.named_modules())
     wanted: _Wanted = {}
     for call in sorted(calls, key=lambda call: -call.batch_size):
-        if type(modules[call.name]) not in (torch.nn.Conv2d, Conv2d):
+        if why_left_alone(modules[call.name]) is not None:
             continue
         for operation in config.operations:
             if operation is not Operation.BACKWARD_DATA or call.input_needs_gradient:
-                limit = config.workspace_limit_bytes if limits is None else limits.get((call.name, operation), 0)
-                key = (call.problem.with_operation(operation), call.batch_size, limit)
-                wanted.setdefault(call.name, {})[key] = None
+                problem = call.problem_of(operation)
+                limit = (
+                    config.workspace_limit_bytes if limits is None else limits.get((call.name, problem.operation), 0)
+                )
+                wanted.setdefault(call.name, {})[problem, call.batch_size, limit] = None
     return wanted
 
 
@@ -147,15 +158,22 @@ def _swap(model: torch.nn.Module, wanted: _Wanted, tuned: Mapping[_Key, TunedPro
     modules = dict(model.named_modules())
     for name, keys in wanted.items():
         its_own = tuple(tuned[key] for key in keys)
-        modules[name].__class__ = Conv2d
-        swapped = cast(Conv2d, modules[name])
+        make_tunable(modules[name])
+        swapped = cast(TunedModule, modules[name])
         swapped.confirmation = None
         _put_in(swapped, its_own, config)
 
 
-def _put_in(module: Conv2d, its_own: Sequence[TunedProblem], config: Config) -> None:
+def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config) -> None:
     module.tuned = tuple(its_own)
-    module.choices = _choices(its_own, config, module.weight.device.type)
+    module.choices = _choices(its_own, config, cast(_ConvNd, module).weight.device.type)
+
+
+def _swap_3d(model: torch.nn.Module, divided: Mapping[str, tuple[DividedOperation, ...]]) -> None:
+    modules = dict(model.named_modules())
+    for name, its_own in divided.items():
+        make_tunable(modules[name])
+        cast(Conv3d, modules[name]).divided = its_own
 
 
 def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str) -> Choices | None:

@@ -23,7 +23,7 @@ from mucudnn.words.values import restore
 if TYPE_CHECKING:
     import pandas
 
-    from mucudnn.running.conv2d import Conv2d
+    from mucudnn.running.tuned_module import TunedModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class TunedProblem:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The result of ``tune``: printable, and what ``mucudnn.Conv2d`` runs.
+    """The result of ``tune``: printable, and what modules such as ``mucudnn.Conv2d`` run.
 
     ``divided``: how the workspace budget was divided, None where every problem has a limit of its own.
     """
@@ -207,7 +207,7 @@ def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
     return f"time limit: {'; '.join(parts)}" if parts else ""
 
 
-def tuned_of(module: Conv2d) -> tuple[TunedProblem, ...]:
+def tuned_of(module: TunedModule) -> tuple[TunedProblem, ...]:
     """Return what was chosen for a module, which knows no more of it than it runs."""
     return cast("tuple[TunedProblem, ...]", module.tuned)
 

@@ -41,7 +41,8 @@ class Config:
     none; None: no bound. Only on the CPU: every call looks at all bytes of a filter to see whether it has changed, and
     would have to wait for a GPU.
     policy: micro-batch sizes to measure: ``undivided``, ``power-of-two`` (with the batch itself) or ``all``.
-    operations: which operations to tune, one or several; the others run as in torch. None: all three.
+    operations: which operations to tune, one or several; the others run as in torch. None: all three. In models they
+    are those of the layers: forward is y, of a transposed convolution too, which computes it as backward data.
     algorithms: names to choose from, one or several; None: all that the machine has. Torch's own is always a candidate.
     max_relative_error: bar algorithms whose relative L2 error against float64 is above; None: a default by dtype.
     deterministic: only algorithms that give the same bits on every run. On a GPU torch's own convolution is measured as
