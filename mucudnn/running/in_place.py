@@ -143,6 +143,7 @@ class InPlaceTimes:
     ) -> Place:
         """Find the place by plain numbers, in a microsecond or two: that is most of what noting a call takes."""
         memory = w.data_ptr()
+        key: tuple[Any, ...]
         key = (operations, memory, x.shape, x.stride(), x.dtype, tuple(stride), tuple(padding), tuple(dilation), groups)
         module = self._modules.get(memory)
         if module is None:  # there may be another filter next time
