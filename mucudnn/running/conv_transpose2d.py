@@ -16,7 +16,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from mucudnn.running import operators
 from mucudnn.running.autocast import autocast_computes
-from mucudnn.running.native_call import is_eager
+from mucudnn.running.hot_path import is_eager
 from mucudnn.running.tuned_module import TunedModule, are_pairs, operator_takes
 from mucudnn.words.problem import Operation
 

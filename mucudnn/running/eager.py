@@ -7,8 +7,7 @@ wanted. All else goes through the registered operators, which torch's subsystems
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -60,18 +59,6 @@ _compiled = compiled_functions(operators.values)
 
 def _values_of_rest(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
     return operators.values(operation, x, w, third, *rest)
-
-
-@contextmanager
-def in_python() -> Iterator[None]:
-    """Have every call pass through ``operators.computed``, by that name: somebody notes calls there."""
-    global _native, _values
-    native, values = _native, _values
-    _native, _values = None, _values_of_rest
-    try:
-        yield
-    finally:
-        _native, _values = native, values
 
 
 # Computes without autograd. Takes operation, x, w, third, and the rest of ``convolve_plain``.

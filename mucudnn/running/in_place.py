@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ from mucudnn.words.problem import ITEM_BYTES, ConvProblem, Operation
 
 _Result = TypeVar("_Result")
 _DTYPES = frozenset(getattr(torch, name) for name in ITEM_BYTES)
+_ALONE = {operation: (operation,) for operation in Operation}
+_FORWARD, _DATA, _FILTER = _ALONE.values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,44 +53,6 @@ class Spent:
 
     calls: int
     time_s: float
-
-
-class _Operands(NamedTuple):
-    """Tensors that tell the problem of a call. x: (N, C, ...), what a transposed convolution writes.
-
-    w: (K, C // groups, ...).
-    """
-
-    x: Tensor
-    w: Tensor
-    stride: Sequence[int]
-    padding: Sequence[int]
-    dilation: Sequence[int]
-    groups: int
-
-    def key(self) -> tuple[Any, ...]:
-        """What decides the place, in plain numbers."""
-        x, w, stride, padding, dilation, groups = self
-        layout = x.shape, x.stride(), x.dtype, w.data_ptr(), w.shape, w.stride()
-        return (*layout, tuple(stride), tuple(padding), tuple(dilation), groups)
-
-    def problem(self) -> ConvProblem | None:
-        x, w, stride, padding, dilation, groups = self
-        if x.dim() == w.dim() == 3:  # images of one row
-            x, w = x.unsqueeze(2), w.unsqueeze(2)
-            stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
-        if x.dim() != 4 or x.dtype not in _DTYPES:
-            return None
-        try:
-            geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
-            return problem_of(Operation.FORWARD, x, w, geometry)
-        except InvalidInputError:
-            return None
-
-
-def _pair(sizes: Sequence[int]) -> tuple[int, int]:
-    height, width = sizes
-    return height, width
 
 
 class InPlaceTimes:
@@ -134,11 +98,14 @@ class InPlaceTimes:
         compute: Callable[..., _Result],
         arguments: Sequence[Any],
         operations: tuple[Operation, ...],
-        operands_of: Callable[[Any], _Operands],
+        x: Tensor | None,
+        w: Tensor,
+        *geometry: Any,
     ) -> _Result:
         """Compute, and note how long it took, but not of what runs inside of a call that is noted.
 
-        operands_of: takes what was computed. ``None`` was: torch's own computes it next, and is noted then.
+        ``None`` was computed: torch's own computes it next, and is noted then. x, w, geometry: what tells the problem;
+        x: ``None``: what is computed.
         """
         thread = self._thread
         if thread.inside:
@@ -151,7 +118,7 @@ class InPlaceTimes:
         finally:
             thread.inside = False
         if result is not None:
-            thread.last = self._place(operations, operands_of(result))
+            thread.last = self._place(operations, result if x is None else x, w, *geometry)
             self._calls.append((thread.last, 1, begun, ended))
         return result
 
@@ -164,14 +131,49 @@ class InPlaceTimes:
             self._calls.append((self._thread.last, 0, begun, ended))
         return result
 
-    def _place(self, operations: tuple[Operation, ...], operands: _Operands) -> Place:
-        key = (operations, operands.key())
+    def _place(
+        self,
+        operations: tuple[Operation, ...],
+        x: Any,
+        w: Tensor,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+    ) -> Place:
+        """Find the place by plain numbers, in a microsecond or two: that is most of what noting a call takes."""
+        memory = w.data_ptr()
+        key: tuple[Any, ...]
+        key = (operations, memory, x.shape, x.stride(), x.dtype, tuple(stride), tuple(padding), tuple(dilation), groups)
+        module = self._modules.get(memory)
+        if module is None:  # there may be another filter next time
+            key = (*key, w.shape, w.stride())
         place = self._places.get(key)
         if place is None:
-            module, x = self._modules.get(operands.w.data_ptr()), operands.x
-            place = Place(module, operands.problem(), len(x) if x.dim() else 0, operations)
-            self._places[key] = place
+            problem = _forward_problem(x, w, stride, padding, dilation, groups)
+            place = self._places[key] = Place(module, problem, len(x) if x.dim() else 0, operations)
         return place
+
+
+def _forward_problem(
+    x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> ConvProblem | None:
+    """Describe a convolution of x, (N, C, ...), with w, (K, C // groups, ...); ``None`` where no problem does."""
+    if x.dim() == w.dim() == 3:  # images of one row
+        x, w = x.unsqueeze(2), w.unsqueeze(2)
+        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+    if x.dim() != 4 or x.dtype not in _DTYPES:
+        return None
+    try:
+        geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
+        return problem_of(Operation.FORWARD, x, w, geometry)
+    except InvalidInputError:
+        return None
+
+
+def _pair(sizes: Sequence[int]) -> tuple[int, int]:
+    height, width = sizes
+    return height, width
 
 
 def _filters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -204,21 +206,16 @@ def _torchs(times: InPlaceTimes) -> Wrapper:
         x, w, _, stride, padding, dilation, transposed, _, groups = arguments
         if x.device.type != device_type:
             return following(*arguments)
-        operation = Operation.BACKWARD_DATA if transposed else Operation.FORWARD
-
-        def operands_of(y: Tensor) -> _Operands:
-            return _Operands(y if transposed else x, w, stride, padding, dilation, groups)
-
-        return times.record(own, arguments, (operation,), operands_of)
+        operations = _DATA if transposed else _FORWARD
+        return times.record(own, arguments, operations, None if transposed else x, w, stride, padding, dilation, groups)
 
     def backward(following: Kernel, *arguments: Any) -> Any:
         dy, x, w, _, stride, padding, dilation, transposed, _, groups, (of_x, of_w, _) = arguments
         if x.device.type != device_type:
             return following(*arguments)
-        of_data = Operation.FORWARD if transposed else Operation.BACKWARD_DATA
-        operations = (of_data,) * of_x + (Operation.BACKWARD_FILTER,) * of_w
-        operands = _Operands(dy if transposed else x, w, stride, padding, dilation, groups)
-        return times.record(own_backward, arguments, operations, lambda _: operands)
+        operations = (_FORWARD if transposed else _DATA) * of_x + _FILTER * of_w
+        x = dy if transposed else x
+        return times.record(own_backward, arguments, operations, x, w, stride, padding, dilation, groups)
 
     return Wrapper(forward, backward)
 
@@ -227,17 +224,16 @@ def _torchs(times: InPlaceTimes) -> Wrapper:
 def _ours(times: InPlaceTimes) -> Iterator[None]:
     """Put functions that record in the place of those that compute what is ours, with a cached filter or without."""
     computed, bias_gradient, convolve = operators.computed, operators.bias_gradient, FilterCache.convolve
+    values, native = eager._values, eager._native
+
+    def recorded_values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: Any) -> Tensor:
+        return times.record(values, (operation, x, w, third, rest), _ALONE[operation], x, w, *rest[:-1])
 
     def recorded(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor | None:
-        operands = _Operands(x, w, *rest[:-1])
-        arguments = (operation, x, w, third, *rest)
-        return times.record(computed, arguments, (operation,), lambda _: operands)
+        return times.record(computed, (operation, x, w, third, *rest), _ALONE[operation], x, w, *rest[:-1])
 
-    def recorded_convolve(
-        cache: FilterCache, x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any
-    ) -> Tensor | None:
-        operands = _Operands(x, w, *geometry)
-        return times.record(convolve, (cache, x, w, bias, *geometry), (Operation.FORWARD,), lambda _: operands)
+    def recorded_convolve(cache: FilterCache, x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
+        return times.record(convolve, (cache, x, w, bias, *geometry), _FORWARD, x, w, *geometry)
 
     def recorded_bias_gradient(dy: Tensor) -> Tensor:
         return times.record_more(bias_gradient, dy)
@@ -245,9 +241,10 @@ def _ours(times: InPlaceTimes) -> Iterator[None]:
     try:
         operators.computed = recorded  # type: ignore[assignment]
         operators.bias_gradient = recorded_bias_gradient
+        eager._values, eager._native = recorded_values, None  # so that gradients are computed one by one
         FilterCache.convolve = recorded_convolve  # type: ignore[assignment, method-assign]
-        with eager.in_python():
-            yield
+        yield
     finally:
         operators.computed, operators.bias_gradient = computed, bias_gradient
+        eager._values, eager._native = values, native
         FilterCache.convolve = convolve  # type: ignore[method-assign]

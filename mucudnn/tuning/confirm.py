@@ -14,12 +14,12 @@ from typing import Protocol
 from mucudnn.running.in_place import Place, Spent
 from mucudnn.tuning.choose import baseline_of
 from mucudnn.tuning.confirmation import Confirmation, InPlace, InTurns, PutBack
-from mucudnn.tuning.result import TunedProblem
+from mucudnn.tuning.result import TunedProblem, relative_error_of
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
-RECORD_S = 2e-5  # seconds that noting a call takes, at most
+RECORD_S = 6e-5  # seconds that meeting and noting a call takes, at most: torch's take the longest
 NEGLIGIBLE = 0.01  # part of a step that recording may take where its steps count as the user's
 
 TunedModules = Mapping[str, tuple[TunedProblem, ...]]  # module name -> what was tuned for it
@@ -88,7 +88,8 @@ def confirm(
         return None
     recorded = _Rounds.run(steps, effort, recorded=True)
     tuned = _with_in_place(recorded, tuned)
-    put_back = _losers(recorded, tuned, steps)
+    lost = _losers(recorded, tuned, steps)
+    put_back = [one for one in lost if one.is_allowed]
     tuned = _without(tuned, put_back)
     steps.put_in(tuned, put_back)
     if put_back:
@@ -99,7 +100,13 @@ def confirm(
         withdrawn = _all_of_ours(tuned, steps, f"the step was slower with what was chosen, {step.in_words}")
         steps.put_in(_without(tuned, withdrawn), withdrawn)
     return Confirmation(
-        step, recorded.steps, recorded.convolutions, over_tuned, tuple(put_back), is_withdrawn=step.is_slower
+        step,
+        recorded.steps,
+        recorded.convolutions,
+        over_tuned,
+        put_back=tuple(put_back),
+        is_withdrawn=step.is_slower,
+        kept=tuple(one for one in lost if not one.is_allowed),
     )
 
 
@@ -206,17 +213,17 @@ def _with_in_place(rounds: _Rounds, tuned: TunedModules) -> TunedModules:
 
 
 def _losers(rounds: _Rounds, tuned: TunedModules, steps: Steps) -> list[PutBack]:
-    """Return what is slower than torch's own in place, in every module in which it runs."""
+    """Return what is slower than torch's own in place, in every module in which it runs, allowed or not."""
     why: dict[_Key, str] = {}
     for part in _parts(rounds, tuned):
         in_place = part.in_place(rounds)
         if in_place is not None and in_place.call.is_slower:
             why |= {_key(one): f"slower in the step, {in_place.call.in_words}" for one in part.losers(rounds)}
     return [
-        PutBack(name, one.problem, one.batch_size, why[_key(one)])
+        PutBack(name, one.problem, one.batch_size, why[_key(one)], steps.may_run_torchs_own(one))
         for name, every in tuned.items()
         for one in every
-        if _key(one) in why and steps.is_ours(name, one) and steps.may_run_torchs_own(one)
+        if _key(one) in why and steps.is_ours(name, one)
     ]
 
 
@@ -286,7 +293,8 @@ def _torchs_own(tuned: TunedProblem, why: str) -> TunedProblem:
     time_s = tuned.time_s if tuned.baseline_s is None else tuned.baseline_s
     own = baseline_of(tuned.measurements, n) or Configuration((MicroConfig(TORCHS_OWN, n),), time_s, 0)
     reason = f"torch's own: {why}; tuning chose {tuned.configuration}"
-    return replace(tuned, configuration=own, time_s=time_s, relative_error=None, reason=reason)
+    error = relative_error_of(own, tuned.measurements)
+    return replace(tuned, configuration=own, time_s=time_s, relative_error=error, reason=reason)
 
 
 def _over_tuned(rounds: _Rounds, tuned: TunedModules) -> float | None:

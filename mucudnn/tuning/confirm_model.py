@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -78,7 +78,7 @@ def _is_wanted(config: Config, model: nn.Module, modules: Iterable[TunedModule],
 
     Steps of processes that work together must be equal in number, and hooks of gradients may train the model.
     """
-    if config.confirm is False or all(m.choices is None and m.filter_cache is None for m in modules):
+    if config.confirm is False or all(m.choices is None and _cache_of(m) is None for m in modules):
         return False
     if config.confirm or step is not None:
         return True
@@ -133,7 +133,7 @@ class _ModelSteps:
         return StepTimes(time_s, self.times.take())
 
     def is_ours(self, module: str, tuned: TunedProblem) -> bool:
-        cache = self.modules[module].filter_cache
+        cache = _cache_of(self.modules[module])
         has_cached_filter = cache is not None and any(each.problem == tuned.problem for each in cache.filters)
         return has_cached_filter or not tuned.configuration.is_baseline
 
@@ -146,7 +146,7 @@ class _ModelSteps:
     def put_in(self, tuned: TunedModules, put_back: Sequence[PutBack]) -> None:
         for name, module in self.modules.items():
             self._put_in(module, tuned[name])
-            if module.filter_cache is not None:
+            if isinstance(module, Conv2d) and module.filter_cache is not None:
                 torchs = {one.problem for one in put_back if one.module == name}
                 module.filter_cache = _without(module.filter_cache, torchs)
 
@@ -154,14 +154,22 @@ class _ModelSteps:
 @contextmanager
 def _torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
     """Have the modules run torch's own convolution inside."""
-    before = [(module, module.choices, module.filter_cache) for module in modules]
+    before = [(module, module.choices, _cache_of(module)) for module in modules]
     try:
-        for module, _, _ in before:
-            module.choices = module.filter_cache = None
+        for module, _, cache in before:
+            module.choices = None
+            if cache is not None:
+                cast(Conv2d, module).filter_cache = None
         yield
     finally:
-        for module, choices, filter_cache in before:
-            module.choices, module.filter_cache = choices, filter_cache
+        for module, choices, cache in before:
+            module.choices = choices
+            if cache is not None:
+                cast(Conv2d, module).filter_cache = cache
+
+
+def _cache_of(module: TunedModule) -> FilterCache | None:
+    return module.filter_cache if isinstance(module, Conv2d) else None
 
 
 def _without(cache: FilterCache, problems: set[ConvProblem]) -> FilterCache | None:

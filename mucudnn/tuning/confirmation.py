@@ -75,12 +75,16 @@ class InPlace:
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """A problem of a module that torch's own computes again, and why."""
+    """A problem of a module that torch's own computes again, and why.
+
+    is_allowed: if not, ours runs all the same, since torch's own needs more workspace than the limit.
+    """
 
     module: str
     problem: ConvProblem
     batch_size: int
     why: str
+    is_allowed: bool = True
 
     def __str__(self) -> str:
         return f"{self.module or 'the model itself'}: {self.problem}, batch {self.batch_size}: {self.why}"
@@ -94,6 +98,7 @@ class Confirmation:
     convolutions: all of them in such a step, in sum. over_tuned: seconds of a call in place over what tuning said, the
     median over the tuned convolutions; ``None`` where none could be told. put_back: where torch's own runs again since
     ours was slower in place. is_withdrawn: torch's own runs everywhere, since the step was slower all the same.
+    kept: where ours is slower in place and stays, since torch's own needs more workspace than the limit.
     """
 
     step: InTurns
@@ -102,13 +107,14 @@ class Confirmation:
     over_tuned: float | None = None
     put_back: tuple[PutBack, ...] = ()
     is_withdrawn: bool = False
+    kept: tuple[PutBack, ...] = ()
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
 
     @property
     def share(self) -> float:
-        """Part of torch's step that its convolutions take, from 0 to 1."""
+        """Part of torch's step that its convolutions take, from 0 to 1; in the steps in which they were timed."""
         return min(1.0, self.convolutions.torch_s / self.recorded.torch_s)
 
     @property
@@ -118,7 +124,10 @@ class Confirmation:
 
     @property
     def rest(self) -> float:
-        """Seconds of all that is not a convolution, ours over torch's."""
+        """Seconds of all that is not a convolution, ours over torch's; in the steps in which these were timed.
+
+        Noting the calls is in it, which takes longest for torch's.
+        """
         torch_s = self.recorded.torch_s - self.convolutions.torch_s
         return (self.recorded.time_s - self.convolutions.time_s) / torch_s if torch_s > 0 else inf
 
@@ -141,7 +150,9 @@ class Confirmation:
             lines.append(
                 f"a tuned convolution takes {self.over_tuned:.2f} times as long as tuning measured, in the median"
             )
-        return "\n".join((*lines, *(f"torch's own again in {one}" for one in self.put_back)))
+        lines += [f"torch's own again in {one}" for one in self.put_back]
+        lines += [f"torch's own needs more than the workspace limit in {one}" for one in self.kept]
+        return "\n".join(lines)
 
 
 def _ms(seconds: float) -> str:

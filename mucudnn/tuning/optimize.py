@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, cast
 
 import torch
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
@@ -166,7 +167,7 @@ def _swap(model: torch.nn.Module, wanted: _Wanted, tuned: Mapping[_Key, TunedPro
 
 def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config) -> None:
     module.tuned = tuple(its_own)
-    module.choices = _choices(its_own, config, cast(torch.Tensor, cast(torch.nn.Module, module).weight).device.type)
+    module.choices = _choices(its_own, config, cast(_ConvNd, module).weight.device.type)
 
 
 def _swap_3d(model: torch.nn.Module, divided: Mapping[str, tuple[DividedOperation, ...]]) -> None:

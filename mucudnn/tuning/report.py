@@ -20,7 +20,7 @@ from mucudnn.running.filter_cache import CachedFilter
 from mucudnn.running.tuned_classes import OURS, torchs_class, why_left_alone
 from mucudnn.running.tuned_module import TunedModule
 from mucudnn.tracing.convolutions import problem_operation
-from mucudnn.tuning.confirmation import Confirmation
+from mucudnn.tuning.confirmation import Confirmation, PutBack
 from mucudnn.tuning.result import TunedProblem, left_out_in_words, row_of, tuned_of
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig, source_of
@@ -46,18 +46,18 @@ class Report:
 
     layers: module name and what was chosen for one of its operations. kept: module name and a filter that is cached in
     inference. convolutions: how many the model has of the kinds that can be tuned. untuned: module name and why torch's
-    own runs. confirmations: what steps of the whole model have shown; of each part of it that was optimized by itself.
-    transposed: names of the layers whose forward is backward data of their problem. divided: module name and the
-    micro-batches of one operation of a ``Conv3d``.
+    own runs. transposed: names of the layers whose forward is backward data of their problem. divided: module name and
+    the micro-batches of one operation of a ``Conv3d``.
+    confirmations: what steps of the whole model have shown; of each part of it that was optimized by itself.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
     kept: tuple[tuple[str, CachedFilter], ...] = ()
     convolutions: int = 0
     untuned: tuple[tuple[str, str], ...] = ()
-    confirmations: tuple[Confirmation, ...] = ()
     transposed: tuple[str, ...] = ()
     divided: tuple[tuple[str, DividedOperation], ...] = ()
+    confirmations: tuple[Confirmation, ...] = ()
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -144,7 +144,8 @@ class Report:
             yield f"filters cached in inference: {len(self.kept)}, {size}"
         for confirmation in self.confirmations:
             yield _filled(f"confirmed: {confirmation}")
-            yield from _put_back_in_words(confirmation)
+            yield from _named_in("torch's own again, faster in the step,", confirmation.put_back)
+            yield from _named_in("slower in the step, but torch's own is above the workspace limit,", confirmation.kept)
         if left_out := left_out_in_words(every):
             yield _filled(left_out)
         yield from self._divided_in_words()
@@ -188,9 +189,9 @@ def report(model: torch.nn.Module) -> Report:
         tuple((name, kept) for name, module in every if isinstance(module, Conv2d) for kept in module.cached_filters),
         sum(torchs_class(type(module)) is not None for _, module in convolutions),
         tuple((name, reason) for name, reason in reasons if reason is not None),
-        tuple(dict.fromkeys(_confirmation_of(module) for _, module in modules if module.confirmation is not None)),
         tuple(name for name, module in modules if isinstance(module, ConvTranspose2d)),
         tuple((name, one) for name, module in every if isinstance(module, Conv3d) for one in module.divided),
+        tuple(dict.fromkeys(_confirmation_of(module) for _, module in modules if module.confirmation is not None)),
     )
 
 
@@ -199,12 +200,12 @@ def _confirmation_of(module: TunedModule) -> Confirmation:
     return cast(Confirmation, module.confirmation)
 
 
-def _put_back_in_words(confirmation: Confirmation) -> Iterator[str]:
-    """Say which modules have an operation of torch's own again; nothing: none has."""
-    names = list(dict.fromkeys(_named(one.module) for one in confirmation.put_back))
+def _named_in(what: str, where: Sequence[PutBack]) -> Iterator[str]:
+    """Say in which modules something is; nothing: in none."""
+    names = list(dict.fromkeys(_named(one.module) for one in where))
     if names:
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        yield _filled(f"torch's own again, faster in the step, in {', '.join(names[:_MOST_NAMED])}{more}")
+        yield _filled(f"{what} in {', '.join(names[:_MOST_NAMED])}{more}")
 
 
 def _why_untuned(module: _ConvNd) -> str | None:

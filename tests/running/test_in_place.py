@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.running import dispatcher, operators
+from mucudnn.running import dispatcher, eager, operators
 from mucudnn.running.dispatcher import Wrapper
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.running.in_place import InPlaceTimes, Place
@@ -185,11 +185,15 @@ def test_other_wrappers_are_passed_by_while_it_records_and_stay() -> None:
     assert len(seen) == 3
 
 
+def ours() -> tuple[object, ...]:
+    return operators.computed, operators.bias_gradient, FilterCache.convolve, eager._values, eager._native
+
+
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    before = operators.computed, operators.bias_gradient, FilterCache.convolve
+    before = ours()
     yield
-    assert (operators.computed, operators.bias_gradient, FilterCache.convolve) == before
+    assert ours() == before
     assert not dispatcher._wrappers
     assert not dispatcher._libraries
 

@@ -184,8 +184,11 @@ def test_dw_alone_is_compared_with_dw_alone() -> None:
 def test_torchs_own_is_not_put_back_above_the_workspace_limit() -> None:
     tuned_modules = {"a": all_three(SMALL), "b": all_three(LARGE)}
     steps = MadeUpSteps(tuned_modules, {SMALL: 0.0125}, allowed=lambda one: one.problem != SMALL)
-    assert not confirmed(steps).put_back
+    found = confirmed(steps)
+    assert not found.put_back
     assert not steps.torchs
+    assert [(one.module, one.why) for one in found.kept] == [("a", "slower in the step, 0.80 ± 0.00")]
+    assert "torch's own needs more than the workspace limit in a: forward" in found.details()
 
 
 def test_a_slower_step_has_torchs_own_everywhere() -> None:

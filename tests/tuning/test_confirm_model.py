@@ -82,6 +82,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(operators, "computed", slow)
     monkeypatch.setattr("mucudnn.running.in_place.torchs_kernel", slow_kernel)
     monkeypatch.setattr("mucudnn.running.in_place.time.perf_counter", clock.now)
+    monkeypatch.setattr("mucudnn.tuning.confirm.RECORD_S", 0.0)  # torch's calls take no time where none is recorded
     monkeypatch.setattr(module, "wall_clock", lambda device_type: clock)
     forward = Net.forward
 
@@ -176,6 +177,9 @@ def test_what_would_be_above_the_workspace_limit_is_not_put_back(machine: Machin
         confirmed(net)
     assert not torchs(kept)
     assert torchs(put_back)
+    told = "slower in the step, but torch's own is above the workspace limit, in first"
+    assert told in str(mucudnn.report(kept))
+    assert told not in str(mucudnn.report(put_back))
 
 
 def test_nothing_is_left_behind(machine: Machine) -> None:

@@ -40,6 +40,8 @@ def main() -> None:
     with console.status(f"training {NETWORK}: {STEPS} steps of torch.nn.Conv2d and of mucudnn, in turns"):
         comparison = train_in_turns(model, optimized, labelled_batches(STEPS, BATCH_SIZE, INPUT_SHAPE))
     console.print(training_table(comparison))
+    if (confirmation := mucudnn.report(optimized).confirmation) is not None:
+        console.print(f"confirmed when it was tuned: {confirmation}")
 
 
 if __name__ == "__main__":

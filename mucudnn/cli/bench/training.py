@@ -41,6 +41,7 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
     "--seconds", type=options.Finite(min=0), help="When these are over, begin no further precision or memory format."
 )
 @options.choices(workspace_limit="64MiB", headroom=True)
+@options.confirm
 @options.threads
 @options.device
 @options.csv_file

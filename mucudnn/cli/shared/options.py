@@ -250,6 +250,11 @@ strict = click.option(
 thorough = click.option(
     "--thorough", is_flag=True, help="Measure every candidate that is not surely slower: minutes instead of seconds."
 )
+confirm = click.option(
+    "--confirm/--no-confirm",
+    default=None,
+    help="End tuning with steps in turns; torch's own is put back where ours is slower. Default: where they are short.",
+)
 time_limit = click.option(
     "--time-limit", type=Text("TIME", checked_by(parse_seconds)), help="Most measuring per problem, as 60s or 2min."
 )
