@@ -22,7 +22,7 @@ def forward(session: Session, following: Kernel, x: Tensor, w: Tensor, bias: Ten
         session.background.before_call()
     call = _call(session, x, w, *geometry)
     if call is not None:
-        met = call.y = call.y or session.met_as(call.shape.of_result, call.shape)
+        met = call.y = call.y or session.met_as(call.shape.of_result, call.shape, Operation.FORWARD)
         y = _ours(session, met, _result, call, x, w, bias)
         if y is not None:
             return y
@@ -50,7 +50,7 @@ def backward(
         return following(dy, x, w, bias_sizes, *geometry_and_mask)
     dx = dw = None
     if of_x:
-        call.dx = call.dx or session.met_as(call.shape.of_input_gradient, call.shape)
+        call.dx = call.dx or session.met_as(call.shape.of_input_gradient, call.shape, Operation.BACKWARD_DATA)
         dx = _ours(session, call.dx, _input_gradient, call, dy, x, w)
     if of_w:
         call.dw = call.dw or session.met_as(Operation.BACKWARD_FILTER, call.shape)

@@ -78,9 +78,12 @@ class Session:
         self.calls[key] = call
         return call
 
-    def met_as(self, operation: Operation, shape: Shape) -> Met | None:
-        """Return the problem that an operation of a call is; ``None`` where the config leaves it out."""
-        if operation not in self.config.operations:
+    def met_as(self, operation: Operation, shape: Shape, of_call: Operation | None = None) -> Met | None:
+        """Return the problem that an operation of a call is; ``None`` where the config leaves it out.
+
+        of_call: the operation of the call itself, if it is another, as in transposed ones: the config means that.
+        """
+        if (of_call or operation) not in self.config.operations:
             return None
         key = (operation, shape.problem, shape.batch_size, shape.device, threads := torch.get_num_threads())
         if key not in self.met:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -151,7 +151,20 @@ class _Hook:
         def hooked(*arguments: Any) -> Any:
             return (own if thread.untouched else self.call)(*arguments)
 
+        _hide_from_compiler(hooked)
         return hooked
+
+
+def _hide_from_compiler(function: Any) -> None:
+    """Have ``torch.compile`` pass by a function and all that it calls.
+
+    A call that is in no graph runs while it looks at every Python function: it would compile those behind the kernels
+    for many seconds. ``torch.compiler.disable`` does as much, for some microseconds in every call.
+    """
+    with suppress(AttributeError):  # older torch lacks it
+        eval_frame: Any = torch._C._dynamo.eval_frame
+        skip = eval_frame._FrameAction.SKIP
+        eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
 
 
 class _OfThisThread(threading.local):

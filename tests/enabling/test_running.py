@@ -150,6 +150,13 @@ def test_three_dimensions_are_torchs_own(session: Session, workshop: MadeUpWorks
     assert session.passed_by == {"three dimensions": 2}
 
 
+def test_the_operations_of_a_transposed_convolution_are_those_of_the_call(workshop: MadeUpWorkshop) -> None:
+    config = Config(workspace_limit=None, operations=Operation.FORWARD)  # type: ignore[arg-type]
+    with enabled(workshop, config) as session:
+        gradients(nn.ConvTranspose2d(4, 6, 3), torch.randn(2, 4, 6, 6))
+    assert [met.problem.operation for met in session.every_met()] == [Operation.BACKWARD_DATA]
+
+
 @pytest.mark.parametrize("algorithm", ["gemm", "native-other-format"])
 def test_what_an_optimized_model_runs_is_not_met(algorithm: str, session: Session) -> None:
     x = torch.randn(3, 4, 6, 6)

@@ -122,6 +122,34 @@ def test_a_compiled_graph_calls_it_when_it_runs() -> None:
     assert recorder.operators == ["convolution", "convolution", "convolution_backward"]
 
 
+def frames_compiled() -> int:
+    """Functions that the compiler looks at when a convolution is left out of the graph."""
+    x, w = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3)
+
+    @torch.compile(backend="aot_eager")
+    def convolve(x: Tensor) -> Tensor:
+        with open("/dev/null"):  # noqa: PTH123 (breaks the graph)
+            return F.conv2d(x, w)
+
+    expected = F.conv2d(x, w)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    assert torch.equal(convolve(x), expected)
+    return int(torch._dynamo.utils.counters["frames"]["total"])
+
+
+def test_the_compiler_does_not_look_behind_a_kernel() -> None:
+    def deep(following: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        return following(*arguments)
+
+    def wrap(following: Callable[..., Any], *arguments: Any) -> Any:
+        return deep(following, arguments)
+
+    without = frames_compiled()
+    with wrapped(Wrapper(wrap, wrap)):
+        assert frames_compiled() == without
+
+
 def test_inference_mode_and_no_grad_are_seen(recorder: Recorder) -> None:
     x, w = torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3)
     with torch.inference_mode():
