@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mucudnn.running import eager, operators
-from mucudnn.running.filter_cache import CachedFilter
+from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.running.hot_path import is_eager
 from mucudnn.running.tuned_module import TunedModule, are_pairs, operator_takes
 from mucudnn.words.problem import Operation
@@ -33,6 +33,8 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
     """
 
     _untuned_class = torch.nn.Conv2d
+
+    filter_cache: FilterCache | None = None
 
     @property
     def cached_filters(self) -> tuple[CachedFilter, ...]:

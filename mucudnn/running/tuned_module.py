@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from mucudnn.running.filter_cache import FilterCache
 from mucudnn.running.operators import Choices
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem
@@ -55,14 +54,12 @@ class TunedClass:
 class TunedModule(TunedClass):
     """A convolution that runs what was chosen for it.
 
-    tuned: what was chosen, for people. choices: what runs; ``None``: torch's own, for every input. filter_cache:
-    prepared filters that are kept in inference; only for ``Conv2d``. confirmation: what steps of the whole model have
-    shown, for people.
+    tuned: what was chosen, for people. choices: what runs; ``None``: torch's own, for every input. confirmation: what
+    steps of the whole model have shown.
     """
 
     tuned: tuple[TunedOperation, ...] = ()
     choices: Choices | None = None
-    filter_cache: FilterCache | None = None
     confirmation: object | None = None
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from mucudnn.bench.measure.candidate_errors import give_back_cache
 from mucudnn.bench.measure.synchronized_clock import wall_clock
 from mucudnn.bench.measure.timer import Clock
+from mucudnn.running.conv2d import Conv2d
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.filter_cache import FilterCache
 from mucudnn.running.in_place import InPlaceTimes
