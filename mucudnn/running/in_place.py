@@ -224,7 +224,7 @@ def _torchs(times: InPlaceTimes) -> Wrapper:
 def _ours(times: InPlaceTimes) -> Iterator[None]:
     """Put functions that record in the place of those that compute what is ours, with a cached filter or without."""
     computed, bias_gradient, convolve = operators.computed, operators.bias_gradient, FilterCache.convolve
-    values, native = eager._values, eager._native
+    values, native = eager._values, eager._compiled
 
     def recorded_values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: Any) -> Tensor:
         return times.record(values, (operation, x, w, third, rest), _ALONE[operation], x, w, *rest[:-1])
@@ -241,10 +241,10 @@ def _ours(times: InPlaceTimes) -> Iterator[None]:
     try:
         operators.computed = recorded  # type: ignore[assignment]
         operators.bias_gradient = recorded_bias_gradient
-        eager._values, eager._native = recorded_values, None  # so that gradients are computed one by one
+        eager._values, eager._compiled = recorded_values, None  # so that gradients are computed one by one
         FilterCache.convolve = recorded_convolve  # type: ignore[assignment, method-assign]
         yield
     finally:
         operators.computed, operators.bias_gradient = computed, bias_gradient
-        eager._values, eager._native = values, native
+        eager._values, eager._compiled = values, native
         FilterCache.convolve = convolve  # type: ignore[method-assign]
