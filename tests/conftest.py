@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from mucudnn.kernels import registry
 from mucudnn.running.recipe import Recipe
+from mucudnn.tuning import confirm_model
 from mucudnn.words.errors import first_line
 
 with suppress(ModuleNotFoundError):  # make gpu does without it
@@ -45,10 +47,16 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+# Nobody watches how busy the machine is: what is measured in tests needs no quiet, and warnings are errors. Not in a
+# fixture: those of modules tune before it.
+os.environ["MUCUDNN_WATCH"] = "0"
+
+
 @pytest.fixture(autouse=True)
-def no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody watches how busy the machine is: what is measured in tests needs no quiet, and warnings are errors."""
-    monkeypatch.setenv("MUCUDNN_WATCH", "0")
+def unconfirmed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is confirmed without being asked for: steps of tests are short, and torch's own would run in most."""
+    if "confirm" not in request.module.__name__:
+        monkeypatch.setattr(confirm_model, "_is_one_of_several", lambda: True)
 
 
 @pytest.fixture

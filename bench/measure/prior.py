@@ -1,4 +1,4 @@
-"""What like problems say about an algorithm before it runs: the nearest that this machine has measured."""
+"""Tells what like problems say about an algorithm before it runs: the nearest that this machine has measured."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class QuickSearch:
 
     @property
     def failed(self) -> dict[MicroConfig, Failure]:
-        """What is known to fail, and what was passed over, but for what was too large and is not any more."""
+        """Failures, and what was passed over, but for what was too large and is not any more."""
         limit = inf if self.job.limit_bytes is None else self.job.limit_bytes
         failures = [f for f in self.job.known_failures if f.needed_bytes is None or f.needed_bytes > limit]
         return {failure.micro_config: failure for failure in failures}

@@ -17,11 +17,16 @@ Record = dict[str, Any]
 
 
 _OF_MODELS = ("confirm", "first_call_time", "background")  # choices of the config that decide nothing here
+_NEW = {"thorough": False}  # choices that records have only where they are not as before
 
 
 def record_header(config: Config, environment: Environment, date: datetime) -> Record:
     """Return the beginning of every record of a tuning: versions, date, where and with which choices it was made."""
-    choices = {name: value for name, value in asdict(config).items() if name not in _OF_MODELS}
+    choices = {
+        name: value
+        for name, value in asdict(config).items()
+        if name not in _OF_MODELS and (name, value) not in _NEW.items()
+    }
     if config.database is not None:
         choices["database"] = str(config.database)
     return {**origin(environment, date), "config": choices}

@@ -62,7 +62,7 @@ def batch(
     from mucudnn.terminal.console import output
     from mucudnn.words.config import Config
 
-    config = Config(**choices)
+    config = Config(**{**choices, "thorough": True})  # every size is asked for
     require_sweepable(config)
     if plot_file is not None:
         require_matplotlib()

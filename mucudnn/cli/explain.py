@@ -87,7 +87,7 @@ def explain(
     options.use_threads(threads)
     sizes = options.pop_sizes(rest)
     memory = {"workspace_limit": HEADROOM} if headroom else {"workspace_budget": budget}
-    config = Config(**rest, **memory)
+    config = Config(**{**rest, "thorough": True}, **memory)  # what it tells of is every way, not the best
     if stored is None or headroom:
         tuning_environment(device, config)  # before a model is built for a device that is not there
     tell = _headroom if headroom else _budget

@@ -224,7 +224,7 @@ def _torchs(times: InPlaceTimes) -> Wrapper:
 def _ours(times: InPlaceTimes) -> Iterator[None]:
     """Put functions that record in the place of those that compute what is ours, with a cached filter or without."""
     computed, bias_gradient, convolve = operators.computed, operators.bias_gradient, FilterCache.convolve
-    values, native = eager._values, eager._compiled
+    values, compiled = eager._values, eager._compiled
 
     def recorded_values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: Any) -> Tensor:
         return times.record(values, (operation, x, w, third, rest), _ALONE[operation], x, w, *rest[:-1])
@@ -246,5 +246,5 @@ def _ours(times: InPlaceTimes) -> Iterator[None]:
         yield
     finally:
         operators.computed, operators.bias_gradient = computed, bias_gradient
-        eager._values, eager._compiled = values, native
+        eager._values, eager._compiled = values, compiled
         FilterCache.convolve = convolve  # type: ignore[method-assign]

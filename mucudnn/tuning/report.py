@@ -64,7 +64,7 @@ class Report:
 
     @property
     def confirmation(self) -> Confirmation | None:
-        """What steps of the whole model have shown; of the last part. ``None``: it was not confirmed."""
+        """Findings of steps of the whole model; of the last part. ``None``: it was not confirmed."""
         return self.confirmations[-1] if self.confirmations else None
 
     def __str__(self) -> str:

@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
         for source, sizes in (("layers.csv", ("--batch", "2")), ("some_models:two", SIZES)):
-            tuned = invoke("tune", source, *sizes, *options)
+            tuned = invoke("tune", source, *sizes, *options, "--thorough")
             assert tuned.exit_code == 0, tuned.output
     exported = invoke("database", "export", path / "profile.csv", "--database", path / "full.sqlite")
     assert exported.exit_code == 0, exported.output

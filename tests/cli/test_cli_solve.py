@@ -24,7 +24,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``layers.csv``, and what was measured of them."""
     path = tmp_path_factory.mktemp("solve")
     (path / "layers.csv").write_text(LAYERS)
-    tuned = invoke("tune", path / "layers.csv", *TUNE, "--database", path / "full.sqlite", "--json", path / "tune.json")
+    tuned = invoke(
+        "tune",
+        path / "layers.csv",
+        *TUNE,
+        "--thorough",
+        "--database",
+        path / "full.sqlite",
+        "--json",
+        path / "tune.json",
+    )
     assert tuned.exit_code == 0, tuned.output
     for name in ("profile.csv", "profile.jsonl"):
         assert invoke("database", "export", path / name, "--database", path / "full.sqlite").exit_code == 0

@@ -85,7 +85,8 @@ def test_the_benchmark_is_of_the_gpu_and_starts_no_process(
 def test_the_headroom_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def find_headroom(model: nn.Module, x: torch.Tensor) -> None:
+    def find_headroom(model: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+        (x,) = arguments
         seen.extend((x.device.type, {parameter.device.type for parameter in model.parameters()}))
         raise UnavailableError("stopped")
 

@@ -180,7 +180,7 @@ class _MeasuredVariant:
         return self.variant is Variant.MUCUDNN and self.setting.how is How.ENABLE
 
     def _runner(self, config: Config) -> Runner:
-        """Where steps run: in the thread, and under ``mucudnn.tuned`` if they are to be tuned so."""
+        """Place of the steps: the thread, and under ``mucudnn.tuned`` if they are to be tuned so."""
         if not self._is_enabled:
             return self.thread.call
 
