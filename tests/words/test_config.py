@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, TF32_MAX_RELATIVE_ERROR, Config
+from mucudnn.words.errors import InvalidInputError
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,13 @@ def test_pickles_of_older_versions_are_read() -> None:
 def test_pickles_keep_everything() -> None:
     config = Config(strict=True, algorithms="gemm", time_limit=2.5)
     assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_time_for_a_first_call() -> None:
+    assert Config().first_call_time_s == 1.0
+    assert Config(first_call_time="200ms").first_call_time_s == 0.2
+    assert Config(first_call_time=None).first_call_time_s is None
+    with pytest.raises(InvalidInputError, match="first_call_time"):
+        Config(first_call_time=-1)
+    with pytest.raises(InvalidInputError, match="background"):
+        Config(background="yes")  # type: ignore[arg-type]
