@@ -45,6 +45,12 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody watches how busy the machine is: what is measured in tests needs no quiet, and warnings are errors."""
+    monkeypatch.setenv("MUCUDNN_WATCH", "0")
+
+
 @pytest.fixture
 def preparations(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
     """Every preparation of a filter that is kept, as they come."""

@@ -23,6 +23,7 @@ from support.places import DATA
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.database.migrations import VERSION
 
 FOLDER = DATA / "version-0.1.0"
 COMMANDS = json.loads((FOLDER / "commands.json").read_text())
@@ -257,10 +258,15 @@ def rows_in(exported: bytes) -> list[dict[str, Any]]:
 
 
 def as_exported_now(name: str) -> list[dict[str, Any]]:
-    """The old rows; those of later versions say so, and have what the operator costs in whole runs of ours."""
+    """The old rows; those of later versions say so, and have what the operator costs in whole runs of ours.
+
+    Their load is unknown: an empty cell of a table, and nothing in JSON.
+    """
     rows = rows_in(stored(name))
     for row in rows:
-        row["schema"] = type(row["threads"])(3)
+        if name.endswith(".csv"):
+            row["load"] = ""
+        row["schema"] = type(row["threads"])(VERSION)
         if row["kind"] == "verification" and not is_torchs_own(row) and '"instead"' not in row["configuration"]:
             row["time_s"] = type(row["time_s"])(float(row["time_s"]) + 30e-6)
     return rows

@@ -21,7 +21,7 @@ def layers_table(table: LayerTable) -> Table:
 def _layer_cells(layer: Layer) -> tuple[str, ...]:
     problem = layer.problem
     return (
-        short_name(layer.names),
+        short_name(layer.names) + ", transposed" * layer.transposed,
         str(layer.batch_size),
         f"{problem.c}×{problem.h}×{problem.w}",
         str(problem.k),

@@ -78,6 +78,11 @@ class Candidate:
         return self.stored is not None or not isinstance(self._internal, Exception)
 
     @property
+    def is_counted(self) -> bool:
+        """Whether it is known what it allocates inside, since somebody has asked."""
+        return "_internal" in self.__dict__ and not isinstance(self._internal, Exception)
+
+    @property
     def from_source(self) -> bool:
         """Whether an ``AlgorithmSource`` offers it: see ``Algorithm.source``."""
         return self.algorithm.source is not None

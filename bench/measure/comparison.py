@@ -18,7 +18,7 @@ class Comparison:
 
     ``uncertainty`` of the speedup is half the width of the 95 % interval of a median, 1.57 IQR / sqrt(n) (McGill,
     Tukey, Larsen 1978, "Variations of box plots"). The median is that of baseline / run in each round. Both of a pair
-    ran in the same round, so a slow minute of the machine cancels.
+    ran in the same round, so a slow minute of the machine cancels. load: of the machine meanwhile, see ``WholeRun``.
     """
 
     baseline_s: float
@@ -27,6 +27,7 @@ class Comparison:
     rounds: int
     least_speedup: float  # of any round
     most_speedup: float
+    load: float | None = None
 
     @property
     def speedup(self) -> float:
@@ -35,7 +36,7 @@ class Comparison:
     @property
     def whole_run(self) -> WholeRun:
         """The same numbers, as the database keeps them."""
-        return WholeRun(self.baseline_s, self.time_s, self.uncertainty)
+        return WholeRun(self.baseline_s, self.time_s, self.uncertainty, self.load)
 
     @property
     def is_clear(self) -> bool:
@@ -108,14 +109,15 @@ def _comparison(baseline: Timer, timer: Timer) -> Comparison:
     return Comparison(
         baseline_s=baseline.median_s,
         time_s=timer.median_s,
-        uncertainty=_uncertainty(ratios),
+        uncertainty=uncertainty(ratios),
         rounds=len(ratios),
         least_speedup=min(ratios),
         most_speedup=max(ratios),
     )
 
 
-def _uncertainty(values: list[float]) -> float:
+def uncertainty(values: Sequence[float]) -> float:
+    """Return half the width of the 95 % interval of their median: see ``Comparison``. It is inf for a single one."""
     if len(values) < 2:
         return inf
     lower, _, upper = quantiles(values, n=4, method="inclusive")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Self
 
 from mucudnn.bench.measure.candidate_errors import (
     UnsoundError,
@@ -13,6 +14,8 @@ from mucudnn.bench.measure.candidate_errors import (
     without_frames,
 )
 from mucudnn.bench.measure.candidates import Candidate, Journal
+from mucudnn.bench.measure.load import Watch
+from mucudnn.bench.measure.processor_use import ProcessorUse
 from mucudnn.bench.measure.pruning import KnownTimes
 from mucudnn.bench.measure.rounds import measure_in_turns
 from mucudnn.bench.measure.timer import Clock, Stop, Timer, WallClock
@@ -32,7 +35,7 @@ class ProfilingJob:
     left out, except torch's own. max_relative_error: an algorithm above it is measured once and no more. time_limit_s:
     limit of all measuring together; torch's own, and the first that fits the limit, are measured even if it is over.
     may_keep: what algorithms prepare may be cached from call to call; then neither its bytes nor the setup count.
-    journal: told of each candidate of a source before it runs for the first time.
+    journal: told of each candidate of a source before it runs for the first time. watch: of the machine's load.
     """
 
     problem: ConvProblem
@@ -47,6 +50,7 @@ class ProfilingJob:
     device: str = "cpu"
     clock: Clock = field(default_factory=WallClock)
     journal: Journal = nullcontext
+    watch: Watch = field(default_factory=Watch)
 
     def missing(self) -> list[Candidate]:
         """Candidates that may need measuring, in the order in which to look at them; none if all is known."""
@@ -90,6 +94,14 @@ class ProfilingJob:
         times = {m.micro_config: m for m in self.known if m.micro_config in of_candidates}
         return KnownTimes(self.batch_size, times, frozenset(m.algorithm for m in times), may_keep=self.may_keep)
 
+    def knowing(self, results: Sequence[Measurement | Failure], spent_s: float) -> Self:
+        """Return the job as it is when these are known too, and so much of its time is over."""
+        left_s = None if self.time_limit_s is None else max(0.0, self.time_limit_s - spent_s)
+        measured = [result for result in results if isinstance(result, Measurement)]
+        failed = [result for result in results if isinstance(result, Failure)]
+        known, failures = [*self.known, *measured], [*self.known_failures, *failed]
+        return replace(self, known=known, known_failures=failures, time_limit_s=left_s)
+
     def measure(self) -> Iterator[Measurement | Failure]:
         """Measure what is missing, and yield each result as soon as it is final.
 
@@ -111,8 +123,11 @@ class Entry:
     timer: Timer
     setup_s: float
     relative_error: float
+    began: ProcessorUse  # what the watch saw before the first sample
+    watch: Watch
 
-    def measurement(self) -> Measurement:
+    def measurement(self, *, is_final: bool = True) -> Measurement:
+        """Return what the samples say. Only what is final has a load: the pruning reads measurements all the time."""
         return Measurement(
             micro_config=self.candidate.micro_config,
             setup_s=self.setup_s,
@@ -122,6 +137,7 @@ class Entry:
             relative_error=self.relative_error,
             noise=self.timer.noise,
             samples=len(self.timer.samples_s),
+            load=self.watch.since(self.began).share if is_final else None,
         )
 
 
@@ -184,13 +200,14 @@ class Session:
     def _first_sample(self, candidate: Candidate) -> Entry:
         """Check the result, then take a sample. Raises what the candidate raises."""
         relative_error = self._relative_error(candidate)
+        began = self.job.watch.mark()
         setup_s = self._setup_s(candidate)
         clock = self.job.clock
         timer = Timer(self.workbench.stream(candidate), clock, clock.step_rule, self.workbench.slice_count(candidate))
         timer.sample()
         if timer.error is not None:
             raise timer.error
-        return Entry(candidate, timer, setup_s, relative_error)
+        return Entry(candidate, timer, setup_s, relative_error, began, self.job.watch)
 
     def _relative_error(self, candidate: Candidate) -> float:
         """Return the relative error of a candidate.
@@ -250,10 +267,10 @@ class Session:
         return None
 
     def _add(self, entry: Entry) -> None:
-        self.times.add(entry.measurement(), min(entry.timer.samples_s))
+        self.times.add(entry.measurement(is_final=False), min(entry.timer.samples_s))
 
     def _is_beaten(self, entry: Entry) -> bool:
-        return self.times.is_beaten(entry.measurement())
+        return self.times.is_beaten(entry.measurement(is_final=False))
 
     def _refine(self, entries: Sequence[Entry]) -> Iterator[Measurement | Failure]:
         of_timer = {id(entry.timer): entry for entry in entries}

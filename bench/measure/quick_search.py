@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Self
 
 from mucudnn.bench.measure.candidates import Candidate
 from mucudnn.bench.measure.prior import Prior
 from mucudnn.bench.measure.profiler import Entry, ProfilingJob, Session
-from mucudnn.bench.measure.timer import EVERY_ROUND, StoppingRule, Timer
-from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over
+from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, StoppingRule, Timer
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
 
 _HOPELESS = 1.6  # times the fastest: neither noise nor another size makes up for that
 _CLOSE = 1.3  # after a few samples
@@ -45,21 +47,40 @@ class QuickSearch:
         alone = [replace(candidate, smaller=None) for candidate in job.candidates]
         return cls(replace(job, candidates=alone), prior, every_size, flops_per_s)
 
+    @property
+    def problem(self) -> ConvProblem:
+        return self.job.problem
+
+    @property
+    def clock(self) -> Clock:
+        return self.job.clock
+
+    def knowing(self, results: Sequence[Measurement | Failure], spent_s: float) -> Self:
+        """Return the search as it is when these are known too, and so much of its time is over."""
+        return replace(self, job=self.job.knowing(results, spent_s))
+
     def missing(self) -> list[Candidate]:
         """Candidates that are still to be looked at; none if all is known."""
         known = self.job.known_times().measurements
-        return self.missing_after(known, {failure.micro_config: failure for failure in self.job.known_failures})
+        return self.unseen(known, self.failed) or self.sizes(known, self.failed)
 
     def measure(self) -> Iterator[Measurement | Failure]:
         """Measure what is missing, and yield each result as soon as it is final. Raises as ``ProfilingJob.measure``."""
         if missing := self.missing():
             yield from _QuickSession(self, missing).measure()
 
-    def missing_after(
-        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
-    ) -> list[Candidate]:
-        """Candidates that are to be looked at next, from what is known of others."""
-        return self.unseen(known, failed) or self.sizes(known, failed)
+    @property
+    def failed(self) -> dict[MicroConfig, Failure]:
+        """What is known to fail, and what was passed over, but for what was too large and is not any more."""
+        limit = inf if self.job.limit_bytes is None else self.job.limit_bytes
+        failures = [f for f in self.job.known_failures if f.needed_bytes is None or f.needed_bytes > limit]
+        return {failure.micro_config: failure for failure in failures}
+
+    def too_large(self) -> list[Failure]:
+        """Return the candidates that had to run to know that they do not fit: so the next search need not."""
+        known, failed = self.job.known_times().measurements, self.failed
+        asked = [c for c in self.job.candidates if c.is_counted and c.micro_config not in {**known, **failed}]
+        return [too_large(c.micro_config, c.workspace_bytes) for c in asked if not self.job.fits(c)]
 
     def leads(self, failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
         """Return the candidate of each algorithm that is looked at first: the largest that fits, and has not failed.
@@ -71,7 +92,7 @@ class QuickSearch:
         leads: dict[str, Candidate] = {}
         for candidate in sorted(self.job.candidates, key=_by_size, reverse=True):
             name, failure = candidate.algorithm.name, failed.get(candidate.micro_config)
-            stays = failure is None or failure.is_passed_over or candidate.is_foreign
+            stays = failure is None or candidate.is_foreign or (failure.is_passed_over and not failure.needed_bytes)
             if name not in leads and stays and self.job.fits(candidate):
                 leads[name] = candidate
         baselines = [c for c in self.job.candidates if _is_baseline(c, self.job)]
@@ -158,9 +179,10 @@ class _QuickSession(Session):
         super().__init__(search.job, missing, checks_samples=True)
         self.search = search
         self.rule = replace(EVERY_ROUND, sample_s=self.job.clock.step_rule.sample_s, max_calls=4)
-        self.failures = {failure.micro_config: failure for failure in self.job.known_failures}
+        self.failures = search.failed
 
     def measure(self) -> Iterator[Measurement | Failure]:
+        yield from self.search.too_large()
         while unseen := self._in_time(self.search.unseen(self.times.measurements, self.failures)):
             for candidate in unseen:
                 yield from self._look_unless_hopeless(candidate)
@@ -226,7 +248,7 @@ class _QuickSession(Session):
             return False
         fitting = [m for m in self.times.measurements.values() if m.relative_error <= self.job.max_relative_error]
         fastest_s = min(map(self.search.total_s, fitting), default=inf)
-        own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
+        own = replace(entry.measurement(is_final=False), step_s=min(entry.timer.samples_s))
         return self.search.total_s(own) <= margin * fastest_s
 
     def _is_late(self) -> bool:
@@ -235,13 +257,14 @@ class _QuickSession(Session):
     def _first_sample(self, candidate: Candidate) -> Entry:
         """Check the result, then take a quick look: one step, with what the check has left in the caches."""
         relative_error = self._relative_error(candidate)
+        began = self.job.watch.mark()
         setup_s = self._setup_s(candidate)
         stream, slices, clock = self.workbench.stream(candidate), self.workbench.slice_count(candidate), self.job.clock
         timer = Timer(stream, clock, self.rule, slices, warms_up=False)
         began_s = clock.now()
         stream()
         timer.samples_s.append(clock.now() - began_s)
-        return Entry(candidate, timer, setup_s, relative_error)
+        return Entry(candidate, timer, setup_s, relative_error, began, self.job.watch)
 
     def _relative_error(self, candidate: Candidate) -> float:
         """Check an algorithm of ours on few samples: it is tested at every size. Where that fails, on all of them."""

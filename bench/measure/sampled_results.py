@@ -100,7 +100,7 @@ class SampledResults:
             reached.append(pixel.clamp(0, size - 1))
             inside.append(_inside(pixel, size) & (distance.remainder(stride) == 0))
         dy = self._operands.y[:, group * k : (group + 1) * k]
-        windows = _windows(dy, samples, *reached, inside[0][:, :, None] & inside[1][:, None, :])
+        windows = _windows(dy, samples, reached[0], reached[1], inside[0][:, :, None] & inside[1][:, None, :])
         filters = self._operands.w[group * k : (group + 1) * k][:, chosen].double()  # (K / groups, channels, R, S)
         return torch.einsum("pkrs,kcrs->pc", windows, filters)
 

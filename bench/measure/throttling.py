@@ -6,9 +6,10 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
+_POWER_CAP = 0x04
 # Bits of NVML's clocks event reasons that make an equal run slower. Idle or fixed clocks are no such reason.
 _THROTTLING = {
-    0x04: "power cap",
+    _POWER_CAP: "power cap",
     0x08: "hardware slowdown",
     0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
@@ -25,6 +26,11 @@ def throttling(reasons: int) -> str:
     'power cap, hardware thermal slowdown'
     """
     return ", ".join(name for bit, name in _THROTTLING.items() if reasons & bit)
+
+
+def slows_down(reasons: int) -> bool:
+    """Whether there is a reason other than the power cap, at which a GPU always works when it has much to do."""
+    return any(reasons & bit for bit in _THROTTLING if bit != _POWER_CAP)
 
 
 def current_reasons(uuid: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
 from mucudnn.bench.measure.cold_caches import ColdClock
 from mucudnn.bench.measure.comparison import THOROUGH, Comparison, Rounds, compare_in_turns
+from mucudnn.bench.measure.load import Watch, watch_of
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.timer import Clock, WallClock
 from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
@@ -72,7 +73,7 @@ class Machine:
     """The machine that tuning runs on; tests put another in its place.
 
     algorithms: those for every problem. sources: of those that depend on the problem. whole_run: makes a call ready to
-    be timed, as the function ``whole_run`` does. run_torch: makes one call of torch's own.
+    be timed, as the function ``whole_run`` does. run_torch: makes one call of torch's own. watch: over the load.
     """
 
     environment: Environment
@@ -82,12 +83,15 @@ class Machine:
     whole_run: Callable[..., Callable[[], object]] = whole_run
     run_torch: Callable[[ConvProblem, Operands], object] = run_torch
     sources: Sequence[AlgorithmSource] = ()
+    watch: Watch = field(default_factory=Watch)
 
     @classmethod
     def current(cls, device: str = "cpu") -> Machine:
         """Raises ``UnavailableError`` for a device that is not there."""
         environment = current_environment(device)
-        return cls(environment, algorithms(device), device, _clock(device), sources=sources(device))
+        return cls(
+            environment, algorithms(device), device, _clock(device), sources=sources(device), watch=watch_of(device)
+        )
 
     def compare(
         self,
@@ -106,12 +110,21 @@ class Machine:
             operands = training_operands(problem, batch_size, self.device)
             runs = [self._ready(problem, c, operands, keeps_workspace) for c in configurations]
             with torch.inference_mode(False), torch.enable_grad():
-                return [*compare_in_turns(partial(self.run_torch, problem, operands), runs, self.clock, rounds)]
+                return [*self.in_turns(partial(self.run_torch, problem, operands), runs, rounds)]
         except CANDIDATE_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
         give_back_cache()
         return [None] * len(configurations)
+
+    def in_turns(
+        self, baseline: Callable[[], object], runs: Sequence[Callable[[], object]], rounds: Rounds = THOROUGH
+    ) -> list[Comparison | Exception]:
+        """Compare calls with a baseline, in turns, and say under which load. Raises what the baseline raises."""
+        mark = self.watch.mark()
+        results = compare_in_turns(baseline, runs, self.clock, rounds)
+        load = self.watch.since(mark).share
+        return [replace(result, load=load) if isinstance(result, Comparison) else result for result in results]
 
     def _ready(
         self, problem: ConvProblem, configuration: Configuration, operands: Operands, keeps_workspace: bool

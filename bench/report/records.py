@@ -16,9 +16,12 @@ FORMAT_VERSION = 1  # of all records; raised when a key changes its meaning or g
 Record = dict[str, Any]
 
 
+_OF_MODELS = ("confirm", "first_call_time", "background")  # choices of the config that decide nothing here
+
+
 def record_header(config: Config, environment: Environment, date: datetime) -> Record:
     """Return the beginning of every record of a tuning: versions, date, where and with which choices it was made."""
-    choices = asdict(config)
+    choices = {name: value for name, value in asdict(config).items() if name not in _OF_MODELS}
     if config.database is not None:
         choices["database"] = str(config.database)
     return {**origin(environment, date), "config": choices}

@@ -16,9 +16,9 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
-from mucudnn.bench.sources.networks import INPUT_SHAPE, NETWORKS, build
+from mucudnn.bench.sources.networks import NETWORKS, arguments_for, build, input_shape_of
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.tracing.convolutions import convolutions_of, trace
+from mucudnn.tracing.convolutions import convolutions_of, problem_operation, trace
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, dtype_name
 from mucudnn.words.values import flag, instance, member, settle, several, shown, text, whole
@@ -44,7 +44,8 @@ class Layer:
 
     names: of the module, or of all that are equal; one text is one name. batch_size: samples in a call.
     input_needs_gradient: False where the input is the network's own, whose gradient nobody asks for. Such a layer has
-    no BACKWARD_DATA.
+    no BACKWARD_DATA. transposed: whether its module is an ``nn.ConvTranspose2d``, so that x of the problem is what the
+    module returns: the module's forward is BACKWARD_DATA, its dx FORWARD.
 
     Raises ``InvalidInputError`` for other values, and for batches of more than ``MOST_SAMPLES``.
     """
@@ -54,6 +55,7 @@ class Layer:
     batch_size: int
     count: int = 1
     input_needs_gradient: bool = True
+    transposed: bool = False
 
     def __post_init__(self) -> None:
         settle(
@@ -63,6 +65,7 @@ class Layer:
             batch_size=whole(self.batch_size, "batch_size", 1, MOST_SAMPLES),
             count=whole(self.count, "count", 1),
             input_needs_gradient=flag(self.input_needs_gradient, "input_needs_gradient"),
+            transposed=flag(self.transposed, "transposed"),
         )
 
     @property
@@ -79,10 +82,10 @@ class LayerTable:
     layers: tuple[Layer, ...]
 
     def problems(self, operations: Iterable[Operation]) -> list[tuple[Layer, ConvProblem]]:
-        """Each layer with each operation that it has."""
+        """Each layer with each operation that it has; the operations are those of the layers, y being forward."""
         wanted = [member(Operation, operation, "operation") for operation in operations]
         return [
-            (layer, layer.problem.with_operation(operation))
+            (layer, layer.problem.with_operation(problem_operation(operation, transposed=layer.transposed)))
             for layer in self.layers
             for operation in wanted
             if operation is not Operation.BACKWARD_DATA or layer.input_needs_gradient
@@ -151,6 +154,8 @@ def load_model(
 ) -> tuple[nn.Module, tuple[int, int, int]]:
     """The model behind a source, and the (C, H, W) of one sample. Its parameters have the dtype and memory format.
 
+    What it is called with, beside images: ``networks.arguments_for``.
+
     The parameters of the built-in networks have arbitrary values: the caller fills them.
 
     Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and as ``load_source``.
@@ -192,7 +197,7 @@ def _model_of(source: str, input_shape: tuple[int, int, int] | None) -> tuple[nn
         # Weights with arbitrary values: on meta tensors a forward pass would load torch's compiler, which takes longer.
         with torch.device("meta"):
             model = build(source)
-        return model.to_empty(device="cpu"), input_shape or INPUT_SHAPE
+        return model.to_empty(device="cpu"), input_shape or input_shape_of(source)
     if ":" not in source or Path(source).exists():
         return None
     if input_shape is None:
@@ -231,10 +236,14 @@ def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch
     Some models fold other axes into the batch: so batch sizes are multiples of those with one sample.
     """
     with _blamed(source, f"cannot compute an input of 1x{'x'.join(map(str, input_shape))}"):
-        calls = trace(model, torch.zeros(1, *input_shape))
+        calls = trace(model, arguments_for(source, torch.zeros(1, *input_shape)))
     return [
         Layer(
-            (call.name,), call.problem, call.batch_size * (batch or 1), input_needs_gradient=call.input_needs_gradient
+            (call.name,),
+            call.problem.with_operation(Operation.FORWARD),
+            call.batch_size * (batch or 1),
+            input_needs_gradient=call.input_needs_gradient,
+            transposed=call.is_transposed,
         )
         for call in calls
     ]
@@ -310,9 +319,9 @@ def _merged(layers: Iterable[Layer]) -> tuple[Layer, ...]:
 
     The first layer of a network is not merged with a later one, which has one operation more.
     """
-    merged: dict[tuple[ConvProblem, int, bool], Layer] = {}
+    merged: dict[tuple[ConvProblem, int, bool, bool], Layer] = {}
     for layer in layers:
-        key = (layer.problem, layer.batch_size, layer.input_needs_gradient)
+        key = (layer.problem, layer.batch_size, layer.input_needs_gradient, layer.transposed)
         same = merged.get(key)
         merged[key] = layer if same is None else _together(same, layer)
     return tuple(merged.values())

@@ -133,15 +133,15 @@ def bound_stage(
 class CompiledStage:
     """A bound stage: an entry, and what it is bound to."""
 
-    __slots__ = ("_entry", "_stage", "native")
+    __slots__ = ("_function", "_stage", "entry")
 
     def __init__(self, entry: Callable[..., int], stage: Stage) -> None:
-        self._entry, self._stage = entry, stage
+        self._function, self._stage = entry, stage
         address = ctypes.cast(entry, _pointer).value  # type: ignore[arg-type]
-        self.native = (address or 0, ctypes.addressof(stage))
+        self.entry = (address or 0, ctypes.addressof(stage))
 
     def __call__(self, x: int, w: int, y: int, bias: int | None, prepared: int, scratch: int, /) -> None:
-        self._entry(self._stage, x, w, y, bias, prepared, scratch)
+        self._function(self._stage, x, w, y, bias, prepared, scratch)
 
 
 _ITEM_BYTES = ITEM_BYTES["float32"]

@@ -161,7 +161,7 @@ class BoundStage(Protocol):
     """Part of a configuration that one algorithm computes, with all resolved that does not change from call to call."""
 
     @property
-    def native(self) -> tuple[int, int] | None:
+    def entry(self) -> tuple[int, int] | None:
         """Addresses of a function of C and of its first argument, where there is one, for callers that need no Python.
 
         It takes the six addresses too, and does what a call does. It returns a negative number where a call raises.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from mucudnn.database.database import DatabaseInfo
     from mucudnn.running.environment import Environment
+    from mucudnn.tuning.refresh import Refreshed
 
 
 class ExportFormat(StrEnum):
@@ -123,6 +124,52 @@ def prune(other_environments: bool, other_versions: bool, failures: bool, dry_ru
     click.echo(f"{removed} rows " + ("would be removed" if dry_run else "removed"))
     if bad:
         click.echo(f"{len(bad)} of them bad, such as: {bad[0]}")
+
+
+@database.command(cls=FileCommand)
+@click.option("--all", "everything", is_flag=True, help="Measure all again, also what is not doubtful.")
+@click.option("--older-than", "days", type=options.Finite(min=0), metavar="DAYS", help="Also what is older than this.")
+@options.threads
+@options.device
+@options.database
+def refresh(everything: bool, days: float | None, threads: int | None, device: str, database: Path | None) -> None:
+    """Measure again what is doubtful: what was measured while other processes worked, and what was very noisy.
+
+    That is done for this machine as it is, with this number of threads, once it is quiet: for that it waits a minute
+    at most. Each result is stored as it is made, so that Ctrl-C loses nothing. What is chosen changes with the next
+    tuning, which reads the new times.
+    """
+    from datetime import timedelta
+
+    from mucudnn.bench.measure.whole_runs import Machine
+    from mucudnn.database.database import Database
+    from mucudnn.terminal.console import progress_bar
+    from mucudnn.tuning.refresh import refresh as measure_again
+
+    options.use_threads(threads)
+    older_than = None if days is None else timedelta(days=days)
+    with Database(database, create=False) as opened, progress_bar() as progress:
+        machine = Machine.current(device)
+        found = measure_again(opened, machine, everything=everything, older_than=older_than, progress=progress)
+    _print_refreshed(found)
+
+
+def _print_refreshed(found: Refreshed) -> None:
+    """Raises ``UnavailableError`` where the machine was too busy to go on, and ``KeyboardInterrupt`` after Ctrl-C."""
+    from mucudnn.bench.analyses.refresh_report import measurements_table, refresh_in_words, whole_runs_table
+    from mucudnn.terminal.console import output
+    from mucudnn.words.errors import UnavailableError
+
+    console = output()
+    if found.measurements:
+        console.print(measurements_table(found))
+    if found.whole_runs:
+        console.print(whole_runs_table(found))
+    console.print(refresh_in_words(found))
+    if found.interrupted:
+        raise KeyboardInterrupt(f"{found.left} of {found.doubtful} are left as they were")
+    if found.busy:
+        raise UnavailableError(f"the machine is busy: {found.busy}; end what works beside it, and refresh again")
 
 
 def environments_here() -> Iterator[Environment]:

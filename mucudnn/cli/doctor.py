@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +23,9 @@ from mucudnn.words.units import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from mucudnn.bench.measure.load import Watch
     from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
+    from mucudnn.running.environment import Environment
     from mucudnn.words.errors import UnavailableError
 
 
@@ -71,17 +74,43 @@ def doctor() -> None:
 
 
 def machine() -> Iterator[Finding]:
-    """Yield the CPU, torch, its libraries and the place of the database."""
+    """Yield the CPU, how busy it is, torch, its libraries and the place of the database."""
+    from mucudnn.bench.measure.load import watch_of
+    from mucudnn.bench.measure.processor_use import Processors
     from mucudnn.database.database import default_path
     from mucudnn.running.environment import current_environment
 
     here = current_environment()
     yield Finding("CPU", f"{here.device}, {os.cpu_count()} logical cores, torch uses {here.capability}")
-    yield Finding("threads", str(here.threads))
+    yield cores(here.threads, Processors().allowed_cores())
+    yield load(watch_of("cpu"), here)
     yield Finding("torch", here.torch)
     yield Finding("oneDNN", here.library)
     yield compiled()
     yield Finding("database", str(default_path()))
+
+
+def cores(threads: int, allowed: float) -> Finding:
+    """Say how many threads torch uses, and how many cores this process may keep busy."""
+    from mucudnn.bench.measure.load import too_many_threads
+
+    state = f"{threads}; this process may use {allowed:g} core{'' if allowed == 1 else 's'}"
+    reason, _, remedy = (too_many_threads(threads, allowed) or "").partition(": ")
+    return Finding("threads", f"{state}: {reason}" if reason else state, remedy)
+
+
+def load(watch: Watch, here: Environment) -> Finding:
+    """Look for half a second at what others take of this machine, and at the rate of known work."""
+    from mucudnn.database.database import Database
+    from mucudnn.words.errors import MucudnnError
+
+    with suppress(MucudnnError), Database(read_only=True, create=False) as database:
+        watch.best_rate = database.best_rate(here)
+    mark = watch.mark()
+    watch.pause()
+    found = watch.since(mark)
+    remedy = "" if found.is_quiet else "end what works beside it, or measure later: mucudnn database refresh"
+    return Finding("load", str(found), remedy)
 
 
 def compiled() -> Finding:

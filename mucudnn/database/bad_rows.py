@@ -113,6 +113,6 @@ def _are_sound(names: Sequence[str], rows: Sequence[sqlite3.Row]) -> bool:
 def _rule(name: str, is_failure: bool) -> Callable[[Any], bool]:
     if name not in RULES:
         return lambda _: True
-    if name in (schema.COSTS if is_failure else ("reason",)):
+    if name in ((*schema.COSTS, "load") if is_failure else ("reason",)):
         return lambda value: value is None
     return RULES[name].allows

@@ -26,9 +26,9 @@ PROBLEM_COLUMNS = tuple(schema.PROBLEM.split(", "))
 _OWNER = ("kind", "measured_at", *ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS)
 _MICRO_CONFIG = tuple(schema.KEYS["measurements"].split(", "))
 COLUMNS_OF = {
-    "measurement": (*_OWNER, *_MICRO_CONFIG, *schema.COSTS),
+    "measurement": (*_OWNER, *_MICRO_CONFIG, *schema.COSTS, "load"),
     "failure": (*_OWNER, *_MICRO_CONFIG, "reason"),
-    "verification": (*_OWNER, schema.KEYS["verifications"], *schema.TIMES),
+    "verification": (*_OWNER, schema.KEYS["verifications"], *schema.TIMES, "load"),
 }
 
 _EXPORTED_ONLY = frozenset(schema.EXPORT_COLUMNS) - frozenset(schema.ROW_COLUMNS)
@@ -154,6 +154,15 @@ def _is_time(value: object) -> bool:
     return _is_cost(value) and value != 0
 
 
+def is_rate(value: object) -> bool:
+    """Whether it can be a rate: runs a second."""
+    return _is_time(value)
+
+
+def _is_load(value: object) -> bool:
+    return value is None or (_is_cost(value) and value <= 1)  # type: ignore[operator]
+
+
 def _one_of(names: Iterable[str]) -> Rule:
     allowed = tuple(map(str, names))
     return Rule(lambda value: value in allowed, "one of " + ", ".join(allowed))
@@ -187,4 +196,5 @@ RULES: Mapping[str, Rule] = {
     "reason": Rule(_is_text, "text"),
     "configuration": Rule(_is_configuration, 'runs of micro-configs as they are exported, such as [["gemm", 1, 8, 4]]'),
     **dict.fromkeys(("baseline_s", "time_s"), Rule(_is_time, "seconds, finite and above 0")),
+    "load": Rule(_is_load, "a number from 0 to 1, or nothing where it is unknown"),
 }

@@ -1,8 +1,9 @@
 """Everything that was ever measured, in one SQLite file.
 
-Rows are only added, each with its time stamp and committed at once; the newest row of a key counts. So nothing measured
-is lost, processes that share the file cannot undo each other's work, and merging two files is the union of their rows.
-What newer rows supersede stays until ``prune``. Only "run started" rows are deleted: see ``EnvironmentStore``.
+Rows are only added, each with its time stamp and committed at once; the newest row of a key counts, but none that was
+measured on a busy machine where there is another. So nothing measured is lost, processes that share the file cannot
+undo each other's work, and merging two files is the union of their rows. What other rows supersede stays until
+``prune``. Only "run started" rows are deleted: see ``EnvironmentStore``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Self, TextIO
 
 from mucudnn.database import maintenance, migrations, queries, schema
 from mucudnn.database.bad_rows import SoundRows, StoredRow, every_row
-from mucudnn.database.column_rules import row_faults
+from mucudnn.database.column_rules import is_rate, row_faults
 from mucudnn.database.sqlite_file import MEMORY, SqliteFile
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
@@ -146,7 +147,7 @@ class Database:
         self, environment: Environment, problem: ConvProblem, algorithm_version: int, measurement: Measurement
     ) -> None:
         """Commit one measurement. Raises ``InvalidInputError`` for values that there cannot be, as do all that add."""
-        costs = {name: getattr(measurement, name) for name in schema.COSTS}
+        costs = {name: getattr(measurement, name) for name in (*schema.COSTS, "load")}
         key = (environment, problem, algorithm_version, measurement.micro_config)
         self._add_measured("measurement", *key, **costs)
 
@@ -182,9 +183,9 @@ class Database:
     def measurements(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Measurement, ...]:
-        """Return the newest of each micro-config, sorted. versions: of the algorithms that are asked for."""
+        """Return the one of each micro-config that counts, sorted. versions: of the algorithms that are asked for."""
         return tuple(
-            Measurement(micro_config, **{name: row[name] for name in schema.COSTS})
+            Measurement(micro_config, **{name: row[name] for name in (*schema.COSTS, "load")})
             for micro_config, row in self._newest(environment, problem, versions)
             if row["reason"] is None
         )
@@ -192,7 +193,7 @@ class Database:
     def failures(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Failure, ...]:
-        """Return micro-configs whose newest row is a failure, sorted. versions: as for ``measurements``."""
+        """Return micro-configs whose row that counts is a failure, sorted. versions: as for ``measurements``."""
         newest = self._newest(environment, problem, versions)
         return tuple(Failure(micro_config, row["reason"]) for micro_config, row in newest if row["reason"] is not None)
 
@@ -204,23 +205,49 @@ class Database:
         versions: Mapping[str, int],
         how: How = None,
     ) -> WholeRun | None:
-        """Return the newest whole run of this very configuration; None if there was none."""
+        """Return the whole run of this very configuration that counts; None if there was none."""
         key = schema.configuration_key(micro_configs, versions, how)
-        rows = [row for row in self._rows("verifications", environment, problem) if row["configuration"] == key]
-        if not rows:
-            return None
-        return WholeRun(*(rows[-1][name] for name in schema.TIMES))
+        found: WholeRun | None = None
+        for row in self._rows("verifications", environment, problem):
+            if row["configuration"] == key and _counts(row, found):
+                found = _whole_run(row)
+        return found
 
     def whole_runs(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int], how: How = None
     ) -> dict[tuple[MicroConfig, ...], WholeRun]:
-        """Return the newest whole run of each configuration, of any batch size. versions, how: as for ``whole_run``."""
+        """Return the whole run of each configuration that counts, of any batch size. Arguments as for ``whole_run``."""
         found: dict[tuple[MicroConfig, ...], WholeRun] = {}
         for row in self._rows("verifications", environment, problem):
             micro_configs = schema.micro_configs_from(row["configuration"], versions, how)
-            if micro_configs is not None:
-                found[micro_configs] = WholeRun(*(row[name] for name in schema.TIMES))
+            if micro_configs is not None and _counts(row, found.get(micro_configs)):
+                found[micro_configs] = _whole_run(row)
         return found
+
+    def rows_that_count(self, environment: Environment) -> list[StoredRow]:
+        """Return the sound row of each key that counts, of measurements, failures and whole runs, oldest first."""
+        here, found = schema.named(environment), dict[tuple[Any, ...], StoredRow]()
+        for row in every_row(self._file):
+            if row.faults or any(row.values[name] != value for name, value in here.items()):
+                continue
+            key = tuple(value for name, value in row.key.items() if name != "measured_at")
+            before = found.get(key)
+            if before is None or schema.supersedes(row.values["load"], before.values["load"]):
+                found[key] = row
+        return list(found.values())
+
+    def best_rate(self, environment: Environment) -> float:
+        """Return the best rate of the known kernel that was seen there, in runs a second; 0 where none was."""
+        find, values = schema.find(environment)
+        rows = self._file.read(f"SELECT rate FROM rates WHERE environment_id = ({find})", values)
+        return float(rows[0][0]) if rows and is_rate(rows[0][0]) else 0.0
+
+    def add_rate(self, environment: Environment, rate: float) -> None:
+        """Commit a rate of the known kernel, which replaces a lower one."""
+        if rate <= self.best_rate(environment):
+            return
+        with self._writing() as connection:
+            schema.insert(connection, "rates", (schema.identify(connection, environment), rate), otherwise="REPLACE")
 
     def environments(self) -> tuple[Environment, ...]:
         """Return all environments that have rows, sorted."""
@@ -376,9 +403,14 @@ class Database:
     def _newest(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> list[tuple[MicroConfig, sqlite3.Row]]:
-        rows = self._rows("measurements", environment, problem)
-        asked_for = (row for row in rows if versions.get(row["algorithm"]) == row["version"])
-        return sorted({MicroConfig(row["algorithm"], row["micro_batch_size"]): row for row in asked_for}.items())
+        newest: dict[MicroConfig, sqlite3.Row] = {}
+        for row in self._rows("measurements", environment, problem):
+            micro_config = MicroConfig(row["algorithm"], row["micro_batch_size"])
+            before = newest.get(micro_config)
+            is_newer = before is None or schema.supersedes(row["load"], before["load"])
+            if versions.get(row["algorithm"]) == row["version"] and is_newer:
+                newest[micro_config] = row
+        return sorted(newest.items())
 
     def _rows(self, table: str, environment: Environment, problem: ConvProblem) -> list[sqlite3.Row]:
         """Return all rows of a key, oldest first."""
@@ -389,3 +421,12 @@ class Database:
             "ORDER BY measured_at",
             environment_values + problem_values,
         )
+
+
+def _whole_run(row: sqlite3.Row) -> WholeRun:
+    return WholeRun(*(row[name] for name in (*schema.TIMES, "load")))
+
+
+def _counts(row: sqlite3.Row, before: WholeRun | None) -> bool:
+    """Whether it counts instead of an older run."""
+    return before is None or schema.supersedes(row["load"], before.load)

@@ -31,7 +31,7 @@ class EnvironmentStore:
         self._begun: set[tuple[ConvProblem, MicroConfig]] = set()
 
     def results(self, problem: ConvProblem, versions: Mapping[str, int]) -> list[Measurement | Failure]:
-        """Return the newest result of each micro-config."""
+        """Return the result of each micro-config that counts."""
         key = (self._environment, problem, versions)
         return [*self._database.measurements(*key), *self._database.failures(*key)]
 
@@ -72,7 +72,7 @@ class EnvironmentStore:
         versions: Mapping[str, int],
         how: How = None,
     ) -> WholeRun | None:
-        """Return the newest whole run of this configuration, if there was one."""
+        """Return the whole run of this configuration that counts, if there was one."""
         return self._database.whole_run(self._environment, problem, configuration.micro_configs, versions, how)
 
     def whole_runs(
@@ -92,6 +92,14 @@ class EnvironmentStore:
         """Commit a whole run. how: what is special in it."""
         key = (self._environment, problem, configuration.micro_configs, versions)
         self._write(self._database.add_whole_run, *key, run, how)
+
+    def best_rate(self) -> float:
+        """Return the best rate of the known kernel, in runs a second; 0 where none was seen."""
+        return self._database.best_rate(self._environment)
+
+    def add_rate(self, rate: float) -> None:
+        """Commit a rate of the known kernel, which replaces a lower one."""
+        self._write(self._database.add_rate, self._environment, rate)
 
     def _write(self, add: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         if not self._writable:

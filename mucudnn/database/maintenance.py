@@ -53,6 +53,8 @@ def prune(
     """Delete bad rows, superseded ones, and where given those of others, or failures. Returns how many."""
     statements = chain(_without_bad(file), _prunings(environments, versions, failures))
     removed = sum(connection.execute(sql, values).rowcount for sql, values in statements)
+    measured = " UNION ".join(f"SELECT environment_id FROM {table}" for table in schema.KEYS)
+    connection.execute(f"DELETE FROM rates WHERE environment_id NOT IN ({measured})")
     for key in ("environment", "problem"):
         used = " UNION ".join(f"SELECT {key}_id FROM {table}" for table in schema.KEYS)
         connection.execute(f"DELETE FROM {key}s WHERE id NOT IN ({used})")
@@ -83,7 +85,7 @@ def _prunings(
         if versions is not None:
             yield f"DELETE FROM {table} WHERE {schema.OTHER_VERSIONS[table]}", [json.dumps(dict(versions))]
         same = f"environment_id, problem_id, {key}"
-        newest = f"SELECT {same}, max(measured_at) FROM {table} GROUP BY {same}"
-        yield f"DELETE FROM {table} WHERE ({same}, measured_at) NOT IN ({newest})", []
+        counts = f"SELECT {same}, max({schema.RANK}) FROM {table} GROUP BY {same}"
+        yield f"DELETE FROM {table} WHERE ({same}, {schema.RANK}) NOT IN ({counts})", []
     if failures:
         yield "DELETE FROM measurements WHERE reason IS NOT NULL", []

@@ -9,7 +9,9 @@ from typing import Any
 
 from mucudnn.words.torch_settings import TORCHS_OWN
 
-VERSION = 3  # 1: the first one; 2: environments have numerics; 3: whole runs go through torch's operators
+# 1: the first one; 2: environments have numerics; 3: whole runs go through torch's operators; 4: what was measured has
+# the load of the machine, and environments have the best rate of the known kernel
+VERSION = 4
 BEFORE_EXPORTS_SAID = 2  # the version of exported rows that do not name theirs
 
 _ENVIRONMENT_1 = "device, capability, threads, torch, library, compiled"
@@ -36,13 +38,20 @@ MIGRATIONS = {
         "ALTER TABLE wider RENAME TO environments",
     ),
     2: (f"UPDATE verifications SET time_s = {_TIME_S_2}",),
+    3: (
+        "ALTER TABLE measurements ADD COLUMN load",
+        "ALTER TABLE verifications ADD COLUMN load",
+        "CREATE TABLE rates (environment_id PRIMARY KEY NOT NULL REFERENCES environments, rate) WITHOUT ROWID",
+    ),
 }
-SINCE_VERSION_1 = {"numerics": ""}  # columns that were added, with what they are in exports that lack them
+_WITH_OPERATOR = 3  # the first version whose whole runs have what the operator costs
+# Columns that were added, with what they are in exports that lack them
+SINCE_VERSION_1: Mapping[str, str | None] = {"numerics": "", "load": None}
 
 
 def migrated_row(row: Mapping[str, Any], version: int) -> dict[str, Any]:
     """An exported row without faults, which a mucudnn of this schema version wrote, as it would be written now."""
-    if row["kind"] != "verification" or version >= VERSION:
+    if row["kind"] != "verification" or version >= _WITH_OPERATOR:
         return dict(row)
     values = {"configuration": row["configuration"], "time_s": row["time_s"]}
     with closing(sqlite3.connect(":memory:")) as connection:

@@ -17,8 +17,8 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Measurement, MicroConfig
 
 _TABLE_COLUMNS = {
-    "measurements": (*schema.KEYS["measurements"].split(", "), "measured_at", *schema.COSTS, "reason"),
-    "verifications": (*schema.KEYS["verifications"].split(", "), "measured_at", *schema.TIMES),
+    "measurements": (*schema.KEYS["measurements"].split(", "), "measured_at", *schema.COSTS, "reason", "load"),
+    "verifications": (*schema.KEYS["verifications"].split(", "), "measured_at", *schema.TIMES, "load"),
 }
 
 
@@ -56,8 +56,9 @@ def measurements(
     ids = stored.read_unchecked(f"SELECT id, {schema.PROBLEM} FROM problems")
     by_id = {row[0]: by_values[row[1:]] for row in map(tuple, ids) if row[1:] in by_values}
     find, values = schema.find(environment)
+    columns = ", ".join((*schema.COSTS, "load"))
     rows = stored.read(
-        f"SELECT problem_id, algorithm, micro_batch_size, version, reason, {', '.join(schema.COSTS)} FROM measurements "
+        f"SELECT problem_id, algorithm, micro_batch_size, version, reason, {columns} FROM measurements "
         f"WHERE environment_id = ({find}) AND problem_id IN (SELECT value FROM json_each(?)) "
         f"ORDER BY problem_id, {schema.KEYS['measurements']}, measured_at",  # as it lies in the file
         [*values, json.dumps(list(by_id))],
@@ -66,7 +67,10 @@ def measurements(
     newest: dict[ConvProblem, dict[MicroConfig, list[Any] | None]] = {problem: {} for problem in by_values.values()}
     for problem_id, algorithm, micro_batch_size, version, reason, *costs in rows:
         if versions.get(algorithm) == version:
-            newest[by_id[problem_id]][micro_config(algorithm, micro_batch_size)] = costs if reason is None else None
+            of_problem, key = newest[by_id[problem_id]], micro_config(algorithm, micro_batch_size)
+            before = of_problem.get(key)
+            if key not in of_problem or schema.supersedes(costs[-1], before[-1] if before else None):
+                of_problem[key] = costs if reason is None else None
     return {
         problem: tuple(Measurement(m, *costs) for m, costs in of_problem.items() if costs)
         for problem, of_problem in newest.items()

@@ -13,12 +13,12 @@ from typing import Any
 from mucudnn.database import migrations
 from mucudnn.running.environment import Environment
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import How, MicroConfig, WithCachedFilter, WithFreshWorkspace
+from mucudnn.words.results import BUSY, How, MicroConfig, WithCachedFilter, WithFreshWorkspace, is_busy
 
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
-TIMES = ("baseline_s", "time_s", "noise")  # of a whole run
-COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes", "relative_error", "noise", "samples")
+TIMES = ("baseline_s", "time_s", "noise")  # of a whole run, beside its load
+COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes", "relative_error", "noise", "samples")  # and a load
 ENVIRONMENT = "device, capability, threads, torch, library, compiled, numerics"
 PROBLEM = (
     "operation, c, h, w, k, r, s, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, groups, "
@@ -33,9 +33,10 @@ TABLES = tuple(
 CREATE TABLE IF NOT EXISTS environments (id INTEGER PRIMARY KEY, {ENVIRONMENT}, UNIQUE ({ENVIRONMENT}));
 CREATE TABLE IF NOT EXISTS problems (id INTEGER PRIMARY KEY, {PROBLEM}, UNIQUE ({PROBLEM}));
 CREATE TABLE IF NOT EXISTS measurements ({_OWNER}, {KEYS["measurements"]}, measured_at, {", ".join(COSTS)}, reason,
-    PRIMARY KEY (environment_id, problem_id, {KEYS["measurements"]}, measured_at)) WITHOUT ROWID;
+    load, PRIMARY KEY (environment_id, problem_id, {KEYS["measurements"]}, measured_at)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS verifications ({_OWNER}, {KEYS["verifications"]}, measured_at, baseline_s, time_s, noise,
-    PRIMARY KEY (environment_id, problem_id, {KEYS["verifications"]}, measured_at)) WITHOUT ROWID;
+    load, PRIMARY KEY (environment_id, problem_id, {KEYS["verifications"]}, measured_at)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rates (environment_id PRIMARY KEY NOT NULL REFERENCES environments, rate) WITHOUT ROWID;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {migrations.VERSION}
 """.split(";")
@@ -45,24 +46,28 @@ PRAGMA user_version = {migrations.VERSION}
 _JOINED = "LEFT JOIN environments ON environments.id = environment_id LEFT JOIN problems ON problems.id = problem_id"
 OWNER_IDS = ("environment_id", "problem_id")
 _ROW = ("kind, measured_at", ENVIRONMENT, PROBLEM, KEYS["measurements"], *COSTS, "reason")
-ROW_COLUMNS = (*", ".join(_ROW).split(", "), "configuration", "baseline_s", "time_s")
+ROW_COLUMNS = (*", ".join(_ROW).split(", "), "configuration", "baseline_s", "time_s", "load")
 EXPORT_COLUMNS = (*ROW_COLUMNS, "schema")  # the version of the mucudnn's tables that wrote the row
 _FIRST = len(OWNER_IDS) + 1
 _MEASURED_AT = _FIRST + ROW_COLUMNS.index("measured_at")
 _ORDER = (_MEASURED_AT, *range(_FIRST, _FIRST + len(ROW_COLUMNS)))  # the same rows always come in the same order
 EVERY_ROW = f"""
 SELECT environment_id, problem_id, iif(reason IS NULL, 'measurement', 'failure'), measured_at, {ENVIRONMENT}, {PROBLEM},
-    {KEYS["measurements"]}, {", ".join(COSTS)}, reason, NULL, NULL, NULL
+    {KEYS["measurements"]}, {", ".join(COSTS)}, reason, NULL, NULL, NULL, load
 FROM measurements {_JOINED}
 UNION ALL
 SELECT environment_id, problem_id, 'verification', measured_at, {ENVIRONMENT}, {PROBLEM},
-    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, noise, NULL, NULL, configuration, baseline_s, time_s
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, noise, NULL, NULL, configuration, baseline_s, time_s, load
 FROM verifications {_JOINED}
 ORDER BY {", ".join(map(str, _ORDER))}
 """  # ``OWNER_IDS`` and ``ROW_COLUMNS``
 
 WITHDRAW_FAILURE = f"""DELETE FROM measurements
     WHERE (environment_id, problem_id, {KEYS["measurements"]}, reason) = (?, ?, ?, ?, ?, ?)"""
+
+# The row of a key that counts is the newest of those that were not disturbed; of those that were, if there is no other.
+# In SQL as text, whose maximum it has; see ``supersedes`` for the same in Python.
+RANK = f"iif(typeof(load) IN ('integer', 'real') AND load > {BUSY}, '0', '1') || measured_at"
 
 # Of environments: whether anything was measured there
 HAS_ROWS = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE environment_id = environments.id)" for table in KEYS)
@@ -144,6 +149,11 @@ def problem_from(values: Sequence[Any]) -> ConvProblem:
     )
 
 
+def supersedes(load: float | None, load_before: float | None) -> bool:
+    """Whether a row of this load counts instead of an older one: what was disturbed replaces nothing that was not."""
+    return is_busy(load_before) or not is_busy(load)
+
+
 def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int], how: How = None) -> str:
     """Return JSON: for each run of equal micro-configs ``[algorithm, version, micro-batch size, how often]``.
 
@@ -168,6 +178,21 @@ def micro_configs_from(key: str, versions: Mapping[str, int], how: How = None) -
         return micro_configs if configuration_key(micro_configs, versions, how) == key else None
     except (ValueError, TypeError, LookupError):
         return None
+
+
+def whole_run_from(key: str) -> tuple[tuple[MicroConfig, ...], dict[str, int], How]:
+    """Return what ``configuration_key`` made a sound key of: micro-configs, versions, and what is special."""
+    every = json.loads(key)
+    versions = {part[0]: part[1] for part in every}
+    own, instead = ([part for part in every if (part[4:] == ["instead"]) is is_other] for is_other in (False, True))
+    kept = [part[0] for part in own if part[4:] == ["kept"]]
+    if instead:
+        return _expanded(own), versions, WithCachedFilter(kept[0] if kept else "", _expanded(instead))
+    return _expanded(own), versions, WithFreshWorkspace() if own[0][4:] == ["fresh"] else None
+
+
+def _expanded(parts: Sequence[Sequence[Any]]) -> tuple[MicroConfig, ...]:
+    return tuple(MicroConfig(name, size) for name, _, size, count, *_ in parts for _ in range(count))
 
 
 def _parts(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int]) -> list[list[str | int]]:

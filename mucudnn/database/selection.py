@@ -36,7 +36,7 @@ class SelectedMeasurements:
         return self._measurements[task]
 
     def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
-        """Return the newest whole run, with a workspace as the task has it; None if there was none."""
+        """Return the whole run that counts, with a workspace as the task has it; None if there was none."""
         how = WithFreshWorkspace() if task.in_headroom else None
         return self._database.whole_run(self.environment, task.problem, configuration.micro_configs, self.versions, how)
 

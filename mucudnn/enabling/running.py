@@ -11,8 +11,8 @@ from torch import Tensor
 from mucudnn.enabling.met import Met
 from mucudnn.enabling.session import Call, Session
 from mucudnn.enabling.shapes import as_images
+from mucudnn.running import operators
 from mucudnn.running.dispatcher import Kernel, untouched
-from mucudnn.running.operators import computed
 from mucudnn.words.problem import Operation
 
 
@@ -110,11 +110,11 @@ def _result(met: Met, call: Call, x: Tensor, w: Tensor, bias: Tensor | None) -> 
         large = torch.empty(
             shape.problem.x_shape(shape.batch_size), dtype=x.dtype, device=x.device, memory_format=shape.y_format
         )  # of which nothing is read but the shape
-        y = computed(Operation.BACKWARD_DATA, large, w, x, *shape.geometry, choices)
+        y = operators.computed(Operation.BACKWARD_DATA, large, w, x, *shape.geometry, choices)
         if y is not None and bias is not None:
             y.add_(bias.view(-1, 1, 1))
     else:
-        y = computed(Operation.FORWARD, x, w, bias, *shape.geometry, choices)
+        y = operators.computed(Operation.FORWARD, x, w, bias, *shape.geometry, choices)
     return y.squeeze(2) if y is not None and shape.is_1d else y
 
 
@@ -134,5 +134,5 @@ def _gradient(met: Met, call: Call, operation: Operation, dy: Tensor, x: Tensor,
     if shape.is_transposed:
         x, dy = dy.contiguous(memory_format=shape.y_format), x
     third = None if operation is Operation.FORWARD else dy
-    gradient = computed(operation, x, w, third, *shape.geometry, choices)
+    gradient = operators.computed(operation, x, w, third, *shape.geometry, choices)
     return gradient.squeeze(2) if gradient is not None and shape.is_1d else gradient

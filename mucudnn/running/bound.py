@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import BoundStage
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.running.native_call import Bound, bound_natively
+from mucudnn.running.hot_path import Bound, bound_in_cpp
 from mucudnn.running.workspace import is_advised, on_huge_pages, workspace_of
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
@@ -52,7 +52,7 @@ def bound_recipe(
     if is_large or not keeps_workspace:
         return in_python
     torch_format = TORCH_FORMATS[problem.memory_format]
-    return bound_natively(problem.operation, stages, scratch, torch_format, result, in_python)
+    return bound_in_cpp(problem.operation, stages, scratch, torch_format, result, in_python)
 
 
 def _execute(stages: tuple[tuple[BoundStage, int], ...], scratch: slice, keeps_workspace: bool) -> _Execute:

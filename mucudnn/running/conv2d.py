@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from mucudnn.running import eager, operators
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
-from mucudnn.running.native_call import is_eager
-from mucudnn.running.operators import Choices
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ITEM_BYTES, ConvProblem, Operation
-from mucudnn.words.results import Configuration
+from mucudnn.running.hot_path import is_eager
+from mucudnn.running.tuned_module import TunedModule, are_pairs, operator_takes
+from mucudnn.words.problem import Operation
 
 _FORWARD = Operation.FORWARD  # looked up in every call
-_DTYPES = frozenset(getattr(torch, name) for name in ITEM_BYTES)
 
 
-class TunedOperation(Protocol):
-    """Choice for one operation of a module; ``str`` tells why. Tuning makes it."""
-
-    @property
-    def problem(self) -> ConvProblem: ...
-
-    @property
-    def batch_size(self) -> int: ...
-
-    @property
-    def configuration(self) -> Configuration: ...
-
-
-class Conv2d(torch.nn.Conv2d):
+class Conv2d(TunedModule, torch.nn.Conv2d):
     """A ``torch.nn.Conv2d``: same arguments, same state dict, same result.
 
     Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution.
@@ -49,8 +32,8 @@ class Conv2d(torch.nn.Conv2d):
     torch.Size([4, 8, 16, 24])
     """
 
-    tuned: tuple[TunedOperation, ...] = ()
-    choices: Choices | None = None
+    _untuned_class = torch.nn.Conv2d
+
     filter_cache: FilterCache | None = None
 
     @property
@@ -68,13 +51,6 @@ class Conv2d(torch.nn.Conv2d):
         renamed = {"filter_cache" if name == "kept" else name: value for name, value in state.items()}
         super().__setstate__(renamed)  # type: ignore[no-untyped-call]
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        """Refuse ``torch.jit.script``, which cannot compile this module, and would put an answer in its place."""
-        raise InvalidInputError(
-            "torch.jit.script cannot compile mucudnn.Conv2d: use torch.compile, torch.export or torch.jit.trace, or "
-            "make each such module torch's own again, module.__class__ = torch.nn.Conv2d, and script the model then"
-        )
-
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         tuned = self.choices is not None or self.filter_cache is not None
         y = self._tuned_forward(input, weight, bias) if tuned else None
@@ -86,7 +62,7 @@ class Conv2d(torch.nn.Conv2d):
         Torch also computes all that is no plain convolution, or says what is wrong.
         """
         is_plain = not torch.compiler.is_compiling() and is_eager(x, weight, bias)
-        if not is_plain and not (isinstance(x, Tensor) and _operator_takes(x)):  # a torch.fx.Proxy is no tensor
+        if not is_plain and not operator_takes(x, (3, 4)):
             return None
         if x.dim() == 3:
             y = self._tuned_forward(x.unsqueeze(0), weight, bias)
@@ -95,7 +71,7 @@ class Conv2d(torch.nn.Conv2d):
             padding: Any = self.padding
         else:
             x, padding = self._padded(x, weight)
-        if not _are_pairs(self.stride, padding, self.dilation):
+        if not are_pairs(self.stride, padding, self.dilation):
             return None
         choices, filters = self.choices, self.filter_cache
         geometry = self.stride, padding, self.dilation, self.groups
@@ -121,22 +97,3 @@ class Conv2d(torch.nn.Conv2d):
                 x = F.pad(x, (0, total_w % 2, 0, total_h % 2))
             return x, (total_h // 2, total_w // 2)
         return x, self.padding
-
-
-def _operator_takes(x: Tensor) -> bool:
-    """Tell whether x is dense images of real numbers. Weight and bias the operator looks at itself.
-
-    The operators have no forward-mode derivative, no rules for ``torch.func`` and no complex arithmetic.
-    """
-    if x.dtype not in _DTYPES or x.is_nested or x.layout is not torch.strided or x.dim() not in (3, 4) or x.is_meta:
-        return False
-    if torch.compiler.is_compiling():
-        return True
-    return forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
-
-
-def _are_pairs(stride: Any, padding: Any, dilation: Any) -> bool:
-    """Tell whether they are as ``torch.nn.Conv2d`` makes them; by hand they may be set to other things."""
-    if type(stride) is type(padding) is type(dilation) is tuple:
-        return len(stride) == len(padding) == len(dilation) == 2
-    return False

@@ -15,6 +15,7 @@ from mucudnn.words.problem import MOST_SAMPLES, ConvProblem
 from mucudnn.words.values import shown, text
 
 _NAMES_SHOWN = 3
+_TUNABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d)
 
 
 def device_named(device: object) -> torch.device:
@@ -47,11 +48,11 @@ def largest_batch_size(problem: ConvProblem, device_type: str) -> int:
 
 
 def device_of_convolutions(model: nn.Module) -> torch.device:
-    """Find the device of the filters of a model's ``nn.Conv2d``; the CPU for a model without any.
+    """Find the device of the filters of a model's convolutions that can be tuned; the CPU for a model without any.
 
     Raises ``InvalidInputError`` for a model with convolutions on several devices.
     """
-    convolutions = ((name, m) for name, m in model.named_modules() if isinstance(m, nn.Conv2d))
+    convolutions = ((name, m) for name, m in model.named_modules() if isinstance(m, _TUNABLE))
     return _only_device(
         ((name or "the model itself", module.weight) for name, module in convolutions),
         "has convolutions on several devices",

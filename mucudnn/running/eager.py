@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.running import operators
-from mucudnn.running.native_call import is_eager, native_functions
+from mucudnn.running.hot_path import compiled_functions, is_eager
 from mucudnn.running.operators import Choices, Measured
 from mucudnn.words.problem import Operation, Pair
 
@@ -54,7 +54,7 @@ def convolve_plain(operation: Operation, x: Tensor, w: Tensor, third: Tensor | N
     return _values(operation, x, w, third, rest)
 
 
-_native = native_functions(operators.values)
+_compiled = compiled_functions(operators.values)
 
 
 def _values_of_rest(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
@@ -62,7 +62,7 @@ def _values_of_rest(operation: Operation, x: Tensor, w: Tensor, third: Tensor | 
 
 
 # Computes without autograd. Takes operation, x, w, third, and the rest of ``convolve_plain``.
-_values: Callable[..., Tensor] = _values_of_rest if _native is None else _native.values
+_values: Callable[..., Tensor] = _values_of_rest if _compiled is None else _compiled.values
 
 
 class TunedConv2d(torch.autograd.Function):
@@ -78,15 +78,15 @@ class TunedConv2d(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        if _native is not None and not torch.compiler.is_compiling():
-            gradients: tuple[Tensor | None, ...] = _native.gradients(ctx, dy)
+        if _compiled is not None and not torch.compiler.is_compiling():
+            gradients: tuple[Tensor | None, ...] = _compiled.gradients(ctx, dy)
             if gradients is not NotImplemented:
                 return gradients
         x, w = ctx.saved_tensors
         of_x, of_w, of_bias, _ = ctx.needs_input_grad
         dx = convolve(_BACKWARD_DATA, x, w, dy, *ctx.rest) if of_x else None
         dw = convolve(_BACKWARD_FILTER, x, w, dy, *ctx.rest) if of_w else None
-        return dx, dw, dy.sum((0, 2, 3)) if of_bias else None, None
+        return dx, dw, operators.bias_gradient(dy) if of_bias else None, None
 
 
 class TunedBackwardData(torch.autograd.Function):

@@ -21,11 +21,12 @@ from torch._ops import OpOverload
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.running.autocast import autocast_computes
 from mucudnn.running.devices import made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.flops import count_flops
-from mucudnn.running.native_call import run_known
+from mucudnn.running.hot_path import run_known
 from mucudnn.running.recipe import Recipe, RecipeSource, StepError, forget, note_failure, recipe_of, working_recipe
 from mucudnn.running.workspace import on_huge_pages
 from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
@@ -277,6 +278,11 @@ def _torchs(operation: Operation) -> Callable[..., Tensor]:
     return lambda x, w, dy, *rest: torch_convolution(operation, x, w, dy, None, *rest[:-1])
 
 
+def bias_gradient(dy: Tensor) -> Tensor:
+    """Sum dy, (N, K, P, Q), to (K,). Looked up in every call, as ``computed``: ``in_place`` puts itself around both."""
+    return dy.sum((0, 2, 3))
+
+
 def _save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, dy, *ctx.rest = inputs
     ctx.save_for_backward(x, w, dy)
@@ -292,7 +298,7 @@ def _conv2d_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     of_x, of_w, of_bias = ctx.needs_input_grad[:3]
     dx = conv2d_backward_data(x, w, dy, *ctx.rest) if of_x else None
     dw = conv2d_backward_filter(x, w, dy, *ctx.rest) if of_w else None
-    return dx, dw, dy.sum((0, 2, 3)) if of_bias else None, *(None for _ in ctx.rest)
+    return dx, dw, bias_gradient(dy) if of_bias else None, *(None for _ in ctx.rest)
 
 
 def _backward_data_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
@@ -309,23 +315,6 @@ def _backward_filter_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     of_x, _, of_dy = ctx.needs_input_grad[:3]
     dx = conv2d_backward_data(x, g, dy, *ctx.rest) if of_x else None
     return dx, None, conv2d(x, g, None, *ctx.rest) if of_dy else None, *(None for _ in ctx.rest)
-
-
-def _autocast(device_type: str) -> Callable[..., Tensor]:
-    """Make what autocast calls: it computes in the autocast type, float64 excepted, as torch's convolution."""
-    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}"))
-
-    def cast_and_compute(*args: Any) -> Tensor:
-        dtype = torch.get_autocast_dtype(device_type)
-        with torch._C._ExcludeDispatchKeyGuard(excluded):
-            return conv2d(*(_cast(a, device_type, dtype) for a in args))
-
-    return cast_and_compute
-
-
-def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-    eligible = isinstance(value, Tensor) and value.is_floating_point() and value.device.type == device_type
-    return value.to(dtype) if eligible and value.dtype != torch.float64 else value
 
 
 def _define(operation: Operation, name: str, gradients: Callable[..., Any]) -> OpOverload[..., Tensor]:
@@ -347,5 +336,9 @@ _library: Any = torch.library.Library("mucudnn", "DEF")  # type: ignore[no-untyp
 conv2d = _define(Operation.FORWARD, "conv2d", _conv2d_gradients)
 conv2d_backward_data = _define(Operation.BACKWARD_DATA, "conv2d_backward_data", _backward_data_gradients)
 conv2d_backward_filter = _define(Operation.BACKWARD_FILTER, "conv2d_backward_filter", _backward_filter_gradients)
-for _device_type in ("cpu", "cuda"):
-    _library.impl("conv2d", _autocast(_device_type), f"Autocast{_device_type.upper()}")
+autocast_computes(_library, "conv2d", conv2d)
+
+
+def choices_of(handle: int) -> Choices | None:
+    """Find the choices of a handle; ``None``: there are none in this process."""
+    return _registered.get(handle)

@@ -21,7 +21,7 @@ from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.running.bound import bound_recipe
 from mucudnn.running.devices import made_current
 from mucudnn.running.fallback import say_once
-from mucudnn.running.native_call import Bound
+from mucudnn.running.hot_path import Bound
 from mucudnn.running.workspace import lasting_buffer, workspace_of
 from mucudnn.words.errors import CapturingError, InvalidInputError, LibraryError, MisalignedError, UnavailableError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair

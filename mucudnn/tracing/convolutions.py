@@ -11,15 +11,26 @@ import torch
 from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 
+from mucudnn.running.conv_transpose2d import is_backward_data, y_shape
 from mucudnn.running.devices import largest_batch_size
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
+TRACED = (nn.Conv2d, nn.Conv1d, nn.ConvTranspose2d)
+
+# The operations of a module's y, dx and dw, as operations of its problem where that is transposed
+_TRANSPOSED = {
+    Operation.FORWARD: Operation.BACKWARD_DATA,
+    Operation.BACKWARD_DATA: Operation.FORWARD,
+    Operation.BACKWARD_FILTER: Operation.BACKWARD_FILTER,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of one ``nn.Conv2d``: the module's name, the forward problem, and how many samples it was called with.
+    """One call of one module: its name, what it computes, and how many samples it was called with.
 
+    problem: forward, but backward data for an ``nn.ConvTranspose2d``, whose result is the x of its problem.
     input_needs_gradient: whether autograd would compute dx.
     """
 
@@ -28,14 +39,35 @@ class Call:
     batch_size: int
     input_needs_gradient: bool
 
+    @property
+    def is_transposed(self) -> bool:
+        return self.problem.operation is Operation.BACKWARD_DATA
+
+    def problem_of(self, operation: Operation) -> ConvProblem:
+        """Return the problem that computes the module's y, dx or dw: the operation of the module, not of the problem.
+
+        >>> from torch import nn
+        >>> (call,) = trace(nn.ConvTranspose2d(8, 3, 4, stride=2, padding=1), torch.zeros(4, 8, 16, 16))
+        >>> print(call.problem_of(Operation.FORWARD))
+        backward_data 3x32x32 -> 8, 4x4, stride 2x2, padding 1x1, float32 contiguous
+        """
+        return self.problem.with_operation(problem_operation(operation, transposed=self.is_transposed))
+
+
+def problem_operation(operation: Operation, *, transposed: bool) -> Operation:
+    """Return the operation of a problem by which a module's operation is computed: of a transposed module another."""
+    return _TRANSPOSED[operation] if transposed else operation
+
 
 def convolutions_of(model: nn.Module, sample_input: Any) -> list[tuple[str, ConvProblem, int]]:
-    """List module name, forward problem and batch size of every call; see ``trace``."""
+    """List module name, problem and batch size of every call; see ``trace``."""
     return [(call.name, call.problem, call.batch_size) for call in trace(model, sample_input)]
 
 
 def trace(model: nn.Module, sample_input: Any) -> list[Call]:
-    """List every call of an ``nn.Conv2d`` in ``model(sample_input)``, in order, as torch computes it.
+    """List every call of a module that is traced in ``model(sample_input)``, in order, as torch computes it.
+
+    Traced are ``nn.Conv2d``, ``nn.Conv1d`` (images of height 1) and ``nn.ConvTranspose2d``.
 
     sample_input: the only argument, or a tuple of all positional ones. Padding that torch does in a step of its own
     (``padding_mode`` other than zeros, the odd half of ``padding="same"``) is part of H and W. Calls that no
@@ -53,26 +85,28 @@ def trace(model: nn.Module, sample_input: Any) -> list[Call]:
     arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
     with ExitStack() as hooks:
         for name, module in model.named_modules():
-            if isinstance(module, nn.Conv2d):
+            if isinstance(module, TRACED):
                 handle = module.register_forward_pre_hook(_recorder(name, calls), with_kwargs=True)
                 hooks.callback(handle.remove)
         model(*arguments)
     return calls
 
 
-def call_of(name: str, module: nn.Conv2d, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
+def call_of(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
     """Describe the call ``module(*arguments, **named)``; ``None`` where no ``ConvProblem`` does."""
     x = arguments[0] if arguments else named["input"]
-    x = x if x.dim() == 4 else x.unsqueeze(0)
-    problem = _problem(module, x)
-    if problem is None or not 0 < len(x) <= largest_batch_size(problem, x.device.type):
+    dims = 3 if isinstance(module, nn.Conv1d) else 4
+    images = x.unsqueeze(0) if x.dim() == dims - 1 else x
+    if images.dim() != dims:
         return None
-    return Call(name, problem, len(x), x.requires_grad)
+    problem = _problem(module, images, arguments[1] if len(arguments) > 1 else named.get("output_size"))
+    if problem is None or not 0 < len(images) <= largest_batch_size(problem, x.device.type):
+        return None
+    return Call(name, problem, len(images), x.requires_grad)
 
 
 def _recorder(name: str, calls: list[Call]) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
     def record(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        assert isinstance(module, nn.Conv2d)
         call = call_of(name, module, arguments, named)
         if call is not None:
             calls.append(call)
@@ -80,28 +114,65 @@ def _recorder(name: str, calls: list[Call]) -> Callable[[nn.Module, tuple[Any, .
     return record
 
 
-def _problem(module: nn.Conv2d, x: Tensor) -> ConvProblem | None:
+def _problem(module: nn.Module, x: Tensor, output_size: Any) -> ConvProblem | None:
+    """Make the problem; ``None``: torch will say what is wrong with it, or can do what mucudnn cannot."""
+    if isinstance(module, nn.ConvTranspose2d):
+        made = _transposed(module, x, output_size)
+    elif isinstance(module, nn.Conv1d):
+        made = _one_dimensional(module, x)
+    else:
+        assert isinstance(module, nn.Conv2d)
+        made = _two_dimensional(module, x)
+    try:
+        return None if made is None else ConvProblem(**made)
+    except InvalidInputError:
+        return None
+
+
+def _two_dimensional(module: nn.Conv2d, x: Tensor) -> dict[str, Any]:
+    """Return the arguments of the problem."""
     (extra_h, extra_w), padding = _padding(module)
     r, s = module.weight.shape[2:]
-    dtype, memory_format = _dtype(x), _memory_format(x, module.weight)
+    return {
+        "operation": Operation.FORWARD,
+        **{"c": x.shape[1], "h": x.shape[2] + extra_h, "w": x.shape[3] + extra_w, "k": module.out_channels},
+        **{"r": r, "s": s, "stride": module.stride, "padding": padding, "dilation": module.dilation},
+        **{"groups": module.groups, "dtype": dtype_of(x), "memory_format": _memory_format(x, module.weight)},
+    }
+
+
+def _one_dimensional(module: nn.Conv1d, x: Tensor) -> dict[str, Any]:
+    """Return the arguments of the problem, of height 1: torch makes x contiguous."""
+    left, right = module._reversed_padding_repeated_twice
+    extra, padding = (left + right, 0) if module.padding_mode != "zeros" else (right - left, left)
+    return {
+        "operation": Operation.FORWARD,
+        **{"c": x.shape[1], "h": 1, "w": x.shape[2] + extra, "k": module.out_channels},
+        **{"r": 1, "s": module.weight.shape[2], "stride": (1, *module.stride), "padding": (0, padding)},
+        **{"dilation": (1, *module.dilation), "groups": module.groups, "dtype": dtype_of(x)},
+    }
+
+
+def _transposed(module: nn.ConvTranspose2d, x: Tensor, output_size: Any) -> dict[str, Any] | None:
+    """Return the arguments of the problem, whose x is what the module returns; ``None``: there is no such problem."""
+    if not isinstance(output_size, (list, tuple, type(None))):
+        return None  # another argument, of a subclass
+    sizes = None if output_size is None else list(output_size[-2:])
+    geometry = module.stride, module.padding, module.kernel_size
     try:
-        return ConvProblem(
-            Operation.FORWARD,
-            c=x.shape[1],
-            h=x.shape[2] + extra_h,
-            w=x.shape[3] + extra_w,
-            k=module.out_channels,
-            r=r,
-            s=s,
-            stride=_pair(module.stride),
-            padding=padding,
-            dilation=_pair(module.dilation),
-            groups=module.groups,
-            dtype=dtype,
-            memory_format=memory_format,
-        )
-    except InvalidInputError:
-        return None  # torch will say what is wrong with it, or can do what mucudnn cannot
+        output_padding = module._output_padding(x, sizes, *geometry, 2, module.dilation)  # type: ignore[arg-type]
+    except ValueError:
+        return None
+    if not is_backward_data(module.stride, output_padding):
+        return None
+    shape = y_shape(x, module.weight, module.stride, module.padding, output_padding, module.dilation, module.groups)  # type: ignore[arg-type]
+    r, s = module.weight.shape[2:]
+    return {
+        "operation": Operation.BACKWARD_DATA,
+        **{"c": shape[1], "h": shape[2], "w": shape[3], "k": x.shape[1], "r": r, "s": s, "stride": module.stride},
+        **{"padding": module.padding, "dilation": module.dilation, "groups": module.groups},
+        **{"dtype": dtype_of(x), "memory_format": _memory_format(x, module.weight)},
+    }
 
 
 def _padding(module: nn.Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -123,13 +194,8 @@ def _memory_format(x: Tensor, w: Tensor) -> MemoryFormat:
     return MemoryFormat.CHANNELS_LAST if channels_last else MemoryFormat.CONTIGUOUS
 
 
-def _dtype(x: Tensor) -> str:
+def dtype_of(x: Tensor) -> str:
     """Name the dtype in which the convolution computes: autocast leaves float64 alone."""
     kind = x.device.type
     autocast = kind != "meta" and torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64
     return str(torch.get_autocast_dtype(kind) if autocast else x.dtype).removeprefix("torch.")
-
-
-def _pair(values: tuple[int, ...]) -> tuple[int, int]:
-    height, width = values
-    return height, width

@@ -20,18 +20,20 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.caching_allocator import block_bytes
 from mucudnn.running import operators
-from mucudnn.tracing.convolutions import Call, call_of
+from mucudnn.running.conv_transpose2d import conv_transpose2d
+from mucudnn.tracing.convolutions import TRACED, Call, call_of, problem_operation
 from mucudnn.tracing.memory_timeline import ConvolutionCall, Event, MemoryTimeline
 from mucudnn.tracing.undisturbed import undisturbed
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
 
-_FORWARD = (torch.ops.aten.convolution.default, operators.conv2d)
+_TORCHS_FORWARD = torch.ops.aten.convolution.default
 _TORCHS_BACKWARD = torch.ops.aten.convolution_backward.default
 _OUR_BACKWARD = {
     operators.conv2d_backward_data: Operation.BACKWARD_DATA,
     operators.conv2d_backward_filter: Operation.BACKWARD_FILTER,
 }
+_TRANSPOSED_ARGUMENT = {_TORCHS_FORWARD: 6, _TORCHS_BACKWARD: 7}
 
 
 def trace_step(model: nn.Module, sample_input: Any) -> MemoryTimeline:
@@ -76,7 +78,7 @@ def _trace(model: nn.Module, arguments: tuple[Any, ...], real_because: str | Non
     tracer = _Tracer(base, base[0].device.type if base else "cpu")
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            if isinstance(module, nn.Conv2d):
+            if isinstance(module, TRACED):
                 stack.callback(module.register_forward_pre_hook(tracer.entering(name), with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(tracer.leave, always_call=True).remove)
         stack.enter_context(tracer)
@@ -106,10 +108,10 @@ def training_step(model: nn.Module, arguments: tuple[Any, ...]) -> None:
 
 @dataclass(slots=True)
 class _Forward:
-    """A forward convolution, remembered to find its module again in the backward pass.
+    """A convolution of the forward pass, remembered to find its module again in the backward pass.
 
     call: ``None`` if no module of the kind that is traced was running. filter: storage and offset of w. shapes: of x
-    and w. done: backward operations that were found to be its own.
+    and w of its problem. done: operations of the backward pass that were found to be its own.
     """
 
     call: Call | None
@@ -138,7 +140,6 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def entering(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def enter(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            assert isinstance(module, nn.Conv2d)
             self.running.append(call_of(name, module, arguments, named))
 
         return enter
@@ -191,34 +192,45 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _convolutions(self, func: Any, args: Any, result: Any, before_bytes: int) -> int:
         """Record the operations that ``func`` is. Returns how far their bytes in use exceed those at the end."""
         first = len(self.calls)
-        if func in _FORWARD:
-            x, w = args[:2]
-            self._remember(x, w)
-            self._record(Operation.FORWARD, x, w, (x, w), self.live_bytes)
+        transposed = func is conv_transpose2d or (func in _TRANSPOSED_ARGUMENT and args[_TRANSPOSED_ARGUMENT[func]])
+        if func in (_TORCHS_FORWARD, operators.conv2d, conv_transpose2d):
+            read, w = args[:2]
+            x = result if transposed else read
+            operation = problem_operation(Operation.FORWARD, transposed=transposed)
+            if func is not operators.conv2d or not self._is_gradient(x, w):
+                self._remember(operation, x, w)
+            self._record(operation, x, w, (read, w), self.live_bytes)
         elif func in _OUR_BACKWARD:
             x, w, dy = args[:3]
             operation = _OUR_BACKWARD[func]
             self._record(operation, x, w, (dy, w if operation is Operation.BACKWARD_DATA else x), self.live_bytes)
         elif func is _TORCHS_BACKWARD:  # torch computes dx, then dw while dx is there, as our two operators do
-            dy, x, w = args[:3]
+            dy, read, w = args[:3]
+            x = dy if transposed else read
             in_use_bytes = before_bytes
-            for operation, gradient, other in zip(_OUR_BACKWARD.values(), result[:2], (w, x), strict=True):
+            for of, gradient, other in zip(_OUR_BACKWARD.values(), result[:2], (w, read), strict=True):
                 if gradient is not None:
                     in_use_bytes += self._block_bytes(gradient.untyped_storage().nbytes())
+                    operation = problem_operation(of, transposed=transposed)
                     self._record(operation, x, w, (dy, other), in_use_bytes)
         most_bytes = max((call.in_use_bytes for call in self.calls[first:]), default=0)
         return max(0, most_bytes - self.live_bytes)
 
-    def _remember(self, x: Tensor, w: Tensor) -> None:
+    def _is_gradient(self, x: Tensor, w: Tensor) -> bool:
+        """Tell whether a forward convolution is the dx of a transposed module: no module runs in the backward pass."""
+        forward = None if self.running else self._forward_of(Operation.FORWARD, x, w)
+        return forward is not None and forward.call is not None and forward.call.is_transposed
+
+    def _remember(self, operation: Operation, x: Tensor, w: Tensor) -> None:
         call = self.running[-1] if self.running else None
-        if call is not None and (x.shape, w.shape) != (call.problem.x_shape(call.batch_size), call.problem.w_shape()):
+        if call is not None and not _is_of(call, operation, x, w):
             call = None  # a convolution of the module's own making beside the one that its geometry says
         self.forwards.append(_Forward(call, _identity(w), (x.shape, w.shape)))
 
     def _record(
         self, operation: Operation, x: Tensor, w: Tensor, operands: tuple[Tensor, Tensor], in_use_bytes: int
     ) -> None:
-        """Record one operation. operands: the two that it reads."""
+        """Record one operation. x, w: those of its problem. operands: the two that it reads."""
         forward = self._forward_of(operation, x, w)
         if forward is not None:
             forward.done.add(operation)
@@ -238,6 +250,13 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         open_ones = [f for f in reversed(self.forwards) if f.shapes == (x.shape, w.shape) and operation not in f.done]
         return next(chain((f for f in open_ones if f.filter == _identity(w)), open_ones), None)
+
+
+def _is_of(call: Call, operation: Operation, x: Tensor, w: Tensor) -> bool:
+    """Tell whether these are x and w of a call's problem; in one dimension they have no height."""
+    problem = call.problem
+    shapes = [(*t.shape[:2], 1, *t.shape[2:]) if t.dim() == 3 else tuple(t.shape) for t in (x, w)]
+    return problem.operation is operation and shapes == [problem.x_shape(call.batch_size), problem.w_shape()]
 
 
 def _identity(tensor: Tensor) -> tuple[int, int]:

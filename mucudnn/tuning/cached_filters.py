@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mucudnn.bench.measure.comparison import Comparison, compare_in_turns
+from mucudnn.bench.measure.comparison import Comparison
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.database import Database
@@ -107,6 +107,17 @@ def cached_run(
     return call
 
 
+def compare_cached(
+    machine: Machine, problem: ConvProblem, configuration: Configuration, algorithm: str, instead_of: Configuration
+) -> Comparison | Exception:
+    """Compare the convolution with a cached filter of ``algorithm`` with the same module without cache, in turns."""
+    operands = random_operands(problem, configuration.batch_size, machine.device)
+    uncached = machine.whole_run(problem, instead_of, operands)
+    cached = cached_run(problem, configuration, algorithm, operands)
+    (outcome,) = machine.in_turns(uncached, [cached])
+    return outcome
+
+
 @dataclass(frozen=True, slots=True)
 class _Option:
     """A filter that ``algorithm`` prepares, cached. cost: of all calls together, with the bytes that are cached.
@@ -182,10 +193,7 @@ class _Chooser:
         known = self.store.whole_run(problem, configuration, self.versions, how)
         if known is not None:
             return known
-        operands = random_operands(problem, tuned.batch_size, self.machine.device)
-        uncached = self.machine.whole_run(problem, tuned.configuration, operands)
-        cached = cached_run(problem, configuration, option.algorithm, operands)
-        (outcome,) = compare_in_turns(uncached, [cached], self.machine.clock)
+        outcome = compare_cached(self.machine, problem, configuration, option.algorithm, tuned.configuration)
         if not isinstance(outcome, Comparison):
             return None
         self.store.add_whole_run(problem, configuration, self.versions, outcome.whole_run, how)

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, cast
 
 import torch
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
-from mucudnn.running.conv2d import Conv2d
+from mucudnn.running.conv3d import Conv3d, DividedOperation
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.operators import Choices
+from mucudnn.running.tuned_classes import make_tunable, why_left_alone
+from mucudnn.running.tuned_module import TunedModule
 from mucudnn.tracing.convolutions import Call, trace
 from mucudnn.tracing.headroom import Limits, find_headroom
 from mucudnn.tracing.undisturbed import undisturbed
 from mucudnn.tuning.cached_filters import cache_filters
+from mucudnn.tuning.confirm_model import Step, confirm_model
+from mucudnn.tuning.divide_3d import divide_3d
 from mucudnn.tuning.result import TunedProblem, configurations_of
 from mucudnn.tuning.tuner import machine_and_database, require_callable, tune_tasks
 from mucudnn.words.config import Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.progress import Progress
+from mucudnn.words.progress import Progress, silent
 from mucudnn.words.results import Configuration
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
-from mucudnn.words.values import instance
+from mucudnn.words.values import instance, shown
 
 _Key = tuple[ConvProblem, int, int | None]  # problem, batch size, limit: what is tuned once
 _Wanted = dict[str, dict[_Key, None]]  # module name -> what it needs, largest batch first
@@ -40,14 +46,23 @@ def optimize(
     config: Config | None = None,
     *,
     progress: Progress | None = None,
+    step: Step | None = None,
 ) -> torch.nn.Module:
-    """Tune the convolutions that ``model(sample_input)`` runs, and make them ``mucudnn.Conv2d``; returns the model.
+    """Tune the convolutions that ``model(sample_input)`` runs, and make them mucudnn's; returns the model.
 
-    The modules themselves are turned: parameters, hooks, names, mode and device stay as they are, and a module that
-    occurs twice is one still. Subclasses of ``torch.nn.Conv2d``, parametrized ones included, are left alone. The
+    Each ``torch.nn.Conv2d`` becomes a ``mucudnn.Conv2d``, and so with ``Conv1d``, ``ConvTranspose2d`` and ``Conv3d``,
+    which runs torch's own in micro-batches where that keeps it within a workspace limit in bytes. The modules
+    themselves are turned: parameters, hooks, names, mode and device stay as they are, and a module that occurs twice is
+    one still. One of a subclass stays an instance of it; those with a ``forward`` of their own are left alone. The
     forward pass that finds the shapes leaves no trace in mode, buffers, gradients and random state.
     ``progress`` is called with what is being measured and the fraction that is done, as in ``tune``.
     ``report(model)`` tells what was chosen.
+
+    At last the whole model runs a few steps in turns, torch's own convolutions and ours, if ``config.confirm`` says so
+    or leaves it open: torch's own is put back where ours is slower there, and ``report(model).confirmation`` says what
+    the step gained. ``step`` runs a step of the model that it is given, as training does: ``step(model)``. ``None``:
+    forward and backward pass on the sample input, or in ``eval()`` the forward pass. Afterwards parameters, gradients,
+    buffers, mode and random state are as they were; the state of an optimizer that ``step`` uses is not.
 
     A model on a GPU is tuned there, whichever is the current one. One that is to be wrapped in
     ``DistributedDataParallel`` or ``DataParallel`` is best optimized before, with the input of one device.
@@ -57,6 +72,7 @@ def optimize(
     """
     config = config_or_default(config)
     require_callable(progress)
+    _require_step(step)
     _require_own_tensors(instance(torch.nn.Module, model, "model"))
     device = device_of_convolutions(model)
     if device.type == "cuda" and config.deterministic and not TorchSettings.current().deterministic:
@@ -69,12 +85,23 @@ def optimize(
         sample_input = tree_map(_recordable, sample_input)
         limits = find_headroom(model, sample_input).limits if config.has_headroom_limit else None
         wanted = _wanted(model, trace(model, sample_input), config, limits)
+        divided = divide_3d(model, sample_input, config, device.type)
         tasks = _tasks(wanted, in_headroom=limits is not None)
         with machine_and_database(config, device.type) as (machine, database):
             tuning = tune_tasks(list(tasks.values()), config, progress=progress, machine=machine, database=database)
             _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
+            _swap_3d(model, divided)
             cache_filters(model, config, machine=machine, database=database)
+        put_in = partial(_put_in, config=config)
+        confirm_model(
+            model, sample_input, config, put_in, device_type=device.type, step=step, progress=progress or silent
+        )
     return model
+
+
+def _require_step(step: object) -> None:
+    if not (step is None or callable(step)):
+        raise InvalidInputError(f"step is {shown(step)}; give a function that runs a step of a model, or None")
 
 
 def _require_own_tensors(model: torch.nn.Module) -> None:
@@ -94,18 +121,21 @@ def _recordable(value: Any) -> Any:
 def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limits: Limits | None) -> _Wanted:
     """Return one problem for each operation that is tuned; dx of the model's own input is not: nobody asks for it.
 
+    The config's operations are those of the modules: y of a transposed one is forward, its problem is backward data.
     limits: the headroom; what does not run in a training step has none. None: the config's limit, for all alike.
     """
     modules = dict(model.named_modules())
     wanted: _Wanted = {}
     for call in sorted(calls, key=lambda call: -call.batch_size):
-        if type(modules[call.name]) not in (torch.nn.Conv2d, Conv2d):
+        if why_left_alone(modules[call.name]) is not None:
             continue
         for operation in config.operations:
             if operation is not Operation.BACKWARD_DATA or call.input_needs_gradient:
-                limit = config.workspace_limit_bytes if limits is None else limits.get((call.name, operation), 0)
-                key = (call.problem.with_operation(operation), call.batch_size, limit)
-                wanted.setdefault(call.name, {})[key] = None
+                problem = call.problem_of(operation)
+                limit = (
+                    config.workspace_limit_bytes if limits is None else limits.get((call.name, problem.operation), 0)
+                )
+                wanted.setdefault(call.name, {})[problem, call.batch_size, limit] = None
     return wanted
 
 
@@ -129,10 +159,22 @@ def _swap(model: torch.nn.Module, wanted: _Wanted, tuned: Mapping[_Key, TunedPro
     modules = dict(model.named_modules())
     for name, keys in wanted.items():
         its_own = tuple(tuned[key] for key in keys)
-        modules[name].__class__ = Conv2d
-        swapped = cast(Conv2d, modules[name])
-        swapped.tuned = its_own
-        swapped.choices = _choices(its_own, config, swapped.weight.device.type)
+        make_tunable(modules[name])
+        swapped = cast(TunedModule, modules[name])
+        swapped.confirmation = None
+        _put_in(swapped, its_own, config)
+
+
+def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config) -> None:
+    module.tuned = tuple(its_own)
+    module.choices = _choices(its_own, config, cast(_ConvNd, module).weight.device.type)
+
+
+def _swap_3d(model: torch.nn.Module, divided: Mapping[str, tuple[DividedOperation, ...]]) -> None:
+    modules = dict(model.named_modules())
+    for name, its_own in divided.items():
+        make_tunable(modules[name])
+        cast(Conv3d, modules[name]).divided = its_own
 
 
 def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str) -> Choices | None:

@@ -7,15 +7,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.parametrize import is_parametrized
 
 from mucudnn.running.conv2d import Conv2d
+from mucudnn.running.conv3d import UNDIVIDED, Conv3d, DividedOperation
+from mucudnn.running.conv_transpose2d import ConvTranspose2d
 from mucudnn.running.filter_cache import CachedFilter
+from mucudnn.running.tuned_classes import OURS, torchs_class, why_left_alone
+from mucudnn.running.tuned_module import TunedModule
+from mucudnn.tracing.convolutions import problem_operation
+from mucudnn.tuning.confirmation import Confirmation, PutBack
 from mucudnn.tuning.result import TunedProblem, left_out_in_words, row_of, tuned_of
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig, source_of
@@ -30,6 +35,8 @@ _CELL_WIDTH = 23
 _TORCHS = "torch"
 _FASTEST = "nothing is faster"
 _UNREACHED = "not reached by the sample input"
+_NO_LIMIT = "not reached by the sample input, or no workspace limit in bytes"
+_KINDS = ", ".join(kind.__name__ for kind in OURS)
 _MOST_NAMED = 4  # layers, for one reason
 
 
@@ -38,29 +45,42 @@ class Report:
     """The choices for the convolutions of a model. Printed, it is a table; ``details()`` has everything.
 
     layers: module name and what was chosen for one of its operations. kept: module name and a filter that is cached in
-    inference. convolutions: how many ``torch.nn.Conv2d`` the model has. untuned: module name and why torch's own runs.
+    inference. convolutions: how many the model has of the kinds that can be tuned. untuned: module name and why torch's
+    own runs. transposed: names of the layers whose forward is backward data of their problem. divided: module name and
+    the micro-batches of one operation of a ``Conv3d``.
+    confirmations: what steps of the whole model have shown; of each part of it that was optimized by itself.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
     kept: tuple[tuple[str, CachedFilter], ...] = ()
     convolutions: int = 0
     untuned: tuple[tuple[str, str], ...] = ()
+    transposed: tuple[str, ...] = ()
+    divided: tuple[tuple[str, DividedOperation], ...] = ()
+    confirmations: tuple[Confirmation, ...] = ()
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
 
+    @property
+    def confirmation(self) -> Confirmation | None:
+        """What steps of the whole model have shown; of the last part. ``None``: it was not confirmed."""
+        return self.confirmations[-1] if self.confirmations else None
+
     def __str__(self) -> str:
         """Fit into ``WIDTH`` columns: a row for each layer, totals, and what is not tuned, and why."""
         if not self.layers:
-            return self._why_empty()
+            return "\n".join(self._without_layers())
         return "\n".join((*_aligned([self._heading(), *self._rows()]), *self._summary()))
 
     def details(self) -> str:
-        """Times, workspace, error and reason of each choice, and each cached filter."""
-        if not self.layers:
+        """Times, workspace, error and reason of each choice, each cached filter, and what confirming has shown."""
+        every = (*self.layers, *self.kept, *self.divided)
+        if not every:
             return self._why_empty()
-        every = (*self.layers, *self.kept)
-        return "\n".join((*(f"{_named(name)}: {chosen}" for name, chosen in every), *self._untuned_in_words()))
+        return "\n".join(
+            (*(f"{_named(name)}: {chosen}" for name, chosen in every), *self._confirmed(), *self._untuned_in_words())
+        )
 
     def to_frame(self) -> pandas.DataFrame:
         """One row for each operation of a layer: its geometry, what was chosen and why, seconds and bytes."""
@@ -72,7 +92,7 @@ class Report:
     def _repr_html_(self) -> str:
         """The same table for notebooks."""
         if not self.layers:
-            return f"<p>{escape(self._why_empty())}</p>"
+            return "".join(f"<p>{escape(line)}</p>" for line in self._without_layers())
         head = _html_row("th", self._heading())
         body = "".join(_html_row("td", row) for row in self._rows())
         notes = "".join(f"<li>{escape(' '.join(line.split()))}</li>" for line in self._summary())
@@ -80,11 +100,14 @@ class Report:
 
     def _why_empty(self) -> str:
         if not self.convolutions:
-            return "no convolutions: the model has no torch.nn.Conv2d, there is nothing to tune"
+            return f"no convolutions: the model has no torch.nn.{_KINDS}, there is nothing to tune"
         return (
             f"no tuned convolutions among {self.convolutions}: call mucudnn.optimize(model, sample_input) first; "
-            "subclasses of torch.nn.Conv2d, and what the sample input does not reach, stay torch's own"
+            "what has a forward of its own, and what the sample input does not reach, stays torch's own"
         )
+
+    def _without_layers(self) -> list[str]:
+        return [*self._divided_in_words(), *self._untuned_in_words()] if self.divided else [self._why_empty()]
 
     @property
     def _batch_sizes(self) -> set[int]:
@@ -101,9 +124,11 @@ class Report:
             key = name, tuned.batch_size, tuned.problem.with_operation(Operation.FORWARD)
             calls.setdefault(key, {})[tuned.problem.operation] = tuned
         for (name, batch_size, _), of_call in calls.items():
+            transposed = name in self.transposed
             batch = f", batch {batch_size}" if len(self._batch_sizes) > 1 else ""
-            cells = (_cell(of_call.get(operation)) for operation in Operation)
-            yield f"{_named(name)}{batch}", *cells, _speedup(*of_call.values())
+            kind = ", transposed" if transposed else ""
+            cells = (_cell(of_call.get(problem_operation(o, transposed=transposed))) for o in Operation)
+            yield f"{_named(name)}{kind}{batch}", *cells, _speedup(*of_call.values())
 
     def _summary(self) -> Iterator[str]:
         every = [tuned for _, tuned in self.layers]
@@ -117,9 +142,28 @@ class Report:
         if self.kept:
             size = format_bytes(sum(kept.prepared_bytes for _, kept in self.kept))
             yield f"filters cached in inference: {len(self.kept)}, {size}"
+        for confirmation in self.confirmations:
+            yield _filled(f"confirmed: {confirmation}")
+            yield from _named_in("torch's own again, faster in the step,", confirmation.put_back)
+            yield from _named_in("slower in the step, but torch's own is above the workspace limit,", confirmation.kept)
         if left_out := left_out_in_words(every):
             yield _filled(left_out)
+        yield from self._divided_in_words()
         yield from self._untuned_in_words()
+
+    def _confirmed(self) -> Iterator[str]:
+        return (f"confirmed: {confirmation.details()}" for confirmation in self.confirmations)
+
+    def _divided_in_words(self) -> Iterator[str]:
+        """A line for each ``Conv3d`` that runs in micro-batches."""
+        for name in dict.fromkeys(name for name, one in self.divided if one.micro_batch_size != UNDIVIDED):
+            its_own = [one for named, one in self.divided if named == name and one.micro_batch_size != UNDIVIDED]
+            samples = ", ".join(f"{one.operation} {one.micro_batch_size} of {one.x_shape[0]}" for one in its_own)
+            most, torchs = max(one.divided_bytes for one in its_own), max(one.undivided_bytes for one in its_own)
+            yield _filled(
+                f"in micro-batches, {_named(name)}: {samples} samples at a time; at most {format_bytes(most)} a call, "
+                f"torch's own undivided {format_bytes(torchs)}"
+            )
 
     def _untuned_in_words(self) -> Iterator[str]:
         """A line for each reason."""
@@ -137,36 +181,58 @@ def report(model: torch.nn.Module) -> Report:
     Raises ``InvalidInputError`` for what is no module.
     """
     every = [*instance(torch.nn.Module, model, "model").named_modules()]
-    modules = [(name, module) for name, module in every if isinstance(module, Conv2d)]
+    modules = [(name, module) for name, module in every if isinstance(module, TunedModule)]
     convolutions = [(name, module) for name, module in every if isinstance(module, _ConvNd)]
     reasons = [(name, _why_untuned(module)) for name, module in convolutions]
     return Report(
         tuple((name, tuned) for name, module in modules for tuned in tuned_of(module)),
-        tuple((name, kept) for name, module in modules for kept in module.cached_filters),
-        sum(isinstance(module, torch.nn.Conv2d) for _, module in convolutions),
+        tuple((name, kept) for name, module in every if isinstance(module, Conv2d) for kept in module.cached_filters),
+        sum(torchs_class(type(module)) is not None for _, module in convolutions),
         tuple((name, reason) for name, reason in reasons if reason is not None),
+        tuple(name for name, module in modules if isinstance(module, ConvTranspose2d)),
+        tuple((name, one) for name, module in every if isinstance(module, Conv3d) for one in module.divided),
+        tuple(dict.fromkeys(_confirmation_of(module) for _, module in modules if module.confirmation is not None)),
     )
+
+
+def _confirmation_of(module: TunedModule) -> Confirmation:
+    """Return what a module has, which knows no more of it."""
+    return cast(Confirmation, module.confirmation)
+
+
+def _named_in(what: str, where: Sequence[PutBack]) -> Iterator[str]:
+    """Say in which modules something is; nothing: in none."""
+    names = list(dict.fromkeys(_named(one.module) for one in where))
+    if names:
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        yield _filled(f"{what} in {', '.join(names[:_MOST_NAMED])}{more}")
 
 
 def _why_untuned(module: _ConvNd) -> str | None:
     """Say why torch's own runs; ``None`` where something else does."""
-    if not isinstance(module, torch.nn.Conv2d):
-        return f"{type(module).__name__} is not tuned, only Conv2d"
+    if torchs_class(type(module)) is None:
+        return f"{type(module).__name__} is not tuned, only {_KINDS}"
     if any(is_lazy(parameter) for parameter in module.parameters()):
         return "a lazy module that has not run yet"
-    if is_parametrized(module):
-        return "its parameters are parametrized"
-    if type(module) not in (torch.nn.Conv2d, Conv2d):
-        return f"{type(module).__name__} is a subclass"
-    if not isinstance(module, Conv2d) or not module.tuned:
-        return _UNREACHED
-    return _why_torchs_own(module)
+    if (reason := why_left_alone(module)) is not None:
+        return reason
+    if isinstance(module, torch.nn.Conv3d):
+        return _why_undivided(module)
+    return _why_torchs_own(module) if isinstance(module, TunedModule) and module.tuned else _UNREACHED
 
 
-def _why_torchs_own(module: Conv2d) -> str | None:
+def _why_undivided(module: torch.nn.Conv3d) -> str | None:
+    divided = module.divided if isinstance(module, Conv3d) else ()
+    if any(one.micro_batch_size != UNDIVIDED for one in divided):
+        return None
+    return "; ".join(dict.fromkeys(one.reason for one in divided)) or _NO_LIMIT
+
+
+def _why_torchs_own(module: TunedModule) -> str | None:
     """Say why a module that was tuned runs torch's own all the same: it may have been moved since."""
+    assert isinstance(module, _ConvNd)
     if module.choices is None:
-        return None if module.filter_cache is not None else _FASTEST
+        return None if isinstance(module, Conv2d) and module.filter_cache is not None else _FASTEST
     device, dtype = module.weight.device.type, str(module.weight.dtype).removeprefix("torch.")
     if device != module.choices.device_type:
         return f"tuned for {module.choices.device_type}, and now on {device}"

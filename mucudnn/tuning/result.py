@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import Account
 from mucudnn.tuning.choose import Choice, Divided
+from mucudnn.tuning.confirmation import InPlace
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
@@ -22,7 +23,7 @@ from mucudnn.words.values import restore
 if TYPE_CHECKING:
     import pandas
 
-    from mucudnn.running.conv2d import Conv2d
+    from mucudnn.running.tuned_module import TunedModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class TunedProblem:
     use, its segment where a budget was divided. ``measurements`` and ``failures`` are of all candidates, also of those
     that were barred by their error, which is above ``error_bound``, or by the workspace limit. ``left_out``: what was
     not measured for lack of time. ``refuted``: what whole runs of smaller batches have shown not to be faster than
-    torch's own, though that would fit. ``account``: see ``Choice``.
+    torch's own, though that would fit. ``account``: see ``Choice``. ``in_place``: what was measured in the model's own
+    step; None where it was not confirmed.
     """
 
     problem: ConvProblem
@@ -63,6 +65,7 @@ class TunedProblem:
     left_out: LeftOut = LeftOut()
     refuted: tuple[tuple[MicroConfig, ...], ...] = ()
     account: Account | None = field(default=None, compare=False, repr=False)
+    in_place: InPlace | None = None
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -89,6 +92,7 @@ class TunedProblem:
                 f"  chosen     {chosen}: {format_seconds(self.time_s)} (predicted {format_seconds(chosen.time_s)}), "
                 f"speedup {speedup}",
                 f"  workspace  {format_bytes(chosen.workspace_bytes)}, relative error {error}",
+                *([f"  in place   {self.in_place}"] if self.in_place else []),
                 f"  why        {self.reason}",
                 *([f"  left out   {left_out}"] if left_out else []),
             )
@@ -97,7 +101,7 @@ class TunedProblem:
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dumps``; seconds and bytes."""
         bound = self.error_bound if isfinite(self.error_bound) else None
-        return {name: value for name, value in asdict(self).items() if name != "account"} | {
+        return {name: value for name, value in asdict(self).items() if name not in ("account", "in_place")} | {
             "speedup": self.speedup,
             "error_bound": bound,
         }
@@ -105,7 +109,7 @@ class TunedProblem:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The result of ``tune``: printable, and what ``mucudnn.Conv2d`` runs.
+    """The result of ``tune``: printable, and what modules such as ``mucudnn.Conv2d`` run.
 
     ``divided``: how the workspace budget was divided, None where every problem has a limit of its own.
     """
@@ -203,7 +207,7 @@ def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
     return f"time limit: {'; '.join(parts)}" if parts else ""
 
 
-def tuned_of(module: Conv2d) -> tuple[TunedProblem, ...]:
+def tuned_of(module: TunedModule) -> tuple[TunedProblem, ...]:
     """Return what was chosen for a module, which knows no more of it than it runs."""
     return cast("tuple[TunedProblem, ...]", module.tuned)
 

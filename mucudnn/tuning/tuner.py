@@ -26,6 +26,7 @@ from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.tuning.choose import Choice, Outcome, choose, divide, is_solvable, refuted
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes, unaffordable
+from mucudnn.tuning.quiet import Quiet
 from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning, TuningInterrupted, allowed, tuned_problem
 from mucudnn.words.config import BatchSizePolicy, Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
@@ -253,7 +254,8 @@ class _Tuner:
         priors: Priors | None = None,
     ) -> None:
         self.config, self.machine, self.store = config, machine, store
-        self.progress = progress or silent
+        self.progress, self.at = progress or silent, 0.0
+        self.quiet = Quiet(machine.watch, store, lambda text: self.progress(text, self.at))
         self.algorithms = _algorithms(machine, config)
         self.versions = {algorithm.name: algorithm.version for algorithm in self.algorithms}
         self.ready: list[TunedProblem] = []
@@ -265,6 +267,7 @@ class _Tuner:
             tuning = self._one_by_one(jobs) if self.config.workspace_budget_bytes is None else self._together(jobs)
         except KeyboardInterrupt:
             raise TuningInterrupted(self._tuning()) from None
+        self.quiet.end()
         self.progress("done", 1.0)
         return tuning
 
@@ -311,7 +314,7 @@ class _Tuner:
         every = (*self.algorithms, *self._offered(task.problem, sizes))
         algorithms = [algorithm for algorithm in every if _is_strict_enough(algorithm, task.problem, self.config)]
         self.versions |= {algorithm.name: algorithm.version for algorithm in algorithms}
-        stored = self.store.results(task.problem, self.versions)
+        stored = self.quiet.believed_results(self.store.results(task.problem, self.versions))
         known = [r for r in stored if isinstance(r, Measurement) or self._is_believed(r, task)]
         measured = [result for result in known if isinstance(result, Measurement)]
         journal = partial(self._begun, task.problem)
@@ -358,6 +361,7 @@ class _Tuner:
             raise unaffordable(needed, self.config.workspace_budget_bytes, failed)
 
     def _measure(self, job: _Job, limit_bytes: int | None, start: float, share: float) -> None:
+        self.at = start
         self.progress(f"{job.task}: measuring", start)
         with ExitStack() as measuring:
             for source in self.machine.sources:
@@ -374,9 +378,9 @@ class _Tuner:
 
     def _results(self, job: _Job, limit_bytes: int | None) -> Iterator[Measurement | Failure]:
         """Measure what is missing. The quick search may find nothing within a small limit; then all are measured."""
-        yield from self._search(job, limit_bytes).measure()
+        yield from self.quiet.measured(self._search(job, limit_bytes))
         if not self.config.thorough and not is_solvable(replace(job.task, limit_bytes=limit_bytes), self._allowed(job)):
-            yield from self._profiling(job, limit_bytes).measure()
+            yield from self.quiet.measured(self._profiling(job, limit_bytes))
 
     def _search(self, job: _Job, limit_bytes: int | None) -> ProfilingJob | QuickSearch:
         profiling = self._profiling(job, limit_bytes)
@@ -401,6 +405,7 @@ class _Tuner:
             device=self.machine.device,
             clock=self.machine.clock,
             journal=partial(self._begun, problem),
+            watch=self.machine.watch,
         )
 
     def _prior(self) -> Prior:
@@ -409,7 +414,7 @@ class _Tuner:
         if environment not in self._priors:
             learnt = self._priors[environment] = Prior()
             for problem, measurements in self.store.every_measurement(self.versions).items():
-                learnt.learn(problem, measurements)
+                learnt.learn(problem, [m for m in measurements if not m.is_disturbed])
         return self._priors[environment]
 
     def _runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
@@ -419,12 +424,15 @@ class _Tuner:
         """Return whole runs against torch; those that were not made before are made now."""
         problem, how = task.problem, _how(task)
         known: dict[Configuration, Outcome] = {
-            c: self.store.whole_run(problem, c, self.versions, how) for c in configurations
+            c: self.quiet.believed(self.store.whole_run(problem, c, self.versions, how)) for c in configurations
         }
         missing = [c for c, run in known.items() if run is None]
         rounds = THOROUGH if self.config.thorough else QUICK
-        compare = partial(self.machine.compare, keeps_workspace=not task.in_headroom, rounds=rounds)
-        outcomes = compare(problem, task.batch_size, missing) if missing else []
+        keeps_workspace = not task.in_headroom
+        compare = partial(
+            self.machine.compare, problem, task.batch_size, keeps_workspace=keeps_workspace, rounds=rounds
+        )
+        outcomes = self.quiet.compared(problem, missing, compare)
         for configuration, outcome in zip(missing, outcomes, strict=True):
             if isinstance(outcome, Comparison):
                 self.store.add_whole_run(problem, configuration, self.versions, outcome.whole_run, how)

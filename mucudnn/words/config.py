@@ -41,7 +41,8 @@ class Config:
     none; None: no bound. Only on the CPU: every call looks at all bytes of a filter to see whether it has changed, and
     would have to wait for a GPU.
     policy: micro-batch sizes to measure: ``undivided``, ``power-of-two`` (with the batch itself) or ``all``.
-    operations: which operations to tune, one or several; the others run as in torch. None: all three.
+    operations: which operations to tune, one or several; the others run as in torch. None: all three. In models they
+    are those of the layers: forward is y, of a transposed convolution too, which computes it as backward data.
     algorithms: names to choose from, one or several; None: all that the machine has. Torch's own is always a candidate.
     max_relative_error: bar algorithms whose relative L2 error against float64 is above; None: a default by dtype.
     deterministic: only algorithms that give the same bits on every run. On a GPU torch's own convolution is measured as
@@ -58,6 +59,12 @@ class Config:
     ``time_limit`` says.
     background: with ``enable`` and ``tuned``, do not measure in the call that meets a problem, but between steps, for
     at most a twentieth of the time (docs/enable.md).
+    confirm: whether ``optimize`` ends with steps of the whole model, torch's own convolutions and ours in turns, and
+    puts torch's own back where ours is slower there. None: in training, where a step is neither too short nor too long,
+    and where no other process takes part; or where a step is given.
+    thorough: measure every candidate that is not surely slower, with many samples: minutes instead of seconds. The
+    default looks at each algorithm once, at the others of its sizes where it is the best, and not at all where like
+    problems say that it is hopeless.
 
     Policy and operations may be given as text, numbers as NumPy's, and several names in any iterable; one text is one
     name. The fields then have the types that are named below, so that equal configs are equal and hash alike.
@@ -86,6 +93,7 @@ class Config:
     thorough: bool = False
     first_call_time: float | str | None = "1s"
     background: bool = False
+    confirm: bool | None = None
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -103,6 +111,7 @@ class Config:
             deterministic=flag(self.deterministic, "deterministic"),
             strict=flag(self.strict, "strict"),
             thorough=flag(self.thorough, "thorough"),
+            confirm=None if self.confirm is None else flag(self.confirm, "confirm"),
             time_limit=_amount(parse_seconds, self.time_limit, "time_limit"),
             first_call_time=_amount(parse_seconds, self.first_call_time, "first_call_time"),
             background=flag(self.background, "background"),

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mucudnn.words.torch_settings import TORCHS_OWN
-from mucudnn.words.values import instance, plain, settle, several, text, whole
+from mucudnn.words.values import instance, plain, restore, settle, several, text, whole
+
+# Share of a core that others may take from a measurement that is trusted. A desktop without work takes a twentieth, and
+# ticks of the kernel blur as much; what disturbs for long takes a third and more.
+BUSY = 0.15
+NOISY = 0.25  # noise above which a measurement is doubtful in any case
+NOISY_UNWATCHED = 0.1  # and where nobody knows the load
 
 
 def source_of(algorithm: str) -> str:
@@ -18,6 +26,16 @@ def package_of(algorithm: str) -> str | None:
     """Return ``own`` for ``own/pointwise``: the package that brings the algorithm; None for one of mucudnn's own."""
     package, slash, _ = algorithm.partition("/")
     return package if slash else None
+
+
+def is_busy(load: float | None) -> bool:
+    """Whether what was measured under this load is doubtful; an unknown load is none."""
+    return load is not None and load > BUSY
+
+
+def is_doubtful(noise: float, load: float | None) -> bool:
+    """Whether it should be measured again: under load, or much noisier than measurements on a quiet machine are."""
+    return is_busy(load) or noise > (NOISY_UNWATCHED if load is None else NOISY)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,7 +61,8 @@ class Measurement:
     """The costs of a micro-config on one problem (seconds, bytes), and its distance from float64.
 
     setup_s (open and close, once a call) and prepared_bytes belong to the algorithm, step_s and scratch_bytes to each
-    of its micro-batches. noise: IQR / median of the step samples.
+    of its micro-batches. noise: IQR / median of the step samples. load: part of the machine's speed that others, limits
+    or slow clocks took meanwhile, from 0 to 1; None: unknown.
     """
 
     micro_config: MicroConfig
@@ -54,6 +73,15 @@ class Measurement:
     relative_error: float
     noise: float = 0.0
     samples: int = 1
+    load: float | None = None
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        restore(self, state)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the machine was busy with something else."""
+        return is_busy(self.load)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +100,20 @@ class Failure:
         """Tell whether it did not fail but was left out, as hopeless: a thorough tuning measures it."""
         return self.reason.startswith(_PASSED_OVER)
 
+    @property
+    def needed_bytes(self) -> int | None:
+        """Return the workspace for which it was passed over; None where that was not why."""
+        amount = self.reason.removeprefix(_TOO_MUCH).removesuffix(_OF_WORKSPACE)
+        return int(amount) if amount.isdecimal() else None
+
 
 _PASSED_OVER = "passed over: "
+_TOO_MUCH, _OF_WORKSPACE = f"{_PASSED_OVER}needs ", " bytes of workspace"
+
+
+def too_large(micro_config: MicroConfig, needed_bytes: int) -> Failure:
+    """Say that a micro-config was not measured since it needs more workspace than there was allowed."""
+    return Failure(micro_config, f"{_TOO_MUCH}{needed_bytes}{_OF_WORKSPACE}")
 
 
 def passed_over(micro_config: MicroConfig, reason: str) -> Failure:
@@ -137,11 +177,21 @@ class WholeRun:
     """A configuration run whole, and its baseline, measured in turns: medians in seconds, and the speedup's noise.
 
     The baseline is torch's own convolution. For a run with a cached filter it is the same module without its cache.
+    load: as of a ``Measurement``.
     """
 
     baseline_s: float
     time_s: float
     noise: float
+    load: float | None = None
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        restore(self, state)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the machine was busy with something else."""
+        return is_busy(self.load)
 
     @property
     def speedup(self) -> float:

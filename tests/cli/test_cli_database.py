@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from support.clock.shared_machine import SharedProcessors
 from support.command_line import TUNE, fail, invoke, one_layer
 from support.database_rows import FAST, FULL, HERE, PROBLEM, change, fill, rows_of
 
+from mucudnn.bench.measure import whole_runs
+from mucudnn.bench.measure.profiler import ProfilingJob
 from mucudnn.database.database import Database
 from mucudnn.words.results import Failure, MicroConfig
 
@@ -149,3 +152,57 @@ def test_tuning_measures_bad_rows_again(layers: Path, database: Path, default_wa
     assert connection.execute("SELECT count(*) FROM verifications WHERE noise = 'loud'").fetchall() == [(0,)]
     connection.close()
     assert succeed(*tune).stderr == ""
+
+
+def tuned_without_noise(layers: Path, database: Path) -> None:
+    succeed("tune", layers, *TUNE, "--batch", "2", "--operations", "forward")
+    for table in ("measurements", "verifications"):
+        change(database, f"UPDATE {table} SET noise = 0.0")
+
+
+def test_what_was_measured_under_load_is_refreshed(layers: Path, database: Path) -> None:
+    tuned_without_noise(layers, database)
+    assert succeed("database", "refresh", "--threads", "1").stdout.startswith("nothing is doubtful on ")
+    change(database, "UPDATE measurements SET load = 0.5")
+    change(database, "UPDATE verifications SET load = 0.5")
+    connection = sqlite3.connect(database)
+    count = "SELECT (SELECT count(*) FROM measurements) + (SELECT count(*) FROM verifications)"
+    ((before,),) = connection.execute(count)
+    told = succeed("database", "refresh", "--threads", "1").stdout
+    assert f" of {before} measured again: " in told
+    assert "Whole runs again" in told
+    ((after,),) = connection.execute(count)
+    connection.close()
+    assert after > before
+
+
+def test_all_is_refreshed_on_demand(layers: Path, database: Path) -> None:
+    tuned_without_noise(layers, database)
+    assert "nothing is doubtful" in succeed("database", "refresh", "--older-than", "1", "--threads", "1").stdout
+    assert "measured again" in succeed("database", "refresh", "--all", "--threads", "1").stdout
+    assert "measured again" in succeed("database", "refresh", "--older-than", "0", "--threads", "1").stdout
+    assert "--older-than" in fail("database", "refresh", "--older-than", "-1")
+
+
+def test_a_refresh_on_a_busy_machine_says_so(layers: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    succeed("tune", layers, *TUNE, "--batch", "1", "--operations", "forward")
+    change(database, "UPDATE measurements SET load = 0.5")
+    processors = SharedProcessors(others=1.0)
+    monkeypatch.setattr(whole_runs, "watch_of", lambda device: processors.watch())
+    message = fail("database", "refresh", "--threads", "1")
+    assert "the machine is busy: others take 100% of a core; end what works beside it, and refresh again" in message
+
+
+def test_an_interrupted_refresh_says_what_is_left(
+    layers: Path, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    succeed("tune", layers, *TUNE, "--batch", "1", "--operations", "forward")
+    change(database, "UPDATE measurements SET load = 0.5")
+
+    def interrupt(job: ProfilingJob) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ProfilingJob, "measure", interrupt)
+    result = invoke("database", "refresh", "--threads", "1")
+    assert result.exit_code == 130
+    assert "are left as they were. All measurements are kept" in result.stderr

@@ -9,14 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.clock.shared_machine import SharedProcessors
 from support.command_line import invoke
 from support.cudnn.backend import FakeBackend
 from support.snapshots import assert_as_stored
 
+from mucudnn.bench.measure.load import Watch
 from mucudnn.cli import doctor
+from mucudnn.database.database import Database
 from mucudnn.kernels import registry
 from mucudnn.kernels.cudnn import library as cudnn_library
 from mucudnn.kernels.cudnn.algorithms import CudnnEngines
+from mucudnn.running.environment import current_environment
 from mucudnn.words.errors import UnavailableError
 
 NAMES = ("NVIDIA H200", "NVIDIA T4", "NVIDIA H200")
@@ -150,3 +154,29 @@ def test_a_cupy_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch
     assert found.remedy
     monkeypatch.setattr(doctor, "import_module", lambda name: None)
     assert doctor.cupy() == doctor.Finding("CuPy", "14.2.0 (cupy-cuda13x)")
+
+
+def test_more_threads_than_cores_have_a_remedy() -> None:
+    assert doctor.cores(2, 2.0) == doctor.Finding("threads", "2; this process may use 2 cores")
+    found = doctor.cores(4, 1.0)
+    assert found.state.startswith("4; this process may use 1 core: torch uses 4 threads")
+    assert found.remedy == "call torch.set_num_threads(1) first, or set OMP_NUM_THREADS=1"
+
+
+@pytest.mark.parametrize(
+    ("others", "state"), [(0.0, "quiet"), (0.6, "others take 60% of a core, known work runs at 50% of its best rate")]
+)
+def test_the_load_is_told_with_a_remedy(others: float, state: str) -> None:
+    """The best rate is that of the database."""
+    here = current_environment()
+    with Database() as database:
+        database.add_rate(here, 100.0)
+    processors = SharedProcessors(others=others)
+    found = doctor.load(processors.watch(rate=lambda: 50.0 if others else 99.0), here)
+    assert (found.name, found.state) == ("load", state)
+    assert bool(found.remedy) is (others > 0)
+
+
+def test_the_load_is_told_without_a_database() -> None:
+    assert doctor.load(SharedProcessors().watch(), current_environment()) == doctor.Finding("load", "quiet")
+    assert doctor.load(Watch(sleep=lambda seconds: None), current_environment()).state == "unknown"

@@ -20,7 +20,8 @@ from support.command_line import HEADING, commands, invoke
 from support.effort import IS_FULL, how_many
 from torch import nn
 
-from mucudnn.bench.sources import layers, networks
+from mucudnn.bench.sources import layers
+from mucudnn.bench.sources.networks import registry
 from mucudnn.bench.suites.solver import benchmark as solver_benchmark
 from mucudnn.cli.main import main
 from mucudnn.terminal.command_files import FileType, OutputFile
@@ -51,6 +52,7 @@ EDGES = (
 )
 VALUES: dict[str, tuple[str, ...]] = {
     "batch": ("1", "2", "3"),
+    "batch_sizes": ("1", "2", "2,1", "1,,2"),
     "input_shape": ("3x8x8", "1x1x1", "3x8x9"),
     "rounds": ("1", "2"),
     "runs": ("0",),
@@ -73,6 +75,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "seconds": ("0", "0.001"),
     "precisions": ("float32", "bfloat16", "float32,float16"),
     "network": (*SOURCES, "alexnte"),
+    "networks": (*SOURCES, "alexnte"),
 }
 # Short runs by default; what is drawn comes later, and counts.
 DEFAULTS = {"time_limit": "1ms", "algorithms": "gemm", "rounds": "2", "runs": "0", "up_to": "3", "threads": "1"}
@@ -100,9 +103,8 @@ def tiny(num_classes: int) -> nn.Module:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Files of all kinds, and networks and benchmarks that take little time."""
     monkeypatch.chdir(tmp_path)
-    for module in (networks, layers):
-        monkeypatch.setattr(module, "NETWORKS", {"alexnet": tiny})
-        monkeypatch.setattr(module, "INPUT_SHAPE", (3, 8, 8))
+    for module in (registry, layers):
+        monkeypatch.setattr(module, "NETWORKS", {"alexnet": registry.Network(tiny, input_shape=(3, 8, 8))})
     front, division = solver_benchmark.time_front, solver_benchmark.time_division
     monkeypatch.setattr(solver_benchmark, "time_front", lambda size, bar_s: front(4, bar_s))
     monkeypatch.setattr(solver_benchmark, "time_division", lambda problems, size, bar_s: division(2, 2, bar_s))

@@ -128,7 +128,7 @@ def test_commands_run(arguments: tuple[str, ...], database: Path, tmp_path: Path
 @pytest.mark.usefixtures("gpu")
 def test_training_is_compared_in_every_precision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(networks, "build", lambda name: trained())
-    monkeypatch.setattr(networks, "INPUT_SHAPE", (3, 9, 9))
+    monkeypatch.setattr(networks, "input_shape_of", lambda name: (3, 9, 9))
     file = tmp_path / "result.json"
     asked = ("--batch", "3", "--device", "cuda", "--rounds", "1", "--memory-format", "channels-last", "--json", file)
     told = run("bench", "training", "alexnet", *asked, *QUICK)

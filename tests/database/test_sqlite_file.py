@@ -52,7 +52,7 @@ def raise_version(path: Path) -> None:
         (lambda path: path.write_bytes(b"no database " * 1000), "is not an SQLite database"),
         (lambda path: path.write_bytes(path.read_bytes()[:60]), "is damaged"),
         (truncate, "is damaged"),
-        (raise_version, r"schema 99, of a newer mucudnn \(this one knows 3\): upgrade"),
+        (raise_version, r"schema 99, of a newer mucudnn \(this one knows 4\): upgrade"),
         (lambda path: change(path, "PRAGMA application_id = 7"), "belongs to another program"),
     ],
 )
@@ -198,6 +198,12 @@ def version_2(tmp_path: Path) -> Path:
     return of_version(2, tmp_path)
 
 
+@pytest.fixture
+def version_3(tmp_path: Path) -> Path:
+    """The rows of version 2, as the third schema had them."""
+    return of_version(3, tmp_path)
+
+
 def dump(path: Path) -> list[str]:
     connection = sqlite3.connect(path)
     statements = list(connection.iterdump())
@@ -222,14 +228,16 @@ def test_a_file_of_version_1_is_migrated_and_takes_more(version_1: Path) -> None
     connection = sqlite3.connect(version_1)
     assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
     connection.close()
-    assert version_of(version_1) == 3
+    assert version_of(version_1) == migrations.VERSION
 
 
-def test_a_migrated_file_has_the_tables_of_a_new_one(version_1: Path, path: Path) -> None:
-    with Database(version_1):
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_migrated_file_has_the_tables_of_a_new_one(version: int, path: Path) -> None:
+    older = of_version(version, path.parent)
+    with Database(older):
         pass
     tables = []
-    for file in (version_1, path):
+    for file in (older, path):
         connection = sqlite3.connect(file)
         names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         tables.append(
@@ -300,7 +308,7 @@ def test_older_whole_runs_get_what_the_operator_costs(version_2: Path, read_only
         with Database(version_2, read_only=read_only) as database:
             assert whole_runs(database) == WHOLE_RUNS
     assert (version_2.read_bytes() == before) is read_only
-    assert version_of(version_2) == (2 if read_only else 3)
+    assert version_of(version_2) == (2 if read_only else migrations.VERSION)
 
 
 def test_older_whole_runs_are_merged_with_what_the_operator_costs(version_2: Path) -> None:
@@ -313,6 +321,27 @@ def test_older_whole_runs_are_merged_with_what_the_operator_costs(version_2: Pat
 def test_exports_of_version_2_are_read_as_the_database_is(name: str) -> None:
     with read_profile(DATA / name) as read:
         assert whole_runs(read) == WHOLE_RUNS
+
+
+def test_files_of_version_3_have_an_unknown_load(version_3: Path) -> None:
+    disturbed, older = replace(FAST, step_s=9.0, load=0.9), replace(FAST, step_s=3.0)
+    with Database(version_3) as database:
+        assert whole_runs(database) == WHOLE_RUNS
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
+        assert FAST.load is None
+        assert database.best_rate(HERE) == 0.0
+        database.add(HERE, PROBLEM, 1, disturbed)
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
+        database.add(HERE, PROBLEM, 1, older)
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (older,)
+    assert version_of(version_3) == migrations.VERSION
+
+
+@pytest.mark.parametrize("name", ["version-3.csv", "version-3.jsonl"])
+def test_exports_of_version_3_are_read_as_the_database_is(name: str) -> None:
+    with read_profile(DATA / name) as read:
+        assert whole_runs(read) == WHOLE_RUNS
+        assert read.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
 
 
 @pytest.mark.parametrize(
@@ -342,6 +371,6 @@ def test_exports_of_a_newer_version_are_refused(path: Path, tmp_path: Path) -> N
     exported = tmp_path / "exported.jsonl"
     with Database(path) as database, exported.open("w") as stream:
         database.export_json_lines(stream)
-    exported.write_text(exported.read_text().replace('"schema": 3', '"schema": 4'))
-    with pytest.raises(DatabaseError, match="schema is 4; it must be a whole number of at least 1 and at most 3"):
+    exported.write_text(exported.read_text().replace('"schema": 4', '"schema": 5'))
+    with pytest.raises(DatabaseError, match="schema is 5; it must be a whole number of at least 1 and at most 4"):
         read_profile(exported)

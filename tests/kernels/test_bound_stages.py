@@ -1,4 +1,4 @@
-"""Bound stages: one call of C computes, bit for bit, what ``open``, ``step`` and ``close`` do, and refuses as they do."""
+"""Bound stages: one call of C computes, bit for bit, what ``open``, ``step`` and ``close`` do, and refuses."""
 
 from __future__ import annotations
 

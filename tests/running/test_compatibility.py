@@ -163,14 +163,14 @@ def test_quantization_by_fx() -> None:
 def with_torchs_modules(model: Net) -> Net:
     """As the documentation says to do it."""
     for module in model.modules():
-        if type(module) is mucudnn.Conv2d:
-            module.__class__ = nn.Conv2d
+        if isinstance(module, (mucudnn.Conv2d, mucudnn.Conv1d, mucudnn.ConvTranspose2d, mucudnn.Conv3d)):
+            module.__class__ = module.untuned_class
     return model
 
 
 def test_scripting_is_refused_until_the_modules_are_torchs_again() -> None:
     torchs, ours, x = nets()
-    with pytest.raises(mucudnn.InvalidInputError, match=r"torch\.jit\.trace.*module\.__class__ = torch\.nn\.Conv2d"):
+    with pytest.raises(mucudnn.InvalidInputError, match=r"torch\.jit\.trace.*__class__ = module\.untuned_class"):
         torch.jit.script(ours)
     assert type(ours.first) is mucudnn.Conv2d
     scripted = torch.jit.optimize_for_inference(torch.jit.script(with_torchs_modules(ours)))

@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.running import conv2d as module
-from mucudnn.running import eager, native_call, operators
-from mucudnn.running.native_call import is_eager_in_python
+from mucudnn.running import eager, hot_path, operators
+from mucudnn.running.hot_path import is_eager_in_python
 from mucudnn.running.operators import Choices
 from mucudnn.running.workspace import release_workspaces
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
@@ -36,12 +36,12 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 @pytest.fixture(autouse=True, params=["native", "python"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The extension, or what runs where it was not built."""
-    if request.param == "native" and not native_call.is_native:
+    if request.param == "native" and not hot_path.is_built:
         pytest.skip("the extension was not built")
     if request.param == "python":
-        monkeypatch.setattr(native_call, "is_native", False)
+        monkeypatch.setattr(hot_path, "is_built", False)
         monkeypatch.setattr(operators, "run_known", lambda *_: NotImplemented)
-        monkeypatch.setattr(eager, "_native", None)
+        monkeypatch.setattr(eager, "_compiled", None)
         monkeypatch.setattr(eager, "_values", eager._values_of_rest)
         for user in (eager, module):
             monkeypatch.setattr(user, "is_eager", is_eager_in_python)

@@ -123,7 +123,7 @@ ALGORITHMS = {algorithm.name: algorithm for algorithm in algorithms() if not alg
 class LackingAtTheEnd:
     """A bound stage."""
 
-    native = None
+    entry = None
 
     def __init__(self, stage: Callable[..., object]) -> None:
         self.stage = stage

@@ -84,7 +84,7 @@ def make_hungry(model: nn.Module, workspaces: Limits, monkeypatch: pytest.Monkey
     modules = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
     for handle, (_, module) in enumerate(modules):
         module.__class__ = mucudnn.Conv2d
-        module.choices = SimpleNamespace(handle=handle, x_shapes=Everything())  # type: ignore[assignment]
+        module.choices = SimpleNamespace(handle=handle, x_shapes=Everything(), recipes={})  # type: ignore[assignment]
 
     def recipe(choices: Any, operation: Operation, x: Tensor, w: Tensor, third: Any, *geometry: Any) -> Any:
         problem = recipes._problem(operation, x, w, geometry)  # type: ignore[arg-type]

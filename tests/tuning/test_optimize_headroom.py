@@ -71,6 +71,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         algorithms=ALGORITHMS,
         time_limit="100ms",
         database=tmp_path_factory.mktemp("headroom") / "measurements.sqlite",
+        confirm=False,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choosing, "is_gain", lambda run: True)

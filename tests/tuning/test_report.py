@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.running.operators import Choices
+from mucudnn.tuning.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.tuning.report import WIDTH, Report
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import ConvProblem, Operation
@@ -45,7 +46,8 @@ def make_tuned(module: nn.Module, *chosen: TunedProblem, device_type: str = "cpu
 
 
 class Special(nn.Conv2d):
-    pass
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + 1
 
 
 class Net(nn.Module):
@@ -54,7 +56,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.spare = (nn.Conv2d(3, 4, 3) for _ in range(3))
-        self.special, self.upwards = Special(3, 4, 3), nn.ConvTranspose2d(3, 4, 3)
+        self.special, self.upwards = Special(3, 4, 3), nn.ConvTranspose1d(3, 4, 3)
         self.lazy, self.parametrized = nn.LazyConv2d(4, 3), nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3))
 
 
@@ -86,14 +88,16 @@ def test_what_is_not_tuned_is_said_and_why(net: Net) -> None:
     assert set(mucudnn.report(net).untuned) == {
         ("second", "nothing is faster"),
         ("spare", "not reached by the sample input"),
-        ("special", "Special is a subclass"),
-        ("upwards", "ConvTranspose2d is not tuned, only Conv2d"),
+        ("special", "Special has a forward of its own"),
+        ("upwards", "ConvTranspose1d is not tuned, only Conv2d, Conv1d, ConvTranspose2d, Conv3d"),
         ("lazy", "a lazy module that has not run yet"),
-        ("parametrized", "its parameters are parametrized"),
+        ("parametrized", "not reached by the sample input"),
     }
     for name, reason in mucudnn.report(net).untuned:
-        assert f"torch's own in {name}: {reason}" in lines(net)
-        assert f"torch's own in {name}: {reason}" in mucudnn.report(net).details()
+        if reason != "not reached by the sample input":  # which is said of several at once
+            assert f"torch's own in {name}: {reason}" in lines(net)
+            assert f"torch's own in {name}: {reason}" in mucudnn.report(net).details()
+    assert "torch's own in spare, parametrized: not reached by the sample input" in lines(net)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +189,32 @@ def test_notebooks_get_the_same_table_escaped() -> None:
     assert "script" not in page.tags
     assert page.tags.count("tr") == 2
     assert "<script>" in page.text
-    assert any("torch's own in b & c: Special is a subclass" in text for text in page.text)
+    assert any("torch's own in b & c: Special has a forward of its own" in text for text in page.text)
+
+
+def test_what_steps_of_the_model_have_shown_is_told(net: Net) -> None:
+    assert mucudnn.report(net).confirmation is None
+    step, convolutions = InTurns(0.613, 0.487, 1.26, 0.03, 5), InTurns(0.466, 0.289, 1.61, 0.02, 5)
+    slower = PutBack("second", PROBLEM, 8, "slower in the step, 0.93 ± 0.02")
+    found = Confirmation(step, step, convolutions, 1.05, (slower,))
+    net.first.confirmation = net.second.confirmation = found  # type: ignore[assignment]
+    report = mucudnn.report(net)
+    assert report.confirmations == (found,)
+    assert "confirmed: step 613 -> 487 ms, 1.26x ± 0.03; convolutions 1.61x; 76 % of the step were" in str(report)
+    assert "torch's own again, faster in the step, in second" in lines(net)
+    assert max(map(len, lines(net))) <= WIDTH
+    assert "1.26x ± 0.03; convolutions 1.61x; 76 % of the step were convolutions, so at most" in report._repr_html_()
+    details = report.details()
+    assert "all that is not a convolution takes 1.35 times as long as with torch's own" in details
+    assert "a tuned convolution takes 1.05 times as long as tuning measured, in the median" in details
+    assert f"torch's own again in second: {PROBLEM}, batch 8: slower in the step, 0.93 ± 0.02" in details
+
+
+def test_parts_that_were_optimized_by_themselves_have_a_line_each(net: Net) -> None:
+    first, second = (Confirmation(step, step, step) for step in (InTurns(2, 1, 2, 0, 5), InTurns(3, 1, 3, 0, 5)))
+    net.first.confirmation, net.second.confirmation = first, second  # type: ignore[assignment]
+    assert mucudnn.report(net).confirmations == (first, second)
+    assert mucudnn.report(net).confirmation == second
 
 
 def test_reports_survive_pickling(net: Net) -> None:

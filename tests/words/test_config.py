@@ -63,3 +63,12 @@ def test_time_for_a_first_call() -> None:
         Config(first_call_time=-1)
     with pytest.raises(InvalidInputError, match="background"):
         Config(background="yes")  # type: ignore[arg-type]
+
+
+def test_confirming_is_asked_for_refused_or_left_open() -> None:
+    assert Config().confirm is None
+    assert Config() != Config(confirm=False)
+    for confirm in (None, False, True):
+        assert pickle.loads(pickle.dumps(Config(confirm=confirm))).confirm is confirm
+    with pytest.raises(InvalidInputError, match="confirm is 'yes'; it must be True or False"):
+        Config(confirm="yes")  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ ROUNDS = 25
 
 def benchmark_inference(
     model: nn.Module,
-    x: Tensor,
+    x: Tensor | tuple[Tensor, ...],
     config: Config | None = None,
     *,
     name: str = "model",
@@ -40,14 +40,16 @@ def benchmark_inference(
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> InferenceBenchmark:
-    """Tune the forward convolutions of a copy of ``model``, decide which filters to cache, and time ``model(x)``.
+    """Tune the forward convolutions of a copy of ``model``, decide which filters to cache, and time its calls.
 
-    x: (N, C, H, W), in the memory format to be measured. config: its operations do not count; without a config there is
-    no workspace limit, and no bound on the cache. rounds: samples of every variant. clock: clock of the measuring (not
-    of the tuning). progress: as for ``tune``.
+    x: (N, C, H, W), in the memory format to be measured; or a tuple of all arguments, x the first. config: its
+    operations do not count; without a config there is no workspace limit, and no bound on the cache. rounds: samples of
+    every variant. clock: clock of the measuring (not of the tuning). progress: as for ``tune``.
 
     Raises what ``optimize`` raises, and ``UnavailableError`` where x is not on the CPU.
     """
+    arguments = x if isinstance(x, tuple) else (x,)
+    x = arguments[0]
     if x.device.type != FilterCache.device_type:
         raise UnavailableError(
             f"x is on {x.device}, and filters are kept on the CPU alone, so that there is nothing to compare: move the "
@@ -55,11 +57,11 @@ def benchmark_inference(
         )
     config = replace(config or Config(workspace_limit=None, cache_budget=None), operations=(Operation.FORWARD,))
     report = progress or silent
-    models = _three_models(model, x, config, share_of(report, 0.0, 0.5))
+    models = _three_models(model, arguments, config, share_of(report, 0.0, 0.5))
     report("the whole model", 0.5)
-    whole = _measure([_call(one, x) for one in models], rounds, clock or WallClock())
+    whole = _measure([_call(one, arguments) for one in models], rounds, clock or WallClock())
     layers = []
-    shapes = _input_shapes(models[0], x)
+    shapes = _input_shapes(models[0], arguments)
     for index, (layer, shape) in enumerate(shapes.items()):
         report(layer, 0.5 + (index + 1) / (len(shapes) + 1) / 2)
         modules = [one.get_submodule(layer) for one in models]
@@ -67,12 +69,14 @@ def benchmark_inference(
     return InferenceBenchmark(name, tuple(x.shape), config, current_environment(), whole, tuple(layers), rounds)
 
 
-def _three_models(model: nn.Module, x: Tensor, config: Config, progress: Progress) -> list[nn.Module]:
+def _three_models(
+    model: nn.Module, arguments: tuple[Tensor, ...], config: Config, progress: Progress
+) -> list[nn.Module]:
     """Models with torch's convolutions, with ours, and with ours and cached filters, in ``eval()``, with shared
     parameters.
     """
     own = copy.deepcopy(model).eval()
-    kept = mucudnn.optimize(_sharing(own), x, config, progress=progress)
+    kept = mucudnn.optimize(_sharing(own), arguments, config, progress=progress)
     unkept = _sharing(kept)
     cache_filters(unkept, replace(config, cache_budget=0))
     return [own, unkept, kept]
@@ -85,7 +89,7 @@ def _sharing(model: nn.Module) -> nn.Module:
     return copied
 
 
-def _input_shapes(model: nn.Module, x: Tensor) -> Mapping[str, tuple[int, ...]]:
+def _input_shapes(model: nn.Module, arguments: tuple[Tensor, ...]) -> Mapping[str, tuple[int, ...]]:
     """Input shape (N, C, H, W) of every convolution module, in the order of their first calls."""
     names = {module: name for name, module in model.named_modules() if type(module) is nn.Conv2d}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -95,7 +99,7 @@ def _input_shapes(model: nn.Module, x: Tensor) -> Mapping[str, tuple[int, ...]]:
             shapes.setdefault(names[module], inputs[0].shape)
 
     with register_module_forward_pre_hook(record), torch.no_grad():
-        model(x)
+        model(*arguments)
     return shapes
 
 
@@ -112,21 +116,20 @@ def _measure_layer(name: str, modules: Sequence[nn.Module], x: Tensor, rounds: i
     tuned = next(tuned for tuned in tuned_of(unkept) if tuned.batch_size == len(x))
     return LayerResult(
         name=name,
-        variants=_measure([_call(module, x) for module in modules], rounds, clock),
+        variants=_measure([_call(module, (x,)) for module in modules], rounds, clock),
         filter_bytes=kept.weight.nbytes,
         tuned=tuned,
         kept=next((one for one in kept.cached_filters if one.problem == tuned.problem), None),
     )
 
 
-def _call(module: nn.Module, x: Tensor) -> Callable[[], Tensor]:
+def _call(module: nn.Module, arguments: tuple[Tensor, ...]) -> Callable[[], object]:
     @torch.no_grad()
-    def call() -> Tensor:
-        y: Tensor = module(x)
-        return y
+    def call() -> object:
+        return module(*arguments)
 
     return call
 
 
-def _measure(calls: Sequence[Callable[[], Tensor]], rounds: int, clock: Clock) -> Variants:
+def _measure(calls: Sequence[Callable[[], object]], rounds: int, clock: Clock) -> Variants:
     return Variants(*time_in_turns([*map(Contestant, calls)], rounds, clock))

@@ -112,7 +112,7 @@ def _measure(
     """
     measured: dict[MicroConfig, Measurement] = {}
     for policy, start, share in ((config.policy, 0.0, 0.7), (BatchSizePolicy.UNDIVIDED, 0.7, 0.1)):
-        part, asked = share_of(progress, start, share), replace(config, policy=policy)
+        part, asked = share_of(progress, start, share), replace(config, policy=policy, thorough=True)
         tuned = tune_tasks([task], asked, progress=part, machine=machine, database=database).problems[0]
         measured |= {m.micro_config: m for m in tuned.measurements}
     return allowed(measured.values(), tuned.error_bound)

@@ -24,7 +24,7 @@ RUNS = 3
 
 def benchmark_memory(
     model: nn.Module,
-    x: Tensor,
+    x: Tensor | tuple[Tensor, ...],
     config: Config | None = None,
     *,
     name: str = "model",
@@ -33,12 +33,12 @@ def benchmark_memory(
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> MemoryBenchmark:
-    """Optimize copies of ``model`` and measure training steps on x: forward, the sum of the output, backward.
+    """Optimize copies of ``model`` and measure training steps: forward, the sum of the output, backward.
 
-    There is no optimizer: its time and memory are the same for all. x: (N, C, H, W). config: ``None``: within the
-    headroom. rounds: steps of each that are timed. runs: processes for each resident peak; 0: none, as always for a
-    model on CUDA. clock: clock of the steps (not of the tuning); ``None``: that of the model's device. progress: as for
-    ``tune``.
+    There is no optimizer: its time and memory are the same for all. x: (N, C, H, W), or a tuple of all arguments, x the
+    first. config: ``None``: within the headroom. rounds: steps of each that are timed. runs: processes for each
+    resident peak; 0: none, as always for a model on CUDA. clock: clock of the steps (not of the tuning); ``None``: that
+    of the model's device. progress: as for ``tune``.
 
     Raises what ``optimize`` and ``compare_peaks_with`` raise, and whatever the model raises.
     """
@@ -55,7 +55,8 @@ def benchmark_memory(
         report("training steps", 0.9)
         steps = _time(torchs, ours, x, rounds, clock or machine.clock)
     variants = tuple(map(MemoryVariant, configs, peaks, steps))
-    return MemoryBenchmark(name, tuple(x.shape), machine.environment, variants, runs)
+    images = x[0] if isinstance(x, tuple) else x
+    return MemoryBenchmark(name, tuple(images.shape), machine.environment, variants, runs)
 
 
 def _configs(config: Config) -> list[Config]:
@@ -63,7 +64,9 @@ def _configs(config: Config) -> list[Config]:
     return [config] if config == contrast else [config, contrast]
 
 
-def _time(torchs: nn.Module, ours: Sequence[nn.Module], x: Tensor, rounds: int, clock: Clock) -> list[Comparison]:
+def _time(
+    torchs: nn.Module, ours: Sequence[nn.Module], x: Tensor | tuple[Tensor, ...], rounds: int, clock: Clock
+) -> list[Comparison]:
     baseline, *steps = (repeatable_step(one, x) for one in (torchs, *ours))
     outcomes = compare_in_turns(baseline, steps, clock, Rounds(rounds, rounds))
     for outcome in outcomes:

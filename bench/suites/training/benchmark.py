@@ -21,16 +21,19 @@ from mucudnn.bench.contests.own_thread import OwnThread
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
 from mucudnn.bench.measure.rounds import sample_in_rounds
 from mucudnn.bench.measure.synchronized_clock import wall_clock
-from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
+from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Runner, T, Timer
+from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective
 from mucudnn.bench.suites.training.result import (
     PRECISIONS,
     VARIANTS,
+    How,
     Precision,
     Setting,
     StepCost,
     Variant,
     VariantResult,
 )
+from mucudnn.bench.suites.training.split import DEVICES, StepSplitter
 from mucudnn.bench.suites.training.trainee import Batch, Trainee, labelled_batches
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.words.config import Config
@@ -49,6 +52,8 @@ class TrainingOptions:
 
     rounds: samples of each variant; a sample has one step or several. seconds: once they are over, no further precision
     or memory format is begun; ``None``: all are. clock: clock of the steps (not of the tuning); ``None``: a wall clock.
+    begun_s: when the seconds began, by ``time.monotonic``; ``None``: when the first setting is begun. how: way in which
+    mucudnn gets into the step.
     """
 
     config: Config = field(default_factory=Config)
@@ -56,6 +61,8 @@ class TrainingOptions:
     seconds: float | None = None
     clock: Clock | None = None
     progress: Progress = silent
+    begun_s: float | None = None
+    how: How = How.OPTIMIZE
 
 
 def measure_training(
@@ -67,24 +74,26 @@ def measure_training(
     device: str = "cpu",
     precisions: Sequence[Precision] | None = None,
     memory_formats: Sequence[MemoryFormat] = tuple(MemoryFormat),
+    objective: Objective = CLASSIFICATION,
     options: TrainingOptions | None = None,
 ) -> Iterator[tuple[VariantResult, ...]]:
     """Measure the variants, one precision and memory format after the other. Yields each group when it is measured.
 
-    model: on the CPU, left as it is; it turns x: (N, *input_shape) into scores (N, classes) of ten classes or more.
-    precisions: ``None``: all that the device has. A variant that fails has a result with the reason, and so has what
-    the time did not suffice for.
+    model: on the CPU, left as it is; its first argument is x: (N, *input_shape). objective: what it is trained for, on
+    images with ten labels. precisions: ``None``: all that the device has. A variant that fails has a result with the
+    reason, and so has what the time did not suffice for.
 
     Raises ``InvalidInputError`` for a precision that the device does not have.
     """
     options = options or TrainingOptions()
-    asked = _known(precisions, device)
-    settings = [Setting(network, batch_size, device, *pair) for pair in product(asked, memory_formats)]
+    asked = known_precisions(precisions, device)
+    settings = [Setting(network, batch_size, device, *pair, options.how) for pair in product(asked, memory_formats)]
     (batch,) = labelled_batches(1, batch_size, input_shape)
-    return _measured(settings, model, batch, options)
+    return _measured(settings, _Subject(model, batch, objective), options)
 
 
-def _known(precisions: Sequence[Precision] | None, device: str) -> Sequence[Precision]:
+def known_precisions(precisions: Sequence[Precision] | None, device: str) -> Sequence[Precision]:
+    """Return the precisions asked for; ``None``: all of the device. Raises ``InvalidInputError`` as measuring does."""
     allowed = PRECISIONS[device]
     for precision in precisions or ():
         if precision not in allowed:
@@ -93,19 +102,19 @@ def _known(precisions: Sequence[Precision] | None, device: str) -> Sequence[Prec
 
 
 def _measured(
-    settings: Sequence[Setting], model: nn.Module, batch: Batch, options: TrainingOptions
+    settings: Sequence[Setting], subject: _Subject, options: TrainingOptions
 ) -> Iterator[tuple[VariantResult, ...]]:
-    begun_s = time.monotonic()
+    begun_s = time.monotonic() if options.begun_s is None else options.begun_s
     for index, setting in enumerate(settings):
         options.progress(f"{setting.network} {setting.precision} {setting.memory_format}", index / len(settings))
         if options.seconds is not None and time.monotonic() - begun_s > options.seconds:
             reason = f"not begun: the {options.seconds:g} s were over"
             yield tuple(VariantResult(setting, variant, None, reason) for variant in VARIANTS[setting.device])
         else:
-            yield _measure(setting, model, batch, options)
+            yield _measure(setting, subject, options)
 
 
-def _measure(setting: Setting, model: nn.Module, batch: Batch, options: TrainingOptions) -> tuple[VariantResult, ...]:
+def _measure(setting: Setting, subject: _Subject, options: TrainingOptions) -> tuple[VariantResult, ...]:
     with ExitStack() as stack:
         stack.enter_context(_rounding(setting))
         clock = options.clock or wall_clock(setting.device)
@@ -114,11 +123,27 @@ def _measure(setting: Setting, model: nn.Module, batch: Batch, options: Training
             for variant in VARIANTS[setting.device]
         ]
         for one in measured:
-            one.prepare(model, batch, options.config)
+            one.prepare(subject, options.config)
         timers = [one.timer for one in measured if one.timer is not None]
         for _ in islice(sample_in_rounds(timers), options.rounds):
-            pass
+            for one in measured:
+                one.sample_split()
         return tuple(one.result() for one in measured)
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """Subject of a training: a model on the CPU, which is copied, with the images and labels of a batch."""
+
+    model: nn.Module
+    batch: Batch
+    objective: Objective
+
+    def on_device(self, setting: Setting) -> tuple[tuple[Tensor, ...], Tensor]:
+        """All arguments of the model, the images in the setting's memory format, and the target."""
+        images, labels = (tensor.to(setting.device) for tensor in self.batch)
+        images = images.contiguous(memory_format=TORCH_FORMATS[setting.memory_format])
+        return self.objective.arguments(images), self.objective.target(images, labels)
 
 
 @dataclass(slots=True, eq=False)
@@ -130,51 +155,79 @@ class _MeasuredVariant:
     clock: Clock
     thread: OwnThread
     timer: Timer | None = None
+    splitter: StepSplitter | None = None
     peak_bytes: int = 0
     failure: str = ""
 
-    def prepare(self, model: nn.Module, batch: Batch, config: Config) -> None:
+    def prepare(self, subject: _Subject, config: Config) -> None:
         """Build, tune, warm up and take the peak memory. Tuning runs in the caller's thread, which Ctrl-C reaches."""
         try:
-            step = self._step(model, batch, config)
-            self.peak_bytes = self.thread.call(allocator_peak_bytes, step, self.setting.device)
+            model, step = self._model_and_step(subject, config)
+            runner = self._runner(config)
+            if self._is_enabled:
+                with mucudnn.tuned(config):
+                    step()  # all convolutions are met
+            self.peak_bytes = runner(lambda: allocator_peak_bytes(step, self.setting.device))
         except (MucudnnError, RuntimeError, MemoryError) as error:  # lack of memory is among them
             self.failure = first_line(error)
         else:
-            self.timer = Timer(step, self.clock, _RULE, runner=self.thread.call)
+            self.timer = Timer(step, self.clock, _RULE, runner=runner)
+            if self.setting.device in DEVICES:
+                self.splitter = StepSplitter.of(model, step, self.clock, runner)
+
+    @property
+    def _is_enabled(self) -> bool:
+        return self.variant is Variant.MUCUDNN and self.setting.how is How.ENABLE
+
+    def _runner(self, config: Config) -> Runner:
+        """Where steps run: in the thread, and under ``mucudnn.tuned`` if they are to be tuned so."""
+        if not self._is_enabled:
+            return self.thread.call
+
+        def run(function: Callable[[], T], /) -> T:
+            with mucudnn.tuned(config):  # for the process: so the other variants run outside of it
+                return self.thread.call(function)
+
+        return run
+
+    def sample_split(self) -> None:
+        """Split as many steps as a sample of the timer has. Where that fails, there is no split."""
+        if self.timer is None or self.timer.error is not None:
+            self.splitter = None  # lets go of the model
+        if self.splitter is None or self.timer is None:
+            return
+        try:
+            self.splitter.sample(max(1, round(_RULE.sample_s / self.timer.samples_s[-1])))
+        except (MucudnnError, RuntimeError, MemoryError) as error:
+            self.splitter, self.failure = None, f"not split: {first_line(error)}"
 
     def result(self) -> VariantResult:
         if self.timer is None:
             return VariantResult(self.setting, self.variant, None, self.failure)
         if self.timer.error is not None:
             return VariantResult(self.setting, self.variant, None, first_line(self.timer.error))
-        cost = StepCost(self.timer.median_s, self.timer.noise, self.peak_bytes)
-        return VariantResult(self.setting, self.variant, cost)
+        split = None if self.splitter is None else self.splitter.median()
+        cost = StepCost(self.timer.median_s, self.timer.noise, self.peak_bytes, split)
+        return VariantResult(self.setting, self.variant, cost, self.failure)
 
-    def _step(self, model: nn.Module, batch: Batch, config: Config) -> Callable[[], None]:
-        """A training step that leaves no gradients, as it finds none."""
+    def _model_and_step(self, subject: _Subject, config: Config) -> tuple[nn.Module, Callable[[], None]]:
+        """A copy of the model, and a training step of it that leaves no gradients, as it finds none."""
         setting = self.setting
         autocast = torch.bfloat16 if setting.precision is Precision.BFLOAT16 else None
         torch_format = TORCH_FORMATS[setting.memory_format]
-        own = copy.deepcopy(model).to(setting.device, memory_format=torch_format)  # type: ignore[call-overload]
-        images, labels = _on_device(batch, setting)
-        if self.variant is Variant.MUCUDNN:
+        own = copy.deepcopy(subject.model).to(setting.device, memory_format=torch_format)  # type: ignore[call-overload]
+        arguments, target = subject.on_device(setting)
+        if self.variant is Variant.MUCUDNN and not self._is_enabled:
             with torch.autocast(setting.device, autocast, enabled=autocast is not None):
-                own = mucudnn.optimize(own, images, config)
-        trainee = Trainee(own)
+                own = mucudnn.optimize(own, arguments, config)
+        trainee = Trainee(own, objective=subject.objective)
 
         def step() -> None:
             with searching(self.variant is Variant.TORCH_BENCHMARK):
-                trainee.learn(images, labels, autocast)
+                trainee.learn(arguments, target, autocast)
             trainee.optimizer.zero_grad()
 
-        return step
-
-
-def _on_device(batch: Batch, setting: Setting) -> tuple[Tensor, Tensor]:
-    images, labels = batch
-    torch_format = TORCH_FORMATS[setting.memory_format]
-    return images.to(setting.device).contiguous(memory_format=torch_format), labels.to(setting.device)
+        return own, step
 
 
 @contextmanager

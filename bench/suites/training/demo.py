@@ -9,7 +9,7 @@ import torch
 import mucudnn
 from mucudnn.bench.analyses.tuning_report import tuning_table
 from mucudnn.bench.sources.layers import load_source
-from mucudnn.bench.sources.networks import INPUT_SHAPE, build
+from mucudnn.bench.sources.networks import build, input_shape_of
 from mucudnn.bench.sources.table_tuning import tune_table
 from mucudnn.bench.suites.training.demo_report import training_table
 from mucudnn.bench.suites.training.side_by_side import train_in_turns
@@ -19,6 +19,7 @@ from mucudnn.terminal.console import output, progress_bar
 from mucudnn.words.config import Config
 
 NETWORK = "alexnet"
+INPUT_SHAPE = input_shape_of(NETWORK)
 BATCH_SIZE = 32
 STEPS = 8
 CONFIG = Config(workspace_limit="64MiB")
@@ -39,6 +40,8 @@ def main() -> None:
     with console.status(f"training {NETWORK}: {STEPS} steps of torch.nn.Conv2d and of mucudnn, in turns"):
         comparison = train_in_turns(model, optimized, labelled_batches(STEPS, BATCH_SIZE, INPUT_SHAPE))
     console.print(training_table(comparison))
+    if (confirmation := mucudnn.report(optimized).confirmation) is not None:
+        console.print(f"confirmed when it was tuned: {confirmation}")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,17 @@ class Variant(StrEnum):
     MUCUDNN = "mucudnn"
 
 
+class How(StrEnum):
+    """Way in which mucudnn gets into a step.
+
+    ``OPTIMIZE``: the modules of the model are tuned before, by ``mucudnn.optimize``. ``ENABLE``: all convolutions are
+    tuned as they are met in a first step, which is not counted, under ``mucudnn.tuned``.
+    """
+
+    OPTIMIZE = "optimize"
+    ENABLE = "enable"
+
+
 VARIANTS = {"cuda": tuple(Variant), "cpu": (Variant.TORCH, Variant.MUCUDNN)}  # by type of device
 
 
@@ -43,23 +54,46 @@ class Setting:
     device: str
     precision: Precision
     memory_format: MemoryFormat
+    how: How = How.OPTIMIZE
+
+
+@dataclass(frozen=True, slots=True)
+class StepSplit:
+    """Seconds of a step's parts: convolutions in place, forward and backward, and all that is not a convolution.
+
+    Each is a median over rounds of its own, in which the clock is read around every convolution; so their sum is not
+    quite the time of a step.
+    """
+
+    forward_s: float
+    backward_s: float
+    rest_s: float
+
+    @property
+    def convolutions_s(self) -> float:
+        return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """Seconds of a step (median over the rounds), their IQR / median, and the step's peak of memory.
 
-    peak_bytes: most that it has in use at once in torch's allocator, on top of parameters, optimizer and batch.
+    peak_bytes: most that it has in use at once in torch's allocator, on top of parameters, optimizer and batch. split:
+    ``None`` where convolutions cannot be timed in place, as on CUDA.
     """
 
     time_s: float
     noise: float
     peak_bytes: int
+    split: StepSplit | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class VariantResult:
-    """One variant in one setting. cost: ``None`` where ``failure`` says why there is none."""
+    """One variant in one setting. cost: ``None`` where ``failure`` says why there is none.
+
+    With a cost, ``failure`` says why it is not split, if anything went wrong.
+    """
 
     setting: Setting
     variant: Variant

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mucudnn.bench.measure.operands import input_shape
+from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective
 
 Batch = tuple[Tensor, Tensor]  # images (N, C, H, W), labels (N,)
 
@@ -24,28 +24,30 @@ class TrainedStep:
 
 
 class Trainee:
-    """A model with its optimizer (stochastic gradient descent with momentum)."""
+    """A model with its optimizer (stochastic gradient descent with momentum), and what it is trained for."""
 
-    def __init__(self, model: nn.Module, learning_rate: float = 0.01) -> None:
+    def __init__(self, model: nn.Module, learning_rate: float = 0.01, objective: Objective = CLASSIFICATION) -> None:
         self.model = model
+        self.objective = objective
         self.optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
 
     def step(self, images: Tensor, labels: Tensor, seed: int) -> TrainedStep:
         """Make one step and wait for it. images: (N, C, H, W), labels: (N,). ``seed`` decides what dropout drops."""
         torch.manual_seed(seed)
         start = time.perf_counter()
-        loss = self.learn(images, labels)
+        loss = self.learn((images,), labels)
         elapsed_s = time.perf_counter() - start
         return TrainedStep(elapsed_s, loss.item())
 
-    def learn(self, images: Tensor, labels: Tensor, autocast: torch.dtype | None = None) -> Tensor:
+    def learn(self, arguments: tuple[Tensor, ...], target: Tensor, autocast: torch.dtype | None = None) -> Tensor:
         """Make one step without waiting for it. Returns the loss.
 
-        autocast: dtype of forward pass and loss, where torch's autocast allows it; ``None``: that of the parameters.
+        arguments, target: those of the objective. autocast: dtype of forward pass and loss, where torch's autocast
+        allows it; ``None``: that of the parameters.
         """
         self.optimizer.zero_grad()
-        with torch.autocast(images.device.type, autocast, enabled=autocast is not None):
-            loss = F.cross_entropy(self.model(images), labels)
+        with torch.autocast(arguments[0].device.type, autocast, enabled=autocast is not None):
+            loss = self.objective.loss(self.model(*arguments), target)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return loss

@@ -52,7 +52,7 @@ def inference(
     import torch
 
     from mucudnn.bench.measure.operands import input_shape
-    from mucudnn.bench.sources.networks import INPUT_SHAPE, build
+    from mucudnn.bench.sources.networks import arguments_for, build, input_shape_of
     from mucudnn.bench.suites.inference.benchmark import benchmark_inference
     from mucudnn.bench.suites.inference.report import inference_record, inference_table
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
@@ -63,9 +63,11 @@ def inference(
     options.use_threads(threads)
     torch_format = TORCH_FORMATS[memory_format]
     model = build(network).to(memory_format=torch_format)  # type: ignore[call-overload]
-    x = torch.randn(input_shape(batch, INPUT_SHAPE)).contiguous(memory_format=torch_format)
+    x = torch.randn(input_shape(batch, input_shape_of(network))).contiguous(memory_format=torch_format)
     with progress_bar() as progress:
-        benchmark = benchmark_inference(model, x, config, name=network, rounds=rounds, progress=progress)
+        benchmark = benchmark_inference(
+            model, arguments_for(network, x), config, name=network, rounds=rounds, progress=progress
+        )
     console = output()
     console.print(inference_table(benchmark))
     console.print(str(benchmark.environment))

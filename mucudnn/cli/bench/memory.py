@@ -58,9 +58,9 @@ def memory(
     config = Config(**choices)
     options.use_threads(threads)
     current_environment(device)  # says at once what is missing for it
-    model, x = _model_and_input(source, batch or 1, input_shape, memory_format, device)
+    model, arguments = _model_and_arguments(source, batch or 1, input_shape, memory_format, device)
     with progress_bar() as progress, importable_from_here():  # the processes of the runs inherit the path
-        benchmark = benchmark_memory(model, x, config, name=source, rounds=rounds, runs=runs, progress=progress)
+        benchmark = benchmark_memory(model, arguments, config, name=source, rounds=rounds, runs=runs, progress=progress)
     console = output()
     console.print(memory_table(benchmark))
     console.print(in_words(benchmark))
@@ -69,9 +69,9 @@ def memory(
         write_json(json_file, memory_record(benchmark))
 
 
-def _model_and_input(
+def _model_and_arguments(
     source: str, batch: int, input_shape: tuple[int, int, int] | None, memory_format: MemoryFormat, device: str
-) -> tuple[nn.Module, Tensor]:
+) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The same weights and numbers every time, made on the CPU. One step is run, to find out whether the model can be
     trained.
     """
@@ -80,7 +80,7 @@ def _model_and_input(
     from mucudnn.bench.measure import operands
     from mucudnn.bench.sources.headroom import blamed_in_training
     from mucudnn.bench.sources.layers import NETWORKS, load_model
-    from mucudnn.bench.sources.networks import INPUT_SHAPE, build
+    from mucudnn.bench.sources.networks import arguments_for, build, input_shape_of
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
     from mucudnn.tracing.training_step import training_step
     from mucudnn.tracing.undisturbed import undisturbed
@@ -88,11 +88,13 @@ def _model_and_input(
     torch.manual_seed(0)
     torch_format = TORCH_FORMATS[memory_format]
     if source in NETWORKS:  # with parameters that can be computed with, which those of load_model are not
-        model, shape = build(source).to(memory_format=torch_format), input_shape or INPUT_SHAPE  # type: ignore[call-overload]
+        model = build(source).to(memory_format=torch_format)  # type: ignore[call-overload]
+        shape = input_shape or input_shape_of(source)
     else:
         model, shape = load_model(source, input_shape=input_shape, memory_format=memory_format)
     x = torch.randn(operands.input_shape(batch, shape)).to(device=device, memory_format=torch_format)
+    arguments = arguments_for(source, x)
     model = model.to(device=device)
     with undisturbed(model), blamed_in_training(source, x.shape):
-        training_step(model, (x,))
-    return model, x
+        training_step(model, arguments)
+    return model, arguments

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mucudnn.bench.report.export import write_csv, write_each, write_json
-from mucudnn.bench.suites.training.result import Precision
+from mucudnn.bench.suites.training.result import How, Precision
 from mucudnn.cli.shared import options
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.problem import MemoryFormat
@@ -18,26 +18,40 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 
 
 @click.command(cls=FileCommand)
-@click.argument("network", metavar="NAME")
-@click.option("--batch", type=options.Count(), help="Samples in a mini-batch; default: 64 on cuda, 8 on cpu.")
+@click.argument("networks", metavar="NAME...", nargs=-1, required=True)
+@click.option(
+    "--batch",
+    "batch_sizes",
+    type=options.Counts(),
+    help="Samples in a mini-batch: of all networks, or of each in turn, as 16,8; default: 64 on cuda, 8 on cpu.",
+)
 @click.option(
     "--precisions", type=options.several(Precision), help="Which precisions; default: all that the device has."
 )
 @options.memory_formats
+@click.option(
+    "--how",
+    type=options.choice(How),
+    default=How.OPTIMIZE,
+    show_default="optimize",
+    help="How mucudnn gets into the step: modules tuned before, or all convolutions as they are met.",
+)
 @options.rounds(9, "Samples of each variant, of a step or several.")
 @click.option(
     "--seconds", type=options.Finite(min=0), help="When these are over, begin no further precision or memory format."
 )
 @options.choices(workspace_limit="64MiB", headroom=True)
+@options.confirm
 @options.threads
 @options.device
 @options.csv_file
 @options.json_file
 def training(
-    network: str,
-    batch: int | None,
+    networks: tuple[str, ...],
+    batch_sizes: tuple[int, ...] | None,
     precisions: tuple[Precision, ...] | None,
     memory_formats: tuple[MemoryFormat, ...],
+    how: How,
     rounds: int,
     seconds: float | None,
     threads: int | None,
@@ -46,17 +60,16 @@ def training(
     json_file: Path | None,
     **choices: Any,
 ) -> None:
-    """Training steps of the network NAME: torch, on CUDA also with benchmark=True, and mucudnn, in turns in one run.
+    """Training steps of each network NAME: torch, on CUDA also with benchmark=True, and mucudnn, in turns in one run.
 
     Forward pass, loss, backward pass and gradient descent, in every precision and memory format: time and peak memory.
+    On the CPU, in steps of their own, each convolution is timed in place, so that what is left can be compared, too.
     The files are written anew after each of these, so that nothing is lost when the command is stopped.
     """
-    import torch
-
-    from mucudnn.bench.sources.networks import INPUT_SHAPE, build
-    from mucudnn.bench.suites.training.benchmark import TrainingOptions, measure_training
-    from mucudnn.bench.suites.training.report import training_record, training_rows, training_steps_table
+    from mucudnn.bench.suites.training.benchmark import TrainingOptions
+    from mucudnn.bench.suites.training.report import training_record, training_rows, training_tables
     from mucudnn.bench.suites.training.result import VariantResult
+    from mucudnn.bench.suites.training.several import measure_networks
     from mucudnn.running.environment import current_environment
     from mucudnn.terminal.console import output, progress_bar
     from mucudnn.words.config import Config
@@ -64,19 +77,16 @@ def training(
     config = Config(**choices)
     options.use_threads(threads)
     environment = current_environment(device)
-    torch.manual_seed(0)
-    model, cells = build(network), list[VariantResult]()
+    cells = list[VariantResult]()
     try:
         with progress_bar() as progress:
-            groups = measure_training(
-                network,
-                model,
-                INPUT_SHAPE,
-                batch_size=batch or _BATCH_SIZES[device],
+            groups = measure_networks(
+                networks,
+                _batch_sizes(batch_sizes or (_BATCH_SIZES[device],), networks),
                 device=device,
                 precisions=precisions,
                 memory_formats=memory_formats,
-                options=TrainingOptions(config, rounds, seconds, progress=progress),
+                options=TrainingOptions(config, rounds, seconds, progress=progress, how=how),
             )
             for group in groups:
                 cells += group
@@ -87,5 +97,15 @@ def training(
     finally:  # however it ends, what is ready is told
         if cells:
             console = output()
-            console.print(training_steps_table(cells, config))
+            for table in training_tables(cells, config):
+                console.print(table)
             console.print(str(environment))
+
+
+def _batch_sizes(given: tuple[int, ...], networks: tuple[str, ...]) -> tuple[int, ...]:
+    """One for each network. Raises ``UsageError`` where they do not go together."""
+    if len(given) not in (1, len(networks)):
+        raise click.UsageError(
+            f"--batch has {len(given)} sizes for {len(networks)} networks: give one for all, or one for each"
+        )
+    return given * len(networks) if len(given) == 1 else given

@@ -67,6 +67,23 @@ class Count(click.IntRange):
         return number if number <= self.most else self.fail(f"{number}: it must be at most {self.most}", param, ctx)
 
 
+class Counts(click.ParamType):  # type: ignore[type-arg]
+    """Whole numbers from 1, comma-separated: a tuple."""
+
+    name = "N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        count = Count()
+        return (
+            tuple(count.convert(part.strip(), param, ctx) for part in value.split(","))
+            if isinstance(value, str)
+            else value
+        )
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return self.name
+
+
 def choice(kind: type[StrEnum]) -> Text:
     """Return the type of one member of ``kind``, written with hyphens or underscores."""
     return Text(f"[{'|'.join(_spellings(kind))}]", lambda text: _member(kind, text))
@@ -232,6 +249,11 @@ strict = click.option(
 )
 thorough = click.option(
     "--thorough", is_flag=True, help="Measure every candidate that is not surely slower: minutes instead of seconds."
+)
+confirm = click.option(
+    "--confirm/--no-confirm",
+    default=None,
+    help="End tuning with steps in turns; torch's own is put back where ours is slower. Default: where they are short.",
 )
 time_limit = click.option(
     "--time-limit", type=Text("TIME", checked_by(parse_seconds)), help="Most measuring per problem, as 60s or 2min."

@@ -30,7 +30,8 @@ def test_every_round_runs_each_once_and_the_median_counts() -> None:
         clock.advance(next(costs[name]))
 
     cells = time_in_turns([Contestant(lambda: run("a")), Contestant(lambda: run("b"))], 3, clock)
-    assert order == "aabb" + "ab" * 2  # the first of each does not count
+    rounds = [order[:4], order[4:6], order[6:]]
+    assert ["".join(sorted(each)) for each in rounds] == ["aabb", "ab", "ab"]  # the first of each does not count
     assert cells == [MedianTime(1.0, 2.0), MedianTime(2.0, 0.0)]
 
 

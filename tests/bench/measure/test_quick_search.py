@@ -150,6 +150,25 @@ def test_a_second_search_measures_nothing() -> None:
     assert not search(job_of(*algorithms, known=known))
 
 
+def test_what_had_to_run_to_know_that_it_does_not_fit_need_not_run_again() -> None:
+    def algorithms() -> list[FakeAlgorithm]:
+        return [fake("native", 0.01), fake("hungry", 0.05, internal_bytes_per_sample=10)]
+
+    found = search(job_of(*algorithms(), limit_bytes=20))
+    assert found["hungry", 8].reason == "passed over: needs 80 bytes of workspace"
+    rows = {
+        "known": tuple(r for r in found.values() if isinstance(r, Measurement)),
+        "known_failures": tuple(r for r in found.values() if isinstance(r, Failure)),
+    }
+    again = algorithms()
+    assert not search(job_of(*again, **rows, limit_bytes=20))
+    assert not again[1].internals_asked
+    more = search(job_of(*algorithms(), **rows, limit_bytes=40))
+    assert not {size for name, size in more if name == "hungry"}  # it was hopeless at another size
+    rows["known"] = tuple(m for m in rows["known"] if m.micro_config.algorithm == "native")
+    assert set(search(job_of(*algorithms(), **rows, limit_bytes=40))) == {("hungry", 4)}
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_choices_are_nearly_those_of_a_thorough_search(seed: int) -> None:
     """Recorded costs, linear in the size with a share for each step: the chosen times differ by at most 3 %."""

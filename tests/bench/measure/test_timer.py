@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 
 import pytest
 from support.clock.machine import FakeClock
 
 from mucudnn.bench.measure.comparison import Comparison, Rounds, compare_in_turns
-from mucudnn.bench.measure.rounds import measure_in_turns
-from mucudnn.bench.measure.timer import Stop, StoppingRule, Timer, WallClock, relative_spread
+from mucudnn.bench.measure.rounds import measure_in_turns, sample_in_rounds
+from mucudnn.bench.measure.timer import EVERY_ROUND, Stop, StoppingRule, Timer, WallClock, relative_spread
 
 
 def timer_of(durations: Iterable[float], rule: StoppingRule | None = None, clock: FakeClock | None = None) -> Timer:
@@ -95,7 +95,21 @@ def test_turns_are_interleaved() -> None:
     names = "abc"
     timers = [Timer(lambda n=name: (turns.append(n), clock.advance(0.01)), clock, rule) for name in names]
     assert list(measure_in_turns(timers)) == timers
-    assert "".join(turns) == "aabbcc" + "abc" * 2  # a warm-up before each first sample
+    rounds = [turns[:6], turns[6:9], turns[9:]]
+    assert ["".join(sorted(each)) for each in rounds] == ["aabbcc", "abc", "abc"]  # a warm-up before each first sample
+
+
+def test_the_order_is_drawn_anew_for_each_round_and_alike_in_each_run() -> None:
+    def turns() -> str:
+        clock, turns = FakeClock(), []
+        timers = [Timer(lambda n=name: (turns.append(n), clock.advance(0.01)), clock, EVERY_ROUND) for name in "abc"]
+        for _ in islice(sample_in_rounds(timers), 12):
+            pass
+        return "".join(turns)
+
+    rounds = [turns()[i : i + 3] for i in range(6, 36, 3)]
+    assert len(set(rounds)) > 3
+    assert turns() == turns()
 
 
 def test_a_hopeless_timer_is_dropped_and_keeps_its_samples() -> None:

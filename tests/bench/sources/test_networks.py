@@ -1,12 +1,16 @@
-"""The built-in networks against their published sizes, without computing anything (meta device)."""
+"""The built-in networks against their published sizes, mostly without computing anything (meta device)."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from support.command_line import invoke
+from torch import Tensor, nn
 
-from mucudnn.bench.sources.networks import INPUT_SHAPE, NETWORKS, build
+from mucudnn.bench.sources import layers
+from mucudnn.bench.sources.networks import NETWORKS, arguments_for, build, input_shape_of, objective_of, registry
+from mucudnn.bench.sources.networks.blocks import StochasticDepth
+from mucudnn.bench.sources.networks.diffusion import VAE, UNet
 from mucudnn.words.errors import InvalidInputError
 
 # (parameters, 10^9 multiply-adds for one image of 224x224), both as published with torchvision's weights
@@ -16,6 +20,20 @@ PUBLISHED = {
     "resnet18": (11_689_512, 1.814),
     "resnet50": (25_557_032, 4.089),
     "googlenet": (6_624_904, 1.498),
+    "mobilenetv2": (3_504_872, 0.301),
+    "efficientnet-b0": (5_288_548, 0.386),
+    "convnext-t": (28_589_128, 4.456),
+    "regnety-400mf": (4_344_144, 0.402),
+}
+# Networks that torchvision does not have, by what papers say: millions of parameters, to the digits that they give
+IN_PAPERS = {"densenet40": (1.0, 1), "segformer-b0": (3.8, 1)}
+OF_OUR_WIDTH = {"unet": 20_118_915, "vae": 20_945_575}
+SMALL = {  # images on which all parts of a network still have something to do
+    "alexnet": 63,
+    "densenet40": 8,
+    "segformer-b0": 64,
+    "unet": 8,
+    "vae": 8,
 }
 
 
@@ -24,13 +42,17 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def build_on_meta(name: str, num_classes: int = 1000) -> nn.Module:
+def build_on_meta(name: str, num_classes: int | None = None) -> nn.Module:
     with torch.device("meta"):
         return build(name, num_classes)
 
 
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
 def test_parameter_count_is_the_published_one(name: str) -> None:
-    assert sum(p.numel() for p in build_on_meta(name).parameters()) == PUBLISHED[name][0]
+    assert parameters(build_on_meta(name)) == PUBLISHED[name][0]
 
 
 def test_forward_does_the_published_work(name: str) -> None:
@@ -43,19 +65,161 @@ def test_forward_does_the_published_work(name: str) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             module.register_forward_hook(count)
-    model(torch.empty(1, *INPUT_SHAPE, device="meta"))
+    model(torch.empty(1, *input_shape_of(name), device="meta"))
     assert sum(multiply_adds) / 1e9 == pytest.approx(PUBLISHED[name][1], abs=5e-4)
 
 
+@pytest.mark.parametrize("name", IN_PAPERS)
+def test_parameter_count_is_that_of_the_paper(name: str) -> None:
+    millions, digits = IN_PAPERS[name]
+    assert round(parameters(build_on_meta(name)) / 1e6, digits) == millions
+
+
+def test_diffusion_networks_of_full_width_have_the_published_parameters() -> None:
+    """DDPM's network for CIFAR-10, and the autoencoder of Stable Diffusion 1."""
+    with torch.device("meta"):
+        assert parameters(UNet(width=128)) == 35_746_307
+        assert parameters(VAE(width=128)) == 83_653_863
+    for name, expected in OF_OUR_WIDTH.items():
+        assert parameters(build_on_meta(name)) == expected
+
+
 def test_scores_have_one_column_a_class(name: str) -> None:
-    scores = build_on_meta(name, num_classes=7)(torch.empty(2, *INPUT_SHAPE, device="meta"))
+    scores = build_on_meta(name, num_classes=7)(torch.empty(2, *input_shape_of(name), device="meta"))
     assert scores.shape == (2, 7)
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("densenet40", [(2, 10)]),
+        ("segformer-b0", [(2, 150, 128, 128)]),
+        ("unet", [(2, 3, 32, 32)]),
+        ("vae", [(2, 3, 64, 64), (2, 4, 8, 8), (2, 4, 8, 8)]),
+    ],
+)
+def test_output_shapes(name: str, expected: list[tuple[int, ...]]) -> None:
+    x = torch.empty(2, *input_shape_of(name), device="meta")
+    made = build_on_meta(name)(*arguments_for(name, x))
+    assert [tuple(tensor.shape) for tensor in (made if isinstance(made, tuple) else (made,))] == expected
+
+
+@pytest.mark.parametrize("name", sorted({*NETWORKS} - {"vgg16", "alexnet"}))
+def test_a_training_step_is_finite_and_reaches_every_parameter(name: str) -> None:
+    """Not those whose classifiers alone are as large as all other networks."""
+    torch.manual_seed(0)
+    model, objective, edge = build(name), objective_of(name), SMALL.get(name, 32)
+    x, labels = torch.randn(2, 3, edge, edge), torch.tensor([1, 3])
+    loss = objective.loss(model(*objective.arguments(x)), objective.target(x, labels))
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert loss.isfinite()
+    assert loss.dim() == 0
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.isfinite().all()
+
+
 def test_all_networks_are_tested() -> None:
-    assert set(NETWORKS) == set(PUBLISHED)
+    assert {*NETWORKS} == {*PUBLISHED, *IN_PAPERS, *OF_OUR_WIDTH}
+
+
+def test_stochastic_depth_drops_whole_samples_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    drop = StochasticDepth(0.25)
+    dropped = drop(torch.ones(4000, 2, 3))
+    assert dropped.unique().tolist() == pytest.approx([0, 4 / 3])
+    assert torch.equal(dropped, dropped[:, :1, :1].expand_as(dropped))
+    assert dropped.mean().item() == pytest.approx(1, abs=0.05)
+    assert torch.equal(drop.eval()(dropped), dropped)
+
+
+def test_times_of_diffusion_are_told_apart() -> None:
+    """The same images at two times are two things to the network."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 3, 8, 8).expand(2, -1, -1, -1)
+    with torch.no_grad():
+        early, late = build("unet").eval()(x, torch.tensor([3, 900]))
+    assert not torch.allclose(early, late)
+
+
+def test_a_latent_is_drawn_in_training_alone() -> None:
+    torch.manual_seed(0)
+    model, x = build("vae"), torch.randn(1, 3, 8, 8)
+    with torch.no_grad():
+        (first, mean, _), (second, same_mean, _) = model(x), model(x)
+        (once, *_), (again, *_) = model.eval()(x), model(x)
+    assert not torch.equal(first, second)
+    assert torch.equal(mean, same_mean)
+    assert torch.equal(once, again)
+
+
+def test_scores_of_segments_are_compared_pixel_by_pixel() -> None:
+    """Where every pixel has the score of its label, the loss is that of one pixel."""
+    labels = torch.tensor([0, 2])
+    objective = objective_of("segformer-b0")
+    target = objective.target(torch.empty(2, 3, 8, 12), labels)
+    scores = 3.0 * nn.functional.one_hot(labels, 4).float()[:, :, None, None].expand(-1, -1, 2, 3)
+    expected = nn.functional.cross_entropy(scores[:, :, 0, 0], labels)
+    assert target.shape == (2, 8, 12)
+    assert torch.isclose(objective.loss(scores, target), expected)
+
+
+def test_a_perfect_image_at_the_prior_costs_nothing() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    zeros: Tensor = torch.zeros(2, 4, 1, 1)
+    objective = objective_of("vae")
+    assert objective.loss((x, zeros, zeros), objective.target(x, torch.tensor([0, 1]))) == 0
+    assert objective.loss((x, zeros + 1, zeros), x) > 0
+    assert objective.loss((x, zeros, zeros + 1), x) > 0
+
+
+class Timed(nn.Module):
+    """As small as can be, with a second argument; it says how often it had both."""
+
+    calls = 0
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        Timed.calls += len(t) == len(x) == 2
+        y: Tensor = self.conv(x) * t.to(x.dtype)[:, None, None, None]
+        return y
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("tune", "--workspace-limit", "headroom"),
+        ("bench", "inference", "--rounds", "1"),
+        ("bench", "memory", "--rounds", "2", "--runs", "0"),
+        ("bench", "training", "--rounds", "1", "--precisions", "float32", "--memory-format", "contiguous"),
+    ],
+    ids=lambda command: command[:2][-1],
+)
+def test_commands_give_a_network_all_its_arguments(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (registry, layers):
+        known = {"timed": registry.Network(Timed, input_shape=(3, 6, 6), objective=NETWORKS["unet"].objective)}
+        monkeypatch.setattr(module, "NETWORKS", known)
+    monkeypatch.setattr(Timed, "calls", 0)
+    asked = ("--algorithms", "gemm", "--time-limit", "10ms", "--threads", "1")
+    result = invoke(*command, "timed", "--batch", "2", *asked)
+    assert result.exit_code == 0, result.output
+    assert Timed.calls > 0
+
+
+def test_models_of_the_user_get_images_alone() -> None:
+    x = torch.empty(2, 3, 8, 8)
+    assert arguments_for("package.module:factory", x) == (x,)
+    images, times = arguments_for("unet", x)
+    assert images is x
+    assert times.shape == (2,)
+    assert ((times >= 0) & (times < 1000)).all()
 
 
 def test_unknown_name_says_what_is_allowed_and_what_is_close() -> None:
     with pytest.raises(InvalidInputError, match=r"'resnet19'; did you mean resnet18\? allowed are alexnet, vgg16,"):
         build("resnet19")
+    with pytest.raises(InvalidInputError, match="did you mean vgg16"):
+        input_shape_of("vgg15")

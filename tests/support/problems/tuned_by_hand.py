@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 
-import mucudnn
 from mucudnn.running.operators import Choices
+from mucudnn.running.tuned_classes import make_tunable, why_left_alone
+from mucudnn.running.tuned_module import TunedModule
 from mucudnn.tracing.convolutions import trace
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
@@ -16,12 +19,12 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def tune_by_hand(model: Model, x: Tensor, algorithm: str = "gemm") -> Model:
-    """As ``mucudnn.optimize`` does it: each ``nn.Conv2d`` that runs gets one algorithm, a sample a step."""
+    """As ``mucudnn.optimize`` does it: each convolution that runs gets one algorithm, a sample a step."""
     modules = dict(model.named_modules())
     for call in trace(model, x):
-        if type(modules[call.name]) is nn.Conv2d:
-            modules[call.name].__class__ = mucudnn.Conv2d
-            cast(mucudnn.Conv2d, modules[call.name]).choices = _choices(call.problem, call.batch_size, algorithm)
+        if why_left_alone(modules[call.name]) is None:
+            make_tunable(modules[call.name])
+            cast(TunedModule, modules[call.name]).choices = _choices(call.problem, call.batch_size, algorithm)
     return model
 
 
@@ -34,6 +37,28 @@ def _choices(problem: ConvProblem, n: int, algorithm: str) -> Choices:
 
 def ran(model: nn.Module) -> set[str]:
     """The operations that ran a configuration anywhere in the model."""
-    choices = [module.choices for module in model.modules() if isinstance(module, mucudnn.Conv2d)]
+    choices = [module.choices for module in model.modules() if isinstance(module, TunedModule)]
     recipes = [recipe for chosen in choices if chosen is not None for recipe in chosen.recipes.values()]
     return {recipe.problem.operation for recipe in recipes if recipe is not None}
+
+
+def results(model: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    """y, dx and the gradients of the parameters, and the same of a penalty on dx: double backward."""
+    x = x.detach().requires_grad_()
+    wanted = [x, *model.parameters()]
+    y = model(x)
+    first = torch.autograd.grad(y.square().mean(), wanted, create_graph=True)
+    second = torch.autograd.grad(first[0].square().sum(), wanted, allow_unused=True, materialize_grads=True)
+    return y, *first, *second
+
+
+def assert_exact(ours: nn.Module, torchs: nn.Module, x: Tensor, tolerance: float = 1e-5) -> None:
+    """Compare with torch's in float64, with torch's own dtypes, and its strides of y and dx."""
+    exact = results(copy.deepcopy(torchs).double(), x.double())
+    mine, of_torch = results(ours, x), results(torchs, x)
+    assert [t.dtype for t in mine] == [t.dtype for t in of_torch]
+    compared = 1 if mine[0].dim() > 2 and mine[0].shape[-3] == 1 else 2  # dy of one channel is in both formats at once
+    assert [t.stride() for t in mine[:compared]] == [t.stride() for t in of_torch[:compared]]
+    for a, b in zip(mine, exact, strict=True):
+        difference, size = (a.detach().double() - b.detach()).norm(), b.detach().norm()
+        assert float(difference) <= tolerance * max(float(size), 1e-30)

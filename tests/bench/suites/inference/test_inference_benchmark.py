@@ -81,7 +81,7 @@ def test_the_record_is_plain_json(benchmark: InferenceBenchmark) -> None:
 
 def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(networks, "build", lambda name: tiny())
-    monkeypatch.setattr(networks, "INPUT_SHAPE", (3, 8, 8))
+    monkeypatch.setattr(networks, "input_shape_of", lambda name: (3, 8, 8))
     file = tmp_path / "inference.json"
     arguments = ["bench", "inference", "tiny", "--rounds", "1", "--cache-budget", "1KiB", "--time-limit", "50ms"]
     done = CliRunner().invoke(main, [*arguments, "--memory-format", "channels-last", "--json", str(file)])

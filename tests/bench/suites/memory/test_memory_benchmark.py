@@ -134,8 +134,8 @@ def test_the_command_measures_a_model_of_ones_own(own_model: None, tmp_path: Pat
 def test_the_command_measures_a_network_with_sensible_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def stop(model: nn.Module, x: Tensor, config: Config, **_: object) -> None:
-        seen.append((model, x, config))
+    def stop(model: nn.Module, arguments: tuple[Tensor], config: Config, **_: object) -> None:
+        seen.append((model, *arguments, config))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(networks, "build", lambda name: tiny())

@@ -22,9 +22,19 @@ from mucudnn.bench.contests.own_thread import OwnThread
 from mucudnn.bench.sources import networks
 from mucudnn.bench.suites.training import benchmark as training_benchmark
 from mucudnn.bench.suites.training.benchmark import TrainingOptions, measure_training
-from mucudnn.bench.suites.training.report import training_steps_table
-from mucudnn.bench.suites.training.result import Precision, Setting, StepCost, Variant, VariantResult
+from mucudnn.bench.suites.training.report import (
+    training_rows,
+    training_split_table,
+    training_steps_table,
+    training_summary,
+    training_tables,
+)
+from mucudnn.bench.suites.training.result import How, Precision, Setting, StepCost, StepSplit, Variant, VariantResult
+from mucudnn.bench.suites.training.several import measure_networks
+from mucudnn.bench.suites.training.split import StepSplitter
 from mucudnn.bench.suites.training.trainee import Trainee
+from mucudnn.enabling import switch
+from mucudnn.running import dispatcher
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
@@ -213,11 +223,222 @@ def test_a_thread_of_its_own_runs_everything_and_ends() -> None:
     assert not first.is_alive()
 
 
+# Split into convolutions and the rest
+
+
+class Slow(nn.Module):
+    """Lets time pass, and is no convolution."""
+
+    def __init__(self, clock: TickingClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def __deepcopy__(self, memo: object) -> Slow:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.clock.seconds += 100
+        return x
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> TickingClock:
+    """The one clock of steps and of convolutions: each of these takes a second, and reading it as much."""
+    ticking = TickingClock()
+    monkeypatch.setattr("mucudnn.running.in_place.time.perf_counter", ticking.now)
+    return ticking
+
+
+FLOAT32: dict[str, Any] = {"precisions": [Precision.FLOAT32], "memory_formats": [MemoryFormat.CONTIGUOUS]}
+
+
+def test_a_step_is_split_into_convolutions_and_the_rest(clock: TickingClock) -> None:
+    """Two convolutions, each a second forward, and backward; the others' time is the rest, with that of reading."""
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), Slow(clock), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(64, 10))
+    torchs, ours = measured_variants(network, TrainingOptions(CONFIG, rounds=3, clock=clock), **FLOAT32)
+    assert torchs.cost is not None
+    split = torchs.cost.split
+    assert split is not None
+    assert (split.forward_s, split.backward_s) == (2, 2)
+    assert split.rest_s == 100 + 5  # after each convolution until the next, and around all of them
+    assert torchs.cost.time_s == 101  # nothing but the step, and the clock is read once
+    assert ours.cost is not None
+    assert ours.cost.split is not None
+    assert ours.cost.split.forward_s == 2
+
+
+def test_convolutions_that_are_ours_are_timed_in_place(clock: TickingClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where every one of them is made to run ours, which the chooser would not on a clock that ticks."""
+    model = mucudnn.optimize(nn.Sequential(nn.Conv2d(3, 4, 3)), torch.zeros(2, 3, 6, 6), CONFIG)
+    splitter = StepSplitter.of(model, lambda: model(torch.zeros(2, 3, 6, 6)), clock, lambda call: call())
+    splitter.sample(4)
+    split = splitter.median()
+    assert split is not None
+    assert (split.forward_s, split.backward_s) == (1, 0)
+
+
+def test_nothing_is_split_before_there_is_a_sample() -> None:
+    assert StepSplitter.of(tiny(), lambda: None, TickingClock(), lambda call: call()).median() is None
+
+
+def test_a_step_that_cannot_be_split_is_told_and_its_time_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: StepSplitter, steps: int) -> None:
+        raise mucudnn.UnavailableError("torch's convolution is replaced by another package")
+
+    monkeypatch.setattr(StepSplitter, "sample", refuse)
+    for cell in measured_variants(**FLOAT32):
+        assert cell.cost is not None
+        assert cell.cost.split is None
+        assert cell.failure == "not split: torch's convolution is replaced by another package"
+
+
+def test_steps_that_are_timed_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the clock around every convolution would slow them."""
+    recording, timed = [False], []
+    sample, time = StepSplitter.sample, TickingClock.time
+
+    def marked(self: StepSplitter, steps: int) -> None:
+        recording[0] = True
+        sample(self, steps)
+        recording[0] = False
+
+    def watched(self: TickingClock, function: Callable[[], object], *given: int) -> float:
+        if not recording[0]:
+            timed.append(bool(dispatcher._wrappers))
+        return time(self, function, *given)
+
+    monkeypatch.setattr(StepSplitter, "sample", marked)
+    monkeypatch.setattr(TickingClock, "time", watched)
+    measured_variants(**FLOAT32)
+    assert timed
+    assert not any(timed)
+
+
+# How mucudnn gets into a step
+
+
+class Watching(nn.Module):
+    """Remembers whether convolutions were tuned as they are met, by thread."""
+
+    def __init__(self, seen: dict[int, set[bool]]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __deepcopy__(self, memo: object) -> Watching:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.setdefault(threading.get_ident(), set()).add(bool(switch._state.nested))
+        return x
+
+
+def test_enabled_steps_are_those_of_one_variant_alone() -> None:
+    seen: dict[int, set[bool]] = {}
+    network = tiny()
+    network.append(Watching(seen))
+    options = TrainingOptions(CONFIG, rounds=2, clock=TickingClock(), how=How.ENABLE)
+    torchs, ours = measured_variants(network, options, **FLOAT32)
+    assert seen.pop(threading.get_ident()) == {True}  # the first step, in which all is met
+    assert [*seen.values()] == [{False}, {True}]
+    assert not switch._state.nested
+    for cell in (torchs, ours):
+        assert cell.failure == ""
+        assert cell.cost is not None
+        assert cell.cost.split is not None
+        assert cell.cost.split.forward_s > 0
+    assert [row["how"] for row in training_rows([torchs, ours])] == ["enable", "enable"]
+    assert type(network[0]) is nn.Conv2d
+
+
+def test_what_cannot_be_enabled_says_why() -> None:
+    options = TrainingOptions(Config(workspace_budget="1MiB"), rounds=1, clock=TickingClock(), how=How.ENABLE)
+    torchs, ours = measured_variants(options=options, **FLOAT32)
+    assert torchs.cost is not None
+    assert ours.cost is None
+    assert "workspace_budget" in ours.failure
+
+
+def test_the_table_names_what_is_enabled() -> None:
+    enabled = replace(SETTING, how=How.ENABLE)
+    cells = [
+        cell(Variant.TORCH, StepCost(0.2, 0.01, 2**21), setting=enabled),
+        cell(Variant.MUCUDNN, StepCost(0.1, 0.02, 2**20), setting=enabled),
+    ]
+    (names,) = (column.cells for column in training_steps_table(cells, Config()).columns[2:3])
+    assert [*names] == ["torch", "mucudnn, enabled"]
+
+
+# Several networks
+
+
+@pytest.fixture
+def two_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks, "build", lambda name: tiny())
+    monkeypatch.setattr(networks, "input_shape_of", lambda name: (3, 6, 6))
+
+
+@pytest.mark.usefixtures("two_networks")
+def test_networks_are_measured_one_after_the_other_each_with_its_batch() -> None:
+    told: list[tuple[str, float]] = []
+    options = TrainingOptions(
+        CONFIG, rounds=1, clock=TickingClock(), progress=lambda text, fraction: told.append((text, fraction))
+    )
+    groups = measure_networks(["alexnet", "vgg16", "alexnet"], [2, 3, 2], options=options, **FLOAT32)
+    settings = [(cell.setting.network, cell.setting.batch_size) for group in groups for cell in group]
+    assert settings == [("alexnet", 2)] * 2 + [("vgg16", 3)] * 2
+    assert [fraction for text, fraction in told if text.endswith("contiguous")] == [0.0, 0.5]
+
+
+@pytest.mark.usefixtures("two_networks")
+def test_the_time_is_that_of_all_networks() -> None:
+    options = TrainingOptions(CONFIG, rounds=1, seconds=0.0, clock=TickingClock())
+    cells = [cell for group in measure_networks(["alexnet", "vgg16"], [2, 2], options=options) for cell in group]
+    assert len(cells) == 16
+    assert {cell.failure for cell in cells} == {"not begun: the 0 s were over"}
+
+
+def test_names_and_batches_are_refused_before_anything_is_measured() -> None:
+    with pytest.raises(InvalidInputError, match="did you mean vgg16"):
+        measure_networks(["alexnet", "vgg15"], [2, 2])
+    with pytest.raises(InvalidInputError, match="it must be at most"):
+        measure_networks(["alexnet"], [2**40])
+
+
 # Told and written
 
 
-def cell(variant: Variant, cost: StepCost | None, failure: str = "") -> VariantResult:
-    return VariantResult(SETTING, variant, cost, failure)
+def cell(variant: Variant, cost: StepCost | None, failure: str = "", setting: Setting = SETTING) -> VariantResult:
+    return VariantResult(setting, variant, cost, failure)
+
+
+def several_cells() -> list[VariantResult]:
+    other = replace(SETTING, network="other", batch_size=4)
+    return [
+        cell(Variant.TORCH, StepCost(0.2, 0.01, 2**21, StepSplit(0.05, 0.1, 0.05))),
+        cell(Variant.MUCUDNN, StepCost(0.1, 0.02, 2**20, StepSplit(0.02, 0.04, 0.0525))),
+        cell(Variant.TORCH, StepCost(0.3, 0.01, 2**21), setting=other),
+        cell(Variant.MUCUDNN, None, "out of memory", setting=other),
+    ]
+
+
+def test_several_networks_are_summed_up() -> None:
+    assert_as_stored("bench-training-summary", training_summary(several_cells(), Config()))
+    titles = [str(table.title) for table in training_tables(several_cells(), Config())]
+    assert titles == [
+        "tiny, batch 2: training steps, workspace limit 64 MiB",
+        "tiny, batch 2: where the time of a step goes",
+        "other, batch 4: training steps, workspace limit 64 MiB",
+        "training steps, workspace limit 64 MiB",
+    ]
+    assert len([*training_tables(several_cells()[:2], Config())]) == 2
+
+
+def test_the_rest_is_compared_with_torchs() -> None:
+    assert_as_stored("bench-training-split", training_split_table(several_cells()[:2]))
+    torchs, ours, unsplit, failed = training_rows(several_cells())
+    assert (torchs["rest_ratio"], ours["rest_ratio"]) == (1, pytest.approx(1.05))
+    assert (ours["forward_convolutions_s"], ours["backward_convolutions_s"], ours["rest_s"]) == (0.02, 0.04, 0.0525)
+    assert unsplit["rest_ratio"] is unsplit["rest_s"] is failed["rest_ratio"] is None
 
 
 def test_the_table_compares_with_torch_of_the_same_setting() -> None:
@@ -266,7 +487,26 @@ def test_the_files_are_there_after_each_group(monkeypatch: pytest.MonkeyPatch, t
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
 
 
+def test_the_command_measures_several_networks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(networks, "build", lambda name: tiny())
+    monkeypatch.setattr(networks, "input_shape_of", lambda name: (3, 6, 6))
+    asked = (*QUICK, "--batch", "2,3", "--precisions", "float32", "--memory-format", "contiguous")
+    result = invoke("bench", "training", "alexnet", "vgg16", *asked, "--json", tmp_path / "out.json")
+    assert result.exit_code == 0, result.output
+    assert "alexnet, batch 2: training steps" in result.output
+    assert "vgg16, batch 3: training steps" in result.output
+    assert "their share" in result.output
+    cells = json.loads((tmp_path / "out.json").read_text())["cells"]
+    assert [(c["network"], c["batch_size"]) for c in cells] == [("alexnet", 2)] * 2 + [("vgg16", 3)] * 2
+    for written in cells:
+        parts = (written[name] for name in ("forward_convolutions_s", "backward_convolutions_s", "rest_s"))
+        assert all(part > 0 for part in parts)
+
+
 def test_bad_values() -> None:
+    assert "--batch has 2 sizes for 3 networks: give one for all, or one for each" in fail(
+        "bench", "training", "alexnet", "vgg16", "resnet18", "--batch", "2,3"
+    )
     assert "did you mean alexnet?" in fail("bench", "training", "alexnt")
     assert "device 'cpu' has float32, bfloat16" in fail("bench", "training", "alexnet", "--precisions", "tf32")
     assert "'half' is not known; allowed are tf32, float32, bfloat16" in fail(

@@ -22,9 +22,9 @@ _OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FI
 try:
     from mucudnn.running import _call
 except ImportError:  # it was not built
-    is_native = False
+    is_built = False
 else:
-    is_native = True
+    is_built = True
     _call.set_up(
         *(Tensor, torch.nn.Parameter, torch.get_num_threads, torch.empty_strided),
         *(plain.WATCHING, plain.tracing_state, vars(forward_ad), kept_by_each_thread),
@@ -48,24 +48,24 @@ def is_eager_in_python(x: Tensor, w: Tensor, third: Tensor | None) -> bool:
 # Runs a call whose recipe is among these, and bound. Takes recipes, and what ``operators.computed`` takes, without
 # choices. Returns None where torch's own runs it, NotImplemented where neither is known. Raises what torch raises for
 # lack of memory.
-run_known: Callable[..., Any] = _call.run_known if is_native else _run_nothing
+run_known: Callable[..., Any] = _call.run_known if is_built else _run_nothing
 
 # Tells whether nobody watches, and x, w and the bias (or None) or dy are plain (``plain``). Not while torch compiles.
-is_eager: Callable[[Tensor, Tensor, Tensor | None], bool] = _call.is_eager if is_native else is_eager_in_python
+is_eager: Callable[[Tensor, Tensor, Tensor | None], bool] = _call.is_eager if is_built else is_eager_in_python
 
 
-def native_functions(values_in_python: Callable[..., Tensor]) -> Any:
+def compiled_functions(values_in_python: Callable[..., Tensor]) -> Any:
     """Return the module with ``values`` and ``gradients``, to which this function is what the first does in all cases.
 
     ``None`` where it was not built.
     """
-    if not is_native:
+    if not is_built:
         return None
     _call.set_values_in_python(values_in_python)
     return _call
 
 
-def bound_natively(
+def bound_in_cpp(
     operation: Operation,
     stages: Sequence[tuple[BoundStage, int]],
     scratch: slice,
@@ -78,9 +78,9 @@ def bound_natively(
     result: shape, strides, dtype and device of what the operation writes. Where operands are not dense, or this thread
     has no workspace yet, ``otherwise`` is called.
     """
-    if not is_native or any(stage.native is None for stage, _ in stages):
+    if not is_built or any(stage.entry is None for stage, _ in stages):
         return otherwise
-    entries = tuple((*stage.native, prepared) for stage, prepared in stages if stage.native is not None)
+    entries = tuple((*stage.entry, prepared) for stage, prepared in stages if stage.entry is not None)
     number = _OPERATIONS.index(operation)
     names = ("dtype", "device")
     bound: Bound = _call.Bound(number, entries, scratch.start, scratch.stop, memory_format, result, names, otherwise)

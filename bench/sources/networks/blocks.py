@@ -1,0 +1,100 @@
+"""Parts that several families are built from."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Residual(nn.Module):
+    """Computes relu(body(x) + shortcut(x))."""
+
+    def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.shortcut = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+class Branches(nn.Module):
+    """Concatenates what the branches make of the same x, along the channels."""
+
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([branch(x) for branch in self.branches], dim=1)
+
+
+class Added(nn.Module):
+    """Computes x + body(x)."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.body(x)
+        return y
+
+
+class StochasticDepth(nn.Module):
+    """Drops all of a sample's x with some probability in training, and scales the others up (Huang et al., 2016)."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.kept = 1.0 - probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.kept == 1.0:
+            return x
+        kept = torch.empty((len(x), *(1,) * (x.dim() - 1)), dtype=x.dtype, device=x.device).bernoulli_(self.kept)
+        return x * kept / self.kept
+
+
+class SqueezeExcitation(nn.Module):
+    """Weighs the channels of x by what two pointwise convolutions make of their means (Hu et al., 2018)."""
+
+    def __init__(self, channels: int, squeezed: int, activation: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.reduce = nn.Conv2d(channels, squeezed, 1)
+        self.activation = activation()
+        self.expand = nn.Conv2d(squeezed, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        means = F.adaptive_avg_pool2d(x, 1)
+        return x * torch.sigmoid(self.expand(self.activation(self.reduce(means))))
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm over the channels of x: (N, C, H, W), at each pixel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def normalised(
+    in_channels: int, channels: int, size: int, *, stride: int = 1, padding: int = 0, groups: int = 1
+) -> nn.Sequential:
+    """A convolution without bias, and batch norm."""
+    convolution = nn.Conv2d(in_channels, channels, size, stride, padding, groups=groups, bias=False)
+    return named(conv=convolution, norm=nn.BatchNorm2d(channels))
+
+
+def activated(
+    in_channels: int, channels: int, size: int, *, stride: int = 1, padding: int = 0, groups: int = 1
+) -> nn.Sequential:
+    """A convolution without bias, batch norm and ReLU."""
+    return normalised(in_channels, channels, size, stride=stride, padding=padding, groups=groups).append(nn.ReLU())
+
+
+def named(**modules: nn.Module) -> nn.Sequential:
+    """A sequence whose parts have names."""
+    return nn.Sequential(OrderedDict(modules))

@@ -1,0 +1,72 @@
+"""Objectives of training: what networks read beside images, what they should make of them, and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_TIMES = 1000  # steps of diffusion
+_KL_WEIGHT = 1e-6  # as in latent diffusion
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Objective of a training, for images x: (N, C, H, W) with labels: (N,).
+
+    arguments: of x, all that the network is called with. target: of x and labels. loss: of what the network gives and
+    the target; a scalar.
+    """
+
+    arguments: Callable[[Tensor], tuple[Tensor, ...]]
+    target: Callable[[Tensor, Tensor], Tensor]
+    loss: Callable[[Any, Tensor], Tensor]
+
+
+def _images(x: Tensor) -> tuple[Tensor]:
+    return (x,)
+
+
+def _images_and_times(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same times for the same number of images."""
+    generator = torch.Generator().manual_seed(0)
+    return x, torch.randint(_TIMES, (len(x),), generator=generator).to(x.device)
+
+
+def _label_of_image(x: Tensor, labels: Tensor) -> Tensor:
+    return labels
+
+
+def _label_of_pixels(x: Tensor, labels: Tensor) -> Tensor:
+    return labels[:, None, None].expand(-1, *x.shape[2:]).contiguous()
+
+
+def _noise(x: Tensor, labels: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)
+
+
+def _image(x: Tensor, labels: Tensor) -> Tensor:
+    return x
+
+
+def _segmentation_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of each pixel of the image; scores: (N, classes, h, w) of a smaller one."""
+    return F.cross_entropy(F.interpolate(scores, labels.shape[1:], mode="bilinear", align_corners=False), labels)
+
+
+def _reconstruction_loss(output: tuple[Tensor, Tensor, Tensor], x: Tensor) -> Tensor:
+    """Squared error of the image, and how far the latent is from a standard normal one."""
+    decoded, mean, log_variance = output
+    divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum() / len(x)
+    return F.mse_loss(decoded, x) + _KL_WEIGHT * divergence
+
+
+CLASSIFICATION = Objective(_images, _label_of_image, F.cross_entropy)
+SEGMENTATION = Objective(_images, _label_of_pixels, _segmentation_loss)
+DENOISING = Objective(_images_and_times, _noise, F.mse_loss)
+RECONSTRUCTION = Objective(_images, _image, _reconstruction_loss)

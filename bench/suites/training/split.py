@@ -1,0 +1,67 @@
+"""Splits training steps: each convolution is timed where it runs, and what is left is the rest of the step.
+
+Steps that are split are none of those whose time is told: the clock is read around every convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+
+from torch import nn
+
+from mucudnn.bench.measure.timer import Clock, Runner
+from mucudnn.bench.suites.training.result import StepSplit
+from mucudnn.running.in_place import InPlaceTimes
+from mucudnn.words.problem import Operation
+
+DEVICES = ("cpu",)  # on a GPU the events of a step are on its thread's stream, which the recorder does not know
+
+
+@dataclass(slots=True, eq=False)
+class StepSplitter:
+    """Splits steps of a model in rounds, as ``Timer`` times them. runner: where steps run, and the clock is read."""
+
+    step: Callable[[], object]
+    clock: Clock
+    runner: Runner
+    times: InPlaceTimes
+    samples: list[StepSplit] = field(default_factory=list)
+    _is_warm: bool = False
+
+    @classmethod
+    def of(cls, model: nn.Module, step: Callable[[], object], clock: Clock, runner: Runner) -> StepSplitter:
+        """Make one for steps of a model on the CPU. Raises ``UnavailableError`` as ``InPlaceTimes``."""
+        return cls(step, clock, runner, InPlaceTimes(model, "cpu"))
+
+    def sample(self, steps: int) -> None:
+        """Run ``steps`` steps in a row, and note what one took. A first call before, which is not noted, is slower.
+
+        Raises what a step raises, and ``UnavailableError`` where convolutions cannot be recorded.
+        """
+        if not self._is_warm:
+            self._split(1)
+            self._is_warm = True
+        self.samples.append(self._split(steps))
+
+    def median(self) -> StepSplit | None:
+        """Each part's median over the samples; ``None`` without a sample."""
+        if not self.samples:
+            return None
+        return StepSplit(
+            forward_s=median(one.forward_s for one in self.samples),
+            backward_s=median(one.backward_s for one in self.samples),
+            rest_s=median(one.rest_s for one in self.samples),
+        )
+
+    def _split(self, steps: int) -> StepSplit:
+        with self.times.recording():
+            elapsed_s = self.runner(lambda: self.clock.time(self.step, steps))
+        forward_s = backward_s = 0.0
+        for place, spent in self.times.take().items():
+            if Operation.FORWARD in place.operations:
+                forward_s += spent.time_s
+            else:
+                backward_s += spent.time_s
+        return StepSplit(forward_s / steps, backward_s / steps, (elapsed_s - forward_s - backward_s) / steps)

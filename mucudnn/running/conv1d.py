@@ -1,0 +1,61 @@
+"""The drop-in for ``torch.nn.Conv1d``: a convolution of images of height 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mucudnn.running import eager
+from mucudnn.running.tuned_module import TunedModule, are_tuples, operator_takes
+from mucudnn.words.problem import Operation
+
+
+class Conv1d(TunedModule, torch.nn.Conv1d):
+    """A ``torch.nn.Conv1d``: same arguments, same state dict, same result.
+
+    Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution.
+    ``tuned`` says what was chosen for it and why, as for images of height 1. x: (N, C, L) or (C, L), y: (N, K, Q) or
+    (K, Q).
+
+    >>> import torch, mucudnn
+    >>> layer = mucudnn.Conv1d(in_channels=3, out_channels=8, kernel_size=3, stride=2, padding=1)
+    >>> layer(torch.zeros(4, 3, 48)).shape  # (N, C, L) -> (N, K, Q)
+    torch.Size([4, 8, 24])
+    """
+
+    _untuned_class = torch.nn.Conv1d
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = None if self.choices is None else self._tuned_forward(input, weight, bias)
+        return super()._conv_forward(input, weight, bias) if y is None else y
+
+    def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Compute what is tuned; ``None``: torch's convolution, which also says what is wrong."""
+        assert self.choices is not None
+        if not operator_takes(x, (2, 3)) or weight.dim() != 3:
+            return None
+        if x.dim() == 2:
+            y = self._tuned_forward(x.unsqueeze(0), weight, bias)
+            return None if y is None else y.squeeze(0)
+        x, padding = self._padded(x, weight)
+        if not are_tuples(self.stride, padding, self.dilation, length=1):
+            return None
+        images = x.contiguous().unsqueeze(2)  # torch, too, makes it contiguous: no format but one has H = 1
+        if not (torch.compiler.is_compiling() or images.shape in self.choices.x_shapes):
+            return None
+        geometry = (1, self.stride[0]), (0, padding[0]), (1, self.dilation[0]), self.groups
+        return eager.convolve(Operation.FORWARD, images, weight.unsqueeze(2), bias, *geometry, self.choices).squeeze(2)
+
+    def _padded(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
+        """Pad here what is not zeros on both sides alike. Returns the padding that is left for the operator."""
+        if self.padding_mode != "zeros":
+            return F.pad(x, self._reversed_padding_repeated_twice, self.padding_mode), (0,)
+        if self.padding == "valid":
+            return x, (0,)
+        if self.padding == "same":
+            total = self.dilation[0] * (weight.shape[2] - 1)
+            return F.pad(x, (0, total % 2)) if total % 2 else x, (total // 2,)
+        return x, self.padding

@@ -1,0 +1,223 @@
+"""The drop-in for ``torch.nn.ConvTranspose2d``, and its operator ``mucudnn::conv_transpose2d``.
+
+A transposed convolution is the backward data of a convolution, run forward: its input is that convolution's dy, its
+result the dx. So its own dx is a forward convolution, and its dw is the filter gradient with the two exchanged. Its
+problem is that convolution's: there x is what the module returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+from mucudnn.running import operators
+from mucudnn.running.autocast import autocast_computes
+from mucudnn.running.hot_path import is_eager
+from mucudnn.running.tuned_module import TunedModule, are_pairs, operator_takes
+from mucudnn.words.problem import Operation
+
+
+class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
+    """A ``torch.nn.ConvTranspose2d``: same arguments, same state dict, same result.
+
+    Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution.
+    ``tuned`` says what was chosen for it and why: y is backward data of the convolution that it transposes, dx is
+    forward. x: (N, C, P, Q) or (C, P, Q), y: (N, K, H, W) or (K, H, W).
+
+    >>> import torch, mucudnn
+    >>> layer = mucudnn.ConvTranspose2d(in_channels=8, out_channels=3, kernel_size=4, stride=2, padding=1)
+    >>> layer(torch.zeros(4, 8, 16, 24)).shape  # (N, C, P, Q) -> (N, K, H, W)
+    torch.Size([4, 3, 32, 48])
+    """
+
+    _untuned_class = torch.nn.ConvTranspose2d
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        y = None if self.choices is None else self._tuned_forward(input, output_size)
+        return super().forward(input, output_size) if y is None else y
+
+    def _tuned_forward(self, x: Tensor, output_size: list[int] | None) -> Tensor | None:
+        """Compute what is tuned; ``None``: torch's convolution, which also says what is wrong."""
+        assert self.choices is not None
+        if not operator_takes(x, (3, 4)) or self.padding_mode != "zeros":
+            return None
+        stride, dilation, weight = self.stride, self.dilation, self.weight
+        padding: Any = self.padding
+        if not are_pairs(stride, padding, dilation) or weight.dim() != 4:
+            return None
+        output_padding = self._output_padding(x, output_size, stride, padding, self.kernel_size, 2, dilation)  # type: ignore[arg-type]
+        images = x if x.dim() == 4 else x.unsqueeze(0)
+        geometry = stride, padding, output_padding, dilation, self.groups
+        if not (torch.compiler.is_compiling() or y_shape(images, weight, *geometry) in self.choices.x_shapes):
+            return None
+        is_inference = not torch.is_grad_enabled() and is_eager(images, weight, self.bias)
+        compute = _computed if is_inference else conv_transpose2d  # past torch's dispatcher where nobody watches
+        y: Tensor = compute(images, weight, self.bias, *geometry, self.choices.handle)
+        return y if x.dim() == 4 else y.squeeze(0)
+
+
+def y_shape(
+    x: Tensor,
+    w: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> tuple[int, int, int, int]:
+    """Return (N, K, H, W) of the transposed convolution of x: (N, C, P, Q) with w: (C, K // groups, R, S)."""
+    (n, _, p, q), (_, k, r, s) = x.shape, w.shape
+    h = (p - 1) * stride[0] - 2 * padding[0] + dilation[0] * (r - 1) + output_padding[0] + 1
+    width = (q - 1) * stride[1] - 2 * padding[1] + dilation[1] * (s - 1) + output_padding[1] + 1
+    return n, k * groups, h, width
+
+
+def is_backward_data(stride: Sequence[int], output_padding: Sequence[int]) -> bool:
+    """Tell whether there is a convolution whose backward data it is.
+
+    Torch allows output padding up to the dilation. From the stride on, that convolution would have more outputs.
+    """
+    return output_padding[0] < stride[0] and output_padding[1] < stride[1]
+
+
+def _computed(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    tuning: int,
+) -> Tensor:
+    """Compute y as it was tuned, else by torch's own. tuning: handle of ``Choices``."""
+    geometry = stride, padding, output_padding, dilation, groups
+    y = _as_backward_data(x, w, *geometry, tuning) if _are_images(x, w, bias, groups) else None
+    if y is None:
+        return _torchs(x, w, bias, *geometry)
+    return y if bias is None else y.add_(bias.view(-1, 1, 1))
+
+
+def _are_images(x: Tensor, w: Tensor, bias: Tensor | None, groups: int) -> bool:
+    """Tell whether the operands are alike and of the right dimensions; torch says what is wrong with others."""
+    if x.dim() != 4 or w.dim() != 4 or (w.dtype, w.device) != (x.dtype, x.device):
+        return False
+    return bias is None or (bias.shape, bias.dtype, bias.device) == ((w.shape[1] * groups,), x.dtype, x.device)
+
+
+def _as_backward_data(
+    x: Tensor,
+    w: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    tuning: int,
+) -> Tensor | None:
+    """Compute y without bias; ``None``: torch's own is to run."""
+    choices = operators.choices_of(tuning)
+    if choices is None or not is_backward_data(stride, output_padding):
+        return None
+    shape = y_shape(x, w, stride, padding, output_padding, dilation, groups)
+    if min(shape) < 1:
+        return None
+    lent = x.new_empty(()).expand(shape)  # a shape without memory: the filter says in which format y lies
+    geometry = stride, padding, dilation, groups
+    torch_format = _memory_format(x, w, *geometry, output_padding)
+    if _memory_format(lent, w, *geometry) != torch_format:
+        w = torch.empty_like(w, memory_format=torch_format).copy_(w)
+        if _memory_format(lent, w, *geometry) != torch_format:
+            return None  # a single number for a filter is in both formats
+    return operators.computed(Operation.BACKWARD_DATA, lent, w, x, *geometry, choices)
+
+
+def _memory_format(
+    x: Tensor,
+    w: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    output_padding: Sequence[int] | None = None,
+) -> torch.memory_format:
+    """Tell in which memory format torch would answer. output_padding: of a transposed convolution."""
+    is_transposed, extra = output_padding is not None, output_padding or (0, 0)
+    backend = torch._C._select_conv_backend(x, w, None, stride, padding, dilation, is_transposed, extra, groups, None)
+    return torch._C._conv_determine_backend_memory_format(x, w, backend)
+
+
+def _torchs(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    tuning: int = operators.UNTUNED,
+) -> Tensor:
+    return torch.conv_transpose2d(x, w, bias, stride, padding, output_padding, groups, dilation)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, _, *ctx.rest = inputs
+    ctx.save_for_backward(x, w)  # not the bias, which may be changed in place before the backward pass
+    both = [output.is_contiguous(), output.is_contiguous(memory_format=torch.channels_last)]
+    ctx.memory_format = torch.channels_last if both == [False, True] else torch.contiguous_format
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    """Return the three gradients. dy: (N, K, H, W), there the x of the convolution that is transposed."""
+    x, w = ctx.saved_tensors
+    of_x, of_w, of_bias = ctx.needs_input_grad[:3]
+    stride, padding, output_padding, dilation, groups, tuning = ctx.rest
+    dy = dy.contiguous(memory_format=ctx.memory_format)  # as torch does
+    if not is_backward_data(stride, output_padding):
+        geometry = stride, padding, dilation, True, output_padding, groups
+        wanted = of_x, of_w, of_bias
+        sizes = [w.shape[1] * groups] if of_bias else None
+        gradients = torch.ops.aten.convolution_backward(dy, x, w, sizes, *geometry, wanted)
+        return *gradients, *(None for _ in ctx.rest)
+    rest = stride, padding, dilation, groups, tuning
+    dx = operators.conv2d(dy, w, None, *rest) if of_x else None
+    dw = operators.conv2d_backward_filter(dy, w, x, *rest) if of_w else None
+    return dx, dw, dy.sum((0, 2, 3)) if of_bias else None, *(None for _ in ctx.rest)
+
+
+def _flops(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    tuning: int,
+    out_val: Tensor,
+) -> int:
+    geometry = stride, padding, dilation, True, output_padding, groups
+    counted: int = flop_registry[torch.ops.aten.convolution](x, w, bias, *geometry, out_val=out_val)
+    return counted
+
+
+_NAME = "mucudnn::conv_transpose2d"
+_library: Any = torch.library.Library("mucudnn", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(
+    "conv_transpose2d(Tensor x, Tensor w, Tensor? bias, SymInt[2] stride, SymInt[2] padding, SymInt[2] output_padding, "
+    "SymInt[2] dilation, SymInt groups, int tuning) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.impl("conv_transpose2d", _computed, "CompositeExplicitAutograd")
+torch.library.register_fake(_NAME, _torchs, lib=_library)
+torch.library.register_autograd(_NAME, _gradients, setup_context=_save, lib=_library)
+register_flop_formula(torch.ops.mucudnn.conv_transpose2d, get_raw=True)(_flops)
+conv_transpose2d = torch.ops.mucudnn.conv_transpose2d.default
+autocast_computes(_library, "conv_transpose2d", conv_transpose2d)

@@ -1,0 +1,250 @@
+"""Times each convolution where it runs: in a step of a model, with the operands, caches and heap that it has there.
+
+Torch's own calls are met in torch's dispatcher (``dispatcher``), ours in the operators and in ``FilterCache``. Nothing
+of this is there, and nothing costs anything, while no step is recorded. On a GPU events of the current stream are read
+instead of a clock. Not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
+
+from mucudnn.running import eager, operators
+from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, wrapped
+from mucudnn.running.filter_cache import FilterCache
+from mucudnn.running.recipe import _problem as problem_of
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ITEM_BYTES, ConvProblem, Operation
+
+_Result = TypeVar("_Result")
+_DTYPES = frozenset(getattr(torch, name) for name in ITEM_BYTES)
+_ALONE = {operation: (operation,) for operation in Operation}
+_FORWARD, _DATA, _FILTER = _ALONE.values()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A convolution of a step: what one call computes, and for which module.
+
+    module: name of the module whose filter it has; ``None`` where that cannot be told, as for filters that autocast has
+    converted. problem: the forward problem; ``None`` where none describes it. operations: what one call computes: torch
+    computes dx and dw in one, and a transposed convolution is backward data, run forward.
+    """
+
+    module: str | None
+    problem: ConvProblem | None
+    batch_size: int
+    operations: tuple[Operation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Calls at one place, and seconds of all of them together."""
+
+    calls: int
+    time_s: float
+
+
+class InPlaceTimes:
+    """Recorder of the convolutions of a model, on one type of device: while ``recording`` all calls are noted.
+
+    ``take`` hands them out. Modules are told by where their filters lie. Raises ``UnavailableError`` for a torch that
+    cannot hand out its kernels.
+    """
+
+    def __init__(self, model: nn.Module, device_type: str) -> None:
+        self.device_type = device_type
+        self._on_cpu = device_type == "cpu"
+        self._now: Callable[[], Any] = time.perf_counter if self._on_cpu else _event
+        self._modules = {w.data_ptr(): name for name, w in _filters(model)}
+        self._places: dict[tuple[Any, ...], Place] = {}
+        self._calls: list[tuple[Place, int, Any, Any]] = []
+        self._thread = _OfThisThread()
+        self._wrapper = _torchs(self)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what runs inside, in all threads; another recorder waits.
+
+        What is not ours is torch's own, whatever else wraps it in torch's dispatcher.
+        """
+        with _one_at_a_time, wrapped(self._wrapper), _ours(self):
+            yield
+
+    def take(self) -> dict[Place, Spent]:
+        """Return what was recorded since it was last asked for, once all of it has finished."""
+        calls, self._calls = self._calls, []
+        if not self._on_cpu:
+            torch.cuda.synchronize()
+        spent: dict[Place, Spent] = {}
+        for place, count, begun, ended in calls:
+            time_s = ended - begun if self._on_cpu else begun.elapsed_time(ended) / 1000
+            before = spent.get(place, Spent(0, 0.0))
+            spent[place] = Spent(before.calls + count, before.time_s + time_s)
+        return spent
+
+    def record(
+        self,
+        compute: Callable[..., _Result],
+        arguments: Sequence[Any],
+        operations: tuple[Operation, ...],
+        x: Tensor | None,
+        w: Tensor,
+        *geometry: Any,
+    ) -> _Result:
+        """Compute, and note how long it took, but not of what runs inside of a call that is noted.
+
+        ``None`` was computed: torch's own computes it next, and is noted then. x, w, geometry: what tells the problem;
+        x: ``None``: what is computed.
+        """
+        thread = self._thread
+        if thread.inside:
+            return compute(*arguments)
+        thread.inside = True
+        try:
+            begun = self._now()
+            result = compute(*arguments)
+            ended = self._now()
+        finally:
+            thread.inside = False
+        if result is not None:
+            thread.last = self._place(operations, result if x is None else x, w, *geometry)
+            self._calls.append((thread.last, 1, begun, ended))
+        return result
+
+    def record_more(self, compute: Callable[[Tensor], Tensor], dy: Tensor) -> Tensor:
+        """Compute, and add how long it took to the last call: torch's own computes the bias' gradient with dw."""
+        begun = self._now()
+        result = compute(dy)
+        ended = self._now()
+        if self._thread.last is not None:
+            self._calls.append((self._thread.last, 0, begun, ended))
+        return result
+
+    def _place(
+        self,
+        operations: tuple[Operation, ...],
+        x: Any,
+        w: Tensor,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+    ) -> Place:
+        """Find the place by plain numbers, in a microsecond or two: that is most of what noting a call takes."""
+        memory = w.data_ptr()
+        key: tuple[Any, ...]
+        key = (operations, memory, x.shape, x.stride(), x.dtype, tuple(stride), tuple(padding), tuple(dilation), groups)
+        module = self._modules.get(memory)
+        if module is None:  # there may be another filter next time
+            key = (*key, w.shape, w.stride())
+        place = self._places.get(key)
+        if place is None:
+            problem = _forward_problem(x, w, stride, padding, dilation, groups)
+            place = self._places[key] = Place(module, problem, len(x) if x.dim() else 0, operations)
+        return place
+
+
+def _forward_problem(
+    x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> ConvProblem | None:
+    """Describe a convolution of x, (N, C, ...), with w, (K, C // groups, ...); ``None`` where no problem does."""
+    if x.dim() == w.dim() == 3:  # images of one row
+        x, w = x.unsqueeze(2), w.unsqueeze(2)
+        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+    if x.dim() != 4 or x.dtype not in _DTYPES:
+        return None
+    try:
+        geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
+        return problem_of(Operation.FORWARD, x, w, geometry)
+    except InvalidInputError:
+        return None
+
+
+def _pair(sizes: Sequence[int]) -> tuple[int, int]:
+    height, width = sizes
+    return height, width
+
+
+def _filters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield filters that stay where they are: those of parametrized modules are made anew for each call."""
+    for name, module in model.named_modules():
+        w = module._parameters.get("weight") if isinstance(module, _ConvNd) else None
+        if w is not None and not is_lazy(w):
+            yield name, w
+
+
+class _OfThisThread(threading.local):
+    inside = False  # of a call that is noted
+    last: Place | None = None  # of this thread's calls
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+_one_at_a_time = threading.Lock()
+
+
+def _torchs(times: InPlaceTimes) -> Wrapper:
+    device_type = times.device_type
+    own, own_backward = (torchs_kernel(name, device_type) for name in ("convolution", "convolution_backward"))
+
+    def forward(following: Kernel, *arguments: Any) -> Any:
+        x, w, _, stride, padding, dilation, transposed, _, groups = arguments
+        if x.device.type != device_type:
+            return following(*arguments)
+        operations = _DATA if transposed else _FORWARD
+        return times.record(own, arguments, operations, None if transposed else x, w, stride, padding, dilation, groups)
+
+    def backward(following: Kernel, *arguments: Any) -> Any:
+        dy, x, w, _, stride, padding, dilation, transposed, _, groups, (of_x, of_w, _) = arguments
+        if x.device.type != device_type:
+            return following(*arguments)
+        operations = (_FORWARD if transposed else _DATA) * of_x + _FILTER * of_w
+        x = dy if transposed else x
+        return times.record(own_backward, arguments, operations, x, w, stride, padding, dilation, groups)
+
+    return Wrapper(forward, backward)
+
+
+@contextmanager
+def _ours(times: InPlaceTimes) -> Iterator[None]:
+    """Put functions that record in the place of those that compute what is ours, with a cached filter or without."""
+    computed, bias_gradient, convolve = operators.computed, operators.bias_gradient, FilterCache.convolve
+    values, native = eager._values, eager._compiled
+
+    def recorded_values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: Any) -> Tensor:
+        return times.record(values, (operation, x, w, third, rest), _ALONE[operation], x, w, *rest[:-1])
+
+    def recorded(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor | None:
+        return times.record(computed, (operation, x, w, third, *rest), _ALONE[operation], x, w, *rest[:-1])
+
+    def recorded_convolve(cache: FilterCache, x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
+        return times.record(convolve, (cache, x, w, bias, *geometry), _FORWARD, x, w, *geometry)
+
+    def recorded_bias_gradient(dy: Tensor) -> Tensor:
+        return times.record_more(bias_gradient, dy)
+
+    try:
+        operators.computed = recorded  # type: ignore[assignment]
+        operators.bias_gradient = recorded_bias_gradient
+        eager._values, eager._compiled = recorded_values, None  # so that gradients are computed one by one
+        FilterCache.convolve = recorded_convolve  # type: ignore[assignment, method-assign]
+        yield
+    finally:
+        operators.computed, operators.bias_gradient = computed, bias_gradient
+        eager._values, eager._compiled = values, native
+        FilterCache.convolve = convolve  # type: ignore[method-assign]

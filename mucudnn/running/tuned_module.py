@@ -1,0 +1,90 @@
+"""The parts that modules with tuned convolutions share: the choices, and when an operator can take an input."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from mucudnn.running.operators import Choices
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ITEM_BYTES, ConvProblem
+from mucudnn.words.results import Configuration
+
+_DTYPES = frozenset(getattr(torch, name) for name in ITEM_BYTES)
+
+
+class TunedOperation(Protocol):
+    """Choice for one operation of a module; ``str`` tells why. Tuning makes it."""
+
+    @property
+    def problem(self) -> ConvProblem: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def configuration(self) -> Configuration: ...
+
+
+class TunedClass:
+    """The part of a module of ours that is not torch's class, from which it derives too."""
+
+    @property
+    def untuned_class(self) -> type:
+        """The class that ``optimize`` found: assigned to ``__class__``, it makes the module torch's own again.
+
+        It is the module's own class where somebody else has made that of ours since.
+        """
+        own: type = vars(type(self)).get("_untuned_class", type(self))
+        return own
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuse ``torch.jit.script``, which cannot compile this module, and would put an answer in its place."""
+        name = next(base.__name__ for base in type(self).__mro__ if base.__module__.startswith("mucudnn."))
+        raise InvalidInputError(
+            f"torch.jit.script cannot compile mucudnn.{name}: use torch.compile, torch.export or torch.jit.trace, or "
+            "make each such module torch's own again, module.__class__ = module.untuned_class, and script the model "
+            "then"
+        )
+
+
+class TunedModule(TunedClass):
+    """A convolution that runs what was chosen for it.
+
+    tuned: what was chosen, for people. choices: what runs; ``None``: torch's own, for every input. confirmation: what
+    steps of the whole model have shown.
+    """
+
+    tuned: tuple[TunedOperation, ...] = ()
+    choices: Choices | None = None
+    confirmation: object | None = None
+
+
+def operator_takes(x: Tensor, dims: tuple[int, int]) -> bool:
+    """Tell whether x is dense images of real numbers. Weight and bias the operator looks at itself.
+
+    dims: how many dimensions x has for one sample and for a batch. The operators have no forward-mode derivative, no
+    rules for ``torch.func`` and no complex arithmetic. A ``torch.fx.Proxy``, for one, is no tensor.
+    """
+    if not isinstance(x, Tensor) or x.dtype not in _DTYPES or x.dim() not in dims:
+        return False
+    if x.is_nested or x.layout is not torch.strided or x.is_meta:
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    return forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
+
+
+def are_pairs(stride: Any, padding: Any, dilation: Any) -> bool:
+    """Tell in every call what ``are_tuples`` tells, in less time."""
+    if type(stride) is type(padding) is type(dilation) is tuple:
+        return len(stride) == len(padding) == len(dilation) == 2
+    return False
+
+
+def are_tuples(*geometry: Any, length: int) -> bool:
+    """Tell whether they are as torch's modules make them; by hand they may be set to other things."""
+    return all(type(one) is tuple and len(one) == length for one in geometry)

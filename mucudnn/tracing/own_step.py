@@ -1,0 +1,50 @@
+"""Steps of a model as its user runs them, made of a sample input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+class OwnStep:
+    """A step of a model on one sample input: in training forward and backward pass, else the forward pass alone.
+
+    arguments: the only one, or a tuple of all positional ones. Each output that has a gradient gets one that is drawn
+    at random once: ones would vanish behind a normalization, and zeros may take another time. Where none has, the
+    forward pass is all there is to training. Gradients begin as ``None``, and remain after the step.
+
+    Raises whatever the model raises.
+    """
+
+    def __init__(self, arguments: Any) -> None:
+        self.arguments = arguments if isinstance(arguments, tuple) else (arguments,)
+        self._gradients: dict[int, Tensor] = {}
+
+    def __call__(self, model: nn.Module) -> None:
+        arguments = tree_map(_leaf, self.arguments)
+        if not model.training:
+            with torch.no_grad():
+                model(*arguments)
+            return
+        for parameter in model.parameters():
+            parameter.grad = None
+        if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+            torch.clear_autocast_cache()
+        output = model(*arguments)
+        trained = [y for y in tree_leaves(output) if isinstance(y, Tensor) and y.requires_grad]
+        if trained:
+            torch.autograd.backward(trained, [self._gradient(number, y) for number, y in enumerate(trained)])
+
+    def _gradient(self, number: int, y: Tensor) -> Tensor:
+        known = self._gradients.get(number)
+        if known is None or (known.shape, known.dtype) != (y.shape, y.dtype):
+            known = self._gradients[number] = torch.randn_like(y)
+        return known
+
+
+def _leaf(value: Any) -> Any:
+    """Make the tensor in which the gradient of an input ends: not the caller's."""
+    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value

@@ -1,0 +1,159 @@
+"""Results of confirming: steps and convolutions of a model, torch's own and ours in turns, and what follows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from statistics import median
+from typing import Any, Self
+
+from mucudnn.bench.measure.comparison import uncertainty
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.units import format_seconds
+from mucudnn.words.values import restore
+
+LEAST_LOSS = 0.01  # the rounds are few: their noise may seem smaller than it is
+
+
+@dataclass(frozen=True, slots=True)
+class InTurns:
+    """Torch's own and ours in turns: medians in seconds over the rounds.
+
+    speedup: the median of torch / ours in each round. uncertainty: of the speedup, as ``Comparison`` has it.
+    """
+
+    torch_s: float
+    time_s: float
+    speedup: float
+    uncertainty: float
+    rounds: int
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        restore(self, state)
+
+    @classmethod
+    def of(cls, torchs_s: Sequence[float], ours_s: Sequence[float]) -> Self:
+        """Compare the seconds of each round; what takes no time is as fast as torch's."""
+        ratios = [torch_s / time_s if time_s else 1.0 for torch_s, time_s in zip(torchs_s, ours_s, strict=True)]
+        return cls(median(torchs_s), median(ours_s), median(ratios), uncertainty(ratios), len(ratios))
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether ours is faster by more than the noise."""
+        return self.speedup - max(self.uncertainty, LEAST_LOSS) > 1
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether ours is slower by more than the noise."""
+        return self.speedup + max(self.uncertainty, LEAST_LOSS) < 1
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.speedup:.2f} ± {self.uncertainty:.2f}"
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """Seconds of a call in the model's own step; of equal layers together. Ours are as tuned, even if put back.
+
+    operations: what is in them: torch computes dx and dw in one call, so that they are compared together.
+    """
+
+    operations: tuple[Operation, ...]
+    call: InTurns
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        restore(self, state)
+
+    def __str__(self) -> str:
+        together = ", with ".join(str(operation).replace("_", " ") for operation in self.operations)
+        joint = f" ({together})" if len(self.operations) > 1 else ""
+        seconds = f"torch {format_seconds(self.call.torch_s)}, ours {format_seconds(self.call.time_s)}"
+        return f"{seconds}, {self.call.in_words}{joint}"
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """A problem of a module that torch's own computes again, and why.
+
+    is_allowed: if not, ours runs all the same, since torch's own needs more workspace than the limit.
+    """
+
+    module: str
+    problem: ConvProblem
+    batch_size: int
+    why: str
+    is_allowed: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.module or 'the model itself'}: {self.problem}, batch {self.batch_size}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """A model's own step with torch's own convolutions and with ours, in turns. Printed, it is one line.
+
+    step: the whole step. recorded: the steps in which convolutions were timed one by one, which costs a little.
+    convolutions: all of them in such a step, in sum. over_tuned: seconds of a call in place over what tuning said, the
+    median over the tuned convolutions; ``None`` where none could be told. put_back: where torch's own runs again since
+    ours was slower in place. is_withdrawn: torch's own runs everywhere, since the step was slower all the same.
+    kept: where ours is slower in place and stays, since torch's own needs more workspace than the limit.
+    """
+
+    step: InTurns
+    recorded: InTurns
+    convolutions: InTurns
+    over_tuned: float | None = None
+    put_back: tuple[PutBack, ...] = ()
+    is_withdrawn: bool = False
+    kept: tuple[PutBack, ...] = ()
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        restore(self, state)
+
+    @property
+    def share(self) -> float:
+        """Part of torch's step that its convolutions take, from 0 to 1; in the steps in which they were timed."""
+        return min(1.0, self.convolutions.torch_s / self.recorded.torch_s)
+
+    @property
+    def most_speedup(self) -> float:
+        """Speedup of the step if convolutions took no time (Amdahl's law)."""
+        return inf if self.share == 1 else 1 / (1 - self.share)
+
+    @property
+    def rest(self) -> float:
+        """Seconds of all that is not a convolution, ours over torch's; in the steps in which these were timed.
+
+        Noting the calls is in it, which takes longest for torch's.
+        """
+        torch_s = self.recorded.torch_s - self.convolutions.torch_s
+        return (self.recorded.time_s - self.convolutions.time_s) / torch_s if torch_s > 0 else inf
+
+    def __str__(self) -> str:
+        step = self.step
+        verdict = "" if step.is_faster else ", slower" if step.is_slower else ", no clear difference"
+        bound = "" if self.most_speedup == inf else f", so at most {self.most_speedup:.2f}x"
+        parts = (
+            f"step {_ms(step.torch_s)} -> {_ms(step.time_s)} ms, {step.speedup:.2f}x ± {step.uncertainty:.2f}{verdict}",
+            f"convolutions {self.convolutions.speedup:.2f}x",
+            f"{100 * self.share:.0f} % of the step were convolutions{bound}",
+            *(["torch's own runs everywhere"] if self.is_withdrawn else []),
+        )
+        return "; ".join(parts)
+
+    def details(self) -> str:
+        """The line, and what else the steps have shown, a line each."""
+        lines = [str(self), f"all that is not a convolution takes {self.rest:.2f} times as long as with torch's own"]
+        if self.over_tuned is not None:
+            lines.append(
+                f"a tuned convolution takes {self.over_tuned:.2f} times as long as tuning measured, in the median"
+            )
+        lines += [f"torch's own again in {one}" for one in self.put_back]
+        lines += [f"torch's own needs more than the workspace limit in {one}" for one in self.kept]
+        return "\n".join(lines)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f}" if seconds >= 0.0995 else f"{seconds * 1e3:.3g}"

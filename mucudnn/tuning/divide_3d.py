@@ -1,0 +1,138 @@
+"""Chooses micro-batches for ``nn.Conv3d``: the largest with which torch's own stays within the workspace limit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
+
+from mucudnn.kernels.contract.caching_allocator import peak_requested_bytes
+from mucudnn.running import conv3d as operators
+from mucudnn.running.conv3d import UNDIVIDED, DividedOperation, padded
+from mucudnn.running.tuned_classes import why_left_alone
+from mucudnn.tracing.convolutions import dtype_of
+from mucudnn.words.config import Config
+from mucudnn.words.problem import Operation
+from mucudnn.words.units import exact_bytes, format_bytes
+
+Divided = dict[str, tuple[DividedOperation, ...]]  # by module name
+
+
+def divide_3d(model: nn.Module, sample_input: Any, config: Config, device_type: str) -> Divided:
+    """Choose for every ``nn.Conv3d`` that ``model(sample_input)`` runs, if there is a workspace limit in bytes.
+
+    Under a headroom limit, too, torch's own runs: it makes the peak that shall stay. The same without a limit, and with
+    a budget, which is divided over what has algorithms to choose from. Bytes are counted by running each operation on
+    zeros. Warns where not even the smallest micro-batches are within the limit: torch's own runs then, undivided.
+    """
+    limit_bytes = None if config.has_headroom_limit else config.workspace_limit_bytes
+    if limit_bytes is None or not any(isinstance(module, nn.Conv3d) for module in model.modules()):
+        return {}
+    counted: dict[tuple[_Call, Operation], DividedOperation] = {}
+    divided: Divided = {}
+    for name, call in _calls(model, sample_input):
+        for operation in config.operations:
+            if operation is Operation.BACKWARD_DATA and not call.input_needs_gradient:
+                continue
+            if (call, operation) not in counted:
+                counted[call, operation] = _choose(name, call, operation, limit_bytes, device_type)
+            divided[name] = (*divided.get(name, ()), counted[call, operation])
+    return divided
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of an ``nn.Conv3d``: all on which its memory depends. x_shape: padded as torch does it beforehand."""
+
+    x_shape: tuple[int, ...]
+    w_shape: tuple[int, ...]
+    geometry: tuple[Any, ...]
+    dtype: torch.dtype
+    formats: tuple[torch.memory_format, torch.memory_format]  # of x and w
+    input_needs_gradient: bool
+
+
+def _calls(model: nn.Module, sample_input: Any) -> list[tuple[str, _Call]]:
+    """List the calls by running the model once, of each module and size of a sample that with the most samples."""
+    largest: dict[tuple[str, tuple[int, ...]], _Call] = {}
+
+    def record(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        x = arguments[0] if arguments else named["input"]
+        if x.dim() != 5 or len(x) == 0:
+            return
+        call = _call_of(cast(nn.Conv3d, module), x)
+        known = largest.get((name, call.x_shape[1:]))
+        if known is None or known.x_shape < call.x_shape:
+            largest[name, call.x_shape[1:]] = call
+
+    arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Conv3d) and why_left_alone(module) is None:
+                handle = module.register_forward_pre_hook(partial(record, name), with_kwargs=True)
+                hooks.callback(handle.remove)
+        model(*arguments)
+    return [(name, call) for (name, _), call in largest.items()]
+
+
+def _call_of(module: nn.Conv3d, x: Tensor) -> _Call:
+    inside, padding = padded(module, x)
+    geometry = module.stride, padding, module.dilation, module.groups
+    formats = suggest_memory_format(x), suggest_memory_format(module.weight)
+    dtype = getattr(torch, dtype_of(x))
+    return _Call(tuple(inside.shape), tuple(module.weight.shape), geometry, dtype, formats, x.requires_grad)
+
+
+def _choose(name: str, call: _Call, operation: Operation, limit_bytes: int, device_type: str) -> DividedOperation:
+    n, within = call.x_shape[0], f"the limit of {format_bytes(limit_bytes)}"
+    undivided = _needed_bytes(call, operation, n, UNDIVIDED, device_type)
+    made = partial(DividedOperation, operation, call.x_shape)
+    if undivided <= limit_bytes:
+        return made(UNDIVIDED, undivided, undivided, f"within {within}")
+    least = undivided
+    for size in _sizes(n):
+        # Two slices and the rest tell: the first has no result beside it yet, all others are like the second
+        needed = _needed_bytes(call, operation, min(n, 2 * size + n % size), size, device_type)
+        if needed <= limit_bytes:
+            return made(size, undivided, needed, f"the largest micro-batch within {within}")
+        least = min(least, needed)
+    warnings.warn(
+        f"{name or 'the model itself'}: {operation} of {n} samples needs {exact_bytes(least)} in micro-batches, above "
+        f"{within}; torch's own runs, undivided, and takes {format_bytes(undivided)}: raise the workspace limit",
+        stacklevel=4,
+    )
+    return made(UNDIVIDED, undivided, undivided, f"{format_bytes(least)} in micro-batches, above {within}")
+
+
+def _sizes(n: int) -> Iterator[int]:
+    """Yield divisors of n and powers of two below it, the largest first."""
+    return (size for size in range(n - 1, 0, -1) if n % size == 0 or size & (size - 1) == 0)
+
+
+def _needed_bytes(call: _Call, operation: Operation, n: int, size: int, device_type: str) -> int:
+    """Count the bytes that n samples in micro-batches of a size need beside the result, by running them."""
+    x_format, w_format = call.formats
+    empty = partial(torch.empty, dtype=call.dtype, device=device_type)
+    x = empty((n, *call.x_shape[1:]), memory_format=x_format).zero_()
+    w = empty(call.w_shape, memory_format=w_format).zero_()
+    bias, sizes = w.new_zeros(len(w)), [size] * len(Operation)
+    with torch.no_grad(), torch.autocast(device_type, enabled=False):
+        if operation is Operation.FORWARD:
+            run = partial(operators.conv3d, x, w, bias, *call.geometry, sizes)
+        else:
+            of_data = operation is Operation.BACKWARD_DATA
+            operator = operators.conv3d_backward_data if of_data else operators.conv3d_backward_filter
+            dy = torch.zeros_like(operators.conv3d(x, w, None, *call.geometry, sizes))
+            run = partial(operator, x, w, dy, *call.geometry, sizes)
+        if device_type == "cuda":
+            run()  # libraries create what they keep
+        results: list[Tensor] = []
+        peak_bytes = peak_requested_bytes(lambda: results.append(run()), device_type)
+        return max(peak_bytes - results[0].nbytes, 0)

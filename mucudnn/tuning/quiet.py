@@ -1,0 +1,148 @@
+"""Measures when the machine is quiet, as far as it becomes so, and remembers what was disturbed all the same."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+from mucudnn.bench.measure.comparison import Comparison
+from mucudnn.bench.measure.load import Load, Watch
+from mucudnn.bench.measure.profiler import ProfilingJob
+from mucudnn.bench.measure.quick_search import QuickSearch
+from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, is_busy
+
+MOST_WAITED_S = 3.0  # in all waits of a run together: what is measured under load is marked, and can be made again
+
+Outcomes = Sequence[Comparison | Exception | None]
+_warned: set[str] = set()
+
+
+class Quiet:
+    """Waits for a quiet machine, measures again what was disturbed, and says in the end what remains doubtful.
+
+    tell: called with why it waits. All waits together take at most ``most_s``.
+    """
+
+    def __init__(
+        self, watch: Watch, store: EnvironmentStore, tell: Callable[[str], None], most_s: float = MOST_WAITED_S
+    ) -> None:
+        self._watch, self._store, self._tell = watch, store, tell
+        self._patience_s = most_s
+        self._has_begun = self._is_blind = False
+        self._doubtful: set[tuple[ConvProblem, MicroConfig | Configuration]] = set()
+        self._worst = 0.0
+
+    def is_now(self) -> bool:
+        """Whether nothing disturbs at this moment, as far as that can be seen, if need be in half a second."""
+        self._begin()
+        if not self._watch.current().is_known and not self._is_blind:
+            self._watch.pause()
+            self._is_blind = not self._watch.current().is_known
+        return not self._is_blind and self._watch.current().is_quiet
+
+    def wait(self) -> Load:
+        """Wait for free cores, as long as there is patience. Returns the load then."""
+        self._begin()
+        self._patience_s -= self._watch.wait(self._tell, self._patience_s)
+        return self._watch.current()
+
+    def measured(self, search: ProfilingJob | QuickSearch) -> Iterator[Measurement | Failure]:
+        """Measure what is missing, and once more what was disturbed, if it is quiet then: newer results count."""
+        if not search.missing():
+            return
+        self.wait()
+        began_s, results = search.clock.now(), list[Measurement | Failure]()
+        for result in self._remembered(search):
+            results.append(result)
+            yield result
+        sound = _undisturbed(results)
+        spent_s = search.clock.now() - began_s
+        if len(sound) < len(results) and self.wait().is_quiet:
+            for result in results:  # what is not measured again cannot win any more, and raises no doubt
+                self._doubtful.discard((search.problem, result.micro_config))
+            yield from self._remembered(search.knowing(_undoubted(sound), spent_s))
+
+    def compared(
+        self,
+        problem: ConvProblem,
+        configurations: Sequence[Configuration],
+        compare: Callable[[Sequence[Configuration]], Outcomes],
+    ) -> Outcomes:
+        """Compare whole runs, and once more if they were disturbed, and it is quiet then."""
+        if not configurations:
+            return []
+        self.wait()
+        outcomes = compare(configurations)
+        if any(isinstance(one, Comparison) and is_busy(one.load) for one in outcomes) and self.wait().is_quiet:
+            outcomes = compare(configurations)
+        for configuration, outcome in zip(configurations, outcomes, strict=True):
+            self._remember(problem, configuration, outcome.load if isinstance(outcome, Comparison) else None)
+        return outcomes
+
+    def believed(self, run: WholeRun | None) -> WholeRun | None:
+        """Return a stored whole run; None for one that was disturbed, if it is quiet now."""
+        return None if run is not None and run.is_disturbed and self.is_now() else run
+
+    def believed_results(self, results: Sequence[Measurement | Failure]) -> list[Measurement | Failure]:
+        """Return stored results, without those that were disturbed, if it is quiet now."""
+        sound = _undisturbed(results)
+        return _undoubted(sound) if len(sound) < len(results) and self.is_now() else list(results)
+
+    def store_rate(self) -> None:
+        """Store the best rate of the known kernel, which later runs are compared with."""
+        if self._watch.best_rate:
+            self._store.add_rate(self._watch.best_rate)
+
+    def end(self) -> None:
+        """Store the best rate, and warn of what remains doubtful, and how to measure it again."""
+        self.store_rate()
+        if self._doubtful:
+            runs = sum(isinstance(of, Configuration) for _, of in self._doubtful)
+            counts = [_counted(len(self._doubtful) - runs, "measurement"), _counted(runs, "whole run")]
+            warnings.warn(
+                f"the machine was busy or slow: {' and '.join(filter(None, counts))} may be too slow (up to "
+                f"{self._worst:.0%} of its speed was missing): mucudnn database refresh measures them again when it "
+                "is quiet",
+                stacklevel=2,
+            )
+
+    def _begin(self) -> None:
+        """Before the first look: learn what rate earlier runs saw, and warn once of more threads than cores."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._watch.best_rate = max(self._watch.best_rate, self._store.best_rate())
+        shortage = self._watch.shortage()
+        if shortage is not None and shortage not in _warned:
+            _warned.add(shortage)
+            warnings.warn(shortage, stacklevel=2)
+
+    def _remembered(self, search: ProfilingJob | QuickSearch) -> Iterator[Measurement | Failure]:
+        for result in search.measure():
+            self._remember(
+                search.problem, result.micro_config, result.load if isinstance(result, Measurement) else None
+            )
+            yield result
+
+    def _remember(self, problem: ConvProblem, of: MicroConfig | Configuration, load: float | None) -> None:
+        """Note whether the last measurement is doubtful."""
+        if is_busy(load):
+            self._doubtful.add((problem, of))
+            self._worst = max(self._worst, load or 0.0)
+        else:
+            self._doubtful.discard((problem, of))
+
+
+def _undisturbed(results: Sequence[Measurement | Failure]) -> list[Measurement | Failure]:
+    return [result for result in results if not (isinstance(result, Measurement) and result.is_disturbed)]
+
+
+def _undoubted(sound: Sequence[Measurement | Failure]) -> list[Measurement | Failure]:
+    """Return what stands without the disturbed others: what was passed over was compared with those."""
+    return [result for result in sound if isinstance(result, Measurement) or not result.is_passed_over]
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}" if number else ""

@@ -1,0 +1,195 @@
+"""The load in the database: what was measured on a busy machine replaces nothing, and nothing is lost."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+from support.database_rows import FAILED, FAST, HERE, PROBLEM, VERIFIED, VERSIONS, change, fill
+
+from mucudnn.database import migrations, schema
+from mucudnn.database.database import Database
+from mucudnn.database.profiles import read_profile
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.results import (
+    BUSY,
+    NOISY,
+    NOISY_UNWATCHED,
+    Failure,
+    Measurement,
+    MicroConfig,
+    WholeRun,
+    WithCachedFilter,
+    WithFreshWorkspace,
+    is_doubtful,
+)
+
+UNKNOWN, QUIET, LATER = (replace(FAST, step_s=s, load=load) for s, load in ((1.0, None), (2.0, 0.0), (3.0, BUSY)))
+BUSIER, BUSIEST = (replace(FAST, step_s=s, load=load) for s, load in ((4.0, BUSY + 0.01), (5.0, 1.0)))
+REFUSED = Failure(FAST.micro_config, "it fails")
+
+
+def stored(database: Database, results: Sequence[Measurement | Failure]) -> Measurement | Failure:
+    """The one that counts of those that were added in this order."""
+    for result in results:
+        (database.add if isinstance(result, Measurement) else database.add_failure)(HERE, PROBLEM, 1, result)  # type: ignore[operator]
+    return that_counts(database)
+
+
+def that_counts(database: Database) -> Measurement | Failure:
+    (one,) = (*database.measurements(HERE, PROBLEM, VERSIONS), *database.failures(HERE, PROBLEM, VERSIONS))
+    of_all = database.measurements_of_all(HERE, [PROBLEM], VERSIONS)[PROBLEM]
+    assert of_all == ((one,) if isinstance(one, Measurement) else ())
+    return one
+
+
+@pytest.mark.parametrize(
+    ("added", "expected"),
+    [
+        ([QUIET, BUSIER], QUIET),
+        ([UNKNOWN, BUSIER], UNKNOWN),
+        ([BUSIEST, QUIET], QUIET),
+        ([BUSIEST, UNKNOWN], UNKNOWN),
+        ([QUIET, LATER], LATER),
+        ([UNKNOWN, QUIET, BUSIER, BUSIEST], QUIET),
+        ([BUSIEST, BUSIER], BUSIER),
+        ([BUSIER, REFUSED], REFUSED),
+        ([QUIET, REFUSED, BUSIER], REFUSED),
+        ([REFUSED, QUIET, BUSIER], QUIET),
+    ],
+)
+def test_what_was_disturbed_counts_only_where_there_is_nothing_else(
+    added: list[Measurement | Failure], expected: Measurement | Failure, tmp_path: Path
+) -> None:
+    with Database(tmp_path / "some.sqlite") as database:
+        assert stored(database, added) == expected
+        assert [row.values["load"] for row in database.rows_that_count(HERE)] == [getattr(expected, "load", None)]
+        assert database.info().environments[0].measurements + database.info().environments[0].failures == len(added)
+        assert database.prune(dry_run=True) == len(added) - 1
+        assert that_counts(database) == expected
+        assert database.prune() == len(added) - 1
+        assert that_counts(database) == expected
+        assert database.prune() == 0
+
+
+def test_merging_is_the_union_in_any_order() -> None:
+    parts = []
+    for result in (QUIET, BUSIER, UNKNOWN):
+        parts.append(Database(":memory:"))
+        stored(parts[-1], [result])
+    for order in permutations(parts):
+        with Database(":memory:") as union:
+            for part in order:
+                union.merge(part)
+            assert that_counts(union) == UNKNOWN, "the newest of those that were not disturbed"
+            assert union.info().environments[0].measurements == 3
+
+
+def test_a_whole_run_under_load_replaces_no_other() -> None:
+    runs = [WholeRun(2.0, 1.0, 0.1, load) for load in (0.9, 0.05, 0.5)]
+    with Database(":memory:") as database:
+        for run, expected in zip(runs, (runs[0], runs[1], runs[1]), strict=True):
+            database.add_whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS, run)
+            assert database.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == expected
+            assert database.whole_runs(HERE, PROBLEM, VERSIONS) == {(FAST.micro_config,): expected}
+        assert database.prune() == 2
+        assert database.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == runs[1]
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_exports_have_the_load(tmp_path: Path, form: str) -> None:
+    path, stream = tmp_path / f"rows.{form}", io.StringIO()
+    with Database(":memory:") as database:
+        stored(database, [BUSIER, QUIET, BUSIEST])
+        database.add_failure(HERE, PROBLEM, 1, FAILED)
+        database.add_whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS, replace(VERIFIED, load=0.3))
+        (database.export_csv if form == "csv" else database.export_json_lines)(stream)
+    path.write_text(stream.getvalue(), newline="")
+    with read_profile(path) as read:
+        assert read.measurements(HERE, PROBLEM, VERSIONS) == (QUIET,)
+        assert read.failures(HERE, PROBLEM, VERSIONS) == (FAILED,)
+        assert read.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == replace(VERIFIED, load=0.3)
+        assert read.info().environments[0].measurements == 3
+
+
+@pytest.mark.parametrize("load", [-0.1, 1.1, float("nan"), True, "much"])
+def test_a_load_that_there_cannot_be_is_refused(load: object) -> None:
+    with Database(":memory:") as database, pytest.raises(InvalidInputError, match=r"load is .*a number from 0 to 1"):
+        database.add(HERE, PROBLEM, 1, replace(FAST, load=load))
+
+
+@pytest.mark.parametrize("load", ["-0.1", "1.1", "'much'"])
+def test_rows_with_a_bad_load_are_passed_over(tmp_path: Path, load: str) -> None:
+    path = fill(tmp_path / "full.sqlite")
+    change(path, f"UPDATE measurements SET load = {load}")
+    with Database(path) as database:
+        with pytest.warns(UserWarning, match="2 bad rows"):
+            assert database.measurements(HERE, PROBLEM, VERSIONS) == ()
+        assert database.prune() == 2
+
+
+def test_the_best_rate_is_kept(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "some.sqlite", replace(HERE, threads=1)
+    with Database(path) as database:
+        assert database.best_rate(HERE) == 0.0
+        for rate in (5.0, 7.0, 6.0):
+            database.add_rate(HERE, rate)
+        assert database.best_rate(HERE) == 7.0
+        assert database.best_rate(elsewhere) == 0.0
+        stored(database, [QUIET])
+        database.prune(environments=[HERE])
+        assert database.best_rate(HERE) == 7.0
+        database.prune(environments=[elsewhere])
+        assert database.best_rate(HERE) == 0.0
+    for bad in ("'fast'", "-1", "NULL"):
+        with Database(path) as database:
+            database.add_rate(HERE, 3.0)
+        change(path, f"UPDATE rates SET rate = {bad}")
+        with Database(path) as database:
+            assert database.best_rate(HERE) == 0.0
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_older_files_are_read_where_they_cannot_be_written(version: int, tmp_path: Path) -> None:
+    from support.places import DATA
+
+    path = tmp_path / "old.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript((DATA / f"version-{version}.sql").read_text())
+    connection.close()
+    with Database(path, read_only=True) as database:
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
+        assert database.best_rate(HERE) == 0.0
+        assert all(row.values["load"] is None for row in database.rows_that_count(HERE))
+        assert database.info().schema_version == migrations.VERSION
+
+
+@pytest.mark.parametrize(
+    ("noise", "load", "expected"),
+    [
+        *((0.0, None, False), (0.0, 0.0, False), (0.0, BUSY + 0.01, True), (NOISY, 0.0, False)),
+        *((NOISY + 0.01, 0.0, True), (NOISY_UNWATCHED, None, False), (NOISY_UNWATCHED + 0.01, None, True)),
+        (NOISY_UNWATCHED + 0.01, 0.0, False),
+    ],
+)
+def test_what_is_doubtful(noise: float, load: float | None, expected: bool) -> None:
+    assert is_doubtful(noise, load) is expected
+
+
+@pytest.mark.parametrize(
+    "how", [None, WithFreshWorkspace(), WithCachedFilter("gemm", (MicroConfig("native", 8), MicroConfig("fft", 1)))]
+)
+def test_the_key_of_a_whole_run_tells_what_ran(how: object) -> None:
+    parts = (MicroConfig("gemm", 8), MicroConfig("gemm", 8), MicroConfig("native", 4))
+    versions = {"gemm": 1, "native": 2, "fft": 3}
+    key = schema.configuration_key(parts, versions, how)  # type: ignore[arg-type]
+    found, found_versions, found_how = schema.whole_run_from(key)
+    assert (found, found_how) == (parts, how)
+    assert found_versions.items() <= versions.items()
+    assert json.loads(schema.configuration_key(found, found_versions, found_how)) == json.loads(key)

@@ -1,0 +1,184 @@
+"""``mucudnn.Conv3d`` beside torch's: the same results in micro-batches, in less memory. Nothing is timed here."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import pytest
+import torch
+from support.problems.tuned_by_hand import assert_exact, results
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import mucudnn
+from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.running.conv3d import UNDIVIDED, DividedOperation, conv3d, conv3d_backward_data, conv3d_backward_filter
+from mucudnn.words.problem import Operation
+
+# torch says it once a process, and of its own convolution
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+SIZES = (3, 2, 1)  # of y, dx and dw, of five samples
+
+
+def divided(module: nn.Module, sample: tuple[int, ...], sizes: tuple[int, ...] = SIZES) -> Any:
+    """Ours with the same parameters, in micro-batches of these sizes for inputs of this size, padded."""
+    ours = copy.deepcopy(module)
+    ours.__class__ = mucudnn.Conv3d
+    operations = zip(Operation, sizes, strict=True)
+    cast(mucudnn.Conv3d, ours).divided = tuple(DividedOperation(o, (5, *sample), n, 2, 1) for o, n in operations)
+    return ours
+
+
+@pytest.fixture
+def sliced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all slices that are taken."""
+    taken: list[int] = []
+    original = mucudnn.running.conv3d._slices
+
+    def slices(n: int, size: int) -> Any:
+        taken.append(size)
+        return original(n, size)
+
+    monkeypatch.setattr("mucudnn.running.conv3d._slices", slices)
+    return taken
+
+
+@pytest.mark.parametrize("torch_format", [torch.contiguous_format, torch.channels_last_3d], ids=str)
+@pytest.mark.parametrize(
+    ("options", "sample"),
+    [
+        ({}, (4, 5, 6, 7)),
+        ({"padding": (1, 0, 2), "stride": (1, 2, 1), "dilation": (1, 1, 2), "bias": False}, (4, 5, 6, 7)),
+        ({"groups": 2}, (4, 5, 6, 7)),
+        ({"padding": 1, "padding_mode": "circular"}, (4, 7, 8, 9)),
+        ({"padding": "same"}, (4, 5, 6, 7)),
+        ({"padding": "same", "kernel_size": (2, 3, 2)}, (4, 6, 6, 8)),
+        ({"padding": "valid", "kernel_size": 1}, (4, 5, 6, 7)),
+    ],
+    ids=str,
+)
+def test_results_and_gradients_of_any_order(
+    options: dict[str, Any], sample: tuple[int, ...], torch_format: torch.memory_format, sliced: list[int]
+) -> None:
+    torchs = nn.Conv3d(4, 6, **{"kernel_size": 3} | options)
+    x = torch.randn(5, 4, 5, 6, 7).to(memory_format=torch_format)
+    assert_exact(divided(torchs, sample), torchs, x)
+    assert set(sliced) == set(SIZES)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])
+def test_dtypes(dtype: torch.dtype, tolerance: float, sliced: list[int]) -> None:
+    torchs = nn.Conv3d(4, 6, 3).to(dtype)
+    assert_exact(divided(torchs, (4, 5, 6, 7)), torchs, torch.randn(5, 4, 5, 6, 7, dtype=dtype), tolerance)
+    assert set(sliced) == set(SIZES)
+
+
+def test_dw_of_halves_is_summed_in_float32() -> None:
+    """Each slice gives a sum that a bfloat16 can hold, and so is the total; on the way there are steps it cannot."""
+    n = 300
+    x, dy = torch.ones(n, 1, 1, 1, 1, dtype=torch.bfloat16), torch.ones(n, 1, 1, 1, 1, dtype=torch.bfloat16)
+    w = torch.zeros(1, 1, 1, 1, 1, dtype=torch.bfloat16)
+    dw = conv3d_backward_filter(x, w, dy, [1] * 3, [0] * 3, [1] * 3, 1, [1] * 3)
+    assert dw.dtype == torch.bfloat16
+    assert dw.item() == 300
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 5, 6, 7), (5, 4, 6, 6, 7), (4, 5, 6, 7)], ids=["empty", "size", "unbatched"])
+def test_what_it_was_not_made_for_is_torchs(shape: tuple[int, ...], sliced: list[int]) -> None:
+    torchs = nn.Conv3d(4, 6, 3)
+    x = torch.randn(shape)
+    assert torch.equal(divided(torchs, (4, 5, 6, 7))(x), torchs(x))
+    assert sliced == []
+
+
+@pytest.mark.parametrize(("n", "expected"), [(2, []), (3, []), (4, [3]), (9, [3])])
+def test_any_number_of_samples_runs_in_the_same_slices(n: int, expected: list[int], sliced: list[int]) -> None:
+    torchs = nn.Conv3d(4, 6, 3)
+    x = torch.randn(n, 4, 5, 6, 7)
+    with torch.no_grad():
+        torch.testing.assert_close(divided(torchs, (4, 5, 6, 7))(x), torchs(x), rtol=1e-4, atol=1e-5)
+    assert sliced == expected
+
+
+def test_bad_input_gets_torchs_error() -> None:
+    torchs = nn.Conv3d(4, 6, 3)
+    for shape in ((5, 3, 5, 6, 7), (5, 4, 5, 6), (5, 4, 2, 6, 7)):
+        with pytest.raises(RuntimeError) as expected:
+            torchs(torch.randn(shape))
+        with pytest.raises(RuntimeError) as error:
+            divided(torchs, shape[1:])(torch.randn(shape))
+        assert str(error.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_memory_is_that_of_one_slice(operation: Operation) -> None:
+    """In float64 torch takes an im2col matrix of the whole batch; in slices that of one, and its result."""
+    x, w = torch.randn(8, 4, 6, 6, 6, dtype=torch.float64), torch.randn(8, 4, 3, 3, 3, dtype=torch.float64)
+    rest = [1] * 3, [1] * 3, [1] * 3, 1
+    dy = torch.randn(8, 8, 6, 6, 6, dtype=torch.float64)
+    operator = {
+        Operation.FORWARD: partial(conv3d, x, w, None, *rest),
+        Operation.BACKWARD_DATA: partial(conv3d_backward_data, x, w, dy, *rest),
+        Operation.BACKWARD_FILTER: partial(conv3d_backward_filter, x, w, dy, *rest),
+    }[operation]
+    undivided, one = ([size] * 3 for size in (UNDIVIDED, 1))
+    result = operator(one)
+    torch.testing.assert_close(result, operator(undivided), rtol=1e-12, atol=1e-12)
+    matrix_bytes = 8 * 4 * 27 * 6**3
+    undivided_bytes, sliced_bytes = (
+        peak_allocated_bytes(partial(operator, sizes)) - result.nbytes for sizes in (undivided, one)
+    )
+    assert undivided_bytes >= 8 * matrix_bytes
+    assert sliced_bytes <= matrix_bytes + max(x[0].nbytes, dy[0].nbytes, w.nbytes)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_without_graph_breaks(dynamic: bool, sliced: list[int]) -> None:
+    torchs = nn.Conv3d(4, 6, 3)
+    ours = divided(torchs, (4, 5, 6, 7))
+    compiled = cast(nn.Module, torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=dynamic))
+    x = torch.randn(5, 4, 5, 6, 7)
+    first = [torch.autograd.grad(m(x).square().mean(), list(m.parameters())) for m in (compiled, torchs)]
+    torch.testing.assert_close(*first, rtol=1e-4, atol=1e-5)
+    assert sliced == [3, 1]
+
+
+def test_autocast_computes_in_its_type_as_torch_does(sliced: list[int]) -> None:
+    torchs, x = nn.Conv3d(4, 6, 3), torch.randn(5, 4, 5, 6, 7)
+    with torch.autocast("cpu", torch.bfloat16):
+        mine, expected = results(divided(torchs, (4, 5, 6, 7)), x), results(torchs, x)
+    assert [t.dtype for t in mine] == [t.dtype for t in expected]
+    torch.testing.assert_close(mine[:4], expected[:4], rtol=3e-2, atol=3e-2)
+    assert set(sliced) == set(SIZES)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
+def test_copies_are_divided_and_state_dicts_go_both_ways(copied: Callable[[nn.Module], Any], sliced: list[int]) -> None:
+    torchs, x = nn.Conv3d(4, 6, 3), torch.randn(5, 4, 5, 6, 7)
+    other = copied(divided(torchs, (4, 5, 6, 7)))
+    assert_exact(other, torchs, x)
+    assert sliced
+    fresh = nn.Conv3d(4, 6, 3)
+    fresh.load_state_dict(other.state_dict())
+    assert_exact(other, fresh, x)
+
+
+def test_flops_are_those_of_torchs() -> None:
+    torchs, x = nn.Conv3d(4, 6, 3), torch.randn(5, 4, 5, 6, 7, requires_grad=True)
+    counts = []
+    for module in (torchs, divided(torchs, (4, 5, 6, 7))):
+        with FlopCounterMode(display=False) as counter:
+            module(x).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("operator", [conv3d, conv3d_backward_data, conv3d_backward_filter], ids=str)
+def test_the_operators_themselves_are_sound(operator: Any) -> None:
+    shapes = (3, 2, 3, 4, 4), (2, 2, 2, 2, 2), (2,) if operator is conv3d else (3, 2, 2, 3, 3)
+    operands: list[Tensor] = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    torch.library.opcheck(operator, (*operands, [1] * 3, [0] * 3, [1] * 3, 1, [2] * 3))

@@ -1,0 +1,222 @@
+"""Recorded convolutions: which, how often, of which module, nothing twice, nothing that stays. No time is judged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mucudnn
+from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.running import dispatcher, eager, operators
+from mucudnn.running.dispatcher import Wrapper
+from mucudnn.running.filter_cache import CachedFilter, FilterCache
+from mucudnn.running.in_place import InPlaceTimes, Place
+from mucudnn.running.operators import Choices
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.results import Configuration, MicroConfig
+
+FORWARD, DATA, FILTER = Operation
+N = 2
+FIRST = ConvProblem(FORWARD, 3, 8, 8, 4, 3, 3, padding=(1, 1))
+SECOND = ConvProblem(FORWARD, 4, 8, 8, 4, 3, 3, padding=(1, 1))
+
+
+class Twice(nn.Module):
+    """Runs its second convolution two times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.second(self.first(x)).relu())  # type: ignore[no-any-return]
+
+
+def tune(model: nn.Module, algorithm: str = "gemm", size: int = N) -> nn.Module:
+    """Have the convolutions run one algorithm in every operation."""
+    parts = (MicroConfig(algorithm, size),) * (N // size)
+    every = [problem.with_operation(operation) for problem in (FIRST, SECOND) for operation in Operation]
+    choices = Choices.of({problem: {N: Configuration(parts, 1.0, 0)} for problem in every})
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.__class__ = mucudnn.Conv2d
+            module.choices = choices  # type: ignore[assignment]
+    return model
+
+
+def counted(model: nn.Module, step: object = None) -> dict[tuple[str | None, ConvProblem | None, int, str], int]:
+    """Step once: (module, problem, batch size, operations) -> calls."""
+    times = InPlaceTimes(model, "cpu")
+    with times.recording():
+        model(torch.randn(N, 3, 8, 8)).sum().backward()
+    return {key(place): spent.calls for place, spent in times.take().items()}
+
+
+def key(place: Place) -> tuple[str | None, ConvProblem | None, int, str]:
+    return place.module, place.problem, place.batch_size, " ".join(place.operations)
+
+
+def test_torchs_own_calls_are_counted_by_module_with_both_gradients_in_one() -> None:
+    assert counted(Twice()) == {
+        ("first", FIRST, N, "forward"): 1,
+        ("second", SECOND, N, "forward"): 2,
+        ("second", SECOND, N, "backward_data backward_filter"): 2,
+        ("first", FIRST, N, "backward_filter"): 1,
+    }
+
+
+OURS = {
+    ("first", FIRST, N, "forward"): 1,
+    ("second", SECOND, N, "forward"): 2,
+    ("second", SECOND, N, "backward_data"): 2,
+    ("second", SECOND, N, "backward_filter"): 2,
+    ("first", FIRST, N, "backward_filter"): 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "size"), [("gemm", N), ("implicit-gemm", N), ("native", 1), ("native-other-format", N)]
+)
+def test_our_calls_are_counted_once_though_they_may_call_torch(algorithm: str, size: int) -> None:
+    assert counted(tune(Twice(), algorithm, size)) == OURS
+
+
+def test_what_is_not_tuned_in_a_tuned_module_is_torchs_own_and_counted_once() -> None:
+    model = tune(Twice())
+    handle = Choices.of({FIRST: {N: Configuration((MicroConfig("gemm", N),), 1.0, 0)}})
+    model.second.choices = handle  # type: ignore[union-attr]
+    assert ("second", SECOND, N, "forward") in counted(model)
+    model.first.choices = handle  # type: ignore[union-attr]
+    assert counted(model)["first", FIRST, N, "backward_filter"] == 1
+
+
+def test_seconds_are_summed_and_are_those_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter(range(1000))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(readings)))
+    for model in (Twice(), tune(Twice())):
+        times = InPlaceTimes(model, "cpu")
+        with times.recording():
+            model(torch.randn(N, 3, 8, 8)).sum().backward()
+        spent = {key(place): one for place, one in times.take().items()}
+        assert spent["second", SECOND, N, "forward"].time_s == 2.0  # a second from one reading to the next
+        assert not times.take()
+    assert spent["second", SECOND, N, "backward_data"].time_s == 2.0
+    assert spent["second", SECOND, N, "backward_filter"].time_s == 4.0  # with the gradient of the bias
+
+
+def test_cached_filters_are_recorded() -> None:
+    if loaded_build().library is None:
+        pytest.skip("nothing compiled: no filter is kept")
+    model = tune(Twice()).eval()
+    configuration = Configuration((MicroConfig("winograd-4x4", N),), 1.0, 0)
+    for module in (model.first, model.second):
+        module.filter_cache = FilterCache([CachedFilter(SECOND, "winograd-4x4", 0, {N: configuration})])  # type: ignore[union-attr]
+    times = InPlaceTimes(model, "cpu")
+    with times.recording(), torch.no_grad():
+        model(torch.randn(N, 3, 8, 8))
+    calls = {key(place): spent.calls for place, spent in times.take().items()}
+    assert calls == {("first", FIRST, N, "forward"): 1, ("second", SECOND, N, "forward"): 2}
+
+
+def test_other_convolutions_are_recorded_as_well() -> None:
+    model = nn.ModuleDict(
+        {
+            "row": nn.Conv1d(3, 4, 3, stride=2, padding=1),
+            "up": nn.ConvTranspose2d(3, 4, 2, stride=2),
+            "volume": nn.Conv3d(3, 4, 3),
+        }
+    )
+    times = InPlaceTimes(model, "cpu")
+    with times.recording():
+        model["row"](torch.randn(N, 3, 8)).sum().backward()
+        model["up"](torch.randn(N, 3, 8, 8, requires_grad=True)).sum().backward()
+        model["volume"](torch.randn(N, 3, 8, 8, 8))
+        F.conv2d(torch.randn(N, 3, 8, 8), torch.randn(4, 3, 3, 3), padding=1)
+    row = ConvProblem(FORWARD, 3, 1, 8, 4, 1, 3, stride=(1, 2), padding=(0, 1))
+    up = ConvProblem(FORWARD, 4, 16, 16, 3, 2, 2, stride=(2, 2))  # the convolution of which it is the gradient
+    assert {key(place) for place in times.take()} == {
+        ("row", row, N, "forward"),
+        ("row", row, N, "backward_filter"),
+        ("up", up, N, "backward_data"),
+        ("up", up, N, "forward backward_filter"),
+        ("volume", None, N, "forward"),
+        (None, FIRST, N, "forward"),
+    }
+
+
+def test_memory_formats_are_told_apart() -> None:
+    model = Twice().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    problems = {problem for _, problem, *_ in counted(model)}
+    assert {problem.memory_format for problem in problems if problem} == {MemoryFormat.CHANNELS_LAST}
+
+
+def test_modules_of_converted_filters_cannot_be_told_but_their_problems_can() -> None:
+    model = tune(Twice())
+    with torch.autocast("cpu", torch.bfloat16):
+        found = counted(model)
+    assert {module for module, *_ in found} == {None}
+    assert {problem.dtype for _, problem, *_ in found if problem} == {"bfloat16"}
+    parametrized = Twice()
+    nn.utils.parametrizations.weight_norm(parametrized.second)
+    assert {module for module, problem, *_ in counted(parametrized) if problem == SECOND} == {None}
+
+
+def test_lazy_modules_are_no_obstacle() -> None:
+    model = nn.Sequential(nn.LazyConv2d(4, 3, padding=1))
+    assert (None, FIRST, N, "forward") in counted(model)
+
+
+def test_other_wrappers_are_passed_by_while_it_records_and_stay() -> None:
+    seen, model = [], Twice()
+
+    def passed_on(following: dispatcher.Kernel, *arguments: object) -> object:
+        seen.append(arguments)
+        return following(*arguments)
+
+    with dispatcher.wrapped(Wrapper(passed_on, passed_on)):
+        counted(model)
+        assert len(seen) == 0
+        model(torch.randn(N, 3, 8, 8))
+    assert len(seen) == 3
+
+
+def ours() -> tuple[object, ...]:
+    return operators.computed, operators.bias_gradient, FilterCache.convolve, eager._values, eager._native
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    before = ours()
+    yield
+    assert ours() == before
+    assert not dispatcher._wrappers
+    assert not dispatcher._libraries
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_nothing_is_left_behind() -> None:
+    counted(tune(Twice()))
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_nothing_is_left_behind_by_errors() -> None:
+    times = InPlaceTimes(nn.Conv2d(3, 4, 3), "cpu")
+    with pytest.raises(RuntimeError, match="expected input"), times.recording():
+        nn.Conv2d(3, 4, 3)(torch.randn(1, 2, 8, 8))
+    assert not times.take()
+    with times.recording():  # and it goes on
+        nn.Conv2d(3, 4, 3)(torch.randn(1, 3, 8, 8))
+    assert len(times.take()) == 1
+
+
+def test_results_are_those_without_recording() -> None:
+    model, x = tune(Twice()), torch.randn(N, 3, 8, 8)
+    expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    with InPlaceTimes(model, "cpu").recording():
+        found = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))

@@ -1,0 +1,310 @@
+"""What is decided from steps in turns. Steps and their times are made up: nothing runs, and no clock is read."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, cycle
+from math import inf
+
+import pytest
+
+from mucudnn.running.in_place import Place, Spent
+from mucudnn.tuning.confirm import Effort, StepTimes, TunedModules, confirm
+from mucudnn.tuning.confirmation import Confirmation, InTurns, PutBack
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration, MicroConfig
+from mucudnn.words.torch_settings import TORCHS_OWN
+
+FORWARD, DATA, FILTER = Operation
+N = 8
+SMALL, LARGE = (ConvProblem(FORWARD, 4, size, size, 4, 3, 3) for size in (8, 16))
+TORCHS_S = {FORWARD: 0.010, DATA: 0.012, FILTER: 0.008}  # of a call, in tuning and in place
+
+
+def tuned(problem: ConvProblem, operation: Operation, algorithm: str = "gemm", time_s: float = 0.005) -> TunedProblem:
+    configuration = Configuration((MicroConfig(algorithm, N),), time_s, 0)
+    return TunedProblem(problem.with_operation(operation), N, configuration, TORCHS_S[operation], time_s, 0.0, "")
+
+
+def all_three(problem: ConvProblem, algorithm: str = "gemm") -> tuple[TunedProblem, ...]:
+    return tuple(tuned(problem, operation, algorithm) for operation in Operation)
+
+
+@dataclass
+class MadeUpSteps:
+    """A model whose steps take known seconds.
+
+    slow: problem with operation -> seconds of a call of ours; others take half of torch's. rest_s: all else, torch's
+    step and ours. jitter: factors of one step after the other.
+    """
+
+    tuned: TunedModules
+    slow: Mapping[ConvProblem, float] = field(default_factory=dict)
+    rest_s: tuple[float, float] = (0.05, 0.05)
+    jitter: Iterator[float] = field(default_factory=lambda: cycle([1.0]))
+    recording_s: float = 0.0
+    names_modules: bool = True
+    allowed: Callable[[TunedProblem], bool] = lambda one: True
+    runs: list[tuple[bool, bool]] = field(default_factory=list)
+    put_back: list[PutBack] = field(default_factory=list)
+
+    def run(self, *, ours: bool, recorded: bool) -> StepTimes:
+        self.runs.append((ours, recorded))
+        factor = next(self.jitter)
+        convolutions: dict[Place, Spent] = {}
+        for name, every in self.tuned.items():
+            for place, seconds in self.calls(name, every, ours):
+                before = convolutions.get(place, Spent(0, 0.0))
+                convolutions[place] = Spent(before.calls + 1, before.time_s + seconds * factor)
+        convolutions[Place(None, None, N, (FORWARD,))] = Spent(1, 0.01 * factor)  # in three dimensions
+        time_s = sum(spent.time_s for spent in convolutions.values()) + self.rest_s[ours] * factor
+        calls = sum(spent.calls for spent in convolutions.values())
+        return StepTimes(time_s + recorded * calls * self.recording_s, convolutions if recorded else {})
+
+    def calls(self, name: str, every: Sequence[TunedProblem], ours: bool) -> Iterator[tuple[Place, float]]:
+        module = name if self.names_modules else None
+        problem = every[0].problem.with_operation(FORWARD)
+        operations = [one.problem.operation for one in every]
+        if not ours:
+            yield Place(module, problem, N, (FORWARD,)), TORCHS_S[FORWARD]
+            joint = tuple(operation for operation in operations if operation is not FORWARD)
+            yield Place(module, problem, N, joint), sum(TORCHS_S[operation] for operation in joint)
+            return
+        for one in every:
+            operation = one.problem.operation
+            own_s = TORCHS_S[operation]
+            seconds = own_s if one.configuration.is_baseline else self.slow.get(one.problem, own_s / 2)
+            yield Place(module, problem, N, (operation,)), seconds
+
+    def is_ours(self, module: str, tuned: TunedProblem) -> bool:
+        return not tuned.configuration.is_baseline
+
+    def may_run_torchs_own(self, tuned: TunedProblem) -> bool:
+        return self.allowed(tuned)
+
+    def put_in(self, tuned: TunedModules, put_back: Sequence[PutBack]) -> None:
+        self.tuned = tuned
+        self.put_back += put_back
+
+    @property
+    def torchs(self) -> set[tuple[str, Operation]]:
+        return {(n, one.problem.operation) for n, e in self.tuned.items() for one in e if one.configuration.is_baseline}
+
+
+def confirmed(steps: MadeUpSteps, effort: Effort | None = None) -> Confirmation:
+    found = confirm(steps, steps.tuned, effort=effort or Effort())
+    assert found is not None
+    return found
+
+
+def test_what_is_faster_in_place_stays() -> None:
+    steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(LARGE)})
+    found = confirmed(steps)
+    assert not steps.put_back
+    assert not steps.torchs
+    assert found.step.torch_s == pytest.approx(0.12)
+    assert found.step.time_s == pytest.approx(0.09)
+    assert found.step.speedup == pytest.approx(0.12 / 0.09)
+    assert found.convolutions.speedup == pytest.approx(0.07 / 0.04)
+    assert found.share == pytest.approx(0.07 / 0.12)
+    assert found.most_speedup == pytest.approx(0.12 / 0.05)
+    assert found.rest == pytest.approx(1)
+
+
+def test_each_choice_knows_its_time_in_place() -> None:
+    steps = MadeUpSteps({"a": all_three(SMALL)})
+    found = confirmed(steps)
+    forward, data, _ = steps.tuned["a"]
+    assert forward.in_place is not None
+    assert data.in_place is not None
+    assert (forward.in_place.call.torch_s, forward.in_place.call.time_s) == pytest.approx((0.010, 0.005))
+    assert data.in_place.operations == (DATA, FILTER)  # torch computes both in one call
+    assert (data.in_place.call.torch_s, data.in_place.call.time_s) == pytest.approx((0.020, 0.010))
+    assert "in place   torch 20 ms, ours 10 ms, 2.00 ± 0.00 (backward data, with backward filter)" in str(data)
+    assert found.over_tuned == pytest.approx(1.0)  # 5 ms were tuned, 5 of forward, 6 of dx and 4 of dw are in place
+
+
+def test_torchs_own_is_put_back_where_ours_loses_in_place() -> None:
+    slow = {SMALL: 0.0125}
+    steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(LARGE)}, slow)
+    found = confirmed(steps)
+    assert steps.torchs == {("a", FORWARD)}
+    assert [(one.module, one.problem) for one in found.put_back] == [("a", SMALL)]
+    assert steps.tuned["a"][0].reason == "torch's own: slower in the step, 0.80 ± 0.00; tuning chose gemm 8"
+    assert steps.tuned["a"][0].time_s == TORCHS_S[FORWARD]
+    assert found.step.time_s == pytest.approx(0.095)  # measured again, with torch's own there
+    assert not found.is_withdrawn
+
+
+def test_equal_layers_are_judged_together() -> None:
+    steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(SMALL), "c": all_three(LARGE)}, {SMALL: 0.0125})
+    assert {one.module for one in confirmed(steps).put_back} == {"a", "b"}
+    assert steps.torchs == {("a", FORWARD), ("b", FORWARD)}
+
+
+def test_layers_with_other_choices_are_judged_apart() -> None:
+    steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(SMALL, TORCHS_OWN)}, {SMALL: 0.0125})
+    assert {one.module for one in confirmed(steps).put_back} == {"a"}
+
+
+def test_modules_that_cannot_be_told_are_judged_by_their_problems() -> None:
+    steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(LARGE)}, {SMALL: 0.0125}, names_modules=False)
+    confirmed(steps)
+    assert steps.torchs == {("a", FORWARD)}
+
+
+@pytest.mark.parametrize(
+    ("data_s", "filter_s", "put_back"),
+    [
+        (0.020, 0.004, {DATA}),  # torch's are 12 and 8 ms
+        (0.006, 0.016, {FILTER}),
+        (0.015, 0.010, {DATA, FILTER}),
+        (0.015, 0.0049, set()),  # together faster than torch's call
+    ],
+)
+def test_of_a_joint_call_that_is_put_back_which_takes_longer_than_its_share(
+    data_s: float, filter_s: float, put_back: set[Operation]
+) -> None:
+    slow = {SMALL.with_operation(DATA): data_s, SMALL.with_operation(FILTER): filter_s}
+    steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(LARGE)}, slow)
+    confirmed(steps)
+    assert steps.torchs == {("a", operation) for operation in put_back}
+
+
+def test_dw_alone_is_compared_with_dw_alone() -> None:
+    first = tuple(one for one in all_three(SMALL) if one.problem.operation is not DATA)  # nobody asks for its dx
+    steps = MadeUpSteps({"a": first, "b": all_three(LARGE)}, {SMALL.with_operation(FILTER): 0.009})
+    confirmed(steps)
+    assert steps.torchs == {("a", FILTER)}
+
+
+def test_torchs_own_is_not_put_back_above_the_workspace_limit() -> None:
+    tuned_modules = {"a": all_three(SMALL), "b": all_three(LARGE)}
+    steps = MadeUpSteps(tuned_modules, {SMALL: 0.0125}, allowed=lambda one: one.problem != SMALL)
+    found = confirmed(steps)
+    assert not found.put_back
+    assert not steps.torchs
+    assert [(one.module, one.why) for one in found.kept] == [("a", "slower in the step, 0.80 ± 0.00")]
+    assert "torch's own needs more than the workspace limit in a: forward" in found.details()
+
+
+def test_a_slower_step_has_torchs_own_everywhere() -> None:
+    """Each convolution is faster in place, and all else is slower by more than that."""
+    steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(LARGE)}, rest_s=(0.05, 0.09))
+    found = confirmed(steps)
+    assert found.is_withdrawn
+    assert found.step.is_slower
+    assert len(steps.torchs) == 6
+    assert found.rest == pytest.approx(0.09 / 0.05)
+    assert str(found) == (
+        "step 120 -> 130 ms, 0.92x ± 0.00, slower; convolutions 1.75x; 58 % of the step were convolutions, so at most "
+        "2.40x; torch's own runs everywhere"
+    )
+    assert "the step was slower with what was chosen, 0.92 ± 0.00" in steps.tuned["a"][0].reason
+
+
+def test_what_is_not_clear_stays_and_is_called_so() -> None:
+    jitter = cycle([1.0, 1.3, 0.8, 1.1, 0.9, 1.2, 0.7])
+    slow = {problem.with_operation(o): TORCHS_S[o] * 1.02 for problem in (SMALL, LARGE) for o in Operation}
+    steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(LARGE)}, slow, jitter=jitter)
+    found = confirmed(steps)
+    assert not steps.torchs
+    assert "no clear difference" in str(found)
+
+
+def test_a_tiny_loss_in_few_rounds_is_no_loss() -> None:
+    slow = {SMALL: TORCHS_S[FORWARD] * 1.005}
+    steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(LARGE)}, slow)
+    assert not confirmed(steps).put_back
+
+
+def test_steps_take_turns_and_neither_side_is_always_second() -> None:
+    steps = MadeUpSteps({"a": all_three(SMALL)})
+    confirmed(steps)
+    sides = [ours for ours, _ in steps.runs[3:]]  # after warming up
+    pairs = list(zip(sides[::2], sides[1::2], strict=True))
+    assert all(sum(pair) == 1 for pair in pairs)
+    assert {pair[0] for pair in pairs} == {False, True}
+
+
+def test_a_clear_step_needs_few_rounds_and_an_unclear_one_has_an_end() -> None:
+    clear, unclear = MadeUpSteps({"a": all_three(SMALL)}), MadeUpSteps({"a": all_three(SMALL)}, rest_s=(0.05, 0.065))
+    effort = Effort(phase_s=inf)
+    assert confirmed(clear, effort).step.rounds == effort.clear_rounds
+    assert confirmed(unclear, effort).step.rounds == effort.most_rounds
+
+
+def test_long_steps_are_few() -> None:
+    steps = MadeUpSteps({"a": all_three(SMALL)}, rest_s=(3.0, 3.0))
+    assert confirmed(steps).step.rounds == Effort().least_rounds
+    assert len(steps.runs) == 2 + 2 * Effort().least_rounds  # warming up is one of each
+
+
+def test_where_recording_weighs_the_step_is_timed_without() -> None:
+    light = MadeUpSteps({"a": all_three(SMALL)}, recording_s=0.001)
+    assert confirmed(light).step.torch_s == pytest.approx(0.093)
+    assert all(recorded for _, recorded in light.runs[1:])
+    heavy = MadeUpSteps({"a": all_three(SMALL)}, recording_s=0.001, jitter=cycle([0.02]))
+    found = confirmed(heavy)
+    assert found.step.torch_s == pytest.approx(0.0018)
+    assert found.recorded.torch_s == pytest.approx(0.0048)
+
+
+@pytest.mark.parametrize(("rest_s", "runs"), [(-0.0395, 3), (0.0, 13), (3.0, 2)])
+def test_without_being_asked_only_steps_of_a_fitting_length_are_confirmed(rest_s: float, runs: int) -> None:
+    steps = MadeUpSteps({"a": all_three(SMALL)}, rest_s=(rest_s, rest_s + 0.02))
+    found = confirm(steps, steps.tuned, automatic=True)
+    assert (found is not None) == (runs > 3)
+    assert len(steps.runs) == runs
+
+
+def test_a_batch_that_was_not_tuned_counts_in_the_sums_alone() -> None:
+    steps = MadeUpSteps({"a": all_three(SMALL)})
+    before = steps.tuned
+    others = {name: tuple(replace(one, batch_size=4) for one in every) for name, every in before.items()}
+    found = confirm(steps, others)
+    assert found is not None
+    assert found.over_tuned is None
+    assert found.convolutions.torch_s == pytest.approx(0.04)
+
+
+def test_a_step_that_fails_is_raised() -> None:
+    steps = MadeUpSteps({"a": all_three(SMALL)})
+    counted = count()
+
+    def failing(**given: bool) -> StepTimes:
+        if next(counted) == 5:
+            raise RuntimeError("no memory")
+        return MadeUpSteps.run(steps, **given)
+
+    steps.run = failing  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no memory"):
+        confirm(steps, steps.tuned)
+
+
+def test_the_line() -> None:
+    step, convolutions = InTurns(0.613, 0.487, 1.26, 0.03, 5), InTurns(0.466, 0.289, 1.61, 0.02, 5)
+    assert str(Confirmation(step, step, convolutions)) == (
+        "step 613 -> 487 ms, 1.26x ± 0.03; convolutions 1.61x; 76 % of the step were convolutions, so at most 4.17x"
+    )
+    assert str(Confirmation(step, step, step)).endswith("100 % of the step were convolutions")
+    short = InTurns(0.00613, 0.00487, 1.26, 0.03, 5)
+    assert str(Confirmation(short, short, short)).startswith("step 6.13 -> 4.87 ms")
+
+
+def test_the_interval_is_that_of_the_ratios_of_the_rounds() -> None:
+    turns = InTurns.of([1.0, 2.0, 4.0], [1.0, 1.0, 4.0])
+    assert (turns.torch_s, turns.time_s, turns.speedup) == (2.0, 1.0, 1.0)
+    assert turns.uncertainty == pytest.approx(1.57 * 0.5 / 3**0.5)
+    assert not turns.is_faster
+    assert not turns.is_slower
+
+
+def test_results_survive_pickling() -> None:
+    steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(LARGE)}, {SMALL: 0.0125})
+    found = confirmed(steps)
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert pickle.loads(pickle.dumps(steps.tuned)) == steps.tuned

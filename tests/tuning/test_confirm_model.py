@@ -1,0 +1,370 @@
+"""A tuned model in steps of its own: torch's side and ours, what is put back, and what is left as it was.
+
+A clock that moves only where a convolution or a step is told to take time makes the outcome known.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.clock.machine import FakeClock
+from torch import Tensor, nn
+
+import mucudnn
+from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.running import operators
+from mucudnn.running.dispatcher import torchs_kernel
+from mucudnn.running.filter_cache import CachedFilter, FilterCache
+from mucudnn.tracing.convolutions import trace
+from mucudnn.tracing.undisturbed import undisturbed
+from mucudnn.tuning import confirm_model as module
+from mucudnn.tuning.confirm_model import confirm_model
+from mucudnn.tuning.confirmation import Confirmation
+from mucudnn.tuning.optimize import _put_in
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.words.config import Config
+from mucudnn.words.problem import Operation
+from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.torch_settings import TORCHS_OWN
+
+N = 2
+X = torch.linspace(-1, 1, N * 3 * 8 * 8).reshape(N, 3, 8, 8)
+ASKED = Config(confirm=True, workspace_limit=None)
+REST_S = 0.01  # of a step
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.second = nn.Conv2d(4, 4, 3, padding=1)
+        self.normal, self.drop = nn.BatchNorm2d(4), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.second(self.normal(self.first(x)).relu()))  # type: ignore[no-any-return]
+
+
+class Machine:
+    """Seconds that calls take by the clock: of torch's own for each operation, of ours for a module's filter."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.torchs_s, self.ours_s = 0.002, {4: 0.001, 3: 0.001}  # by input channels
+        self.rest_s = {True: REST_S, False: REST_S}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    clock = FakeClock()
+    found = Machine(clock)
+    computed = operators.computed
+
+    def slow(operation: Operation, x: Tensor, *rest: Any) -> Tensor | None:
+        clock.advance(found.ours_s[x.shape[1]])
+        return computed(operation, x, *rest)
+
+    def slow_kernel(name: str, device_type: str) -> Callable[..., Any]:
+        kernel = torchs_kernel(name, device_type)
+
+        def call(*arguments: Any) -> Any:
+            clock.advance(found.torchs_s * (1 if name == "convolution" else sum(arguments[-1][:2])))
+            return kernel(*arguments)
+
+        return call
+
+    monkeypatch.setattr(operators, "computed", slow)
+    monkeypatch.setattr("mucudnn.running.in_place.torchs_kernel", slow_kernel)
+    monkeypatch.setattr("mucudnn.running.in_place.time.perf_counter", clock.now)
+    monkeypatch.setattr("mucudnn.tuning.confirm.RECORD_S", 0.0)  # torch's calls take no time where none is recorded
+    monkeypatch.setattr(module, "wall_clock", lambda device_type: clock)
+    forward = Net.forward
+
+    def with_rest(net: Net, x: Tensor) -> Tensor:
+        clock.advance(found.rest_s[getattr(net.first, "choices", None) is not None])
+        return forward(net, x)
+
+    monkeypatch.setattr(Net, "forward", with_rest)
+    return found
+
+
+def tuned_net(config: Config = ASKED, algorithm: str = "gemm", limit_bytes: int | None = None) -> Net:
+    """A net as tuning leaves it, all of it by one algorithm."""
+    net = Net()
+    for call in trace(net, X):
+        layer: Any = dict(net.named_modules())[call.name]
+        layer.__class__ = mucudnn.Conv2d
+        operations = (o for o in Operation if o is not Operation.BACKWARD_DATA or call.input_needs_gradient)
+        chosen = Configuration((MicroConfig(algorithm, N),), 0.001, 0)
+        own = Measurement(MicroConfig(TORCHS_OWN, N), 0.0, 0.002, 0, 1000, 0.0)
+        problems = [call.problem.with_operation(operation) for operation in operations]
+        tuned = [
+            TunedProblem(p, N, chosen, 0.002, 0.001, 0.0, "", measurements=(own,), limit_bytes=limit_bytes)
+            for p in problems
+        ]
+        _put_in(layer, tuned, config)
+    return net
+
+
+def confirmed(net: Net, config: Config = ASKED, **given: Any) -> Confirmation | None:
+    with undisturbed(net):
+        return confirm_model(
+            net,
+            X,
+            config,
+            lambda layer, tuned: _put_in(layer, tuned, config),
+            device_type="cpu",
+            progress=given.pop("progress", lambda text, fraction: None),
+            **given,
+        )
+
+
+def torchs(net: Net) -> set[tuple[str, Operation]]:
+    return {(name, o.problem.operation) for name, o in mucudnn.report(net).layers if o.configuration.is_baseline}
+
+
+def test_what_is_faster_stays_and_is_told(machine: Machine) -> None:
+    net, told = tuned_net(), []
+    found = confirmed(net, progress=lambda text, fraction: told.append(text))
+    assert found is not None
+    assert not torchs(net)
+    assert found.step.torch_s == pytest.approx(REST_S + 5 * 0.002)
+    assert found.step.time_s == pytest.approx(REST_S + 5 * 0.001)
+    assert (found.convolutions.speedup, found.share, found.rest) == pytest.approx((2, 0.5, 1))
+    assert found.over_tuned == pytest.approx(1)
+    assert mucudnn.report(net).confirmation is found
+    assert told == ["confirming in the model's own step", str(found)]
+
+
+def test_torchs_own_is_put_back_where_ours_is_slower_in_place(machine: Machine) -> None:
+    machine.ours_s[3] = 0.003
+    net = tuned_net()
+    found = confirmed(net)
+    assert found is not None
+    assert torchs(net) == {("first", Operation.FORWARD), ("first", Operation.BACKWARD_FILTER)}
+    assert net.first.choices is None  # torch's own module, without anything in its way
+    assert net.second.choices is not None
+    assert found.step.time_s == pytest.approx(REST_S + 2 * 0.002 + 3 * 0.001)
+    text = str(mucudnn.report(net))
+    assert f"confirmed: {found}"[:90] in text
+    assert "torch's own again, faster in the step, in first" in text
+    details = mucudnn.report(net).details()
+    assert "why        torch's own: slower in the step, 0.67 ± 0.00; tuning chose gemm 2" in details
+    assert "all that is not a convolution takes 1.00 times as long" in details
+
+
+def test_torchs_own_runs_everywhere_where_the_step_is_slower(machine: Machine) -> None:
+    machine.rest_s[True] = 3 * REST_S
+    net = tuned_net()
+    found = confirmed(net)
+    assert found is not None
+    assert found.is_withdrawn
+    assert net.first.choices is None
+    assert net.second.choices is None
+    assert "torch's own runs everywhere" in " ".join(str(mucudnn.report(net)).split())
+
+
+def test_what_would_be_above_the_workspace_limit_is_not_put_back(machine: Machine) -> None:
+    machine.ours_s[3] = 0.003
+    kept, put_back = (tuned_net(limit_bytes=limit) for limit in (999, 1000))
+    for net in (kept, put_back):
+        confirmed(net)
+    assert not torchs(kept)
+    assert torchs(put_back)
+    told = "slower in the step, but torch's own is above the workspace limit, in first"
+    assert told in str(mucudnn.report(kept))
+    assert told not in str(mucudnn.report(put_back))
+
+
+def test_nothing_is_left_behind(machine: Machine) -> None:
+    net = tuned_net()
+    net.drop.eval()
+    net(X).sum().backward()
+    state = copy.deepcopy(net.state_dict())
+    gradients = [(p.grad, p.grad.clone()) for p in net.parameters() if p.grad is not None]
+    versions = [p._version for p in net.parameters()]
+    random_state = torch.get_rng_state()
+    computed = operators.computed
+    confirmed(net)
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+    assert versions == [p._version for p in net.parameters()]
+    for parameter, (gradient, before) in zip(net.parameters(), gradients, strict=True):
+        assert parameter.grad is gradient
+        assert torch.equal(gradient, before)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert net.training
+    assert not net.drop.training
+    assert not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in net.modules())
+    assert operators.computed is computed
+
+
+def test_in_eval_it_is_the_forward_pass(machine: Machine) -> None:
+    net = tuned_net().eval()
+    assert confirmed(net, Config()) is None  # in inference it must be asked for
+    found = confirmed(net)
+    assert found is not None
+    assert found.step.torch_s == pytest.approx(REST_S + 2 * 0.002)
+    assert not net.training
+
+
+@pytest.mark.skipif(loaded_build().library is None, reason="nothing compiled: no filter is kept")
+def test_cached_filters_that_are_slower_in_place_are_cached_no_more(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = tuned_net(algorithm=TORCHS_OWN).eval()
+    for layer in net.modules():
+        if not isinstance(layer, mucudnn.Conv2d):
+            continue
+        forward = layer.tuned[0].problem
+        configuration = Configuration((MicroConfig("winograd-4x4", N),), 1.0, 0)
+        layer.filter_cache = FilterCache([CachedFilter(forward, "winograd-4x4", 0, {N: configuration})])
+    convolve = FilterCache.convolve
+
+    def slow(cache: FilterCache, x: Tensor, *rest: Any) -> Tensor | None:
+        machine.clock.advance(machine.ours_s[x.shape[1]])
+        return convolve(cache, x, *rest)
+
+    monkeypatch.setattr(FilterCache, "convolve", slow)
+    machine.ours_s[3] = 0.0025
+    found = confirmed(net)
+    assert found is not None
+    assert [one.module for one in found.put_back] == ["first"]
+    assert net.first.filter_cache is None
+    assert net.second.filter_cache is not None
+
+
+def test_the_users_step_is_run_and_parameters_are_restored(machine: Machine) -> None:
+    net = tuned_net()
+    before = copy.deepcopy(net.state_dict())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    seen = []
+
+    def step(model: nn.Module) -> None:
+        optimizer.zero_grad()
+        model(X).square().sum().backward()
+        optimizer.step()
+        seen.append((model is net, net.first.choices is not None))
+
+    found = confirmed(net, Config(), step=step)  # without being asked for otherwise
+    assert found is not None
+    assert all(is_net for is_net, _ in seen)
+    assert {ours for _, ours in seen} == {False, True}
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_a_step_that_fails_leaves_what_was_tuned(machine: Machine) -> None:
+    net = tuned_net()
+
+    def step(model: nn.Module) -> None:
+        raise RuntimeError("no memory\nand a stack")
+
+    with pytest.warns(RuntimeWarning, match=r"not confirmed in the model's own step: RuntimeError: no memory$"):
+        assert confirmed(net, step=step) is None
+    assert not torchs(net)
+    assert net.first.choices is not None
+    assert mucudnn.report(net).confirmation is None
+
+
+def test_ctrl_c_leaves_what_was_tuned(machine: Machine) -> None:
+    net = tuned_net()
+
+    def step(model: nn.Module) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        confirmed(net, step=step)
+    assert net.first.choices is not None
+    assert net.second.choices is not None
+
+
+@pytest.mark.parametrize("confirm", [False, None, True])
+def test_the_config_decides(machine: Machine, confirm: bool | None) -> None:
+    net = tuned_net()
+    found = confirmed(net, Config(confirm=confirm), step=None)
+    assert (found is None) == (confirm is False)
+
+
+def test_too_short_steps_are_confirmed_if_asked_for(machine: Machine) -> None:
+    machine.rest_s = {True: 1e-5, False: 1e-5}
+    machine.torchs_s, machine.ours_s = 2e-5, {3: 1e-5, 4: 1e-5}
+    assert confirmed(tuned_net(), Config()) is None
+    assert confirmed(tuned_net(), Config(confirm=True)) is not None
+
+
+def test_models_that_train_while_gradients_are_made_are_confirmed_if_asked_for(machine: Machine) -> None:
+    net = tuned_net()
+    before = copy.deepcopy(net.state_dict())
+
+    def train(parameter: Tensor) -> None:
+        with torch.no_grad():
+            parameter.mul_(0.9)
+
+    net.first.weight.register_post_accumulate_grad_hook(train)  # type: ignore[no-untyped-call]
+    assert confirmed(net, Config()) is None
+    assert confirmed(net) is not None
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_where_nothing_of_ours_runs_nothing_is_run(machine: Machine) -> None:
+    assert confirmed(tuned_net(algorithm=TORCHS_OWN)) is None
+    assert machine.clock.seconds == pytest.approx(REST_S)  # of the trace
+
+
+def test_one_of_several_processes_confirms_if_asked_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_is_one_of_several", lambda: True)
+    assert confirmed(tuned_net(), Config()) is None
+    assert confirmed(tuned_net()) is not None
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_group_of_one_is_alone() -> None:
+    assert not module._is_one_of_several()
+
+
+def test_confirmed_models_survive_pickling(machine: Machine) -> None:
+    net = tuned_net()
+    found = confirmed(net)
+    assert mucudnn.report(copy.deepcopy(net)).confirmation == found
+    assert pickle.loads(pickle.dumps(net.first)).confirmation == found
+
+
+def test_optimize_confirms_and_keeps_results(database: Path) -> None:
+    torch.manual_seed(0)
+    torchs_net = Net()
+    net = copy.deepcopy(torchs_net)
+    config = Config(algorithms=("gemm", "winograd-4x4"), time_limit="20ms", database=database, confirm=True)
+    steps: list[nn.Module] = []
+
+    def step(model: nn.Module) -> None:
+        steps.append(model)
+        model(X).sum().backward()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mucudnn.optimize(net, X, config, step=step)
+    report = mucudnn.report(net)
+    assert bool(steps) == (report.confirmation is not None)
+    assert all(parameter.grad is None for parameter in net.parameters())
+    assert all(
+        torch.equal(a, b) for a, b in zip(net.state_dict().values(), torchs_net.state_dict().values(), strict=True)
+    )
+    torch.testing.assert_close(net.eval()(X), torchs_net.eval()(X), rtol=1e-4, atol=1e-4)
+
+
+def test_a_step_that_is_no_function_is_refused() -> None:
+    with pytest.raises(mucudnn.InvalidInputError, match="step is 3; give a function"):
+        mucudnn.optimize(Net(), X, step=3)  # type: ignore[arg-type]

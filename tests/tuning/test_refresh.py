@@ -1,0 +1,208 @@
+"""Refreshing a database: what is doubtful is measured again in quiet, verdicts turn, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from support.clock.busy_bench import BusyBench
+from support.clock.machine import ENVIRONMENT, FORWARD
+from support.clock.shared_machine import SharedProcessors
+from support.database_rows import change
+
+from mucudnn.bench.analyses.refresh_report import refresh_in_words
+from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.database.database import Database
+from mucudnn.tuning.optimize import optimize
+from mucudnn.tuning.refresh import Refreshed, refresh
+from mucudnn.words.config import Config
+from mucudnn.words.results import MicroConfig, WholeRun, WithFreshWorkspace
+
+VERSIONS = {"native": 1, "quick": 1}
+QUICK = (MicroConfig("quick", 8),)
+
+
+def tuned_busy() -> BusyBench:
+    bench = BusyBench(SharedProcessors(others=1.0))
+    with pytest.warns(UserWarning, match="the machine was busy or slow"):
+        assert bench.tune().problems[0].configuration.algorithms == ("native",)
+    return bench
+
+
+@pytest.fixture
+def disturbed() -> BusyBench:
+    """It was tuned under load, and is quiet now."""
+    bench = tuned_busy()
+    bench.processors.others = 0.0
+    bench.processors.rest(2.0)
+    return bench
+
+
+@pytest.fixture
+def known() -> BusyBench:
+    """It was tuned in quiet."""
+    bench = BusyBench(SharedProcessors())
+    bench.tune()
+    return bench
+
+
+def rows(bench: BusyBench) -> int:
+    (found,) = bench.database.info().environments
+    return found.measurements + found.failures + found.verifications
+
+
+def refreshed(bench: BusyBench, **how: object) -> Refreshed:
+    return refresh(bench.database, bench.machine, progress=bench.progress, **how)  # type: ignore[arg-type]
+
+
+def test_choices_are_those_of_a_quiet_machine(disturbed: BusyBench, known: BusyBench) -> None:
+    found = refreshed(disturbed)
+    assert found.doubtful == len(found.measurements) + len(found.whole_runs) + found.passed_over
+    assert found.measurements
+    (now,), (expected,) = disturbed.tune().problems, known.tune().problems
+    assert now.configuration.algorithms == expected.configuration.algorithms == ("quick",)
+    assert now.baseline_s == pytest.approx(expected.baseline_s)
+    assert now.time_s == pytest.approx(expected.time_s)
+
+
+def test_it_says_what_changed(disturbed: BusyBench) -> None:
+    before = disturbed.database.measurements(ENVIRONMENT, FORWARD, VERSIONS)
+    found = refreshed(disturbed)
+    assert all(one.before in before for one in found.measurements)
+    assert all(one.now.step_s < one.before.step_s for one in found.measurements)
+    assert all(not one.now.is_disturbed and one.before.is_disturbed for one in found.measurements)
+    words = refresh_in_words(found)
+    assert words.startswith(f"{len(found.measurements) + len(found.whole_runs)} of {found.doubtful} measured again")
+
+
+def test_a_verdict_turns(known: BusyBench) -> None:
+    """Winning runs that were rejected under load, and stored so."""
+    slow = WholeRun(0.339, 0.4, 0.06, 0.7)
+    problem = replace(FORWARD, c=4)
+    known.tune(problem)
+    for how in (None, WithFreshWorkspace()):
+        known.database.add_whole_run(
+            ENVIRONMENT, problem.with_operation(FORWARD.operation), [*QUICK], VERSIONS, slow, how
+        )
+    other = replace(FORWARD, c=6)
+    known.database.add_whole_run(ENVIRONMENT, other, QUICK, VERSIONS, slow)
+    found = refreshed(known)
+    turned = [run for run in found.whole_runs if run.has_turned]
+    assert {run.problem for run in turned} == {problem, other}
+    assert all(run.now.speedup == pytest.approx(2.0) for run in turned)
+    assert known.database.whole_run(ENVIRONMENT, other, QUICK, VERSIONS) == turned[-1].now
+    assert f"{len(turned)} verdicts turned" in refresh_in_words(found)
+
+
+def test_nothing_is_lost(disturbed: BusyBench) -> None:
+    before = rows(disturbed)
+    found = refreshed(disturbed)
+    assert rows(disturbed) >= before + len(found.measurements) + len(found.whole_runs)
+
+
+def test_what_was_refreshed_is_not_doubtful_any_more(disturbed: BusyBench) -> None:
+    first = refreshed(disturbed)
+    second = refreshed(disturbed)
+    assert second.doubtful == first.passed_over
+
+
+def test_where_nothing_is_doubtful_nothing_is_measured(known: BusyBench) -> None:
+    steps, before = known.steps, rows(known)
+    found = refreshed(known)
+    assert (found.doubtful, found.measurements, found.whole_runs) == (0, (), ())
+    assert (known.steps, rows(known)) == (steps, before)
+    assert refresh_in_words(found) == f"nothing is doubtful on {ENVIRONMENT}"
+
+
+def test_a_busy_machine_is_waited_for_and_then_left(disturbed: BusyBench) -> None:
+    disturbed.processors.work(2.0, others=1.0)
+    disturbed.told.clear()
+    steps, before, now_s = disturbed.steps, rows(disturbed), disturbed.processors.seconds
+    found = refreshed(disturbed)
+    assert found.busy == "others take 100% of a core"
+    assert found.left == found.doubtful > 0
+    assert (disturbed.steps, rows(disturbed)) == (steps, before)
+    assert 59 <= disturbed.processors.seconds - now_s <= 62
+    assert "waiting for a quiet machine" in disturbed.told[0]
+    assert f"{found.left} left as they were" in refresh_in_words(found)
+
+
+def test_slow_clocks_are_not_waited_for_and_marked_again(disturbed: BusyBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    disturbed.database.add_rate(ENVIRONMENT, 100.0)
+    slow = replace(disturbed.machine, watch=disturbed.processors.watch(rate=lambda: 50.0))
+    monkeypatch.setattr(BusyBench, "machine", slow)
+    disturbed.told.clear()
+    found = refreshed(disturbed)
+    assert not [text for text in disturbed.told if "waiting" in text]
+    assert found.disturbed == len(found.measurements) + len(found.whole_runs) > 0
+    assert {one.now.load for one in found.measurements} == {0.5}
+    assert f"{found.disturbed} disturbed again" in refresh_in_words(found)
+
+
+def test_ctrl_c_keeps_what_was_measured(disturbed: BusyBench) -> None:
+    def interrupted_at(count: int) -> Callable[[int], float]:
+        step_s, calls = disturbed.native.step_s, iter(range(count))
+
+        def step(size: int) -> float:
+            if next(calls, None) is None:
+                raise KeyboardInterrupt
+            return step_s(size)
+
+        return step
+
+    disturbed.native.step_s = interrupted_at(1)
+    before = rows(disturbed)
+    found = refreshed(disturbed)
+    assert found.interrupted
+    assert found.left > 0
+    assert rows(disturbed) >= before
+
+
+def test_everything_is_measured_again_on_demand(known: BusyBench) -> None:
+    before = rows(known)
+    found = refreshed(known, everything=True)
+    assert found.doubtful == before
+    assert len(found.measurements) + len(found.whole_runs) + found.passed_over == found.doubtful
+    assert found.measurements
+    assert found.whole_runs
+
+
+@pytest.mark.parametrize(("days", "is_old"), [(0, True), (1, False)])
+def test_what_is_older_is_measured_again_on_demand(known: BusyBench, days: int, is_old: bool) -> None:
+    assert (refreshed(known, older_than=timedelta(days=days)).doubtful > 0) is is_old
+
+
+def test_what_was_noisy_is_measured_again(known: BusyBench) -> None:
+    noisy = replace(known.database.measurements(ENVIRONMENT, FORWARD, VERSIONS)[0], noise=0.5)
+    known.database.add(ENVIRONMENT, FORWARD, 1, noisy)
+    found = refreshed(known)
+    assert found.doubtful == 1
+    assert [one.before for one in found.measurements] + [None] * found.passed_over in ([noisy], [None])
+
+
+def test_other_versions_and_environments_are_left_alone(known: BusyBench) -> None:
+    (one, *_) = known.database.measurements(ENVIRONMENT, FORWARD, VERSIONS)
+    known.database.add(ENVIRONMENT, FORWARD, 77, replace(one, load=0.9))
+    known.database.add(replace(ENVIRONMENT, threads=99), FORWARD, 1, replace(one, load=0.9))
+    found = refreshed(known)
+    assert (found.doubtful, found.passed_over, found.measurements) == (1, 1, ())
+
+
+def test_whole_runs_with_a_cached_filter_are_made_again(database: Path) -> None:
+    """On this machine: they go past the operator, and are compared with the module without a cache."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3, padding=1)).eval()
+    optimize(model, torch.randn(2, 8, 12, 12), Config(cache_budget="1MiB", algorithms=("winograd-2x2",)))
+    change(database, "UPDATE verifications SET load = 0.9")
+    with Database(database) as opened:
+        machine = Machine.current()
+        kept = [row for row in opened.rows_that_count(machine.environment) if '"kept"' in str(row.values)]
+        found = refresh(opened, machine)
+        assert len(kept) > 0
+        assert found.passed_over <= found.doubtful - len(kept)
+        again = [row for row in opened.rows_that_count(machine.environment) if '"kept"' in str(row.values)]
+        assert [row.values["load"] for row in kept] == [0.9] * len(kept)
+        assert [row.values["load"] for row in again] == [None] * len(kept)
