@@ -72,8 +72,15 @@ class Workshop:
     def tune(self, task: Task, device: torch.device) -> TunedProblem:
         """Measure what is missing, within the time that the config gives, and choose. Raises as ``tune_tasks``."""
         with self._ready(device) as (machine, database):
-            tuning = tune_tasks([task], self._config, machine=machine, database=database, priors=self._priors)
-            return tuning.problems[0]
+            (tuned,) = tune_tasks(
+                [task], self._config, machine=machine, database=database, priors=self._priors, in_passing=True
+            ).problems
+        if any(measured.is_disturbed for measured in tuned.measurements):
+            say_once(
+                "the machine was busy while convolutions were tuned: mucudnn database refresh measures again what may "
+                "be wrong, when it is quiet"
+            )
+        return tuned
 
     @contextmanager
     def _ready(self, device: torch.device) -> Iterator[tuple[Machine, Database]]:

@@ -26,7 +26,7 @@ from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.tuning.choose import Choice, Outcome, choose, divide, is_solvable, refuted
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes, unaffordable
-from mucudnn.tuning.quiet import Quiet
+from mucudnn.tuning.quiet import MOST_WAITED_S, Quiet
 from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning, TuningInterrupted, allowed, tuned_problem
 from mucudnn.words.config import BatchSizePolicy, Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
@@ -97,10 +97,12 @@ def tune_tasks(
     database: Database | None = None,
     machine: Machine | None = None,
     priors: Priors | None = None,
+    in_passing: bool = False,
 ) -> Tuning:
     """Do what ``tune`` does for tasks of any batch sizes, limits and counts; the answer has their order.
 
     priors: those of earlier calls, which this one uses and adds to: reading a whole database takes a moment.
+    in_passing: in a call of the user's, that neither waits for a quiet machine nor is told each time that it is busy.
     """
     require_callable(progress)
     if database is not None:
@@ -109,7 +111,7 @@ def tune_tasks(
         instance(Machine, machine, "machine")
     _require_countable(tasks, device if machine is None else machine.device)
     with untouched, machine_and_database(config, device, machine, database) as (on, opened):
-        return _Tuner(config, on, EnvironmentStore(opened, on.environment), progress, priors).tune(tasks)
+        return _Tuner(config, on, EnvironmentStore(opened, on.environment), progress, priors, in_passing).tune(tasks)
 
 
 @contextmanager
@@ -252,10 +254,13 @@ class _Tuner:
         store: EnvironmentStore,
         progress: Progress | None,
         priors: Priors | None = None,
+        in_passing: bool = False,
     ) -> None:
         self.config, self.machine, self.store = config, machine, store
         self.progress, self.at = progress or silent, 0.0
-        self.quiet = Quiet(machine.watch, store, lambda text: self.progress(text, self.at))
+        patience_s = 0.0 if in_passing else MOST_WAITED_S
+        self.quiet = Quiet(machine.watch, store, lambda text: self.progress(text, self.at), patience_s)
+        self.in_passing = in_passing
         self.algorithms = _algorithms(machine, config)
         self.versions = {algorithm.name: algorithm.version for algorithm in self.algorithms}
         self.ready: list[TunedProblem] = []
@@ -267,7 +272,10 @@ class _Tuner:
             tuning = self._one_by_one(jobs) if self.config.workspace_budget_bytes is None else self._together(jobs)
         except KeyboardInterrupt:
             raise TuningInterrupted(self._tuning()) from None
-        self.quiet.end()
+        if self.in_passing:
+            self.quiet.store_rate()
+        else:
+            self.quiet.end()
         self.progress("done", 1.0)
         return tuning
 

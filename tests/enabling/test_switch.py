@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mucudnn
+from mucudnn.bench.measure.load import Watch
 from mucudnn.database import sqlite_file
 from mucudnn.enabling import switch
 from mucudnn.enabling.met import Origin
@@ -196,6 +197,20 @@ def test_optimize_and_tune_measure_torchs_own_while_enabled(tmp_path: Path) -> N
         assert counts() == []
         mucudnn.tune(mucudnn.ConvProblem("forward", 3, 6, 6, 4, 3, 3), 2, config)
         assert counts() == []
+
+
+def test_no_call_waits_for_a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = []
+
+    def wait(watch: Watch, tell: object, most_s: float) -> float:
+        patience.append(most_s)
+        return 0.0
+
+    monkeypatch.setattr(Watch, "wait", wait)
+    with mucudnn.tuned(Config(**QUICK)):  # type: ignore[arg-type]
+        convolve()
+    assert patience
+    assert set(patience) == {0.0}
 
 
 def test_import_loads_no_torch_for_the_names() -> None:

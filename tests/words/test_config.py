@@ -55,6 +55,16 @@ def test_pickles_keep_everything() -> None:
     assert pickle.loads(pickle.dumps(config)) == config
 
 
+def test_time_for_a_first_call() -> None:
+    assert Config().first_call_time_s == 1.0
+    assert Config(first_call_time="200ms").first_call_time_s == 0.2
+    assert Config(first_call_time=None).first_call_time_s is None
+    with pytest.raises(InvalidInputError, match="first_call_time"):
+        Config(first_call_time=-1)
+    with pytest.raises(InvalidInputError, match="background"):
+        Config(background="yes")  # type: ignore[arg-type]
+
+
 def test_confirming_is_asked_for_refused_or_left_open() -> None:
     assert Config().confirm is None
     assert Config() != Config(confirm=False)
