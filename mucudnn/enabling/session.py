@@ -177,7 +177,7 @@ class Session:
             met.use_torchs_own(f"to be measured {when}")
 
     def _task(self, met: Met) -> Task:
-        return Task(met.problem, met.batch_size, self.limit_bytes)
+        return Task(met.problem, met.batch_size, self.limit_bytes, torchs_own_fits=self.config.torchs_own_fits)
 
     def every_met(self) -> Sequence[Met]:
         """List what was met, in the order of the first meetings."""

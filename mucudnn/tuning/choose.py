@@ -361,7 +361,9 @@ def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configurati
 
 
 def _fits(task: Task, baseline: Configuration) -> bool:
-    return task.in_headroom or task.limit_bytes is None or baseline.workspace_bytes <= task.limit_bytes
+    if task.in_headroom or task.torchs_own_fits or task.limit_bytes is None:
+        return True
+    return baseline.workspace_bytes <= task.limit_bytes
 
 
 def is_gain(run: WholeRun) -> bool:

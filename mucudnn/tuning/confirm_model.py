@@ -139,7 +139,7 @@ class _ModelSteps:
         return has_cached_filter or not tuned.configuration.is_baseline
 
     def may_run_torchs_own(self, tuned: TunedProblem) -> bool:
-        if self.config.has_headroom_limit or tuned.limit_bytes is None:
+        if self.config.has_headroom_limit or self.config.torchs_own_fits or tuned.limit_bytes is None:
             return True
         baseline = baseline_of(tuned.measurements, tuned.batch_size)
         return baseline is not None and baseline.workspace_bytes <= tuned.limit_bytes

@@ -86,7 +86,7 @@ def optimize(
         limits = find_headroom(model, sample_input).limits if config.has_headroom_limit else None
         wanted = _wanted(model, trace(model, sample_input), config, limits)
         divided = divide_3d(model, sample_input, config, device.type)
-        tasks = _tasks(wanted, in_headroom=limits is not None)
+        tasks = _tasks(wanted, in_headroom=limits is not None, config=config)
         with machine_and_database(config, device.type) as (machine, database):
             tuning = tune_tasks(list(tasks.values()), config, progress=progress, machine=machine, database=database)
             _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
@@ -139,14 +139,17 @@ def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limit
     return wanted
 
 
-def _tasks(wanted: _Wanted, in_headroom: bool) -> dict[_Key, Task]:
+def _tasks(wanted: _Wanted, in_headroom: bool, config: Config) -> dict[_Key, Task]:
     """Return equal tasks once, with the number of modules that need them, largest batch first."""
     needing: dict[_Key, list[str]] = {}
     for name, keys in wanted.items():
         for key in keys:
             needing.setdefault(key, []).append(name)
     ordered = sorted(needing.items(), key=lambda item: -item[0][1])
-    return {key: Task(*key, len(names), _task_name(key[0], names), in_headroom) for key, names in ordered}
+    return {
+        key: Task(*key, len(names), _task_name(key[0], names), in_headroom, config.torchs_own_fits)
+        for key, names in ordered
+    }
 
 
 def _task_name(problem: ConvProblem, modules: Sequence[str]) -> str:

@@ -83,7 +83,8 @@ def tune(
     samples, limit = whole(batch_size, "batch_size", 1), config.workspace_limit_bytes
     given = [instance(ConvProblem, problem, "one of problems") for problem in several(problems)]
     wanted = dict.fromkeys(problem for problem in given if problem.operation in config.operations)
-    tasks = [Task(problem, samples, limit, name=names.get(problem, "")) for problem in wanted]
+    fits = config.torchs_own_fits
+    tasks = [Task(p, samples, limit, name=names.get(p, ""), torchs_own_fits=fits) for p in wanted]
     with made_current(place):
         return tune_tasks(tasks, config, device=place.type, progress=progress, database=database, machine=machine)
 
@@ -212,7 +213,7 @@ class _Job:
 
     def is_feasible(self) -> bool:
         """Whether anything fits. Torch's own comes first: mostly it does, and little must run to know."""
-        if self.task.in_headroom:
+        if self.task.in_headroom or self.task.torchs_own_fits:
             return True
         usable = self._usable()
         limit = inf if self.task.limit_bytes is None else self.task.limit_bytes

@@ -52,9 +52,6 @@ class Config:
     database: SQLite file of the measurements, ``~`` being your home; None: in the user's cache folder.
     strict: only algorithms with which a NaN or an infinity in x or dy spoils the same results as with torch's own, and
     no others: no Winograd or Fourier transforms (docs/numerics.md), and nothing of a library that may be one.
-    thorough: measure every candidate that is not surely slower, with many samples: minutes instead of seconds. The
-    default looks at each algorithm once, at the others of its sizes where it is the best, and not at all where like
-    problems say that it is hopeless.
     first_call_time: with ``enable`` and ``tuned``, most seconds of measuring for a problem that is met; None: as
     ``time_limit`` says.
     background: with ``enable`` and ``tuned``, do not measure in the call that meets a problem, but between steps, for
@@ -65,6 +62,8 @@ class Config:
     thorough: measure every candidate that is not surely slower, with many samples: minutes instead of seconds. The
     default looks at each algorithm once, at the others of its sizes where it is the best, and not at all where like
     problems say that it is hopeless.
+    limits_torch: whether torch's own convolution, too, must be within the workspace limit, so that something slower
+    runs in its place where it is not. None: with every limit but the default one.
 
     Policy and operations may be given as text, numbers as NumPy's, and several names in any iterable; one text is one
     name. The fields then have the types that are named below, so that equal configs are equal and hash alike.
@@ -94,6 +93,7 @@ class Config:
     first_call_time: float | str | None = "1s"
     background: bool = False
     confirm: bool | None = None
+    limits_torch: bool | None = None
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -112,6 +112,7 @@ class Config:
             strict=flag(self.strict, "strict"),
             thorough=flag(self.thorough, "thorough"),
             confirm=None if self.confirm is None else flag(self.confirm, "confirm"),
+            limits_torch=None if self.limits_torch is None else flag(self.limits_torch, "limits_torch"),
             time_limit=_amount(parse_seconds, self.time_limit, "time_limit"),
             first_call_time=_amount(parse_seconds, self.first_call_time, "first_call_time"),
             background=flag(self.background, "background"),
@@ -136,6 +137,13 @@ class Config:
                 "mucudnn.optimize, or name a network or package.module:factory"
             )
         return None if self.workspace_budget_bytes is not None else parse_bytes(self.workspace_limit)
+
+    @property
+    def torchs_own_fits(self) -> bool:
+        """Whether torch's own convolution may run whatever workspace it takes."""
+        if self.workspace_budget is not None:
+            return False
+        return self.workspace_limit == DEFAULT_WORKSPACE_LIMIT if self.limits_torch is None else not self.limits_torch
 
     @property
     def workspace_budget_bytes(self) -> int | None:

@@ -17,7 +17,7 @@ class Task:
     limit_bytes: the most workspace of its own, inclusive; None: no limit. count: how often it occurs in the network.
     name: for progress, errors and accounts. in_headroom: the limit is what is free below the peak of a training step.
     Torch's own convolution, which makes the peak, is then within it whatever it takes, and a workspace is there for one
-    call only.
+    call only. torchs_own_fits: torch's own is within the limit whatever it takes, since it is not held to it.
 
     Raises ``InvalidInputError`` for other values, and for batches of more than ``MOST_SAMPLES``.
     """
@@ -28,6 +28,7 @@ class Task:
     count: int = 1
     name: str = ""
     in_headroom: bool = False
+    torchs_own_fits: bool = False
 
     def __post_init__(self) -> None:
         settle(
@@ -38,6 +39,7 @@ class Task:
             count=whole(self.count, "count", 1),
             name=text(self.name, "name"),
             in_headroom=flag(self.in_headroom, "in_headroom"),
+            torchs_own_fits=flag(self.torchs_own_fits, "torchs_own_fits"),
         )
 
     @property

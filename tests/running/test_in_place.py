@@ -186,7 +186,7 @@ def test_other_wrappers_are_passed_by_while_it_records_and_stay() -> None:
 
 
 def ours() -> tuple[object, ...]:
-    return operators.computed, operators.bias_gradient, FilterCache.convolve, eager._values, eager._native
+    return operators.computed, operators.bias_gradient, FilterCache.convolve, eager._values, eager._compiled
 
 
 @pytest.fixture
