@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mucudnn.words.problem import MOST_SAMPLES, ConvProblem
 from mucudnn.words.results import MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
-from mucudnn.words.values import flag, instance, settle, text, whole
+from mucudnn.words.values import flag, instance, restore, settle, text, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,9 @@ class Task:
     name: str = ""
     in_headroom: bool = False
     torchs_own_fits: bool = False
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        restore(self, state)
 
     def __post_init__(self) -> None:
         settle(
