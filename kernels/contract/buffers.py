@@ -67,3 +67,19 @@ def empty_activation(problem: ConvProblem, shape: tuple[int, int, int, int], dev
 
 def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def suggests_channels_last(tensor: Tensor) -> bool:
+    """Tell whether torch takes a tensor for one in channels_last, by sizes and strides; of volumes, channels_last_3d.
+
+    It is ``suggest_memory_format`` of torch's C++, whose twin in Python comes with modules that take seconds to import.
+    """
+    if tensor.dim() not in (4, 5) or tensor.stride(1) == 0:
+        return False
+    least = 0
+    for axis in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        size, stride = tensor.shape[axis], tensor.stride(axis)
+        if size == 0 or stride < least or (axis == 0 and least == tensor.stride(1)):
+            return False
+        least = stride * size if stride > 1 else stride
+    return True

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._prims_common import suggest_memory_format
 from torch.nn import functional as F
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
+from mucudnn.kernels.contract.buffers import suggests_channels_last
 from mucudnn.running.autocast import autocast_computes
 from mucudnn.running.tuned_module import TunedClass, are_tuples, operator_takes
 from mucudnn.words.problem import Operation
@@ -151,7 +151,7 @@ def _slices(n: int, size: int) -> Iterator[slice]:
 
 def _like(result: Tensor, n: int) -> Tensor:
     """Return an empty tensor for ``n`` samples, in the memory format of the first ones."""
-    memory_format = suggest_memory_format(result)
+    memory_format = torch.channels_last_3d if suggests_channels_last(result) else torch.contiguous_format
     return torch.empty((n, *result.shape[1:]), dtype=result.dtype, device=result.device, memory_format=memory_format)
 
 

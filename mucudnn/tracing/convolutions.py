@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._prims_common import suggest_memory_format
 
+from mucudnn.kernels.contract.buffers import suggests_channels_last
 from mucudnn.running.conv_transpose2d import is_backward_data, y_shape
 from mucudnn.running.devices import largest_batch_size
 from mucudnn.words.errors import InvalidInputError
@@ -188,9 +188,8 @@ def _memory_format(x: Tensor, w: Tensor) -> MemoryFormat:
 
     On a GPU there is no float64 in channels_last.
     """
-    formats = {suggest_memory_format(tensor) for tensor in (x, w)}
     exact_on_cuda = x.device.type == "cuda" and x.dtype == torch.float64
-    channels_last = torch.channels_last in formats and not exact_on_cuda
+    channels_last = any(map(suggests_channels_last, (x, w))) and not exact_on_cuda
     return MemoryFormat.CHANNELS_LAST if channels_last else MemoryFormat.CONTIGUOUS
 
 

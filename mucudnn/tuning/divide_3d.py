@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._prims_common import suggest_memory_format
 
+from mucudnn.kernels.contract.buffers import suggests_channels_last
 from mucudnn.kernels.contract.caching_allocator import peak_requested_bytes
 from mucudnn.running import conv3d as operators
 from mucudnn.running.conv3d import UNDIVIDED, DividedOperation, padded
@@ -85,9 +85,13 @@ def _calls(model: nn.Module, sample_input: Any) -> list[tuple[str, _Call]]:
 def _call_of(module: nn.Conv3d, x: Tensor) -> _Call:
     inside, padding = padded(module, x)
     geometry = module.stride, padding, module.dilation, module.groups
-    formats = suggest_memory_format(x), suggest_memory_format(module.weight)
+    formats = _format_of(x), _format_of(module.weight)
     dtype = getattr(torch, dtype_of(x))
     return _Call(tuple(inside.shape), tuple(module.weight.shape), geometry, dtype, formats, x.requires_grad)
+
+
+def _format_of(tensor: Tensor) -> torch.memory_format:
+    return torch.channels_last_3d if suggests_channels_last(tensor) else torch.contiguous_format
 
 
 def _choose(name: str, call: _Call, operation: Operation, limit_bytes: int, device_type: str) -> DividedOperation:
