@@ -81,5 +81,5 @@ def suggests_channels_last(tensor: Tensor) -> bool:
         size, stride = tensor.shape[axis], tensor.stride(axis)
         if size == 0 or stride < least or (axis == 0 and least == tensor.stride(1)):
             return False
-        least = stride * size if stride > 1 else stride
+        least = stride * size if size > 1 else stride
     return True
