@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from mucudnn.kernels.contract.algorithm import Workspace
     from mucudnn.kernels.contract.base import BaseAlgorithm
     from mucudnn.kernels.registry import register
-    from mucudnn.running.conv1d import Conv1d
-    from mucudnn.running.conv2d import Conv2d
-    from mucudnn.running.conv3d import Conv3d
-    from mucudnn.running.conv_transpose2d import ConvTranspose2d
+    from mucudnn.modules.conv1d import Conv1d
+    from mucudnn.modules.conv2d import Conv2d
+    from mucudnn.modules.conv3d import Conv3d
+    from mucudnn.modules.conv_transpose2d import ConvTranspose2d
     from mucudnn.running.workspace import release_workspaces
     from mucudnn.tuning.optimize import optimize
     from mucudnn.tuning.report import report
@@ -75,10 +75,10 @@ _MODULES = {
     "running.workspace": ("release_workspaces",),
     "tuning.optimize": ("optimize",),
     "tuning.report": ("report",),
-    "running.conv1d": ("Conv1d",),
-    "running.conv2d": ("Conv2d",),
-    "running.conv3d": ("Conv3d",),
-    "running.conv_transpose2d": ("ConvTranspose2d",),
+    "modules.conv1d": ("Conv1d",),
+    "modules.conv2d": ("Conv2d",),
+    "modules.conv3d": ("Conv3d",),
+    "modules.conv_transpose2d": ("ConvTranspose2d",),
     "words.problem": ("ConvProblem", "MemoryFormat", "Operation"),
     "tuning.tuner": ("Tuning", "tune"),
 }

@@ -21,7 +21,7 @@ _MOVED = {
     "mucudnn.errors": "mucudnn.words.errors",
     "mucudnn.kept_filters": "mucudnn.running.filter_cache",
     "mucudnn.models": "mucudnn.tuning.report",
-    "mucudnn.nn": "mucudnn.running.conv2d",
+    "mucudnn.nn": "mucudnn.modules.conv2d",
     "mucudnn.operators": "mucudnn.running.operators",
     "mucudnn.problem": "mucudnn.words.problem",
     "mucudnn.task": "mucudnn.words.task",

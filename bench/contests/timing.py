@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from mucudnn.bench.measure.rounds import sample_in_rounds
-from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Runner, StoppingRule, Timer, here
+from mucudnn.bench.timing.rounds import sample_in_rounds
+from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, Runner, StoppingRule, Timer, here
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from mucudnn.bench.contests.own_thread import OwnThread
-from mucudnn.bench.measure.timer import Runner, T, here
+from mucudnn.bench.timing.timer import Runner, T, here
 from mucudnn.kernels.torch_ops.native_cuda import cudnn_benchmark
 
 TORCH = "torch"

@@ -1,4 +1,4 @@
-"""Measures candidates: clocks and timers, errors against float64, and whole runs against torch.
+"""Measures candidates: which to look at, errors against float64, and whole runs against torch.
 
 Tuning needs all of it. What only a benchmark needs is elsewhere in ``bench``.
 """

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
+from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
 from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.words.problem import ConvProblem

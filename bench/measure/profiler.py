@@ -8,18 +8,18 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Self
 
-from mucudnn.bench.measure.candidate_errors import (
+from mucudnn.bench.measure.candidates import Candidate, Journal
+from mucudnn.bench.measure.pruning import KnownTimes
+from mucudnn.bench.measure.workbench import Workbench
+from mucudnn.bench.timing.candidate_errors import (
     UnsoundError,
     give_back_cache,
     without_frames,
 )
-from mucudnn.bench.measure.candidates import Candidate, Journal
-from mucudnn.bench.measure.load import Watch
-from mucudnn.bench.measure.processor_use import ProcessorUse
-from mucudnn.bench.measure.pruning import KnownTimes
-from mucudnn.bench.measure.rounds import measure_in_turns
-from mucudnn.bench.measure.timer import Clock, Stop, Timer, WallClock
-from mucudnn.bench.measure.workbench import Workbench
+from mucudnn.bench.timing.load import Watch
+from mucudnn.bench.timing.processor_use import ProcessorUse
+from mucudnn.bench.timing.rounds import measure_in_turns
+from mucudnn.bench.timing.timer import Clock, Stop, Timer, WallClock
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.words.errors import BrokenDeviceError, first_line
 from mucudnn.words.problem import ConvProblem

@@ -16,7 +16,7 @@ from typing import Self
 from mucudnn.bench.measure.candidates import Candidate
 from mucudnn.bench.measure.prior import Prior
 from mucudnn.bench.measure.profiler import Entry, ProfilingJob, Session
-from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, StoppingRule, Timer
+from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, StoppingRule, Timer
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
 

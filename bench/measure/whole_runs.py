@@ -9,12 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
-from mucudnn.bench.measure.cold_caches import ColdClock
-from mucudnn.bench.measure.comparison import THOROUGH, Comparison, Rounds, compare_in_turns
-from mucudnn.bench.measure.load import Watch, watch_of
 from mucudnn.bench.measure.operands import Operands, random_operands
-from mucudnn.bench.measure.timer import Clock, WallClock
+from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
+from mucudnn.bench.timing.cold_caches import ColdClock
+from mucudnn.bench.timing.comparison import THOROUGH, Comparison, Rounds, compare_in_turns
+from mucudnn.bench.timing.load import Watch, watch_of
+from mucudnn.bench.timing.timer import Clock, WallClock
 from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.registry import algorithms, sources
@@ -143,6 +143,6 @@ def _fail(error: Exception) -> None:
 def _clock(device: str) -> Clock:
     if device == "cpu":
         return ColdClock()
-    from mucudnn.bench.measure.cuda_clock import CudaClock  # where there is CUDA
+    from mucudnn.bench.timing.cuda_clock import CudaClock  # where there is CUDA
 
     return CudaClock()

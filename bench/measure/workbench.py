@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS, UnsoundError, give_back_cache
 from mucudnn.bench.measure.candidates import Candidate
 from mucudnn.bench.measure.exact_results import ExactResults, written_elements
 from mucudnn.bench.measure.guard_zones import GuardedBuffer
 from mucudnn.bench.measure.operands import Operands, operand_bytes, random_operands
 from mucudnn.bench.measure.sampled_results import SampledResults
+from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS, UnsoundError, give_back_cache
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation

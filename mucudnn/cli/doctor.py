@@ -23,7 +23,7 @@ from mucudnn.words.units import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mucudnn.bench.measure.load import Watch
+    from mucudnn.bench.timing.load import Watch
     from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
     from mucudnn.running.environment import Environment
     from mucudnn.words.errors import UnavailableError
@@ -75,8 +75,8 @@ def doctor() -> None:
 
 def machine() -> Iterator[Finding]:
     """Yield the CPU, how busy it is, torch, its libraries and the place of the database."""
-    from mucudnn.bench.measure.load import watch_of
-    from mucudnn.bench.measure.processor_use import Processors
+    from mucudnn.bench.timing.load import watch_of
+    from mucudnn.bench.timing.processor_use import Processors
     from mucudnn.database.database import default_path
     from mucudnn.running.environment import current_environment
 
@@ -92,7 +92,7 @@ def machine() -> Iterator[Finding]:
 
 def cores(threads: int, allowed: float) -> Finding:
     """Say how many threads torch uses, and how many cores this process may keep busy."""
-    from mucudnn.bench.measure.load import too_many_threads
+    from mucudnn.bench.timing.load import too_many_threads
 
     state = f"{threads}; this process may use {allowed:g} core{'' if allowed == 1 else 's'}"
     reason, _, remedy = (too_many_threads(threads, allowed) or "").partition(": ")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mucudnn.kernels.contract.buffers import suggests_channels_last
-from mucudnn.running.conv_transpose2d import is_backward_data, y_shape
+from mucudnn.modules.conv_transpose2d import is_backward_data, y_shape
 from mucudnn.running.devices import largest_batch_size
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation

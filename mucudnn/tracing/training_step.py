@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.caching_allocator import block_bytes
+from mucudnn.modules.conv_transpose2d import conv_transpose2d
 from mucudnn.running import operators
-from mucudnn.running.conv_transpose2d import conv_transpose2d
 from mucudnn.tracing.convolutions import TRACED, Call, call_of, problem_operation
 from mucudnn.tracing.memory_timeline import ConvolutionCall, Event, MemoryTimeline
 from mucudnn.tracing.undisturbed import undisturbed

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mucudnn.bench.measure.comparison import Comparison
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.bench.timing.comparison import Comparison
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.running.conv2d import Conv2d
+from mucudnn.modules.conv2d import Conv2d
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import DesirableSets, desirable_sets

@@ -10,14 +10,14 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from mucudnn.bench.measure.candidate_errors import give_back_cache
-from mucudnn.bench.measure.synchronized_clock import wall_clock
-from mucudnn.bench.measure.timer import Clock
-from mucudnn.running.conv2d import Conv2d
+from mucudnn.bench.timing.candidate_errors import give_back_cache
+from mucudnn.bench.timing.synchronized_clock import wall_clock
+from mucudnn.bench.timing.timer import Clock
+from mucudnn.modules.conv2d import Conv2d
+from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.filter_cache import FilterCache
 from mucudnn.running.in_place import InPlaceTimes
-from mucudnn.running.tuned_module import TunedModule
 from mucudnn.tracing.own_step import OwnStep
 from mucudnn.tuning.choose import baseline_of
 from mucudnn.tuning.confirm import StepTimes, TunedModules, confirm

@@ -8,7 +8,7 @@ from math import inf
 from statistics import median
 from typing import Any, Self
 
-from mucudnn.bench.measure.comparison import uncertainty
+from mucudnn.bench.timing.comparison import uncertainty
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.units import format_seconds
 from mucudnn.words.values import restore

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from mucudnn.kernels.contract.buffers import suggests_channels_last
 from mucudnn.kernels.contract.caching_allocator import peak_requested_bytes
-from mucudnn.running import conv3d as operators
-from mucudnn.running.conv3d import UNDIVIDED, DividedOperation, padded
-from mucudnn.running.tuned_classes import why_left_alone
+from mucudnn.modules import conv3d as operators
+from mucudnn.modules.conv3d import UNDIVIDED, DividedOperation, padded
+from mucudnn.modules.tuned_classes import why_left_alone
 from mucudnn.tracing.convolutions import dtype_of
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation

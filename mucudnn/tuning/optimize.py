@@ -13,12 +13,12 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
-from mucudnn.running.conv3d import Conv3d, DividedOperation
+from mucudnn.modules.conv3d import Conv3d, DividedOperation
+from mucudnn.modules.tuned_classes import make_tunable, why_left_alone
+from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.operators import Choices
-from mucudnn.running.tuned_classes import make_tunable, why_left_alone
-from mucudnn.running.tuned_module import TunedModule
 from mucudnn.tracing.convolutions import Call, trace
 from mucudnn.tracing.headroom import Limits, find_headroom
 from mucudnn.tracing.undisturbed import undisturbed

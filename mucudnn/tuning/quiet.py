@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
-from mucudnn.bench.measure.comparison import Comparison
-from mucudnn.bench.measure.load import Load, Watch
 from mucudnn.bench.measure.profiler import ProfilingJob
 from mucudnn.bench.measure.quick_search import QuickSearch
+from mucudnn.bench.timing.comparison import Comparison
+from mucudnn.bench.timing.load import Load, Watch
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, is_busy

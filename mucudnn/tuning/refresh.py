@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from mucudnn.bench.measure.candidates import find_candidates
-from mucudnn.bench.measure.comparison import Comparison
 from mucudnn.bench.measure.profiler import ProfilingJob
 from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.bench.timing.comparison import Comparison
 from mucudnn.database import schema
 from mucudnn.database.bad_rows import StoredRow
 from mucudnn.database.column_rules import PROBLEM_COLUMNS

@@ -13,12 +13,12 @@ import torch
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
-from mucudnn.running.conv2d import Conv2d
-from mucudnn.running.conv3d import UNDIVIDED, Conv3d, DividedOperation
-from mucudnn.running.conv_transpose2d import ConvTranspose2d
+from mucudnn.modules.conv2d import Conv2d
+from mucudnn.modules.conv3d import UNDIVIDED, Conv3d, DividedOperation
+from mucudnn.modules.conv_transpose2d import ConvTranspose2d
+from mucudnn.modules.tuned_classes import OURS, torchs_class, why_left_alone
+from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.running.filter_cache import CachedFilter
-from mucudnn.running.tuned_classes import OURS, torchs_class, why_left_alone
-from mucudnn.running.tuned_module import TunedModule
 from mucudnn.tracing.convolutions import problem_operation
 from mucudnn.tuning.confirmation import Confirmation, PutBack
 from mucudnn.tuning.result import TunedProblem, left_out_in_words, row_of, tuned_of

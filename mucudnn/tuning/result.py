@@ -23,7 +23,7 @@ from mucudnn.words.values import restore
 if TYPE_CHECKING:
     import pandas
 
-    from mucudnn.running.tuned_module import TunedModule
+    from mucudnn.modules.tuned_module import TunedModule
 
 
 @dataclass(frozen=True, slots=True)

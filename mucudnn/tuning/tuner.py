@@ -11,12 +11,12 @@ from math import inf
 import torch
 
 from mucudnn.bench.measure.candidates import Candidate, find_candidates
-from mucudnn.bench.measure.comparison import QUICK, THOROUGH, Comparison
-from mucudnn.bench.measure.peak_rate import peak_flops_per_s
 from mucudnn.bench.measure.prior import Prior
 from mucudnn.bench.measure.profiler import ProfilingJob
 from mucudnn.bench.measure.quick_search import QuickSearch
 from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.bench.timing.comparison import QUICK, THOROUGH, Comparison
+from mucudnn.bench.timing.peak_rate import peak_flops_per_s
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.kernels.contract.algorithm import Algorithm

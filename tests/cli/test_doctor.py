@@ -14,7 +14,7 @@ from support.command_line import invoke
 from support.cudnn.backend import FakeBackend
 from support.snapshots import assert_as_stored
 
-from mucudnn.bench.measure.load import Watch
+from mucudnn.bench.timing.load import Watch
 from mucudnn.cli import doctor
 from mucudnn.database.database import Database
 from mucudnn.kernels import registry

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mucudnn
-from mucudnn.bench.measure.load import Watch
+from mucudnn.bench.timing.load import Watch
 from mucudnn.database import sqlite_file
 from mucudnn.enabling import switch
 from mucudnn.enabling.met import Origin

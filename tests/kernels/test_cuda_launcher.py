@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS
+from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS
 from mucudnn.kernels.cuda import cupy_launcher
 from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, compiler_name
 from mucudnn.kernels.cuda.launcher import LaunchError

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.running import conv2d as module
+from mucudnn.modules import conv2d as module
 from mucudnn.running import eager, hot_path, operators
 from mucudnn.running.hot_path import is_eager_in_python
 from mucudnn.running.operators import Choices

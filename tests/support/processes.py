@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-HEAVY = ("torch", "cupy", "pulp", "pandas", "rich", "mucudnn.running.conv2d")
+HEAVY = ("torch", "cupy", "pulp", "pandas", "rich", "mucudnn.modules.conv2d")
 
 
 def loaded_by(code: str) -> set[str]:

@@ -11,8 +11,8 @@ from support.clock.busy_bench import BATCH, BusyBench
 from support.clock.machine import ENVIRONMENT, FORWARD
 from support.clock.shared_machine import SharedProcessors
 
-from mucudnn.bench.measure.comparison import Comparison
-from mucudnn.bench.measure.load import Watch
+from mucudnn.bench.timing.comparison import Comparison
+from mucudnn.bench.timing.load import Watch
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.tuning import quiet

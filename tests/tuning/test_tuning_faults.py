@@ -14,8 +14,8 @@ from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.places import TESTS
 
-from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.bench.timing.timer import Clock
 from mucudnn.database.database import Database
 from mucudnn.tuning.tuner import TuningInterrupted, tune
 from mucudnn.words.config import Config

@@ -44,7 +44,7 @@ def test_tuning_needs_no_benchmark_and_no_command(tmp_path: Path, monkeypatch: p
     assert done.returncode == 0, done.stderr
     file, problems, module = done.stdout.split()
     assert Path(file).is_relative_to(tmp_path), "another copy was tuned with"
-    assert (problems, module) == ("1", "mucudnn.running.conv2d")
+    assert (problems, module) == ("1", "mucudnn.modules.conv2d")
 
 
 def test_what_tuning_needs_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import mucudnn
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
-from mucudnn.bench.measure.timer import Clock, WallClock
 from mucudnn.bench.suites.inference.result import InferenceBenchmark, LayerResult, Variants
+from mucudnn.bench.timing.timer import Clock, WallClock
 from mucudnn.running.environment import current_environment
 from mucudnn.running.filter_cache import FilterCache
 from mucudnn.tuning.cached_filters import cache_filters

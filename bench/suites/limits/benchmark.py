@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
-from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS
-from mucudnn.bench.measure.timer import Runner
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.sources.layers import LayerTable
 from mucudnn.bench.sources.table_tuning import table_tasks
 from mucudnn.bench.suites.limits.contest import Contest
 from mucudnn.bench.suites.limits.result import FailedProblem, LimitsComparison
+from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS
+from mucudnn.bench.timing.timer import Runner
 from mucudnn.database.database import Database
 from mucudnn.tuning.result import allowed
 from mucudnn.tuning.tuner import tune_tasks

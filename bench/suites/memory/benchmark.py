@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.contests.peak_memory import compare_peaks_with, has_resident_peak, repeatable_step
-from mucudnn.bench.measure.comparison import Comparison, Rounds, compare_in_turns
-from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.suites.memory.result import MemoryBenchmark, MemoryVariant
+from mucudnn.bench.timing.comparison import Comparison, Rounds, compare_in_turns
+from mucudnn.bench.timing.timer import Clock
 from mucudnn.running.devices import device_of, made_current
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, HEADROOM, Config
 from mucudnn.words.progress import Progress, silent

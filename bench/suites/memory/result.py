@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from mucudnn.bench.contests.peak_memory import PeakComparison
-from mucudnn.bench.measure.comparison import Comparison
+from mucudnn.bench.timing.comparison import Comparison
 from mucudnn.running.environment import Environment
 from mucudnn.words.config import Config
 

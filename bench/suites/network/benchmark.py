@@ -14,11 +14,11 @@ from functools import partial
 
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
-from mucudnn.bench.measure.timer import Clock, Runner, here
 from mucudnn.bench.measure.whole_runs import Machine, run_torch, training_operands, whole_run
 from mucudnn.bench.sources.layers import LayerTable
 from mucudnn.bench.sources.table_tuning import tune_table
 from mucudnn.bench.suites.network.result import FormatResult, NetworkBenchmark, ProblemResult
+from mucudnn.bench.timing.timer import Clock, Runner, here
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat

@@ -20,10 +20,10 @@ import torch
 
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.measure.operands import Operands, random_operands
-from mucudnn.bench.measure.synchronized_clock import wall_clock
-from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.report.export import write_json
 from mucudnn.bench.report.records import Record, origin
+from mucudnn.bench.timing.synchronized_clock import wall_clock
+from mucudnn.bench.timing.timer import Clock
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.registry import algorithm, sources
 from mucudnn.running.checked_run import run

@@ -19,9 +19,6 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.bench.contests.own_thread import OwnThread
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
-from mucudnn.bench.measure.rounds import sample_in_rounds
-from mucudnn.bench.measure.synchronized_clock import wall_clock
-from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Runner, T, Timer
 from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective
 from mucudnn.bench.suites.training.result import (
     PRECISIONS,
@@ -35,6 +32,9 @@ from mucudnn.bench.suites.training.result import (
 )
 from mucudnn.bench.suites.training.split import DEVICES, StepSplitter
 from mucudnn.bench.suites.training.trainee import Batch, Trainee, labelled_batches
+from mucudnn.bench.timing.rounds import sample_in_rounds
+from mucudnn.bench.timing.synchronized_clock import wall_clock
+from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, Runner, T, Timer
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError, MucudnnError, first_line

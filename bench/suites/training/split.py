@@ -11,8 +11,8 @@ from statistics import median
 
 from torch import nn
 
-from mucudnn.bench.measure.timer import Clock, Runner
 from mucudnn.bench.suites.training.result import StepSplit
+from mucudnn.bench.timing.timer import Clock, Runner
 from mucudnn.running.in_place import InPlaceTimes
 from mucudnn.words.problem import Operation
 

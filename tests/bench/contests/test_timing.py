@@ -12,7 +12,7 @@ from support.clock.machine import FakeClock
 
 from mucudnn.bench.contests.timing import Contestant, MedianTime, time_in_turns
 from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
-from mucudnn.bench.measure.timer import here
+from mucudnn.bench.timing.timer import here
 
 
 def settings() -> tuple[object, ...]:

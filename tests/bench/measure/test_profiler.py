@@ -12,8 +12,8 @@ from support.profiling_jobs import CLOCK, SIZES, fake, job_of, results_of
 from mucudnn.bench.measure.candidates import find_candidates
 from mucudnn.bench.measure.operands import random_operands
 from mucudnn.bench.measure.profiler import ProfilingJob
-from mucudnn.bench.measure.timer import StoppingRule
 from mucudnn.bench.measure.workbench import Workbench
+from mucudnn.bench.timing.timer import StoppingRule
 from mucudnn.kernels.registry import algorithm
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Failure, Measurement

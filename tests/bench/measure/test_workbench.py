@@ -11,12 +11,12 @@ from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 from torch import Tensor
 
 from mucudnn.bench.measure import workbench
-from mucudnn.bench.measure.candidate_errors import UnsoundError
 from mucudnn.bench.measure.candidates import Candidate, find_candidates
 from mucudnn.bench.measure.exact_results import ExactResults
 from mucudnn.bench.measure.guard_zones import GUARD_BYTES
 from mucudnn.bench.measure.operands import operand_bytes
 from mucudnn.bench.measure.workbench import Workbench
+from mucudnn.bench.timing.candidate_errors import UnsoundError
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.base import BaseAlgorithm

@@ -9,8 +9,8 @@ from functools import partial
 from torch import Tensor
 
 from mucudnn.bench.measure.operands import Operands
-from mucudnn.bench.measure.timer import Clock
 from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.bench.timing.timer import Clock
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.reference import reference

@@ -21,7 +21,7 @@ from support.cudnn.library import FakeCudnn, FakeEngine
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
 
-from mucudnn.bench.measure.synchronized_clock import SynchronizedClock
+from mucudnn.bench.timing.synchronized_clock import SynchronizedClock
 from mucudnn.kernels.contract import allocation
 from mucudnn.kernels.cudnn import device, library
 from mucudnn.kernels.cudnn.constants import Attribute, HeuristicMode

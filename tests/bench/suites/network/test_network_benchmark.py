@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from support.clock.ticking import TickingClock
 
-from mucudnn.bench.measure.timer import Runner, here
 from mucudnn.bench.sources import table_tuning
 from mucudnn.bench.sources.layers import LayerTable, load_source
 from mucudnn.bench.sources.table_tuning import table_tasks, tune_table
@@ -19,6 +18,7 @@ from mucudnn.bench.suites.network import benchmark as network_benchmark
 from mucudnn.bench.suites.network.benchmark import benchmark_network
 from mucudnn.bench.suites.network.report import network_record, network_table
 from mucudnn.bench.suites.network.result import NetworkBenchmark
+from mucudnn.bench.timing.timer import Runner, here
 from mucudnn.tuning.result import TuningInterrupted
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat, Operation

@@ -13,9 +13,9 @@ import torch
 from click.testing import CliRunner
 from support.clock.machine import FakeClock
 
-from mucudnn.bench.measure.synchronized_clock import wall_clock
 from mucudnn.bench.suites.overhead import divided as divided_overhead
 from mucudnn.bench.suites.overhead.divided import COPIES, MICRO_BATCHES, main, measure_overheads
+from mucudnn.bench.timing.synchronized_clock import wall_clock
 from mucudnn.kernels.torch_ops.gemm import GEMM
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import Operation

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mucudnn.bench.measure import throttling
-from mucudnn.bench.measure.throttling import current_reasons
+from mucudnn.bench.timing import throttling
+from mucudnn.bench.timing.throttling import current_reasons
 
 UUID = "GPU-1234"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from random import Random
 
-from mucudnn.bench.measure.timer import Stop, Timer
+from mucudnn.bench.timing.timer import Stop, Timer
 
 
 def sample_in_rounds(timers: Sequence[Timer]) -> Iterator[int]:

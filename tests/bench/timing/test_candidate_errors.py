@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from mucudnn.bench.measure.candidate_errors import UnsoundError, without_frames
+from mucudnn.bench.timing.candidate_errors import UnsoundError, without_frames
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.cudnn.library import CudnnError
 

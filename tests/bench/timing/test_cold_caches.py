@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mucudnn.bench.measure import cold_caches
-from mucudnn.bench.measure.cold_caches import ColdClock, last_level_bytes
+from mucudnn.bench.timing import cold_caches
+from mucudnn.bench.timing.cold_caches import ColdClock, last_level_bytes
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from support.clock.shared_machine import SharedProcessors
 
-from mucudnn.bench.measure import load
-from mucudnn.bench.measure.load import Load, Watch, known_rate, too_many_threads, watch_of
+from mucudnn.bench.timing import load
+from mucudnn.bench.timing.load import Load, Watch, known_rate, too_many_threads, watch_of
 from mucudnn.words.results import BUSY
 
 

@@ -15,7 +15,7 @@ from math import inf
 from statistics import median, quantiles
 from typing import Protocol, TypeVar
 
-from mucudnn.bench.measure.candidate_errors import CANDIDATE_ERRORS, without_frames
+from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS, without_frames
 
 T = TypeVar("T")
 

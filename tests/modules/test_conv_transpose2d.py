@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mucudnn
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.running.conv_transpose2d import conv_transpose2d
+from mucudnn.modules.conv_transpose2d import conv_transpose2d
 from mucudnn.tracing.convolutions import trace
 from mucudnn.words.problem import Operation
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mucudnn.bench.measure.timer import StoppingRule, WallClock
+from mucudnn.bench.timing.timer import StoppingRule, WallClock
 from mucudnn.words.units import parse_bytes
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")

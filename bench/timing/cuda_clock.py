@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from mucudnn.bench.measure.synchronized_clock import SynchronizedClock
-from mucudnn.bench.measure.throttling import current_reasons, throttling
-from mucudnn.bench.measure.timer import StoppingRule
+from mucudnn.bench.timing.synchronized_clock import SynchronizedClock
+from mucudnn.bench.timing.throttling import current_reasons, throttling
+from mucudnn.bench.timing.timer import StoppingRule
 
 _L2_FACTOR = 2  # the flush writes this many times what the cache holds
 _CHECK_EVERY_S = 10.0

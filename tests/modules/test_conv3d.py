@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mucudnn
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.running.conv3d import UNDIVIDED, DividedOperation, conv3d, conv3d_backward_data, conv3d_backward_filter
+from mucudnn.modules.conv3d import UNDIVIDED, DividedOperation, conv3d, conv3d_backward_data, conv3d_backward_filter
 from mucudnn.words.problem import Operation
 
 # torch says it once a process, and of its own convolution
@@ -37,13 +37,13 @@ def divided(module: nn.Module, sample: tuple[int, ...], sizes: tuple[int, ...] =
 def sliced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of all slices that are taken."""
     taken: list[int] = []
-    original = mucudnn.running.conv3d._slices
+    original = mucudnn.modules.conv3d._slices
 
     def slices(n: int, size: int) -> Any:
         taken.append(size)
         return original(n, size)
 
-    monkeypatch.setattr("mucudnn.running.conv3d._slices", slices)
+    monkeypatch.setattr("mucudnn.modules.conv3d._slices", slices)
     return taken
 
 

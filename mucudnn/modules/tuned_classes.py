@@ -13,11 +13,11 @@ from typing import Any, cast
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from mucudnn.running.conv1d import Conv1d
-from mucudnn.running.conv2d import Conv2d
-from mucudnn.running.conv3d import Conv3d
-from mucudnn.running.conv_transpose2d import ConvTranspose2d
-from mucudnn.running.tuned_module import TunedClass
+from mucudnn.modules.conv1d import Conv1d
+from mucudnn.modules.conv2d import Conv2d
+from mucudnn.modules.conv3d import Conv3d
+from mucudnn.modules.conv_transpose2d import ConvTranspose2d
+from mucudnn.modules.tuned_module import TunedClass
 from mucudnn.words.errors import InvalidInputError
 
 OURS: dict[type[nn.Module], type[nn.Module]] = {

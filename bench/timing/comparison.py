@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from math import inf, sqrt
 from statistics import quantiles
 
-from mucudnn.bench.measure.rounds import sample_in_rounds
-from mucudnn.bench.measure.timer import EVERY_ROUND, Clock, Timer
+from mucudnn.bench.timing.rounds import sample_in_rounds
+from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, Timer
 from mucudnn.words.results import WholeRun
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mucudnn.modules.tuned_module import TunedModule, are_pairs, operator_takes
 from mucudnn.running import eager, operators
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.running.hot_path import is_eager
-from mucudnn.running.tuned_module import TunedModule, are_pairs, operator_takes
 from mucudnn.words.problem import Operation
 
 _FORWARD = Operation.FORWARD  # looked up in every call

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from mucudnn.kernels.contract.buffers import suggests_channels_last
+from mucudnn.modules.tuned_module import TunedClass, are_tuples, operator_takes
 from mucudnn.running.autocast import autocast_computes
-from mucudnn.running.tuned_module import TunedClass, are_tuples, operator_takes
 from mucudnn.words.problem import Operation
 from mucudnn.words.units import format_bytes
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mucudnn.bench.measure import cuda_clock
-from mucudnn.bench.measure.comparison import Rounds, compare_in_turns
-from mucudnn.bench.measure.cuda_clock import CudaClock
-from mucudnn.bench.measure.timer import Stop, StoppingRule, Timer, WallClock
+from mucudnn.bench.timing import cuda_clock
+from mucudnn.bench.timing.comparison import Rounds, compare_in_turns
+from mucudnn.bench.timing.cuda_clock import CudaClock
+from mucudnn.bench.timing.timer import Stop, StoppingRule, Timer, WallClock
 
 CACHE_BYTES = 4096
 

@@ -7,7 +7,7 @@ from math import inf
 
 import torch
 
-from mucudnn.bench.measure.timer import WallClock
+from mucudnn.bench.timing.timer import WallClock
 
 _SIDE = 768
 _RUNS = 5

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from mucudnn.bench.measure.timer import Clock, WallClock
+from mucudnn.bench.timing.timer import Clock, WallClock
 
 
 class SynchronizedClock(Clock):

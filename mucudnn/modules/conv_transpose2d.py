@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
+from mucudnn.modules.tuned_module import TunedModule, are_pairs, operator_takes
 from mucudnn.running import operators
 from mucudnn.running.autocast import autocast_computes
 from mucudnn.running.hot_path import is_eager
-from mucudnn.running.tuned_module import TunedModule, are_pairs, operator_takes
 from mucudnn.words.problem import Operation
 
 

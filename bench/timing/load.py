@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
-from mucudnn.bench.measure.processor_use import Processors, ProcessorUse
-from mucudnn.bench.measure.throttling import current_reasons, slows_down
+from mucudnn.bench.timing.processor_use import Processors, ProcessorUse
+from mucudnn.bench.timing.throttling import current_reasons, slows_down
 from mucudnn.words.results import BUSY
 
 # Ticks of the kernel are 10 ms: over a shorter span, a few of them are as much as what is to be found.

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mucudnn.bench.measure import processor_use
-from mucudnn.bench.measure.processor_use import Processors
+from mucudnn.bench.timing import processor_use
+from mucudnn.bench.timing.processor_use import Processors
 
 STAT = """cpu  600 30 300 9000 100 10 20 30 0 0
 cpu0 100 10 100 3000 50 5 10 15 40 0

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mucudnn.modules.tuned_module import TunedModule, are_tuples, operator_takes
 from mucudnn.running import eager
-from mucudnn.running.tuned_module import TunedModule, are_tuples, operator_takes
 from mucudnn.words.problem import Operation
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 import mucudnn
-from mucudnn.running.tuned_classes import make_tunable, why_left_alone
+from mucudnn.modules.tuned_classes import make_tunable, why_left_alone
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
 

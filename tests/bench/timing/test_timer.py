@@ -8,9 +8,9 @@ from itertools import chain, islice, repeat
 import pytest
 from support.clock.machine import FakeClock
 
-from mucudnn.bench.measure.comparison import Comparison, Rounds, compare_in_turns
-from mucudnn.bench.measure.rounds import measure_in_turns, sample_in_rounds
-from mucudnn.bench.measure.timer import EVERY_ROUND, Stop, StoppingRule, Timer, WallClock, relative_spread
+from mucudnn.bench.timing.comparison import Comparison, Rounds, compare_in_turns
+from mucudnn.bench.timing.rounds import measure_in_turns, sample_in_rounds
+from mucudnn.bench.timing.timer import EVERY_ROUND, Stop, StoppingRule, Timer, WallClock, relative_spread
 
 
 def timer_of(durations: Iterable[float], rule: StoppingRule | None = None, clock: FakeClock | None = None) -> Timer:
