@@ -20,6 +20,7 @@ from mucudnn.tuning.tuner import TuningInterrupted, tune
 from mucudnn.words.config import Config
 from mucudnn.words.errors import DatabaseError, InfeasibleError, InvalidInputError, UnavailableError
 from mucudnn.words.problem import Operation
+from mucudnn.words.results import MicroConfig, passed_over
 
 OTHER = replace(FORWARD, k=3)
 
@@ -99,6 +100,40 @@ def test_torch_over_the_limit_is_not_chosen_even_if_it_is_faster(bench: Bench) -
     assert tuned.configuration.algorithms == ("quick",)
     assert tuned.speedup < 1
     assert "within the limit" in tuned.reason
+
+
+@pytest.mark.parametrize(
+    "config",
+    [Config(), Config(workspace_limit=64 * 2**20, limits_torch=False), Config(workspace_limit=1, limits_torch=False)],
+)
+def test_torch_over_a_limit_that_does_not_hold_it_runs_where_it_is_faster(bench: Bench, config: Config) -> None:
+    bench.native.scratch_bytes_per_sample = 2**30
+    bench.quick.step_s = linear(0.03)
+    tuned = bench.tune(config=config)[FORWARD]
+    assert tuned.configuration.is_baseline
+
+
+def test_the_default_limit_holds_torch_where_it_is_asked_to(bench: Bench) -> None:
+    bench.native.scratch_bytes_per_sample = 2**30
+    bench.quick.step_s = linear(0.03)
+    assert bench.tune(config=Config(limits_torch=True))[FORWARD].configuration.algorithms == ("quick",)
+
+
+def test_where_a_small_limit_needs_pieces_that_a_quick_search_leaves_out_all_are_measured(bench: Bench) -> None:
+    """Batch 8 in pieces of 4 and less: nothing but torch's own, in ones, is within the limit."""
+    bench.native.scratch_bytes_per_sample = 50
+    bench.native.unsupported_sizes = (2, 4)
+    tuned = bench.tune(config=Config(workspace_limit=60))[FORWARD]
+    assert [m.micro_batch_size for m in tuned.configuration.micro_configs] == [1] * 8
+
+
+def test_a_thorough_tuning_measures_what_a_quick_one_passed_over(bench: Bench) -> None:
+    passed = passed_over(MicroConfig("quick", BATCH), "3.0 times the fastest in like problems")
+    bench.database.add_failure(ENVIRONMENT, FORWARD, 1, passed)
+    assert bench.tune()[FORWARD].configuration.is_baseline
+    assert not bench.quick.sizes_run
+    tuned = bench.tune(config=replace(NO_LIMIT, thorough=True))[FORWARD]
+    assert tuned.configuration.algorithms == ("quick",)
 
 
 def test_the_error_bound_bars_an_algorithm(bench: Bench) -> None:

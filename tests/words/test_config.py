@@ -72,3 +72,18 @@ def test_confirming_is_asked_for_refused_or_left_open() -> None:
         assert pickle.loads(pickle.dumps(Config(confirm=confirm))).confirm is confirm
     with pytest.raises(InvalidInputError, match="confirm is 'yes'; it must be True or False"):
         Config(confirm="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "fits"),
+    [
+        ({}, True),
+        ({"workspace_limit": "64MiB"}, True),
+        ({"workspace_limit": "8MiB"}, False),
+        ({"workspace_limit": "8MiB", "limits_torch": False}, True),
+        ({"limits_torch": True}, False),
+        ({"workspace_budget": "64MiB"}, False),
+    ],
+)
+def test_which_limits_hold_torchs_own(given: dict[str, object], fits: bool) -> None:
+    assert Config(**given).torchs_own_fits is fits

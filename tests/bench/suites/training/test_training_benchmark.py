@@ -15,13 +15,14 @@ import torch
 from support.clock.ticking import TickingClock
 from support.command_line import fail, invoke
 from support.snapshots import assert_as_stored
+from support.training_steps import CONFIG, FLOAT32, SETTING, measured_variants, tiny
 from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.contests.own_thread import OwnThread
 from mucudnn.bench.sources import networks
 from mucudnn.bench.suites.training import benchmark as training_benchmark
-from mucudnn.bench.suites.training.benchmark import TrainingOptions, measure_training
+from mucudnn.bench.suites.training.benchmark import TrainingOptions
 from mucudnn.bench.suites.training.report import (
     training_rows,
     training_split_table,
@@ -31,30 +32,13 @@ from mucudnn.bench.suites.training.report import (
 )
 from mucudnn.bench.suites.training.result import How, Precision, Setting, StepCost, StepSplit, Variant, VariantResult
 from mucudnn.bench.suites.training.several import measure_networks
-from mucudnn.bench.suites.training.split import StepSplitter
 from mucudnn.bench.suites.training.trainee import Trainee
-from mucudnn.enabling import switch
-from mucudnn.running import dispatcher
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.torch_settings import searching
 
-CONFIG = Config(algorithms=("gemm",), time_limit="10ms", operations=("forward",))
 QUICK = ("--algorithms", "gemm", "--time-limit", "10ms", "--rounds", "2", "--batch", "2", "--threads", "1")
-SETTING = Setting("tiny", 2, "cpu", Precision.FLOAT32, MemoryFormat.CONTIGUOUS)
-
-
-def tiny() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10))
-
-
-def measured_variants(
-    model: nn.Module | None = None, options: TrainingOptions | None = None, **given: Any
-) -> list[VariantResult]:
-    options = options or TrainingOptions(CONFIG, rounds=2, clock=TickingClock())
-    groups = measure_training("tiny", model or tiny(), (3, 6, 6), batch_size=2, options=options, **given)
-    return [cell for group in groups for cell in group]
 
 
 def test_every_variant_is_measured_in_every_precision_and_format() -> None:
@@ -223,151 +207,6 @@ def test_a_thread_of_its_own_runs_everything_and_ends() -> None:
     assert not first.is_alive()
 
 
-# Split into convolutions and the rest
-
-
-class Slow(nn.Module):
-    """Lets time pass, and is no convolution."""
-
-    def __init__(self, clock: TickingClock) -> None:
-        super().__init__()
-        self.clock = clock
-
-    def __deepcopy__(self, memo: object) -> Slow:
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.clock.seconds += 100
-        return x
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> TickingClock:
-    """The one clock of steps and of convolutions: each of these takes a second, and reading it as much."""
-    ticking = TickingClock()
-    monkeypatch.setattr("mucudnn.running.in_place.time.perf_counter", ticking.now)
-    return ticking
-
-
-FLOAT32: dict[str, Any] = {"precisions": [Precision.FLOAT32], "memory_formats": [MemoryFormat.CONTIGUOUS]}
-
-
-def test_a_step_is_split_into_convolutions_and_the_rest(clock: TickingClock) -> None:
-    """Two convolutions, each a second forward, and backward; the others' time is the rest, with that of reading."""
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), Slow(clock), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(64, 10))
-    torchs, ours = measured_variants(network, TrainingOptions(CONFIG, rounds=3, clock=clock), **FLOAT32)
-    assert torchs.cost is not None
-    split = torchs.cost.split
-    assert split is not None
-    assert (split.forward_s, split.backward_s) == (2, 2)
-    assert split.rest_s == 100 + 5  # after each convolution until the next, and around all of them
-    assert torchs.cost.time_s == 101  # nothing but the step, and the clock is read once
-    assert ours.cost is not None
-    assert ours.cost.split is not None
-    assert ours.cost.split.forward_s == 2
-
-
-def test_convolutions_that_are_ours_are_timed_in_place(clock: TickingClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where every one of them is made to run ours, which the chooser would not on a clock that ticks."""
-    model = mucudnn.optimize(nn.Sequential(nn.Conv2d(3, 4, 3)), torch.zeros(2, 3, 6, 6), CONFIG)
-    splitter = StepSplitter.of(model, lambda: model(torch.zeros(2, 3, 6, 6)), clock, lambda call: call())
-    splitter.sample(4)
-    split = splitter.median()
-    assert split is not None
-    assert (split.forward_s, split.backward_s) == (1, 0)
-
-
-def test_nothing_is_split_before_there_is_a_sample() -> None:
-    assert StepSplitter.of(tiny(), lambda: None, TickingClock(), lambda call: call()).median() is None
-
-
-def test_a_step_that_cannot_be_split_is_told_and_its_time_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: StepSplitter, steps: int) -> None:
-        raise mucudnn.UnavailableError("torch's convolution is replaced by another package")
-
-    monkeypatch.setattr(StepSplitter, "sample", refuse)
-    for cell in measured_variants(**FLOAT32):
-        assert cell.cost is not None
-        assert cell.cost.split is None
-        assert cell.failure == "not split: torch's convolution is replaced by another package"
-
-
-def test_steps_that_are_timed_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading the clock around every convolution would slow them."""
-    recording, timed = [False], []
-    sample, time = StepSplitter.sample, TickingClock.time
-
-    def marked(self: StepSplitter, steps: int) -> None:
-        recording[0] = True
-        sample(self, steps)
-        recording[0] = False
-
-    def watched(self: TickingClock, function: Callable[[], object], *given: int) -> float:
-        if not recording[0]:
-            timed.append(bool(dispatcher._wrappers))
-        return time(self, function, *given)
-
-    monkeypatch.setattr(StepSplitter, "sample", marked)
-    monkeypatch.setattr(TickingClock, "time", watched)
-    measured_variants(**FLOAT32)
-    assert timed
-    assert not any(timed)
-
-
-# How mucudnn gets into a step
-
-
-class Watching(nn.Module):
-    """Remembers whether convolutions were tuned as they are met, by thread."""
-
-    def __init__(self, seen: dict[int, set[bool]]) -> None:
-        super().__init__()
-        self.seen = seen
-
-    def __deepcopy__(self, memo: object) -> Watching:
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.setdefault(threading.get_ident(), set()).add(bool(switch._state.nested))
-        return x
-
-
-def test_enabled_steps_are_those_of_one_variant_alone() -> None:
-    seen: dict[int, set[bool]] = {}
-    network = tiny()
-    network.append(Watching(seen))
-    options = TrainingOptions(CONFIG, rounds=2, clock=TickingClock(), how=How.ENABLE)
-    torchs, ours = measured_variants(network, options, **FLOAT32)
-    assert seen.pop(threading.get_ident()) == {True}  # the first step, in which all is met
-    assert [*seen.values()] == [{False}, {True}]
-    assert not switch._state.nested
-    for cell in (torchs, ours):
-        assert cell.failure == ""
-        assert cell.cost is not None
-        assert cell.cost.split is not None
-        assert cell.cost.split.forward_s > 0
-    assert [row["how"] for row in training_rows([torchs, ours])] == ["enable", "enable"]
-    assert type(network[0]) is nn.Conv2d
-
-
-def test_what_cannot_be_enabled_says_why() -> None:
-    options = TrainingOptions(Config(workspace_budget="1MiB"), rounds=1, clock=TickingClock(), how=How.ENABLE)
-    torchs, ours = measured_variants(options=options, **FLOAT32)
-    assert torchs.cost is not None
-    assert ours.cost is None
-    assert "workspace_budget" in ours.failure
-
-
-def test_the_table_names_what_is_enabled() -> None:
-    enabled = replace(SETTING, how=How.ENABLE)
-    cells = [
-        cell(Variant.TORCH, StepCost(0.2, 0.01, 2**21), setting=enabled),
-        cell(Variant.MUCUDNN, StepCost(0.1, 0.02, 2**20), setting=enabled),
-    ]
-    (names,) = (column.cells for column in training_steps_table(cells, Config()).columns[2:3])
-    assert [*names] == ["torch", "mucudnn, enabled"]
-
-
 # Several networks
 
 
@@ -448,6 +287,16 @@ def test_the_table_compares_with_torch_of_the_same_setting() -> None:
         cell(Variant.TORCH_BENCHMARK, None, "out of memory"),
     ]
     assert_as_stored("bench-training", training_steps_table(cells, Config()))
+
+
+def test_the_table_names_what_is_enabled() -> None:
+    enabled = replace(SETTING, how=How.ENABLE)
+    cells = [
+        cell(Variant.TORCH, StepCost(0.2, 0.01, 2**21), setting=enabled),
+        cell(Variant.MUCUDNN, StepCost(0.1, 0.02, 2**20), setting=enabled),
+    ]
+    (names,) = (column.cells for column in training_steps_table(cells, Config()).columns[2:3])
+    assert [*names] == ["torch", "mucudnn, enabled"]
 
 
 def test_the_command_writes_every_cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

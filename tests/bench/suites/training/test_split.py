@@ -1,0 +1,159 @@
+"""Steps split into convolutions and the rest, and the ways in which mucudnn gets into a step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from support.clock.ticking import TickingClock
+from support.training_steps import CONFIG, FLOAT32, measured_variants, tiny
+from torch import Tensor, nn
+
+import mucudnn
+from mucudnn.bench.suites.training.benchmark import TrainingOptions
+from mucudnn.bench.suites.training.report import (
+    training_rows,
+)
+from mucudnn.bench.suites.training.result import How
+from mucudnn.bench.suites.training.split import StepSplitter
+from mucudnn.enabling import switch
+from mucudnn.running import dispatcher
+from mucudnn.running.operators import Choices
+from mucudnn.words.config import Config
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration, MicroConfig
+
+
+class Slow(nn.Module):
+    """Lets time pass, and is no convolution."""
+
+    def __init__(self, clock: TickingClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def __deepcopy__(self, memo: object) -> Slow:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.clock.seconds += 100
+        return x
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> TickingClock:
+    """The one clock of steps and of convolutions: each of these takes a second, and reading it as much."""
+    ticking = TickingClock()
+    monkeypatch.setattr("mucudnn.running.in_place.time.perf_counter", ticking.now)
+    return ticking
+
+
+def test_a_step_is_split_into_convolutions_and_the_rest(clock: TickingClock) -> None:
+    """Two convolutions, each a second forward, and backward; the others' time is the rest, with that of reading."""
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), Slow(clock), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(64, 10))
+    torchs, ours = measured_variants(network, TrainingOptions(CONFIG, rounds=3, clock=clock), **FLOAT32)
+    assert torchs.cost is not None
+    split = torchs.cost.split
+    assert split is not None
+    assert (split.forward_s, split.backward_s) == (2, 2)
+    assert split.rest_s == 100 + 5  # after each convolution until the next, and around all of them
+    assert torchs.cost.time_s == 101  # nothing but the step, and the clock is read once
+    assert ours.cost is not None
+    assert ours.cost.split is not None
+    assert ours.cost.split.forward_s == 2
+
+
+def test_convolutions_that_are_ours_are_timed_in_place(clock: TickingClock) -> None:
+    layer = mucudnn.Conv2d(3, 4, 3)
+    problem = ConvProblem(Operation.FORWARD, 3, 6, 6, 4, 3, 3)
+    ours = Configuration((MicroConfig("gemm", 1),) * 2, 1.0, 2**20)
+    layer.choices = choices = Choices.of({problem: {2: ours}})
+    model = nn.Sequential(layer)
+    splitter = StepSplitter.of(model, lambda: model(torch.zeros(2, 3, 6, 6)), clock, lambda call: call())
+    splitter.sample(4)
+    split = splitter.median()
+    assert split is not None
+    assert (split.forward_s, split.backward_s) == (1, 0)
+    assert [recipe is not None for recipe in choices.recipes.values()] == [True]  # it was not torch's own
+
+
+def test_nothing_is_split_before_there_is_a_sample() -> None:
+    assert StepSplitter.of(tiny(), lambda: None, TickingClock(), lambda call: call()).median() is None
+
+
+def test_a_step_that_cannot_be_split_is_told_and_its_time_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: StepSplitter, steps: int) -> None:
+        raise mucudnn.UnavailableError("torch's convolution is replaced by another package")
+
+    monkeypatch.setattr(StepSplitter, "sample", refuse)
+    for cell in measured_variants(**FLOAT32):
+        assert cell.cost is not None
+        assert cell.cost.split is None
+        assert cell.failure == "not split: torch's convolution is replaced by another package"
+
+
+def test_steps_that_are_timed_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the clock around every convolution would slow them."""
+    recording, timed = [False], []
+    sample, time = StepSplitter.sample, TickingClock.time
+
+    def marked(self: StepSplitter, steps: int) -> None:
+        recording[0] = True
+        sample(self, steps)
+        recording[0] = False
+
+    def watched(self: TickingClock, function: Callable[[], object], *given: int) -> float:
+        if not recording[0]:
+            timed.append(bool(dispatcher._wrappers))
+        return time(self, function, *given)
+
+    monkeypatch.setattr(StepSplitter, "sample", marked)
+    monkeypatch.setattr(TickingClock, "time", watched)
+    measured_variants(**FLOAT32)
+    assert timed
+    assert not any(timed)
+
+
+# How mucudnn gets into a step
+
+
+class Watching(nn.Module):
+    """Remembers whether convolutions were tuned as they are met, by thread."""
+
+    def __init__(self, seen: dict[int, set[bool]]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __deepcopy__(self, memo: object) -> Watching:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.setdefault(threading.get_ident(), set()).add(bool(switch._state.nested))
+        return x
+
+
+def test_enabled_steps_are_those_of_one_variant_alone() -> None:
+    seen: dict[int, set[bool]] = {}
+    network = tiny()
+    network.append(Watching(seen))
+    options = TrainingOptions(CONFIG, rounds=2, clock=TickingClock(), how=How.ENABLE)
+    torchs, ours = measured_variants(network, options, **FLOAT32)
+    assert seen.pop(threading.get_ident()) == {True}  # the first step, in which all is met
+    assert [*seen.values()] == [{False}, {True}]
+    assert not switch._state.nested
+    for cell in (torchs, ours):
+        assert cell.failure == ""
+        assert cell.cost is not None
+        assert cell.cost.split is not None
+        assert cell.cost.split.forward_s > 0
+    assert [row["how"] for row in training_rows([torchs, ours])] == ["enable", "enable"]
+    assert type(network[0]) is nn.Conv2d
+
+
+def test_what_cannot_be_enabled_says_why() -> None:
+    options = TrainingOptions(Config(workspace_budget="1MiB"), rounds=1, clock=TickingClock(), how=How.ENABLE)
+    torchs, ours = measured_variants(options=options, **FLOAT32)
+    assert torchs.cost is not None
+    assert ours.cost is None
+    assert "workspace_budget" in ours.failure

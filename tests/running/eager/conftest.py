@@ -1,0 +1,44 @@
+"""Each behaviour is asked of both ways there are to make a call: by the extension, and in Python alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mucudnn.modules import conv2d as module
+from mucudnn.running import eager, hot_path, operators
+from mucudnn.running.hot_path import is_eager_in_python
+from mucudnn.running.workspace import release_workspaces
+from mucudnn.words.problem import Operation
+
+
+@pytest.fixture(autouse=True, params=["native", "python"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The extension, or what runs where it was not built."""
+    if request.param == "native" and not hot_path.is_built:
+        pytest.skip("the extension was not built")
+    if request.param == "python":
+        monkeypatch.setattr(hot_path, "is_built", False)
+        monkeypatch.setattr(operators, "run_known", lambda *_: NotImplemented)
+        monkeypatch.setattr(eager, "_compiled", None)
+        monkeypatch.setattr(eager, "_values", eager._values_of_rest)
+        for user in (eager, module):
+            monkeypatch.setattr(user, "is_eager", is_eager_in_python)
+    yield request.param
+    release_workspaces()
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
+    """Which registered operators were called, and how often."""
+    called: list[Operation] = []
+
+    def noting(operation: Operation, operator: Any) -> Callable[..., Any]:
+        return lambda *given: called.append(operation) or operator(*given)
+
+    monkeypatch.setattr(eager, "_OPERATORS", {o: noting(o, operator) for o, operator in eager._OPERATORS.items()})
+    forward = operators.conv2d
+    monkeypatch.setattr(operators, "conv2d", noting(Operation.FORWARD, forward))
+    return called

@@ -1,0 +1,181 @@
+"""What users do with layers: threads, hooks, copies, changes in place; and what runs besides."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from support.eager_layers import GEOMETRY, TOLERANCE, C, N, choices_of, images, layer, ran, torchs
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from mucudnn.running import eager, operators
+from mucudnn.running.workspace import release_workspaces
+from mucudnn.words.problem import Operation
+
+# ---- what users do --------------------------------------------------------------------------------------------------
+
+
+def test_threads_compute_beside_each_other() -> None:
+    ours = layer()
+    expected = torch.autograd.grad(ours(images()).square().sum(), list(ours.parameters()))
+
+    def gradients(_: int) -> tuple[Tensor, ...]:
+        torch.set_num_threads(1)
+        return torch.autograd.grad(ours(images()).square().sum(), list(ours.parameters()))
+
+    torch.manual_seed(1)
+    x = images()
+    with ThreadPoolExecutor(4) as pool:
+        every = list(pool.map(lambda _: ours(x).detach(), range(40)))
+    assert all(torch.equal(y, every[0]) for y in every)
+    assert len(expected) == 2
+
+
+def test_hooks_of_modules_and_tensors_run() -> None:
+    ours, x = layer(), images(True)
+    seen = []
+    ours.register_forward_hook(lambda *_: seen.append("forward"))
+    ours.register_full_backward_hook(lambda *_: seen.append("backward"))
+    ours.weight.register_hook(lambda g: seen.append("weight"))
+    ours(x).sum().backward()
+    assert seen == ["forward", "weight", "backward"] or seen == ["forward", "backward", "weight"]
+
+
+def test_saved_tensors_go_through_hooks() -> None:
+    ours, x = layer(), images(True)
+    packed = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor.shape)
+        return tensor.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = ours(x)
+    y.sum().backward()
+    assert packed == [x.shape, ours.weight.shape]
+
+
+def test_checkpointed_layers_are_computed_again() -> None:
+    ours, x = layer(), images(True)
+    (expected,) = torch.autograd.grad(ours(x).square().sum(), x)
+    for use_reentrant in (True, False):
+        y = checkpoint(ours, x, use_reentrant=use_reentrant)
+        y.square().sum().backward()
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad, expected)
+        x.grad = None
+
+
+def test_a_graph_can_be_kept_and_is_gone_otherwise() -> None:
+    ours = layer()
+    y = ours(images()).sum()
+    first = torch.autograd.grad(y, ours.weight, retain_graph=True)
+    assert torch.equal(*first, *torch.autograd.grad(y, ours.weight))
+    with pytest.raises(RuntimeError, match="a second time"):
+        torch.autograd.grad(y, ours.weight)
+
+
+@pytest.mark.parametrize("changed", ["x", "weight"])
+def test_operands_that_were_changed_in_place_are_noticed(changed: str) -> None:
+    ours, x = layer(), images()
+    y = ours(x)
+    with torch.no_grad():
+        (x if changed == "x" else ours.weight).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_a_bias_may_change_in_place_and_a_result_be_written_to() -> None:
+    ours, x = layer(), images()
+    y = F.relu(ours(x), inplace=True)
+    assert ours.bias is not None
+    with torch.no_grad():
+        ours.bias.zero_()
+    y.sum().backward()
+    assert ours.weight.grad is not None
+
+
+def test_copies_and_pickles_compute_the_same() -> None:
+    ours, x = layer(), images()
+    y = ours(x)
+    for other in (copy.deepcopy(ours), copy.copy(ours), pickle.loads(pickle.dumps(ours))):
+        assert torch.equal(other(x), y)
+
+
+def test_gradients_add_up_also_where_anomalies_are_looked_for() -> None:
+    ours, x = layer(), images()
+    for _ in range(2):
+        ours(x).sum().backward()
+    (once,) = torch.autograd.grad(ours(x).sum(), ours.weight)
+    torch.testing.assert_close(ours.weight.grad, 2 * once)
+    with torch.autograd.set_detect_anomaly(True):
+        ours(x).sum().backward()
+    torch.testing.assert_close(ours.weight.grad, 3 * once)
+
+
+def test_gradients_of_many_directions_at_once_are_those_of_each() -> None:
+    ours, x = layer(), images()
+    y = ours(x)
+    directions = torch.randn(2, *y.shape)
+    try:
+        (both,) = torch.autograd.grad(y, ours.weight, directions, is_grads_batched=True, retain_graph=True)
+    except RuntimeError:
+        pytest.skip("the operators have no rule for it")
+    for of_both, direction in zip(both, directions, strict=True):
+        torch.testing.assert_close(of_both, *torch.autograd.grad(y, ours.weight, direction, retain_graph=True))
+
+
+# ---- what else runs -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_tuned_is_torchs_own() -> None:
+    ours = layer()
+    assert ours.choices is not None
+    x, w = images()[:2], ours.weight
+    y = eager.convolve(Operation.FORWARD, x, w, None, *GEOMETRY, ours.choices)
+    assert torch.equal(y, F.conv2d(x, w, padding=1))
+    assert y.grad_fn is not None
+    y.sum().backward()
+    assert ran(ours.choices) == set()
+    for geometry in (((1,), (1,), (1,), 1), ((1, 1, 1), (0, 0, 0), (1, 1, 1), 1)):
+        dimensions = 2 + len(geometry[0])
+        x, w = torch.randn([2] * dimensions), torch.randn([2] * dimensions)
+        assert operators.computed(Operation.FORWARD, x, w, None, *geometry, ours.choices) is None
+
+
+def test_a_call_computes_without_autograd_and_takes_lists() -> None:
+    ours, x = layer(), images()
+    assert ours.choices is not None
+    lists: tuple[Any, ...] = ([1, 1], [1, 1], [1, 1], 1)
+    for _ in range(2):
+        y = operators.computed(Operation.FORWARD, x, ours.weight.detach(), ours.bias, *lists, ours.choices)
+        torch.testing.assert_close(y, ours(x).detach())
+    assert len(ours.choices.recipes) == 1
+
+
+def test_a_workspace_that_was_given_back_is_made_again() -> None:
+    ours, x = layer(), images()
+    y = ours(x)
+    release_workspaces()
+    assert torch.equal(ours(x), y)
+    larger = layer(choices_of("winograd-2x2"))
+    release_workspaces()
+    assert torch.equal(ours(x), y)
+    torch.testing.assert_close(larger(x), y, **TOLERANCE)
+
+
+def test_operands_that_are_no_convolution_get_torchs_error() -> None:
+    ours = layer()
+    for x in (torch.randn(N, C + 1, 9, 8), images().double(), torch.randn(2, 2)):
+        messages = []
+        for each in (ours, torchs(ours)):
+            with pytest.raises(RuntimeError) as raised:
+                each(x)
+            messages.append(str(raised.value))
+        assert messages[0] == messages[1]
