@@ -81,22 +81,35 @@ def optimize(
             f"nothing is faster, give the same bits after {DETERMINISTIC_SETTING} = True",
             stacklevel=2,
         )
-    with untouched, made_current(device), undisturbed(model):
+    with made_current(device), undisturbed(model):
         sample_input = tree_map(_recordable, sample_input)
-        limits = find_headroom(model, sample_input).limits if config.has_headroom_limit else None
-        wanted = _wanted(model, trace(model, sample_input), config, limits)
-        divided = divide_3d(model, sample_input, config, device.type)
-        tasks = _tasks(wanted, in_headroom=limits is not None, config=config)
-        with machine_and_database(config, device.type) as (machine, database):
-            tuning = tune_tasks(list(tasks.values()), config, progress=progress, machine=machine, database=database)
-            _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
-            _swap_3d(model, divided)
-            cache_filters(model, config, machine=machine, database=database)
-        put_in = partial(_put_in, config=config)
+        with untouched:
+            _tune(model, sample_input, config, device.type, progress)
         confirm_model(
-            model, sample_input, config, put_in, device_type=device.type, step=step, progress=progress or silent
+            model,
+            sample_input,
+            config,
+            partial(_put_in, config=config),
+            device_type=device.type,
+            step=step,
+            progress=progress or silent,
         )
     return model
+
+
+def _tune(
+    model: torch.nn.Module, sample_input: Any, config: Config, device_type: str, progress: Progress | None
+) -> None:
+    """Tune what the model runs, and put it in."""
+    limits = find_headroom(model, sample_input).limits if config.has_headroom_limit else None
+    wanted = _wanted(model, trace(model, sample_input), config, limits)
+    divided = divide_3d(model, sample_input, config, device_type)
+    tasks = _tasks(wanted, in_headroom=limits is not None, config=config)
+    with machine_and_database(config, device_type) as (machine, database):
+        tuning = tune_tasks(list(tasks.values()), config, progress=progress, machine=machine, database=database)
+        _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
+        _swap_3d(model, divided)
+        cache_filters(model, config, machine=machine, database=database)
 
 
 def _require_step(step: object) -> None:

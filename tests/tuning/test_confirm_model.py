@@ -9,6 +9,7 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.running import operators
 from mucudnn.running.dispatcher import torchs_kernel
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
+from mucudnn.running.in_place import InPlaceTimes
 from mucudnn.tracing.convolutions import trace
 from mucudnn.tracing.undisturbed import undisturbed
 from mucudnn.tuning import confirm_model as module
@@ -363,6 +365,21 @@ def test_optimize_confirms_and_keeps_results(database: Path) -> None:
         torch.equal(a, b) for a, b in zip(net.state_dict().values(), torchs_net.state_dict().values(), strict=True)
     )
     torch.testing.assert_close(net.eval()(X), torchs_net.eval()(X), rtol=1e-4, atol=1e-4)
+
+
+def test_optimize_confirms_where_convolutions_can_be_timed(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuning runs past all wrappers in torch's dispatcher; confirming must not: it times torch's own by one."""
+    recorded: list[int] = []
+
+    def confirm_probe(model: nn.Module, sample_input: torch.Tensor, *_: object, **__: object) -> None:
+        times = InPlaceTimes(model, "cpu")
+        with times.recording():
+            model(sample_input)
+        recorded.append(sum(spent.calls for spent in times.take().values()))
+
+    monkeypatch.setattr(import_module("mucudnn.tuning.optimize"), "confirm_model", confirm_probe)
+    mucudnn.optimize(Net(), X, Config(algorithms=("gemm",), time_limit="20ms", database=database, confirm=True))
+    assert recorded == [2]
 
 
 def test_a_step_that_is_no_function_is_refused() -> None:
