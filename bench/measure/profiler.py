@@ -35,6 +35,7 @@ class ProfilingJob:
     left out, except torch's own. max_relative_error: an algorithm above it is measured once and no more. time_limit_s:
     limit of all measuring together; torch's own, and the first that fits the limit, are measured even if it is over.
     may_keep: what algorithms prepare may be cached from call to call; then neither its bytes nor the setup count.
+    torchs_own_fits: the limit does not hold torch's own, undivided.
     journal: told of each candidate of a source before it runs for the first time. watch: of the machine's load.
     """
 
@@ -47,6 +48,7 @@ class ProfilingJob:
     max_relative_error: float = inf
     time_limit_s: float | None = None
     may_keep: bool = False
+    torchs_own_fits: bool = False
     device: str = "cpu"
     clock: Clock = field(default_factory=WallClock)
     journal: Journal = nullcontext
@@ -85,8 +87,14 @@ class ProfilingJob:
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether the candidate's workspace is within the limit."""
+        if self.torchs_own_fits and self.is_baseline(candidate):
+            return True
         kept_bytes = candidate.workspace.prepared_bytes if self.may_keep else 0
         return candidate.fits(None if self.limit_bytes is None else self.limit_bytes + kept_bytes)
+
+    def is_baseline(self, candidate: Candidate) -> bool:
+        """Whether this is torch's own, undivided, with which everything is compared."""
+        return candidate.micro_config == MicroConfig(TORCHS_OWN, self.batch_size)
 
     def known_times(self) -> KnownTimes:
         """Times of the candidates that are known beforehand."""
@@ -241,7 +249,7 @@ class Session:
         if broken := self._why_unusable():
             reason = f"{_who(candidate)} left the device unusable: {broken}"
             yield Failure(candidate.micro_config, reason)
-            passed_over = "" if self._is_baseline(candidate) else ". That is stored, and the next run passes over it"
+            passed_over = "" if self.job.is_baseline(candidate) else ". That is stored, and the next run passes over it"
             raise BrokenDeviceError(
                 f"{self.job.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{passed_over}: start "
                 "the process anew, and tune again"
@@ -253,10 +261,6 @@ class Session:
             reason = first_line(error)
             give_back_cache()
         yield Failure(candidate.micro_config, reason, is_lasting)
-
-    def _is_baseline(self, candidate: Candidate) -> bool:
-        """Whether this is torch's own, undivided, which is tried in every run."""
-        return candidate.micro_config == MicroConfig(TORCHS_OWN, self.job.batch_size)
 
     def _why_unusable(self) -> str | None:
         """The error that the device reports for ever (CUDA calls it sticky); ``None``: it can be used."""

@@ -95,7 +95,7 @@ class QuickSearch:
             stays = failure is None or candidate.is_foreign or (failure.is_passed_over and not failure.needed_bytes)
             if name not in leads and stays and self.job.fits(candidate):
                 leads[name] = candidate
-        baselines = [c for c in self.job.candidates if _is_baseline(c, self.job)]
+        baselines = [c for c in self.job.candidates if self.job.is_baseline(c)]
         return [*baselines, *sorted((c for c in leads.values() if c not in baselines), key=self._promise)]
 
     def unseen(
@@ -103,7 +103,7 @@ class QuickSearch:
     ) -> list[Candidate]:
         """Leads of which nothing is known, but that their algorithm is not hopeless at another size."""
         new = [c for c in self.leads(failed) if c.micro_config not in known and c.micro_config not in failed]
-        return [c for c in new if _is_baseline(c, self.job) or not self._was_hopeless(c, known)]
+        return [c for c in new if self.job.is_baseline(c) or not self._was_hopeless(c, known)]
 
     def sizes(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
         """Smaller sizes that are to be measured next: of the best algorithm all, half the size of one close to it."""
@@ -112,7 +112,7 @@ class QuickSearch:
         for rank, (lead, total_s) in enumerate(ranked[:2]):
             if rank and total_s > _SECOND * ranked[0][1]:
                 break
-            if _is_baseline(lead, self.job) and not self.every_size:
+            if self.job.is_baseline(lead) and not self.every_size:
                 continue
             own = [c for c in self.job.candidates if c.algorithm is lead.algorithm]
             smaller = sorted((c for c in own if c.micro_batch_size < lead.micro_batch_size), key=_by_size, reverse=True)
@@ -121,7 +121,7 @@ class QuickSearch:
 
     def hopeless(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> str | None:
         """Return why a candidate cannot win, in words, before it has run; None: it is to be looked at."""
-        if _is_baseline(candidate, self.job):
+        if self.job.is_baseline(candidate):
             return None
         expected = self._expected(candidate)
         if expected is not None and expected > _HOPELESS:
@@ -163,11 +163,6 @@ class QuickSearch:
         return bool(own) and min(own) > _HOPELESS * fastest_s
 
 
-def _is_baseline(candidate: Candidate, job: ProfilingJob) -> bool:
-    own = candidate.algorithm.is_torchs_own and not candidate.algorithm.is_search
-    return own and candidate.micro_batch_size == job.batch_size
-
-
 def _by_size(candidate: Candidate) -> int:
     return candidate.micro_batch_size
 
@@ -197,7 +192,7 @@ class _QuickSession(Session):
         """Return all, unless time is up: then torch's own alone, and others only until something fits."""
         if not self._is_late():
             return candidates
-        return [c for c in candidates if _is_baseline(c, self.job)] or ([] if self._has_answer() else candidates[:1])
+        return [c for c in candidates if self.job.is_baseline(c)] or ([] if self._has_answer() else candidates[:1])
 
     def _look_unless_hopeless(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
         if (reason := self.search.hopeless(candidate, self.times.measurements)) is None:
@@ -208,7 +203,7 @@ class _QuickSession(Session):
 
     def _look_at(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
         """Look at one. If it is not hopeless it stays in the race; else the result is yielded."""
-        if self._is_late() and self._has_answer() and not _is_baseline(candidate, self.job):
+        if self._is_late() and self._has_answer() and not self.job.is_baseline(candidate):
             return
         entry = self._try_first_sample(candidate)
         if isinstance(entry, Exception):

@@ -78,8 +78,8 @@ def _count(algorithm: Algorithm, problem: ConvProblem, n: int, device_type: str)
     prepared, scratch = (
         aligned_buffer(size, device_type) for size in (workspace.prepared_bytes, workspace.scratch_bytes)
     )
-    x, w, y = (
-        empty_activation(problem, shape, device_type).zero_()
+    x, w, y = (  # of any values: they do not change what is allocated
+        empty_activation(problem, shape, device_type)
         for shape in (problem.x_shape(n), problem.w_shape(), problem.y_shape(n))
     )
     # With a bias, to be on the safe side: oneDNN pads it to whole blocks of channels.

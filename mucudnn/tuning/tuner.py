@@ -411,6 +411,7 @@ class _Tuner:
             max_relative_error=job.error_bound,
             time_limit_s=self.config.time_limit_s,
             may_keep=problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
+            torchs_own_fits=job.task.torchs_own_fits,
             device=self.machine.device,
             clock=self.machine.clock,
             journal=partial(self._begun, problem),

@@ -67,6 +67,21 @@ def test_an_algorithm_is_looked_at_with_the_largest_micro_batch_that_fits() -> N
     assert set(slow.internals_asked) <= {1, 2}  # 1 is the part that is compared with float64
 
 
+def test_torchs_own_that_no_limit_holds_is_looked_at_undivided_alone() -> None:
+    def sizes_of_torchs(**bounds: object) -> set[int]:
+        results = search(job_of(fake("native", 0.02, scratch_bytes_per_sample=10), fake("best"), **bounds))
+        return {size for name, size in results if name == "native"}
+
+    assert sizes_of_torchs(limit_bytes=20) == {2, LARGEST}
+    assert sizes_of_torchs(limit_bytes=20, torchs_own_fits=True) == {LARGEST}
+
+
+def test_the_other_format_is_held_by_the_limit() -> None:
+    other = fake("native-other-format", 0.01, scratch_bytes_per_sample=10)
+    results = search(job_of(fake("native", 0.02), other, limit_bytes=20, torchs_own_fits=True))
+    assert {size for name, size in results if name == "native-other-format"} == {1, 2}
+
+
 def test_after_a_failure_the_next_smaller_size_is_looked_at() -> None:
     results = search(job_of(fake("native", 0.02), fake("best", 0.01, failing_sizes=[8])))
     assert isinstance(results["best", 8], Failure)
