@@ -24,6 +24,7 @@ _HOPELESS = 1.6  # times the fastest: neither noise nor another size makes up fo
 _CLOSE = 1.3  # after a few samples
 _SECOND = 1.1  # so close to the best algorithm, another one is measured at half the size too
 _CHECKED_PART = 8  # of the mini-batch one such part, or a little more, is compared with float64
+_MAPPED_BYTES = 32 * 2**20  # what glibc maps anew whatever it has learnt: its DEFAULT_MMAP_THRESHOLD_MAX
 _SETUP = StoppingRule(time_limit_s=0.0)  # one sample
 
 
@@ -86,17 +87,20 @@ class QuickSearch:
         """Return the candidate of each algorithm that is looked at first: the largest that fits, and has not failed.
 
         Undivided torch's own is one whether it fits or not, and comes first: everything is compared with it. Then comes
-        what like problems say is fast, then what has little to compute, then the others. Foreign code that failed is
-        not tried at another size: it may end the process. What was passed over stays the lead.
+        what like problems say is fast, then what has little to compute, then the others. Torch's own is looked at
+        divided, too, where it does not fit or is handed fresh pages. Foreign code that failed is not tried at another
+        size: it may end the process. What was passed over stays the lead.
         """
         leads: dict[str, Candidate] = {}
-        for candidate in sorted(self.job.candidates, key=_by_size, reverse=True):
+        baselines = [c for c in self.job.candidates if self.job.is_baseline(c)]
+        undivided = {c.algorithm.name for c in baselines if self.job.fits(c) and not _takes_fresh_pages(c)}
+        divided = [c for c in self.job.candidates if c not in baselines and c.algorithm.name not in undivided]
+        for candidate in sorted(divided, key=_by_size, reverse=True):
             name, failure = candidate.algorithm.name, failed.get(candidate.micro_config)
             stays = failure is None or candidate.is_foreign or (failure.is_passed_over and not failure.needed_bytes)
             if name not in leads and stays and self.job.fits(candidate):
                 leads[name] = candidate
-        baselines = [c for c in self.job.candidates if self.job.is_baseline(c)]
-        return [*baselines, *sorted((c for c in leads.values() if c not in baselines), key=self._promise)]
+        return [*baselines, *sorted(leads.values(), key=self._promise)]
 
     def unseen(
         self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
@@ -151,16 +155,24 @@ class QuickSearch:
     def _ranked(
         self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
     ) -> list[tuple[Candidate, float]]:
-        """Leads that may win, fastest first, with their times."""
+        """Leads that may win, the best of each algorithm, fastest first, with their times."""
         measured = [(c, known[c.micro_config]) for c in self.leads(failed) if c.micro_config in known]
         winning = [(c, self.total_s(m)) for c, m in measured if self.job.can_win(c, m.relative_error)]
-        return sorted(winning, key=lambda pair: pair[1])
+        best: dict[str, tuple[Candidate, float]] = {}
+        for pair in sorted(winning, key=lambda pair: pair[1]):
+            best.setdefault(pair[0].algorithm.name, pair)
+        return list(best.values())
 
     def _was_hopeless(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> bool:
         fastest_s = min(map(self.total_s, known.values()), default=inf)
         name = candidate.algorithm.name
         own = [self.total_s(m) for m in known.values() if m.micro_config.algorithm == name]
         return bool(own) and min(own) > _HOPELESS * fastest_s
+
+
+def _takes_fresh_pages(candidate: Candidate) -> bool:
+    """Whether it allocates so much that malloc asks the system for it in each call, and the system clears the pages."""
+    return candidate.is_countable and candidate.scratch_bytes >= _MAPPED_BYTES
 
 
 def _by_size(candidate: Candidate) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from support.clock.machine import FORWARD, FakeAlgorithm
@@ -74,6 +75,18 @@ def test_torchs_own_that_no_limit_holds_is_looked_at_undivided_alone() -> None:
 
     assert sizes_of_torchs(limit_bytes=20) == {2, LARGEST}
     assert sizes_of_torchs(limit_bytes=20, torchs_own_fits=True) == {LARGEST}
+
+
+def test_torchs_own_that_takes_fresh_pages_is_looked_at_divided_too() -> None:
+    """malloc clears memory for each call from 32 MiB up, so that halves can take less than half as long."""
+
+    def torchs(step_s: Callable[[int], float]) -> dict[int, Measurement | Failure]:
+        native = FakeAlgorithm("native", CLOCK, step_s, internal_bytes_per_sample=4 * 2**20)
+        results = search(job_of(native, fake("other", 0.03)))
+        return {size: r for (name, size), r in results.items() if name == "native"}
+
+    assert set(torchs(lambda n: 0.02 * n)) == {4, LARGEST}
+    assert set(torchs(lambda n: 0.02 * n if n > 4 else 0.01 * n)) == set(SIZES)
 
 
 def test_the_other_format_is_held_by_the_limit() -> None:
