@@ -118,6 +118,11 @@ class Failure:
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
 
+    @property
+    def why(self) -> str:
+        """Return the reason, and whether it is one for having been left out."""
+        return f"passed over: {self.reason}" if self.is_passed_over else self.reason
+
 
 def too_large(micro_config: MicroConfig, needed_bytes: int) -> Failure:
     """Say that a micro-config was not measured since it needs more workspace than there was allowed."""

@@ -151,6 +151,7 @@ def test_exports_have_the_way_and_what_was_passed_over(form: str, tmp_path: Path
 def test_the_text_of_what_was_too_large_is_made_of_its_bytes() -> None:
     failure = too_large(OTHER_SIZE, 80)
     assert (failure.reason, failure.needed_bytes, failure.is_passed_over) == ("needs 80 bytes of workspace", 80, True)
+    assert failure.why == "passed over: needs 80 bytes of workspace"
     text = Failure(OTHER_SIZE, failure.reason)
     assert (text.needed_bytes, text.is_passed_over) == (None, False), "what a text says decides nothing"
 
