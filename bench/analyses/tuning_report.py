@@ -101,6 +101,6 @@ def _tuned(row: TunedLayer) -> Record:
         **configuration_record(tuned.configuration),
         "relative_error": tuned.relative_error,
         "reason": tuned.reason,
-        "failures": [{**asdict(failure.micro_config), "reason": failure.reason} for failure in tuned.failures],
+        "failures": [{**asdict(failure.micro_config), "reason": failure.why} for failure in tuned.failures],
         **asdict(tuned.left_out),
     }

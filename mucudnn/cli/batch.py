@@ -52,7 +52,8 @@ def batch(
 
     Cliffs are marked: a larger batch that is slower per sample, needs a jump in memory, or does not fit; with the cut
     that removes each. The micro-batch sizes of the policy up to --up-to are measured, all other batch sizes are solved
-    from them. SOURCE is as for mucudnn tune; batch sizes of its own are not used.
+    from them. The curves need each algorithm at every size: so it always measures as with --thorough, which takes
+    minutes. SOURCE is as for mucudnn tune; batch sizes of its own are not used.
     """
     from mucudnn.bench.analyses.batch_plot import draw_sweep
     from mucudnn.bench.analyses.batch_report import cliffs_table, curves_table, explanation, sweep_record, sweep_rows
@@ -62,7 +63,7 @@ def batch(
     from mucudnn.terminal.console import output
     from mucudnn.words.config import Config
 
-    config = Config(**{**choices, "thorough": True})  # every size is asked for
+    config = Config(**{**choices, "thorough": True})  # the curves are of every algorithm at every size
     require_sweepable(config)
     if plot_file is not None:
         require_matplotlib()

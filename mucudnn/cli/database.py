@@ -42,7 +42,10 @@ def database() -> None:
 @database.command(cls=FileCommand)
 @options.database
 def info(database: Path | None) -> None:
-    """Say where the database is and how much it has of each environment."""
+    """Say where the database is and how much it has of each environment.
+
+    Doubtful are measurements and verifications that mucudnn database refresh would measure again.
+    """
     from mucudnn.database.database import Database
     from mucudnn.terminal.console import output
 
@@ -133,7 +136,7 @@ def prune(other_environments: bool, other_versions: bool, failures: bool, dry_ru
 @options.device
 @options.database
 def refresh(everything: bool, days: float | None, threads: int | None, device: str, database: Path | None) -> None:
-    """Measure again what is doubtful: what was measured while other processes worked, and what was very noisy.
+    """Measure again what is doubtful: by an older way of measuring, while other processes worked, or very noisy.
 
     That is done for this machine as it is, with this number of threads, once it is quiet: for that it waits a minute
     at most. Each result is stored as it is made, so that Ctrl-C loses nothing. What is chosen changes with the next
@@ -187,9 +190,9 @@ def info_table(found: DatabaseInfo) -> Table:
     from rich.table import Table
 
     table = Table("environment")
-    for heading in ("measurements", "failures", "verifications"):
+    for heading in ("measurements", "failures", "verifications", "doubtful"):
         table.add_column(heading, justify="right")
     for rows in found.environments:
-        counts = (rows.measurements, rows.failures, rows.verifications)
+        counts = (rows.measurements, rows.failures, rows.verifications, rows.doubtful)
         table.add_row(str(rows.environment), *map(str, counts))
     return table

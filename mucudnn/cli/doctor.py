@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -87,7 +88,7 @@ def machine() -> Iterator[Finding]:
     yield Finding("torch", here.torch)
     yield Finding("oneDNN", here.library)
     yield compiled()
-    yield Finding("database", str(default_path()))
+    yield stored(default_path(), here)
 
 
 def cores(threads: int, allowed: float) -> Finding:
@@ -111,6 +112,19 @@ def load(watch: Watch, here: Environment) -> Finding:
     found = watch.since(mark)
     remedy = "" if found.is_quiet else "end what works beside it, or measure later: mucudnn database refresh"
     return Finding("load", str(found), remedy)
+
+
+def stored(path: Path, here: Environment) -> Finding:
+    """Say where the measurements are, and how many of those of the CPU should be measured again."""
+    from mucudnn.database.database import Database
+    from mucudnn.words.errors import MucudnnError
+
+    doubtful = 0
+    with suppress(MucudnnError), Database(path, read_only=True, create=False) as database:
+        doubtful = len(database.doubtful_rows(here))
+    if not doubtful:
+        return Finding("database", str(path))
+    return Finding("database", f"{path}: {doubtful} of its times are doubtful", "mucudnn database refresh")
 
 
 def compiled() -> Finding:

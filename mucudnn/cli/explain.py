@@ -65,7 +65,8 @@ def explain(
 
     With --budget: what each operation of each layer gets of it, what the next faster configuration needs more and
     saves; for the whole network what more or less memory would change, and the curve of time against budget, which
-    --csv writes beside the table, into FILE-curve.csv.
+    --csv writes beside the table, into FILE-curve.csv. That is told of what was measured: without --thorough the best
+    two algorithms of each problem at all sizes, and the others at one.
 
     With --headroom: the memory in use in a training step, call by call, and the workspace that costs nothing, since it
     stays below the peak. What is not yet measured is measured, as by mucudnn tune.
@@ -87,7 +88,7 @@ def explain(
     options.use_threads(threads)
     sizes = options.pop_sizes(rest)
     memory = {"workspace_limit": HEADROOM} if headroom else {"workspace_budget": budget}
-    config = Config(**{**rest, "thorough": True}, **memory)  # what it tells of is every way, not the best
+    config = Config(**rest, **memory)
     if stored is None or headroom:
         tuning_environment(device, config)  # before a model is built for a device that is not there
     tell = _headroom if headroom else _budget

@@ -11,6 +11,7 @@ from typing import Any
 from mucudnn.database import schema
 from mucudnn.database.column_rules import RULES, is_of_another_version, own_faults, owner_faults
 from mucudnn.database.sqlite_file import SqliteFile
+from mucudnn.words.results import is_doubtful
 from mucudnn.words.values import shown
 
 _MOST_SHOWN = 3  # of the faults of one row
@@ -35,6 +36,12 @@ class StoredRow:
     def is_bad(self) -> bool:
         """Whether it is wrong for every mucudnn: a row with names that a later one may know is not bad."""
         return bool(self.faults) and not is_of_another_version(self.values)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether a sound one should be measured again."""
+        v = self.values
+        return v["kind"] != "failure" and is_doubtful(v["noise"], v["load"], v["method"])
 
     @property
     def key(self) -> dict[str, Any]:
@@ -113,6 +120,6 @@ def _are_sound(names: Sequence[str], rows: Sequence[sqlite3.Row]) -> bool:
 def _rule(name: str, is_failure: bool) -> Callable[[Any], bool]:
     if name not in RULES:
         return lambda _: True
-    if name in ((*schema.COSTS, "load") if is_failure else ("reason",)):
+    if name in ((*schema.COSTS, "load") if is_failure else schema.OF_FAILURES):
         return lambda value: value is None
     return RULES[name].allows

@@ -19,6 +19,7 @@ from mucudnn.database import schema
 from mucudnn.database.migrations import VERSION
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
+from mucudnn.words.results import METHOD
 from mucudnn.words.values import LARGEST, shown
 
 ENVIRONMENT_COLUMNS = tuple(schema.ENVIRONMENT.split(", "))
@@ -26,9 +27,9 @@ PROBLEM_COLUMNS = tuple(schema.PROBLEM.split(", "))
 _OWNER = ("kind", "measured_at", *ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS)
 _MICRO_CONFIG = tuple(schema.KEYS["measurements"].split(", "))
 COLUMNS_OF = {
-    "measurement": (*_OWNER, *_MICRO_CONFIG, *schema.COSTS, "load"),
-    "failure": (*_OWNER, *_MICRO_CONFIG, "reason"),
-    "verification": (*_OWNER, schema.KEYS["verifications"], *schema.TIMES, "load"),
+    "measurement": (*_OWNER, *_MICRO_CONFIG, *schema.COSTS, *schema.CIRCUMSTANCES),
+    "failure": (*_OWNER, *_MICRO_CONFIG, *schema.OF_FAILURES, "method"),
+    "verification": (*_OWNER, schema.KEYS["verifications"], *schema.TIMES, *schema.CIRCUMSTANCES),
 }
 
 _EXPORTED_ONLY = frozenset(schema.EXPORT_COLUMNS) - frozenset(schema.ROW_COLUMNS)
@@ -163,6 +164,14 @@ def _is_load(value: object) -> bool:
     return value is None or (_is_cost(value) and value <= 1)  # type: ignore[operator]
 
 
+def _is_mark(value: object) -> bool:
+    return value is None or (type(value) is int and value == 1)
+
+
+def _is_amount(value: object) -> bool:
+    return value is None or (type(value) is int and 0 <= value <= LARGEST)
+
+
 def _one_of(names: Iterable[str]) -> Rule:
     allowed = tuple(map(str, names))
     return Rule(lambda value: value in allowed, "one of " + ", ".join(allowed))
@@ -197,4 +206,7 @@ RULES: Mapping[str, Rule] = {
     "configuration": Rule(_is_configuration, 'runs of micro-configs as they are exported, such as [["gemm", 1, 8, 4]]'),
     **dict.fromkeys(("baseline_s", "time_s"), Rule(_is_time, "seconds, finite and above 0")),
     "load": Rule(_is_load, "a number from 0 to 1, or nothing where it is unknown"),
+    "method": _whole(1, METHOD),
+    "passed_over": Rule(_is_mark, "1, or nothing where it was tried"),
+    "needed_bytes": Rule(_is_amount, "a whole number of at least 0, or nothing where that was not why"),
 }

@@ -1,7 +1,8 @@
 """Everything that was ever measured, in one SQLite file.
 
 Rows are only added, each with its time stamp and committed at once; the newest row of a key counts, but none that was
-measured on a busy machine where there is another. So nothing measured is lost, processes that share the file cannot
+measured on a busy machine where there is another, and none of an older way of measuring (``results.METHOD``) where
+anything of its problem was measured in a newer one. So nothing measured is lost, processes that share the file cannot
 undo each other's work, and merging two files is the union of their rows. What other rows supersede stays until
 ``prune``. Only "run started" rows are deleted: see ``EnvironmentStore``.
 """
@@ -29,19 +30,24 @@ from mucudnn.database.sqlite_file import MEMORY, SqliteFile
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Failure, How, Measurement, MicroConfig, WholeRun
+from mucudnn.words.results import METHOD, Failure, How, Measurement, MicroConfig, WholeRun, of_one_way
 
 _NEVER = datetime.max.isoformat()  # later than every time stamp
+_MEASURED = (*schema.COSTS, *schema.CIRCUMSTANCES)
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentRows:
-    """Numbers of rows of one environment, superseded ones included."""
+    """Numbers of rows of one environment, superseded ones included.
+
+    doubtful: measurements and whole runs that count, and should be measured again.
+    """
 
     environment: Environment
     measurements: int
     failures: int
     verifications: int
+    doubtful: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +153,7 @@ class Database:
         self, environment: Environment, problem: ConvProblem, algorithm_version: int, measurement: Measurement
     ) -> None:
         """Commit one measurement. Raises ``InvalidInputError`` for values that there cannot be, as do all that add."""
-        costs = {name: getattr(measurement, name) for name in (*schema.COSTS, "load")}
+        costs = {name: getattr(measurement, name) for name in _MEASURED}
         key = (environment, problem, algorithm_version, measurement.micro_config)
         self._add_measured("measurement", *key, **costs)
 
@@ -156,7 +162,13 @@ class Database:
     ) -> None:
         """Commit that a micro-config cannot be measured, with the reason."""
         key = (environment, problem, algorithm_version, failure.micro_config)
-        self._add_measured("failure", *key, reason=failure.reason)
+        self._add_measured(
+            *("failure", *key),
+            reason=failure.reason,
+            passed_over=1 if failure.is_passed_over else None,
+            needed_bytes=failure.needed_bytes,
+            method=METHOD,
+        )
 
     def withdraw_failure(
         self, environment: Environment, problem: ConvProblem, algorithm_version: int, failure: Failure
@@ -183,11 +195,13 @@ class Database:
     def measurements(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Measurement, ...]:
-        """Return the one of each micro-config that counts, sorted. versions: of the algorithms that are asked for."""
-        return tuple(
-            Measurement(micro_config, **{name: row[name] for name in (*schema.COSTS, "load")})
-            for micro_config, row in self._newest(environment, problem, versions)
-            if row["reason"] is None
+        """Return the one of each micro-config that counts, sorted, all measured in one way.
+
+        versions: of the algorithms that are asked for.
+        """
+        newest = self._newest(environment, problem, versions)
+        return of_one_way(
+            [Measurement(m, *(row[name] for name in _MEASURED)) for m, row in newest if _is_measured(row)]
         )
 
     def failures(
@@ -195,7 +209,11 @@ class Database:
     ) -> tuple[Failure, ...]:
         """Return micro-configs whose row that counts is a failure, sorted. versions: as for ``measurements``."""
         newest = self._newest(environment, problem, versions)
-        return tuple(Failure(micro_config, row["reason"]) for micro_config, row in newest if row["reason"] is not None)
+        return tuple(
+            Failure(m, row["reason"], is_passed_over=row["passed_over"] is not None, needed_bytes=row["needed_bytes"])
+            for m, row in newest
+            if not _is_measured(row)
+        )
 
     def whole_run(
         self,
@@ -208,7 +226,7 @@ class Database:
         """Return the whole run of this very configuration that counts; None if there was none."""
         key = schema.configuration_key(micro_configs, versions, how)
         found: WholeRun | None = None
-        for row in self._rows("verifications", environment, problem):
+        for row in self._rows_of_whole_runs(environment, problem):
             if row["configuration"] == key and _counts(row, found):
                 found = _whole_run(row)
         return found
@@ -218,7 +236,7 @@ class Database:
     ) -> dict[tuple[MicroConfig, ...], WholeRun]:
         """Return the whole run of each configuration that counts, of any batch size. Arguments as for ``whole_run``."""
         found: dict[tuple[MicroConfig, ...], WholeRun] = {}
-        for row in self._rows("verifications", environment, problem):
+        for row in self._rows_of_whole_runs(environment, problem):
             micro_configs = schema.micro_configs_from(row["configuration"], versions, how)
             if micro_configs is not None and _counts(row, found.get(micro_configs)):
                 found[micro_configs] = _whole_run(row)
@@ -226,15 +244,13 @@ class Database:
 
     def rows_that_count(self, environment: Environment) -> list[StoredRow]:
         """Return the sound row of each key that counts, of measurements, failures and whole runs, oldest first."""
-        here, found = schema.named(environment), dict[tuple[Any, ...], StoredRow]()
-        for row in every_row(self._file):
-            if row.faults or any(row.values[name] != value for name, value in here.items()):
-                continue
-            key = tuple(value for name, value in row.key.items() if name != "measured_at")
-            before = found.get(key)
-            if before is None or schema.supersedes(row.values["load"], before.values["load"]):
-                found[key] = row
-        return list(found.values())
+        here = schema.named(environment).items()
+        rows = (row for row in every_row(self._file) if here <= row.values.items())
+        return maintenance.that_count(rows)
+
+    def doubtful_rows(self, environment: Environment) -> list[StoredRow]:
+        """Return those of the rows that count that should be measured again."""
+        return [row for row in self.rows_that_count(environment) if row.is_doubtful]
 
     def best_rate(self, environment: Environment) -> float:
         """Return the best rate of the known kernel that was seen there, in runs a second; 0 where none was."""
@@ -272,8 +288,11 @@ class Database:
         """Return what is in the file, and how much, bad rows included. size_bytes: of the file alone, 0 in memory."""
         self._sound.tell()
         size_bytes = self.path.stat().st_size if self.path.exists() else 0
-        rows = tuple(EnvironmentRows(e, *maintenance.count(self._file, e)) for e in self.environments())
-        return DatabaseInfo(self.path, size_bytes, migrations.VERSION, rows)
+        rows = (
+            EnvironmentRows(e, *maintenance.count(self._file, e), doubtful=len(self.doubtful_rows(e)))
+            for e in self.environments()
+        )
+        return DatabaseInfo(self.path, size_bytes, migrations.VERSION, tuple(rows))
 
     def bad_rows(self) -> list[StoredRow]:
         """Return the rows that are never used, and that ``prune`` removes."""
@@ -407,10 +426,17 @@ class Database:
         for row in self._rows("measurements", environment, problem):
             micro_config = MicroConfig(row["algorithm"], row["micro_batch_size"])
             before = newest.get(micro_config)
-            is_newer = before is None or schema.supersedes(row["load"], before["load"])
+            is_newer = before is None or _rank(row) >= _rank(before)
             if versions.get(row["algorithm"]) == row["version"] and is_newer:
                 newest[micro_config] = row
         return sorted(newest.items())
+
+    def _rows_of_whole_runs(self, environment: Environment, problem: ConvProblem) -> list[sqlite3.Row]:
+        """Return those of the newest way in which the problem was measured or run whole, oldest first."""
+        rows = self._rows("verifications", environment, problem)
+        measured = queries.newest_method(self._sound, environment, problem)
+        newest = max((row["method"] for row in rows), default=0)
+        return [row for row in rows if row["method"] == max(measured, newest)]
 
     def _rows(self, table: str, environment: Environment, problem: ConvProblem) -> list[sqlite3.Row]:
         """Return all rows of a key, oldest first."""
@@ -424,9 +450,17 @@ class Database:
 
 
 def _whole_run(row: sqlite3.Row) -> WholeRun:
-    return WholeRun(*(row[name] for name in (*schema.TIMES, "load")))
+    return WholeRun(*(row[name] for name in (*schema.TIMES, *schema.CIRCUMSTANCES)))
 
 
 def _counts(row: sqlite3.Row, before: WholeRun | None) -> bool:
     """Whether it counts instead of an older run."""
-    return before is None or schema.supersedes(row["load"], before.load)
+    return before is None or _rank(row) >= schema.rank(before.load, before.method)
+
+
+def _rank(row: sqlite3.Row) -> tuple[int, bool]:
+    return schema.rank(*(row[name] for name in schema.CIRCUMSTANCES))
+
+
+def _is_measured(row: sqlite3.Row) -> bool:
+    return row["reason"] is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -26,6 +26,32 @@ def count(file: SqliteFile, environment: Environment) -> tuple[int, int, int]:
     )[0]
     verified = file.read(f"SELECT count(*) FROM verifications WHERE environment_id = ({find})", values)[0][0]
     return measured, failed, verified
+
+
+def that_count(rows: Iterable[StoredRow]) -> list[StoredRow]:
+    """Return the sound rows that count, of rows in the order in which they were made: one of each key.
+
+    Of a problem all that was measured, and run whole, was so in one way: the newest that there is.
+    """
+    found: dict[tuple[Any, ...], StoredRow] = {}
+    for row in rows:
+        key = tuple(value for name, value in row.key.items() if name != "measured_at")
+        if not row.faults and (key not in found or _rank(row) >= _rank(found[key])):
+            found[key] = row
+    newest: dict[tuple[Any, ...], int] = defaultdict(int)
+    for row in found.values():
+        of = row.owner, row.values["kind"]
+        newest[of] = max(row.values["method"], newest[of])
+
+    def is_of_newest(row: StoredRow) -> bool:
+        kinds = {"failure": (), "measurement": ("measurement",), "verification": ("measurement", "verification")}
+        return all(row.values["method"] >= newest[row.owner, kind] for kind in kinds[row.values["kind"]])
+
+    return [row for row in found.values() if is_of_newest(row)]
+
+
+def _rank(row: StoredRow) -> tuple[int, bool]:
+    return schema.rank(*(row.values[name] for name in schema.CIRCUMSTANCES))
 
 
 def merge(connection: sqlite3.Connection, rows: Iterable[StoredRow]) -> Counter[str]:

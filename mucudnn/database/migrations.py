@@ -10,7 +10,8 @@ from typing import Any
 from mucudnn.words.torch_settings import TORCHS_OWN
 
 # 1: the first one; 2: environments have numerics; 3: whole runs go through torch's operators; 4: what was measured has
-# the load of the machine, and environments have the best rate of the known kernel
+# the load of the machine and the way of measuring, environments have the best rate of the known kernel, and of what was
+# not measured the columns say whether it was passed over, and for how many bytes
 VERSION = 4
 BEFORE_EXPORTS_SAID = 2  # the version of exported rows that do not name theirs
 
@@ -28,6 +29,13 @@ _TIME_S_2 = f"""CASE
         AND json_extract(configuration, '$[0][3]') = 1 THEN time_s
     ELSE time_s + {_OPERATOR_S} END"""
 
+_FIRST_METHOD = 1  # all that was measured before rows said how: see ``METHOD`` in ``mucudnn/words/results.py``
+
+
+def _of_the_first_way(table: str) -> tuple[str, str]:
+    return f"ALTER TABLE {table} ADD COLUMN method", f"UPDATE {table} SET method = {_FIRST_METHOD}"
+
+
 # What makes a file of that version into one of the next, with columns as they were then. Keys need a new table.
 MIGRATIONS = {
     1: (
@@ -41,12 +49,19 @@ MIGRATIONS = {
     3: (
         "ALTER TABLE measurements ADD COLUMN load",
         "ALTER TABLE verifications ADD COLUMN load",
+        *_of_the_first_way("measurements"),
+        *_of_the_first_way("verifications"),
+        "ALTER TABLE measurements ADD COLUMN passed_over",
+        "ALTER TABLE measurements ADD COLUMN needed_bytes",
         "CREATE TABLE rates (environment_id PRIMARY KEY NOT NULL REFERENCES environments, rate) WITHOUT ROWID",
     ),
 }
 _WITH_OPERATOR = 3  # the first version whose whole runs have what the operator costs
 # Columns that were added, with what they are in exports that lack them
-SINCE_VERSION_1: Mapping[str, str | None] = {"numerics": "", "load": None}
+SINCE_VERSION_1: Mapping[str, str | int | None] = {
+    **{"numerics": "", "load": None, "method": _FIRST_METHOD},
+    **{"passed_over": None, "needed_bytes": None},
+}
 
 
 def migrated_row(row: Mapping[str, Any], version: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mucudnn.database import schema
-from mucudnn.database.column_rules import COLUMNS_OF, row_faults
+from mucudnn.database.column_rules import COLUMNS_OF, ENVIRONMENT_COLUMNS, PROBLEM_COLUMNS, row_faults
 from mucudnn.database.database import Database
 from mucudnn.database.migrations import BEFORE_EXPORTS_SAID, SINCE_VERSION_1, migrated_row
 from mucudnn.database.sqlite_file import MEMORY
@@ -25,7 +25,7 @@ _TEXTS = frozenset(
     )
 )
 _EXPORT_AGAIN = "export it again with mucudnn database export FILE"
-_KEY_COLUMNS = (*COLUMNS_OF["failure"][1:-1], schema.KEYS["verifications"])  # without kind and reason
+_KEY_COLUMNS = ("measured_at", *ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS, *", ".join(schema.KEYS.values()).split(", "))
 
 Line = tuple[int, dict[str, Any] | str]  # its number, and its row or what is wrong with the whole of it
 

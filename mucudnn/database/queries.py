@@ -14,11 +14,16 @@ from mucudnn.database.bad_rows import SoundRows
 from mucudnn.database.column_rules import ENVIRONMENT_COLUMNS, PROBLEM_COLUMNS, known_problem
 from mucudnn.running.environment import Environment
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Measurement, MicroConfig
+from mucudnn.words.results import METHOD, Measurement, MicroConfig, of_one_way
 
 _TABLE_COLUMNS = {
-    "measurements": (*schema.KEYS["measurements"].split(", "), "measured_at", *schema.COSTS, "reason", "load"),
-    "verifications": (*schema.KEYS["verifications"].split(", "), "measured_at", *schema.TIMES, "load"),
+    "measurements": (
+        *(*schema.KEYS["measurements"].split(", "), "measured_at", *schema.COSTS, "reason", *schema.CIRCUMSTANCES),
+        *("passed_over", "needed_bytes"),
+    ),
+    "verifications": (
+        *(*schema.KEYS["verifications"].split(", "), "measured_at", *schema.TIMES, *schema.CIRCUMSTANCES),
+    ),
 }
 
 
@@ -56,7 +61,7 @@ def measurements(
     ids = stored.read_unchecked(f"SELECT id, {schema.PROBLEM} FROM problems")
     by_id = {row[0]: by_values[row[1:]] for row in map(tuple, ids) if row[1:] in by_values}
     find, values = schema.find(environment)
-    columns = ", ".join((*schema.COSTS, "load"))
+    columns = ", ".join((*schema.COSTS, *schema.CIRCUMSTANCES))
     rows = stored.read(
         f"SELECT problem_id, algorithm, micro_batch_size, version, reason, {columns} FROM measurements "
         f"WHERE environment_id = ({find}) AND problem_id IN (SELECT value FROM json_each(?)) "
@@ -64,17 +69,28 @@ def measurements(
         [*values, json.dumps(list(by_id))],
     )
     micro_config = cache(MicroConfig)  # rows are many, and micro-configs few
-    newest: dict[ConvProblem, dict[MicroConfig, list[Any] | None]] = {problem: {} for problem in by_values.values()}
+    newest: dict[ConvProblem, dict[MicroConfig, tuple[Any, list[Any]]]] = {p: {} for p in by_values.values()}
     for problem_id, algorithm, micro_batch_size, version, reason, *costs in rows:
         if versions.get(algorithm) == version:
             of_problem, key = newest[by_id[problem_id]], micro_config(algorithm, micro_batch_size)
-            before = of_problem.get(key)
-            if key not in of_problem or schema.supersedes(costs[-1], before[-1] if before else None):
-                of_problem[key] = costs if reason is None else None
+            if key not in of_problem or schema.rank(*costs[-2:]) >= schema.rank(*of_problem[key][1][-2:]):
+                of_problem[key] = reason, costs
     return {
-        problem: tuple(Measurement(m, *costs) for m, costs in of_problem.items() if costs)
+        problem: of_one_way([Measurement(m, *costs) for m, (reason, costs) in of_problem.items() if reason is None])
         for problem, of_problem in newest.items()
     }
+
+
+def newest_method(stored: SoundRows, environment: Environment, problem: ConvProblem) -> int:
+    """Return the newest way in which anything of a problem was measured; 0: nothing was."""
+    find_environment, environment_values = schema.find(environment)
+    find_problem, problem_values = schema.find(problem)
+    rows = stored.read_unchecked(
+        f"SELECT max(method) FROM measurements WHERE environment_id = ({find_environment}) "
+        f"AND problem_id = ({find_problem}) AND reason IS NULL AND typeof(method) = 'integer' AND method <= {METHOD}",
+        environment_values + problem_values,
+    )
+    return rows[0][0] or 0
 
 
 def add_exported(

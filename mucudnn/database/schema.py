@@ -17,8 +17,10 @@ from mucudnn.words.results import BUSY, How, MicroConfig, WithCachedFilter, With
 
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
-TIMES = ("baseline_s", "time_s", "noise")  # of a whole run, beside its load
-COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes", "relative_error", "noise", "samples")  # and a load
+TIMES = ("baseline_s", "time_s", "noise")  # of a whole run
+COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes", "relative_error", "noise", "samples")
+CIRCUMSTANCES = ("load", "method")  # under which both were measured
+OF_FAILURES = ("reason", "passed_over", "needed_bytes")  # passed_over: 1, or nothing for what was tried and failed
 ENVIRONMENT = "device, capability, threads, torch, library, compiled, numerics"
 PROBLEM = (
     "operation, c, h, w, k, r, s, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, groups, "
@@ -33,9 +35,10 @@ TABLES = tuple(
 CREATE TABLE IF NOT EXISTS environments (id INTEGER PRIMARY KEY, {ENVIRONMENT}, UNIQUE ({ENVIRONMENT}));
 CREATE TABLE IF NOT EXISTS problems (id INTEGER PRIMARY KEY, {PROBLEM}, UNIQUE ({PROBLEM}));
 CREATE TABLE IF NOT EXISTS measurements ({_OWNER}, {KEYS["measurements"]}, measured_at, {", ".join(COSTS)}, reason,
-    load, PRIMARY KEY (environment_id, problem_id, {KEYS["measurements"]}, measured_at)) WITHOUT ROWID;
+    load, method, passed_over, needed_bytes,
+    PRIMARY KEY (environment_id, problem_id, {KEYS["measurements"]}, measured_at)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS verifications ({_OWNER}, {KEYS["verifications"]}, measured_at, baseline_s, time_s, noise,
-    load, PRIMARY KEY (environment_id, problem_id, {KEYS["verifications"]}, measured_at)) WITHOUT ROWID;
+    load, method, PRIMARY KEY (environment_id, problem_id, {KEYS["verifications"]}, measured_at)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rates (environment_id PRIMARY KEY NOT NULL REFERENCES environments, rate) WITHOUT ROWID;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {migrations.VERSION}
@@ -46,18 +49,21 @@ PRAGMA user_version = {migrations.VERSION}
 _JOINED = "LEFT JOIN environments ON environments.id = environment_id LEFT JOIN problems ON problems.id = problem_id"
 OWNER_IDS = ("environment_id", "problem_id")
 _ROW = ("kind, measured_at", ENVIRONMENT, PROBLEM, KEYS["measurements"], *COSTS, "reason")
-ROW_COLUMNS = (*", ".join(_ROW).split(", "), "configuration", "baseline_s", "time_s", "load")
+_ADDED = ("load", "method", "passed_over", "needed_bytes")
+ROW_COLUMNS = (*", ".join(_ROW).split(", "), "configuration", "baseline_s", "time_s", *_ADDED)
 EXPORT_COLUMNS = (*ROW_COLUMNS, "schema")  # the version of the mucudnn's tables that wrote the row
 _FIRST = len(OWNER_IDS) + 1
 _MEASURED_AT = _FIRST + ROW_COLUMNS.index("measured_at")
 _ORDER = (_MEASURED_AT, *range(_FIRST, _FIRST + len(ROW_COLUMNS)))  # the same rows always come in the same order
 EVERY_ROW = f"""
 SELECT environment_id, problem_id, iif(reason IS NULL, 'measurement', 'failure'), measured_at, {ENVIRONMENT}, {PROBLEM},
-    {KEYS["measurements"]}, {", ".join(COSTS)}, reason, NULL, NULL, NULL, load
+    {KEYS["measurements"]}, {", ".join(COSTS)}, reason, NULL, NULL, NULL, load, method,
+    passed_over, needed_bytes
 FROM measurements {_JOINED}
 UNION ALL
 SELECT environment_id, problem_id, 'verification', measured_at, {ENVIRONMENT}, {PROBLEM},
-    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, noise, NULL, NULL, configuration, baseline_s, time_s, load
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, noise, NULL, NULL, configuration, baseline_s, time_s, load, method,
+    NULL, NULL
 FROM verifications {_JOINED}
 ORDER BY {", ".join(map(str, _ORDER))}
 """  # ``OWNER_IDS`` and ``ROW_COLUMNS``
@@ -65,9 +71,9 @@ ORDER BY {", ".join(map(str, _ORDER))}
 WITHDRAW_FAILURE = f"""DELETE FROM measurements
     WHERE (environment_id, problem_id, {KEYS["measurements"]}, reason) = (?, ?, ?, ?, ?, ?)"""
 
-# The row of a key that counts is the newest of those that were not disturbed; of those that were, if there is no other.
-# In SQL as text, whose maximum it has; see ``supersedes`` for the same in Python.
-RANK = f"iif(typeof(load) IN ('integer', 'real') AND load > {BUSY}, '0', '1') || measured_at"
+# The row of a key that counts is of the newest way of measuring; of those the newest that was not disturbed; of those
+# that were, if there is no other. In SQL as text, whose maximum it has; see ``rank`` for the same in Python.
+RANK = f"method || iif(typeof(load) IN ('integer', 'real') AND load > {BUSY}, '0', '1') || measured_at"
 
 # Of environments: whether anything was measured there
 HAS_ROWS = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE environment_id = environments.id)" for table in KEYS)
@@ -149,9 +155,12 @@ def problem_from(values: Sequence[Any]) -> ConvProblem:
     )
 
 
-def supersedes(load: float | None, load_before: float | None) -> bool:
-    """Whether a row of this load counts instead of an older one: what was disturbed replaces nothing that was not."""
-    return is_busy(load_before) or not is_busy(load)
+def rank(load: float | None, method: int) -> tuple[int, bool]:
+    """Return what decides which row of a key counts: the highest, and the newest of those.
+
+    Nothing is replaced by what was measured in an older way, and nothing that was not disturbed by what was.
+    """
+    return method, not is_busy(load)
 
 
 def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int], how: How = None) -> str:

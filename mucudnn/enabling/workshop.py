@@ -67,7 +67,13 @@ class Workshop:
                 (tuned,) = replay([task], self._config, stored).problems
             except InfeasibleError:
                 return None
-            return stored.completed(task, tuned)
+            found = stored.completed(task, tuned)
+            if found is not None and any(measured.is_outdated for measured in found.measurements):
+                say_once(
+                    "convolutions run as an older version of mucudnn measured them, in another way: mucudnn database "
+                    "refresh measures them again"
+                )
+            return found
 
     def tune(self, task: Task, device: torch.device) -> TunedProblem:
         """Measure what is missing, within the time that the config gives, and choose. Raises as ``tune_tasks``."""

@@ -184,14 +184,14 @@ class _Chooser:
         """Whether it was once run whole, for a model with that batch size, and was not faster than torch's own."""
         own = MicroConfig(TORCHS_OWN, configuration.batch_size)
         run = self.store.whole_run(problem, configuration, self.versions, WithCachedFilter(option.algorithm, (own,)))
-        return run is not None and not is_gain(run)
+        return run is not None and not run.is_outdated and not is_gain(run)
 
     def _run(self, tuned: TunedProblem, option: _Option) -> WholeRun | None:
         """Run it in turns with the same module without cache; ``None`` if it cannot run."""
         problem, configuration = tuned.problem, option.configurations[tuned.batch_size]
         how = WithCachedFilter(option.algorithm, tuned.configuration.micro_configs)
         known = self.store.whole_run(problem, configuration, self.versions, how)
-        if known is not None:
+        if known is not None and not known.is_outdated:
             return known
         outcome = compare_cached(self.machine, problem, configuration, option.algorithm, tuned.configuration)
         if not isinstance(outcome, Comparison):

@@ -1,4 +1,4 @@
-"""Measures again what is doubtful in a database: what others disturbed, and what was noisier than it should be."""
+"""Measures again what is doubtful in a database: by an older way, disturbed by others, or noisier than it should be."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
 
 from mucudnn.bench.measure.candidates import find_candidates
 from mucudnn.bench.measure.profiler import ProfilingJob
@@ -33,7 +32,6 @@ from mucudnn.words.results import (
     MicroConfig,
     WholeRun,
     WithCachedFilter,
-    is_doubtful,
 )
 
 MOST_WAITED_S = 60.0  # for a quiet machine: nothing is measured again before
@@ -109,15 +107,15 @@ def refresh(
     """
     before = None if older_than is None else (datetime.now(UTC) - older_than).isoformat(timespec="microseconds")
     rows = database.rows_that_count(machine.environment)
-    wanted = [row for row in rows if _is_wanted(row.values, everything, before)]
+    wanted = [row for row in rows if _is_wanted(row, everything, before)]
     return _Refresh(database, machine, progress or silent).run(rows, wanted)
 
 
-def _is_wanted(values: Mapping[str, Any], everything: bool, before: str | None) -> bool:
-    if values["kind"] == "failure":
+def _is_wanted(row: StoredRow, everything: bool, before: str | None) -> bool:
+    if row.values["kind"] == "failure":
         return False
-    is_old = before is not None and values["measured_at"] < before
-    return everything or is_old or is_doubtful(values["noise"], values["load"])
+    is_old = before is not None and row.values["measured_at"] < before
+    return everything or is_old or row.is_doubtful
 
 
 class _Refresh:
@@ -234,7 +232,7 @@ class _Refresh:
         if not isinstance(outcome, Comparison):
             self.passed_over += 1
             return
-        before = WholeRun(*(row.values[name] for name in (*schema.TIMES, "load")))
+        before = WholeRun(*(row.values[name] for name in (*schema.TIMES, *schema.CIRCUMSTANCES)))
         self.store.add_whole_run(problem, configuration, versions, outcome.whole_run, how)
         self.whole_runs.append(RefreshedRun(problem, configuration, before, outcome.whole_run))
 
@@ -262,4 +260,4 @@ def _micro_config(row: StoredRow) -> MicroConfig:
 
 
 def _measurement(row: StoredRow) -> Measurement:
-    return Measurement(_micro_config(row), *(row.values[name] for name in (*schema.COSTS, "load")))
+    return Measurement(_micro_config(row), *(row.values[name] for name in (*schema.COSTS, *schema.CIRCUMSTANCES)))

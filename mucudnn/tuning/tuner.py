@@ -245,7 +245,8 @@ class _Tuner:
     """Tunes tasks under one config.
 
     A stored failure of torch's own, undivided, is not believed: everything is compared with it. Other stored failures
-    are, unless nothing is left that fits.
+    are, unless nothing is left that fits. What was measured in an older way is measured again: it cannot be compared
+    with what is measured now.
     """
 
     def __init__(
@@ -424,11 +425,12 @@ class _Tuner:
         if environment not in self._priors:
             learnt = self._priors[environment] = Prior()
             for problem, measurements in self.store.every_measurement(self.versions).items():
-                learnt.learn(problem, [m for m in measurements if not m.is_disturbed])
+                learnt.learn(problem, [m for m in measurements if not (m.is_disturbed or m.is_outdated)])
         return self._priors[environment]
 
     def _runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
-        return self.store.whole_runs(task.problem, self.versions, _how(task))
+        runs = self.store.whole_runs(task.problem, self.versions, _how(task))
+        return {parts: run for parts, run in runs.items() if not run.is_outdated}
 
     def _verify(self, task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
         """Return whole runs against torch; those that were not made before are made now."""

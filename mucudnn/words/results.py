@@ -15,6 +15,10 @@ from mucudnn.words.values import instance, plain, restore, settle, several, text
 BUSY = 0.15
 NOISY = 0.25  # noise above which a measurement is doubtful in any case
 NOISY_UNWATCHED = 0.1  # and where nobody knows the load
+# The way in which times are measured now. Times of different ways are never compared.
+# 1: calls in a loop, in a fixed order, which find their operands in the caches; 2: caches are emptied before each pass,
+# and calls take turns in a random order.
+METHOD = 2
 
 
 def source_of(algorithm: str) -> str:
@@ -33,9 +37,9 @@ def is_busy(load: float | None) -> bool:
     return load is not None and load > BUSY
 
 
-def is_doubtful(noise: float, load: float | None) -> bool:
-    """Whether it should be measured again: under load, or much noisier than measurements on a quiet machine are."""
-    return is_busy(load) or noise > (NOISY_UNWATCHED if load is None else NOISY)
+def is_doubtful(noise: float, load: float | None, method: int) -> bool:
+    """Whether it should be measured again: in an older way, under load, or much noisier than on a quiet machine."""
+    return method < METHOD or is_busy(load) or noise > (NOISY_UNWATCHED if load is None else NOISY)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -62,7 +66,7 @@ class Measurement:
 
     setup_s (open and close, once a call) and prepared_bytes belong to the algorithm, step_s and scratch_bytes to each
     of its micro-batches. noise: IQR / median of the step samples. load: part of the machine's speed that others, limits
-    or slow clocks took meanwhile, from 0 to 1; None: unknown.
+    or slow clocks took meanwhile, from 0 to 1; None: unknown. method: the way of measuring, ``METHOD`` or an older one.
     """
 
     micro_config: MicroConfig
@@ -74,6 +78,7 @@ class Measurement:
     noise: float = 0.0
     samples: int = 1
     load: float | None = None
+    method: int = METHOD
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -83,42 +88,51 @@ class Measurement:
         """Whether the machine was busy with something else."""
         return is_busy(self.load)
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it was measured in an older way."""
+        return self.method < METHOD
+
+
+def of_one_way(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """Return those of the newest way of measuring among them: one problem's, of which no two ways are compared."""
+    newest = max((m.method for m in measurements), default=METHOD)
+    return tuple(m for m in measurements if m.method == newest)
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A micro-config that could not be measured, with the reason in words.
+    """A micro-config that was not measured, with the reason in words.
 
-    is_lasting: it would fail again. A lack of memory does not last: it is not stored, and tried again.
+    is_lasting: it would fail again. A lack of memory does not last: it is not stored, and tried again. is_passed_over:
+    it did not fail but was left out, as hopeless or too large: a thorough tuning measures it. needed_bytes: the
+    workspace for which it was left out; None where that was not why.
     """
 
     micro_config: MicroConfig
     reason: str
     is_lasting: bool = True
+    is_passed_over: bool = False
+    needed_bytes: int | None = None
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        restore(self, state)
 
     @property
-    def is_passed_over(self) -> bool:
-        """Tell whether it did not fail but was left out, as hopeless: a thorough tuning measures it."""
-        return self.reason.startswith(_PASSED_OVER)
-
-    @property
-    def needed_bytes(self) -> int | None:
-        """Return the workspace for which it was passed over; None where that was not why."""
-        amount = self.reason.removeprefix(_TOO_MUCH).removesuffix(_OF_WORKSPACE)
-        return int(amount) if amount.isdecimal() else None
-
-
-_PASSED_OVER = "passed over: "
-_TOO_MUCH, _OF_WORKSPACE = f"{_PASSED_OVER}needs ", " bytes of workspace"
+    def why(self) -> str:
+        """Return the reason, and whether it is one for having been left out."""
+        return f"passed over: {self.reason}" if self.is_passed_over else self.reason
 
 
 def too_large(micro_config: MicroConfig, needed_bytes: int) -> Failure:
     """Say that a micro-config was not measured since it needs more workspace than there was allowed."""
-    return Failure(micro_config, f"{_TOO_MUCH}{needed_bytes}{_OF_WORKSPACE}")
+    reason = f"needs {needed_bytes} bytes of workspace"
+    return Failure(micro_config, reason, is_passed_over=True, needed_bytes=needed_bytes)
 
 
 def passed_over(micro_config: MicroConfig, reason: str) -> Failure:
     """Say why a micro-config was not measured, although it may run."""
-    return Failure(micro_config, f"{_PASSED_OVER}{reason}")
+    return Failure(micro_config, reason, is_passed_over=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +191,14 @@ class WholeRun:
     """A configuration run whole, and its baseline, measured in turns: medians in seconds, and the speedup's noise.
 
     The baseline is torch's own convolution. For a run with a cached filter it is the same module without its cache.
-    load: as of a ``Measurement``.
+    load, method: as of a ``Measurement``.
     """
 
     baseline_s: float
     time_s: float
     noise: float
     load: float | None = None
+    method: int = METHOD
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -192,6 +207,11 @@ class WholeRun:
     def is_disturbed(self) -> bool:
         """Whether the machine was busy with something else."""
         return is_busy(self.load)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it was measured in an older way."""
+        return self.method < METHOD
 
     @property
     def speedup(self) -> float:

@@ -176,6 +176,22 @@ def test_what_was_measured_under_load_is_refreshed(layers: Path, database: Path)
     assert after > before
 
 
+def test_what_was_measured_in_an_older_way_is_told_and_refreshed(layers: Path, database: Path) -> None:
+    tuned_without_noise(layers, database)
+    change(database, "UPDATE measurements SET method = 1")
+    change(database, "UPDATE verifications SET method = 1")
+    with Database(database) as opened:
+        (rows,) = opened.info().environments
+    assert rows.doubtful == rows.measurements + rows.verifications > 0
+    assert "doubtful" in succeed("database", "info").stdout
+    assert str(rows.doubtful) in succeed("database", "info").stdout.splitlines()[-2].split()
+    solved = succeed("solve", database, "--network", layers, "--batch", "2", "--operations", "forward")
+    assert "measured in an older way" in solved.stderr
+    assert f" of {rows.doubtful} measured again: " in succeed("database", "refresh", "--threads", "1").stdout
+    solved = succeed("solve", database, "--network", layers, "--batch", "2", "--operations", "forward")
+    assert "measured in an older way" not in solved.stderr
+
+
 def test_all_is_refreshed_on_demand(layers: Path, database: Path) -> None:
     tuned_without_noise(layers, database)
     assert "nothing is doubtful" in succeed("database", "refresh", "--older-than", "1", "--threads", "1").stdout

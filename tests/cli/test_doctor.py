@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from support.clock.shared_machine import SharedProcessors
 from support.command_line import invoke
 from support.cudnn.backend import FakeBackend
+from support.database_rows import FAST, OLD, PROBLEM
 from support.snapshots import assert_as_stored
 
 from mucudnn.bench.timing.load import Watch
@@ -180,3 +183,15 @@ def test_the_load_is_told_with_a_remedy(others: float, state: str) -> None:
 def test_the_load_is_told_without_a_database() -> None:
     assert doctor.load(SharedProcessors().watch(), current_environment()) == doctor.Finding("load", "quiet")
     assert doctor.load(Watch(sleep=lambda seconds: None), current_environment()).state == "unknown"
+
+
+def test_doubtful_times_are_told_with_a_remedy(tmp_path: Path) -> None:
+    path, here = tmp_path / "some.sqlite", current_environment()
+    assert doctor.stored(path, here) == doctor.Finding("database", str(path))
+    with Database(path) as database:
+        database.add(here, PROBLEM, 1, FAST)
+        assert doctor.stored(path, here) == doctor.Finding("database", str(path))
+        database.add(here, replace(PROBLEM, c=2), 1, OLD)
+        database.add(replace(here, threads=here.threads + 1), PROBLEM, 1, OLD)
+    found = doctor.stored(path, here)
+    assert (found.state, found.remedy) == (f"{path}: 1 of its times are doubtful", "mucudnn database refresh")

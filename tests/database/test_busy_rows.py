@@ -11,7 +11,7 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from support.database_rows import FAILED, FAST, HERE, PROBLEM, VERIFIED, VERSIONS, change, fill
+from support.database_rows import FAILED, FAST, HERE, OLD, PROBLEM, VERIFIED, VERSIONS, change, fill
 
 from mucudnn.database import migrations, schema
 from mucudnn.database.database import Database
@@ -19,6 +19,7 @@ from mucudnn.database.profiles import read_profile
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import (
     BUSY,
+    METHOD,
     NOISY,
     NOISY_UNWATCHED,
     Failure,
@@ -164,7 +165,7 @@ def test_older_files_are_read_where_they_cannot_be_written(version: int, tmp_pat
     connection.executescript((DATA / f"version-{version}.sql").read_text())
     connection.close()
     with Database(path, read_only=True) as database:
-        assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (OLD,)
         assert database.best_rate(HERE) == 0.0
         assert all(row.values["load"] is None for row in database.rows_that_count(HERE))
         assert database.info().schema_version == migrations.VERSION
@@ -179,7 +180,8 @@ def test_older_files_are_read_where_they_cannot_be_written(version: int, tmp_pat
     ],
 )
 def test_what_is_doubtful(noise: float, load: float | None, expected: bool) -> None:
-    assert is_doubtful(noise, load) is expected
+    assert is_doubtful(noise, load, METHOD) is expected
+    assert is_doubtful(noise, load, METHOD - 1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.database_rows import FAILED, FAST, FULL, HERE, MIGRATED, PROBLEM, VERSIONS, change, fill, rows_of
+from support.database_rows import FAILED, FAST, FULL, HERE, MIGRATED, OLD, PROBLEM, VERSIONS, change, fill, rows_of
 from support.places import DATA, TESTS
 
 from mucudnn.database import migrations
@@ -256,7 +256,7 @@ def test_a_migrated_file_has_the_tables_of_a_new_one(version: int, path: Path) -
 def test_a_file_of_version_1_is_read_as_it_is(version_1: Path) -> None:
     before = version_1.read_bytes()
     with Database(version_1, read_only=True) as database:
-        assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (OLD,)
         assert database.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == MIGRATED[2]
         with pytest.raises(DatabaseError, match=r"can only be read; change its permissions"):
             database.add(HERE, PROBLEM, 1, FAST)
@@ -270,7 +270,7 @@ def test_a_file_of_version_1_is_read_as_it_is(version_1: Path) -> None:
 def test_a_file_of_version_1_is_merged_without_being_changed(version_1: Path, tmp_path: Path) -> None:
     with Database(tmp_path / "new.sqlite") as database:
         assert database.merge(version_1).added == 3
-        assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (OLD,)
     assert version_of(version_1) == 1
 
 
@@ -285,7 +285,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(version_1: Path, monke
 
 
 GEMM, TORCHS = MicroConfig("gemm", 8), MicroConfig("native", 8)
-OURS, THEIRS, AS_STORED = WholeRun(2.0, 1.00003, 0.1), WholeRun(2.0, 2.0, 0.1), WholeRun(2.0, 1.0, 0.1)
+OURS, THEIRS, AS_STORED = (WholeRun(2.0, time_s, 0.1, method=1) for time_s in (1.00003, 2.0, 1.0))
 WHOLE_RUNS: list[tuple[list[MicroConfig], How, WholeRun]] = [
     ([GEMM], None, OURS),
     ([TORCHS], None, THEIRS),
@@ -324,14 +324,14 @@ def test_exports_of_version_2_are_read_as_the_database_is(name: str) -> None:
 
 
 def test_files_of_version_3_have_an_unknown_load(version_3: Path) -> None:
-    disturbed, older = replace(FAST, step_s=9.0, load=0.9), replace(FAST, step_s=3.0)
+    disturbed, older = replace(OLD, step_s=9.0, load=0.9), replace(OLD, step_s=3.0)
     with Database(version_3) as database:
         assert whole_runs(database) == WHOLE_RUNS
-        assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
-        assert FAST.load is None
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (OLD,)
+        assert OLD.load is None
         assert database.best_rate(HERE) == 0.0
         database.add(HERE, PROBLEM, 1, disturbed)
-        assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (OLD,)
         database.add(HERE, PROBLEM, 1, older)
         assert database.measurements(HERE, PROBLEM, VERSIONS) == (older,)
     assert version_of(version_3) == migrations.VERSION
@@ -341,7 +341,7 @@ def test_files_of_version_3_have_an_unknown_load(version_3: Path) -> None:
 def test_exports_of_version_3_are_read_as_the_database_is(name: str) -> None:
     with read_profile(DATA / name) as read:
         assert whole_runs(read) == WHOLE_RUNS
-        assert read.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
+        assert read.measurements(HERE, PROBLEM, VERSIONS) == (OLD,)
 
 
 @pytest.mark.parametrize(

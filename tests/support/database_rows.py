@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 from mucudnn.database.database import Database
@@ -17,7 +18,8 @@ FAILED = Failure(MicroConfig("fft", 8), "out of memory")
 VERSIONS = {"gemm": 1, "fft": 1}
 VERIFIED = WholeRun(2.0, 1.0, 0.1)
 FULL = ((FAST,), (FAILED,), VERIFIED)
-MIGRATED = ((FAST,), (FAILED,), WholeRun(2.0, 1.00003, 0.1))  # from before the operator was in whole runs
+OLD = replace(FAST, method=1)  # from before rows said in which way they were measured
+MIGRATED = ((OLD,), (FAILED,), WholeRun(2.0, 1.00003, 0.1, method=1))  # and before the operator was in whole runs
 
 
 def fill(path: Path) -> Path:

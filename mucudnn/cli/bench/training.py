@@ -42,6 +42,8 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 )
 @options.choices(workspace_limit="64MiB", headroom=True)
 @options.confirm
+@options.first_call_time
+@options.background
 @options.threads
 @options.device
 @options.csv_file
@@ -74,6 +76,7 @@ def training(
     from mucudnn.terminal.console import output, progress_bar
     from mucudnn.words.config import Config
 
+    _require_enable(how)
     config = Config(**choices)
     options.use_threads(threads)
     environment = current_environment(device)
@@ -100,6 +103,17 @@ def training(
             for table in training_tables(cells, config):
                 console.print(table)
             console.print(str(environment))
+
+
+def _require_enable(how: How) -> None:
+    """Raises ``UsageError`` for what only ``mucudnn.tuned`` has, beside another way into the step."""
+    options_of_enable = {"first_call_time": "--first-call-time", "background": "--background"}
+    given = [option for name, option in options_of_enable.items() if options.is_given(name)]
+    if given and how is not How.ENABLE:
+        raise click.UsageError(
+            f"{' and '.join(given)}: for convolutions that are tuned as they are met: add --how enable, or leave out",
+            click.get_current_context(),
+        )
 
 
 def _batch_sizes(given: tuple[int, ...], networks: tuple[str, ...]) -> tuple[int, ...]:

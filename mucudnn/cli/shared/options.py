@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from mucudnn.bench.report.export import CURVE
 from mucudnn.running.environment import require_known
 from mucudnn.terminal.command_files import DatabaseFile, OutputFile, SourceFile
-from mucudnn.words.config import HEADROOM, BatchSizePolicy
+from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, HEADROOM, BatchSizePolicy, Config
 from mucudnn.words.errors import InvalidInputError, MucudnnError
 from mucudnn.words.problem import ITEM_BYTES, MemoryFormat, Operation
 from mucudnn.words.units import parse_bytes, parse_seconds
@@ -255,8 +255,24 @@ confirm = click.option(
     default=None,
     help="End tuning with steps in turns; torch's own is put back where ours is slower. Default: where they are short.",
 )
-time_limit = click.option(
-    "--time-limit", type=Text("TIME", checked_by(parse_seconds)), help="Most measuring per problem, as 60s or 2min."
+_time = Text("TIME", checked_by(parse_seconds))
+time_limit = click.option("--time-limit", type=_time, help="Most measuring per problem, as 60s or 2min.")
+first_call_time = click.option(
+    "--first-call-time",
+    type=_time,
+    default=Config().first_call_time,
+    show_default=True,
+    help="With --how enable: most measuring of a problem that is met, as 60s, or none: no bound but --time-limit.",
+)
+background = click.option(
+    "--background", is_flag=True, help="With --how enable: measure between steps, not in the call that meets a problem."
+)
+limits_torch = click.option(
+    "--limit-torch/--no-limit-torch",
+    "limits_torch",
+    default=None,
+    help="Whether the limit holds torch's own convolution, too, so that something slower runs where it needs more. "
+    f"Default: yes, but for a limit of {DEFAULT_WORKSPACE_LIMIT}.",
 )
 
 
@@ -287,7 +303,9 @@ budget_size = Text("SIZE", parse_budget)
 
 
 def memory_bounds(workspace_limit: str, headroom: bool = False) -> Decorator:
-    """Add ``workspace_limit``, with this default, and ``workspace_budget``: both at once are a usage error.
+    """Add ``workspace_limit``, with this default, ``limits_torch``, and ``workspace_budget`` instead of both.
+
+    A budget beside one of them is a usage error.
 
     headroom: whether the limit may be that, too.
     """
@@ -310,26 +328,39 @@ def memory_bounds(workspace_limit: str, headroom: bool = False) -> Decorator:
         help="Instead of a limit for each: most memory of all operations in sum, divided as it saves most time. "
         "The right bound where calls overlap, in threads or streams.",
     )
-    return together(limit, budget, _one_bound)
+    return together(limit, limits_torch, budget, _one_bound)
 
 
 def _one_bound(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse a limit beside a budget; the default limit does not count."""
+    """Refuse a limit, and what it holds, beside a budget; the default limit does not count."""
 
     @wraps(function)
-    def checked(*args: Any, workspace_limit: str, workspace_budget: str | None, **rest: Any) -> Any:
+    def checked(
+        *args: Any, workspace_limit: str, limits_torch: bool | None, workspace_budget: str | None, **rest: Any
+    ) -> Any:
         if workspace_budget is None:
-            return function(*args, workspace_limit=workspace_limit, **rest)
+            return function(*args, workspace_limit=workspace_limit, limits_torch=limits_torch, **rest)
         context = click.get_current_context()
-        if context.get_parameter_source("workspace_limit") is not ParameterSource.DEFAULT:
+        if is_given("workspace_limit"):
             raise click.UsageError(
                 "a budget is divided instead of a limit for each: give --workspace-limit or "
                 "--workspace-budget, not both",
                 context,
             )
+        if limits_torch is not None:
+            raise click.UsageError(
+                "a budget holds torch's own convolution in any case: give --limit-torch or --no-limit-torch beside a "
+                "--workspace-limit only",
+                context,
+            )
         return function(*args, workspace_budget=workspace_budget, **rest)
 
     return checked
+
+
+def is_given(name: str) -> bool:
+    """Whether the parameter of the running command is not at its default."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def choices(workspace_limit: str, headroom: bool = False) -> Decorator:
