@@ -10,9 +10,9 @@ from typing import Any
 from mucudnn.words.torch_settings import TORCHS_OWN
 
 # 1: the first one; 2: environments have numerics; 3: whole runs go through torch's operators; 4: what was measured has
-# the load of the machine and the way of measuring, environments have the best rate of the known kernel, and of what was
-# not measured the columns say whether it was passed over, and for how many bytes
-VERSION = 4
+# the load of the machine, and environments have the best rate of the known kernel; 5: what was measured has the way of
+# measuring, and of what was not measured the columns say whether it was passed over, and for how many bytes
+VERSION = 5
 BEFORE_EXPORTS_SAID = 2  # the version of exported rows that do not name theirs
 
 _ENVIRONMENT_1 = "device, capability, threads, torch, library, compiled"
@@ -31,10 +31,21 @@ _TIME_S_2 = f"""CASE
 
 _FIRST_METHOD = 1  # all that was measured before rows said how: see ``METHOD`` in ``mucudnn/words/results.py``
 
+_METHOD_4 = f"iif(load IS NULL, {_FIRST_METHOD}, {_FIRST_METHOD + 1})"
 
-def _of_the_first_way(table: str) -> tuple[str, str]:
-    return f"ALTER TABLE {table} ADD COLUMN method", f"UPDATE {table} SET method = {_FIRST_METHOD}"
 
+def _with_method(table: str) -> tuple[str, str]:
+    """The second way came with version 4, as did the load: what was measured before has none."""
+    return f"ALTER TABLE {table} ADD COLUMN method", f"UPDATE {table} SET method = {_METHOD_4}"
+
+
+# Reasons of version 4 said in their first words what columns say since.
+_PASSED_OVER_4, _NEEDS_4 = "passed over: ", "needs "
+_REASON_4 = f"substr(reason, {len(_PASSED_OVER_4) + 1})"
+_NEEDED_BYTES_4 = (
+    f"CASE WHEN reason LIKE '{_PASSED_OVER_4}{_NEEDS_4}% bytes of workspace' "
+    f"THEN CAST(substr(reason, {len(_PASSED_OVER_4 + _NEEDS_4) + 1}) AS INTEGER) END"  # casts what comes before a space
+)
 
 # What makes a file of that version into one of the next, with columns as they were then. Keys need a new table.
 MIGRATIONS = {
@@ -49,14 +60,19 @@ MIGRATIONS = {
     3: (
         "ALTER TABLE measurements ADD COLUMN load",
         "ALTER TABLE verifications ADD COLUMN load",
-        *_of_the_first_way("measurements"),
-        *_of_the_first_way("verifications"),
+        "CREATE TABLE rates (environment_id PRIMARY KEY NOT NULL REFERENCES environments, rate) WITHOUT ROWID",
+    ),
+    4: (
+        *_with_method("measurements"),
+        *_with_method("verifications"),
         "ALTER TABLE measurements ADD COLUMN passed_over",
         "ALTER TABLE measurements ADD COLUMN needed_bytes",
-        "CREATE TABLE rates (environment_id PRIMARY KEY NOT NULL REFERENCES environments, rate) WITHOUT ROWID",
+        f"UPDATE measurements SET passed_over = 1, needed_bytes = {_NEEDED_BYTES_4}, reason = {_REASON_4} "
+        f"WHERE reason LIKE '{_PASSED_OVER_4}%'",
     ),
 }
 _WITH_OPERATOR = 3  # the first version whose whole runs have what the operator costs
+_WITH_LOAD = 4
 # Columns that were added, with what they are in exports that lack them
 SINCE_VERSION_1: Mapping[str, str | int | None] = {
     **{"numerics": "", "load": None, "method": _FIRST_METHOD},
@@ -66,10 +82,21 @@ SINCE_VERSION_1: Mapping[str, str | int | None] = {
 
 def migrated_row(row: Mapping[str, Any], version: int) -> dict[str, Any]:
     """An exported row without faults, which a mucudnn of this schema version wrote, as it would be written now."""
-    if row["kind"] != "verification" or version >= _WITH_OPERATOR:
-        return dict(row)
-    values = {"configuration": row["configuration"], "time_s": row["time_s"]}
+    if row["kind"] == "verification" and version < _WITH_OPERATOR:
+        row = {**row, **_computed({"time_s": _TIME_S_2}, row)}
+    if version == _WITH_LOAD:
+        row = {**row, **_computed({"method": _METHOD_4}, row)}
+        if (row.get("reason") or "").startswith(_PASSED_OVER_4):
+            row = {**row, **_computed({"needed_bytes": _NEEDED_BYTES_4, "reason": _REASON_4}, row), "passed_over": 1}
+    return dict(row)
+
+
+def _computed(expressions: Mapping[str, str], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of SQL expressions, for the row of an export as for that of a file."""
+    columns = ("configuration", "time_s", "load", "reason")
     with closing(sqlite3.connect(":memory:")) as connection:
-        query = f"SELECT {_TIME_S_2} FROM (SELECT :configuration AS configuration, :time_s AS time_s)"
-        (time_s,) = connection.execute(query, values).fetchone()
-    return {**row, "time_s": time_s}
+        given = ", ".join(f":{name} AS {name}" for name in columns)
+        query = f"SELECT {', '.join(expressions.values())} FROM (SELECT {given})"
+        return dict(
+            zip(expressions, connection.execute(query, {n: row.get(n) for n in columns}).fetchone(), strict=True)
+        )
