@@ -265,7 +265,7 @@ def as_exported_now(name: str) -> list[dict[str, Any]]:
     rows = rows_in(stored(name))
     for row in rows:
         if name.endswith(".csv"):
-            row["load"] = ""
+            row |= dict.fromkeys(("load", "fingerprint", "versions", "findings"), "")
         row["schema"] = type(row["threads"])(VERSION)
         if row["kind"] == "verification" and not is_torchs_own(row) and '"instead"' not in row["configuration"]:
             row["time_s"] = type(row["time_s"])(float(row["time_s"]) + 30e-6)

@@ -187,9 +187,9 @@ def info_table(found: DatabaseInfo) -> Table:
     from rich.table import Table
 
     table = Table("environment")
-    for heading in ("measurements", "failures", "verifications"):
+    for heading in ("measurements", "failures", "verifications", "confirmations"):
         table.add_column(heading, justify="right")
     for rows in found.environments:
-        counts = (rows.measurements, rows.failures, rows.verifications)
+        counts = (rows.measurements, rows.failures, rows.verifications, rows.confirmations)
         table.add_row(str(rows.environment), *map(str, counts))
     return table

@@ -42,6 +42,7 @@ class EnvironmentRows:
     measurements: int
     failures: int
     verifications: int
+    confirmations: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,26 @@ class Database:
         key = schema.configuration_key(micro_configs, versions, how)
         self._add("verification", environment, problem, configuration=key, **asdict(run))
 
+    def add_confirmation(
+        self,
+        environment: Environment,
+        fingerprint: str,
+        versions: Mapping[str, int],
+        findings: Mapping[str, Any],
+        load: float | None = None,
+    ) -> None:
+        """Commit what steps of a model have shown.
+
+        fingerprint: tells the model and what was chosen for it. versions: of the algorithms that it ran. findings:
+        plain values, as ``column_rules`` has them.
+        """
+        parts = {"versions": json.dumps(dict(versions)), "findings": json.dumps(dict(findings))}
+        self._add("confirmation", environment, None, fingerprint=fingerprint, load=load, **parts)
+
+    def confirmation(self, environment: Environment, fingerprint: str) -> tuple[str, dict[str, Any]] | None:
+        """Return when the one that counts was made, and its findings; ``None``: there is none."""
+        return queries.confirmation(self._sound, environment, fingerprint)
+
     def measurements(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Measurement, ...]:
@@ -228,7 +249,8 @@ class Database:
         """Return the sound row of each key that counts, of measurements, failures and whole runs, oldest first."""
         here, found = schema.named(environment), dict[tuple[Any, ...], StoredRow]()
         for row in every_row(self._file):
-            if row.faults or any(row.values[name] != value for name, value in here.items()):
+            is_elsewhere = any(row.values[name] != value for name, value in here.items())
+            if row.faults or is_elsewhere or row.table == "confirmations":  # a whole model cannot be measured again
                 continue
             key = tuple(value for name, value in row.key.items() if name != "measured_at")
             before = found.get(key)
@@ -280,7 +302,10 @@ class Database:
         return self._sound.bad_rows()
 
     def export_csv(self, stream: TextIO) -> None:
-        """Write all rows but bad ones, oldest first, with a heading; ``kind``: measurement, failure or verification."""
+        """Write all rows but bad ones, oldest first, with a heading.
+
+        ``kind``: measurement, failure, verification or confirmation.
+        """
         writer = csv.writer(stream)  # lines end in CR LF, as RFC 4180 has it: then values with either are quoted
         writer.writerow(schema.EXPORT_COLUMNS)
         writer.writerows([row.get(column) for column in schema.EXPORT_COLUMNS] for row in self._exported())
@@ -350,12 +375,13 @@ class Database:
         key = {"algorithm": micro_config.algorithm, "micro_batch_size": micro_config.micro_batch_size}
         self._add(kind, environment, problem, version=version, **key, **values)
 
-    def _add(self, kind: str, environment: Environment, problem: ConvProblem, **values: object) -> None:
+    def _add(self, kind: str, environment: Environment, problem: ConvProblem | None, **values: object) -> None:
         now = schema.now()
-        owner = schema.named(environment) | schema.named(problem)
+        owner = schema.named(environment) | ({} if problem is None else schema.named(problem))
         row = {"kind": kind, "measured_at": now, **owner, **values}
         if faults := row_faults(row):
-            raise InvalidInputError(f"this {kind} of {problem} cannot be stored: {'; '.join(faults)}")
+            what = f"this {kind} of {problem or 'a model'}"
+            raise InvalidInputError(f"{what} cannot be stored: {'; '.join(faults)}")
         with self._writing() as connection:
             queries.add_exported(connection, [row], otherwise="REPLACE")
         self._first_added = min(self._first_added, now)

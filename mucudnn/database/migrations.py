@@ -10,8 +10,8 @@ from typing import Any
 from mucudnn.words.torch_settings import TORCHS_OWN
 
 # 1: the first one; 2: environments have numerics; 3: whole runs go through torch's operators; 4: what was measured has
-# the load of the machine, and environments have the best rate of the known kernel
-VERSION = 4
+# the load of the machine, and environments have the best rate of the known kernel; 5: what steps of models have shown
+VERSION = 5
 BEFORE_EXPORTS_SAID = 2  # the version of exported rows that do not name theirs
 
 _ENVIRONMENT_1 = "device, capability, threads, torch, library, compiled"
@@ -28,6 +28,11 @@ _TIME_S_2 = f"""CASE
         AND json_extract(configuration, '$[0][3]') = 1 THEN time_s
     ELSE time_s + {_OPERATOR_S} END"""
 
+# findings: what steps of a model have shown. versions: of the algorithms that it ran.
+CONFIRMATIONS = """CREATE TABLE IF NOT EXISTS confirmations (
+    environment_id NOT NULL REFERENCES environments, fingerprint, measured_at, versions, findings, load,
+    PRIMARY KEY (environment_id, fingerprint, measured_at)) WITHOUT ROWID"""
+
 # What makes a file of that version into one of the next, with columns as they were then. Keys need a new table.
 MIGRATIONS = {
     1: (
@@ -43,10 +48,14 @@ MIGRATIONS = {
         "ALTER TABLE verifications ADD COLUMN load",
         "CREATE TABLE rates (environment_id PRIMARY KEY NOT NULL REFERENCES environments, rate) WITHOUT ROWID",
     ),
+    4: (CONFIRMATIONS,),
 }
 _WITH_OPERATOR = 3  # the first version whose whole runs have what the operator costs
 # Columns that were added, with what they are in exports that lack them
-SINCE_VERSION_1: Mapping[str, str | None] = {"numerics": "", "load": None}
+SINCE_VERSION_1: Mapping[str, str | None] = {
+    "numerics": "",
+    **dict.fromkeys(("load", "fingerprint", "versions", "findings")),
+}
 
 
 def migrated_row(row: Mapping[str, Any], version: int) -> dict[str, Any]:

@@ -22,10 +22,11 @@ _TEXTS = frozenset(
     (
         *("kind", "measured_at", "device", "capability", "torch", "library", "compiled", "numerics"),
         *("operation", "dtype", "memory_format", "algorithm", "reason", "configuration"),
+        *("fingerprint", "versions", "findings"),
     )
 )
 _EXPORT_AGAIN = "export it again with mucudnn database export FILE"
-_KEY_COLUMNS = (*COLUMNS_OF["failure"][1:-1], schema.KEYS["verifications"])  # without kind and reason
+_KEY_COLUMNS = (*COLUMNS_OF["failure"][1:-1], schema.KEYS["verifications"], schema.KEYS["confirmations"])
 
 Line = tuple[int, dict[str, Any] | str]  # its number, and its row or what is wrong with the whole of it
 

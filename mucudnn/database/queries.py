@@ -19,6 +19,7 @@ from mucudnn.words.results import Measurement, MicroConfig
 _TABLE_COLUMNS = {
     "measurements": (*schema.KEYS["measurements"].split(", "), "measured_at", *schema.COSTS, "reason", "load"),
     "verifications": (*schema.KEYS["verifications"].split(", "), "measured_at", *schema.TIMES, "load"),
+    "confirmations": (*schema.KEYS["confirmations"].split(", "), "measured_at", "versions", "findings", "load"),
 }
 
 
@@ -77,6 +78,19 @@ def measurements(
     }
 
 
+def confirmation(stored: SoundRows, environment: Environment, fingerprint: str) -> tuple[str, dict[str, Any]] | None:
+    """Return when the one that counts was made, and its findings; ``None``: there is none."""
+    find, values = schema.find(environment)
+    newest: sqlite3.Row | None = None
+    for row in stored.read(
+        f"SELECT * FROM confirmations WHERE environment_id = ({find}) AND fingerprint = ? ORDER BY measured_at",
+        [*values, fingerprint],
+    ):
+        if newest is None or schema.supersedes(row["load"], newest["load"]):
+            newest = row
+    return None if newest is None else (newest["measured_at"], json.loads(newest["findings"]))
+
+
 def add_exported(
     connection: sqlite3.Connection, rows: Iterable[Mapping[str, Any]], *, otherwise: str = "IGNORE"
 ) -> Counter[str]:
@@ -86,15 +100,19 @@ def add_exported(
     """
 
     @cache
-    def owner(environment: Environment, problem_values: Sequence[Any]) -> tuple[int, int]:
-        problem = schema.problem_from(problem_values)
-        return schema.identify(connection, environment), schema.identify(connection, problem)
+    def environment_id(environment: Environment) -> int:
+        return schema.identify(connection, environment)
+
+    @cache
+    def problem_id(problem_values: Sequence[Any]) -> int:
+        return schema.identify(connection, schema.problem_from(problem_values))
 
     counts = Counter(added=0, known=0)
     for row in rows:
         table = schema.table_of(row["kind"])
-        environment = Environment(*(row[column] for column in ENVIRONMENT_COLUMNS))
-        ids = owner(environment, tuple(row[column] for column in PROBLEM_COLUMNS))
-        values = (*ids, *map(row.get, _TABLE_COLUMNS[table]))
+        owner = [environment_id(Environment(*(row[column] for column in ENVIRONMENT_COLUMNS)))]
+        if "problem_id" in schema.OWNERS[table]:
+            owner.append(problem_id(tuple(row[column] for column in PROBLEM_COLUMNS)))
+        values = (*owner, *map(row.get, _TABLE_COLUMNS[table]))
         counts["added" if schema.insert(connection, table, values, otherwise=otherwise) else "known"] += 1
     return counts

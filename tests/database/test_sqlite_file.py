@@ -52,7 +52,7 @@ def raise_version(path: Path) -> None:
         (lambda path: path.write_bytes(b"no database " * 1000), "is not an SQLite database"),
         (lambda path: path.write_bytes(path.read_bytes()[:60]), "is damaged"),
         (truncate, "is damaged"),
-        (raise_version, r"schema 99, of a newer mucudnn \(this one knows 4\): upgrade"),
+        (raise_version, r"schema 99, of a newer mucudnn \(this one knows 5\): upgrade"),
         (lambda path: change(path, "PRAGMA application_id = 7"), "belongs to another program"),
     ],
 )
@@ -371,6 +371,6 @@ def test_exports_of_a_newer_version_are_refused(path: Path, tmp_path: Path) -> N
     exported = tmp_path / "exported.jsonl"
     with Database(path) as database, exported.open("w") as stream:
         database.export_json_lines(stream)
-    exported.write_text(exported.read_text().replace('"schema": 4', '"schema": 5'))
-    with pytest.raises(DatabaseError, match="schema is 5; it must be a whole number of at least 1 and at most 4"):
+    exported.write_text(exported.read_text().replace('"schema": 5', '"schema": 6'))
+    with pytest.raises(DatabaseError, match="schema is 6; it must be a whole number of at least 1 and at most 5"):
         read_profile(exported)
