@@ -30,7 +30,7 @@ _IN_TURNS = ("step", "recorded", "convolutions")
 
 
 class KeptConfirmation:
-    """What the database has, or will have, of a model as it was tuned, in steps of its own on one sample input.
+    """Place in the database for what steps of a model have shown, as it was tuned, on one sample input.
 
     modules: those that were tuned, by their names. Make it before anything is put back: it is found again by all that
     decides what is put back, and by what takes time in a step, as far as a model tells it.
