@@ -266,7 +266,8 @@ def as_exported_now(name: str) -> list[dict[str, Any]]:
     rows = rows_in(stored(name))
     for row in rows:
         if name.endswith(".csv"):
-            row |= dict.fromkeys(("load", "passed_over", "needed_bytes"), "")
+            added = ("load", "passed_over", "needed_bytes", "fingerprint", "versions", "findings")
+            row |= dict.fromkeys(added, "")
         number = type(row["threads"])
         row |= {"method": number(1), "schema": number(VERSION)}
         if row["kind"] == "verification" and not is_torchs_own(row) and '"instead"' not in row["configuration"]:

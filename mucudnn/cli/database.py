@@ -190,9 +190,9 @@ def info_table(found: DatabaseInfo) -> Table:
     from rich.table import Table
 
     table = Table("environment")
-    for heading in ("measurements", "failures", "verifications", "doubtful"):
+    for heading in ("measurements", "failures", "verifications", "confirmations", "doubtful"):
         table.add_column(heading, justify="right")
     for rows in found.environments:
-        counts = (rows.measurements, rows.failures, rows.verifications, rows.doubtful)
+        counts = (rows.measurements, rows.failures, rows.verifications, rows.confirmations, rows.doubtful)
         table.add_row(str(rows.environment), *map(str, counts))
     return table

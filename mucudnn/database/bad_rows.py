@@ -21,7 +21,7 @@ _MOST_SHOWN = 3  # of the faults of one row
 class StoredRow:
     """A row of a table with its environment and problem, and everything that is wrong with it.
 
-    owner: ids of both. values: by ``schema.ROW_COLUMNS``.
+    owner: ids of both; ``None`` where it has no problem. values: by ``schema.ROW_COLUMNS``.
     """
 
     owner: tuple[Any, Any]
@@ -47,7 +47,8 @@ class StoredRow:
     def key(self) -> dict[str, Any]:
         """Column -> value: together no other row of the table has them."""
         names = (*schema.KEYS[self.table].split(", "), "measured_at")
-        return dict(zip(schema.OWNER_IDS, self.owner, strict=True)) | {name: self.values[name] for name in names}
+        owner = dict(zip(schema.OWNERS[self.table], self.owner, strict=False))
+        return owner | {name: self.values[name] for name in names}
 
     def __str__(self) -> str:
         key = ", ".join(f"{name} {shown(value)}" for name, value in self.key.items())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from math import inf
+from string import hexdigits
 from typing import Any
 
 from mucudnn.database import schema
@@ -30,6 +31,10 @@ COLUMNS_OF = {
     "measurement": (*_OWNER, *_MICRO_CONFIG, *schema.COSTS, *schema.CIRCUMSTANCES),
     "failure": (*_OWNER, *_MICRO_CONFIG, *schema.OF_FAILURES, "method"),
     "verification": (*_OWNER, schema.KEYS["verifications"], *schema.TIMES, *schema.CIRCUMSTANCES),
+    "confirmation": (
+        *("kind", "measured_at", *ENVIRONMENT_COLUMNS),
+        *(schema.KEYS["confirmations"], "versions", "findings", *schema.CIRCUMSTANCES),
+    ),
 }
 
 _EXPORTED_ONLY = frozenset(schema.EXPORT_COLUMNS) - frozenset(schema.ROW_COLUMNS)
@@ -64,9 +69,12 @@ def row_faults(row: Mapping[str, Any]) -> list[str]:
 
 
 def owner_faults(row: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the environment and the problem of a row."""
-    if wrong := _faults_in(row, (*ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS)):
+    """Return what is wrong with the environment of a row of a known kind, and with its problem, if it has one."""
+    has_problem = PROBLEM_COLUMNS[0] in COLUMNS_OF[row["kind"]]
+    if wrong := _faults_in(row, (*ENVIRONMENT_COLUMNS, *(PROBLEM_COLUMNS if has_problem else ()))):
         return wrong
+    if not has_problem:
+        return []
     not_a_problem = _problem_fault(tuple(row[column] for column in PROBLEM_COLUMNS))
     return [] if not_a_problem is None else [not_a_problem]
 
@@ -144,6 +152,55 @@ def _is_run(run: object) -> bool:
     return all(RULES[column].allows(value) for column, value in numbers) and run[4:] in _HOW
 
 
+def _is_fingerprint(value: object) -> bool:
+    return isinstance(value, str) and len(value) == _DIGITS and set(value) <= {*hexdigits.lower()}
+
+
+def _is_versions(value: object) -> bool:
+    found = _object(value)
+    return found is not None and all(map(_is_name, found)) and all(map(RULES["version"].allows, found.values()))
+
+
+def _is_findings(value: object) -> bool:
+    """Whether ``mucudnn/tuning/kept_confirmation.py`` could have stored them: steps in turns, and calls in place."""
+    found = _object(value) or {}
+    steps, calls = (found.get("step"), found.get("recorded")), found.get("in_place")
+    return (
+        all(_is_in_turns(one) and _is_time(one["torch_s"]) for one in steps)  # type: ignore[index]
+        and _is_in_turns(found.get("convolutions"))
+        and (found.get("over_tuned") is None or _is_cost(found["over_tuned"]))
+        and isinstance(calls, list)
+        and all(one is None or _is_in_place(one) for one in calls)
+    )
+
+
+def _is_in_place(found: Any) -> bool:
+    if not (isinstance(found, dict) and found.keys() == {"operations", "call", "loses"}):
+        return False
+    operations = found["operations"]
+    are_known = isinstance(operations, list) and bool(operations) and all(one in [*Operation] for one in operations)
+    return are_known and _is_in_turns(found["call"]) and isinstance(found["loses"], bool)
+
+
+def _is_in_turns(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and found.keys() == {*_IN_TURNS, "rounds"}
+        and all(_is_cost(found[name]) for name in _IN_TURNS)
+        and RULES["samples"].allows(found["rounds"])
+    )
+
+
+def _object(value: object) -> dict[str, Any] | None:
+    """Return the object that JSON describes; ``None`` where it is no JSON, or describes something else."""
+    with suppress(TypeError, ValueError, RecursionError):
+        found = json.loads(value)  # type: ignore[arg-type]
+        return found if isinstance(found, dict) else None
+    return None
+
+
+_DIGITS = 64  # of a SHA-256
+_IN_TURNS = ("torch_s", "time_s", "speedup", "uncertainty")
 _HOW: tuple[list[str], ...] = ([], ["kept"], ["instead"], ["fresh"])  # see ``schema.configuration_key``
 
 
@@ -205,6 +262,9 @@ RULES: Mapping[str, Rule] = {
     "reason": Rule(_is_text, "text"),
     "configuration": Rule(_is_configuration, 'runs of micro-configs as they are exported, such as [["gemm", 1, 8, 4]]'),
     **dict.fromkeys(("baseline_s", "time_s"), Rule(_is_time, "seconds, finite and above 0")),
+    "fingerprint": Rule(_is_fingerprint, f"{_DIGITS} hexadecimal digits"),
+    "versions": Rule(_is_versions, 'versions by the names of algorithms, such as {"gemm": 1}'),
+    "findings": Rule(_is_findings, "what steps of a model have shown, as they are exported"),
     "load": Rule(_is_load, "a number from 0 to 1, or nothing where it is unknown"),
     "method": _whole(1, METHOD),
     "passed_over": Rule(_is_mark, "1, or nothing where it was tried"),

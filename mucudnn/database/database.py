@@ -47,6 +47,7 @@ class EnvironmentRows:
     measurements: int
     failures: int
     verifications: int
+    confirmations: int
     doubtful: int
 
 
@@ -192,6 +193,26 @@ class Database:
         key = schema.configuration_key(micro_configs, versions, how)
         self._add("verification", environment, problem, configuration=key, **asdict(run))
 
+    def add_confirmation(
+        self,
+        environment: Environment,
+        fingerprint: str,
+        versions: Mapping[str, int],
+        findings: Mapping[str, Any],
+        load: float | None = None,
+    ) -> None:
+        """Commit what steps of a model have shown.
+
+        fingerprint: tells the model and what was chosen for it. versions: of the algorithms that it ran. findings:
+        plain values, as ``column_rules`` has them.
+        """
+        parts = {"versions": json.dumps(dict(versions)), "findings": json.dumps(dict(findings))}
+        self._add("confirmation", environment, None, fingerprint=fingerprint, load=load, method=METHOD, **parts)
+
+    def confirmation(self, environment: Environment, fingerprint: str) -> tuple[str, dict[str, Any]] | None:
+        """Return when the one that counts was made, and its findings; ``None``: there is none."""
+        return queries.confirmation(self._sound, environment, fingerprint)
+
     def measurements(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Measurement, ...]:
@@ -245,7 +266,7 @@ class Database:
     def rows_that_count(self, environment: Environment) -> list[StoredRow]:
         """Return the sound row of each key that counts, of measurements, failures and whole runs, oldest first."""
         here = schema.named(environment).items()
-        rows = (row for row in every_row(self._file) if here <= row.values.items())
+        rows = (row for row in every_row(self._file) if here <= row.values.items() and row.table != "confirmations")
         return maintenance.that_count(rows)
 
     def doubtful_rows(self, environment: Environment) -> list[StoredRow]:
@@ -299,7 +320,10 @@ class Database:
         return self._sound.bad_rows()
 
     def export_csv(self, stream: TextIO) -> None:
-        """Write all rows but bad ones, oldest first, with a heading; ``kind``: measurement, failure or verification."""
+        """Write all rows but bad ones, oldest first, with a heading.
+
+        ``kind``: measurement, failure, verification or confirmation.
+        """
         writer = csv.writer(stream)  # lines end in CR LF, as RFC 4180 has it: then values with either are quoted
         writer.writerow(schema.EXPORT_COLUMNS)
         writer.writerows([row.get(column) for column in schema.EXPORT_COLUMNS] for row in self._exported())
@@ -369,12 +393,13 @@ class Database:
         key = {"algorithm": micro_config.algorithm, "micro_batch_size": micro_config.micro_batch_size}
         self._add(kind, environment, problem, version=version, **key, **values)
 
-    def _add(self, kind: str, environment: Environment, problem: ConvProblem, **values: object) -> None:
+    def _add(self, kind: str, environment: Environment, problem: ConvProblem | None, **values: object) -> None:
         now = schema.now()
-        owner = schema.named(environment) | schema.named(problem)
+        owner = schema.named(environment) | ({} if problem is None else schema.named(problem))
         row = {"kind": kind, "measured_at": now, **owner, **values}
         if faults := row_faults(row):
-            raise InvalidInputError(f"this {kind} of {problem} cannot be stored: {'; '.join(faults)}")
+            what = f"this {kind} of {problem or 'a model'}"
+            raise InvalidInputError(f"{what} cannot be stored: {'; '.join(faults)}")
         with self._writing() as connection:
             queries.add_exported(connection, [row], otherwise="REPLACE")
         self._first_added = min(self._first_added, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from mucudnn.database.database import Database
 from mucudnn.running.environment import Environment
@@ -92,6 +92,16 @@ class EnvironmentStore:
         """Commit a whole run. how: what is special in it."""
         key = (self._environment, problem, configuration.micro_configs, versions)
         self._write(self._database.add_whole_run, *key, run, how)
+
+    def confirmation(self, fingerprint: str) -> tuple[str, dict[str, Any]] | None:
+        """Return when the confirmation that counts was made, and its findings; ``None``: there is none."""
+        return self._database.confirmation(self._environment, fingerprint)
+
+    def add_confirmation(
+        self, fingerprint: str, versions: Mapping[str, int], findings: Mapping[str, Any], load: float | None
+    ) -> None:
+        """Commit what steps of a model have shown. Arguments as for ``Database.add_confirmation``."""
+        self._write(self._database.add_confirmation, self._environment, fingerprint, versions, findings, load)
 
     def best_rate(self) -> float:
         """Return the best rate of the known kernel, in runs a second; 0 where none was seen."""

@@ -18,14 +18,17 @@ from mucudnn.running.environment import Environment
 Statement = tuple[str, Sequence[Any]]  # SQL and its parameters
 
 
-def count(file: SqliteFile, environment: Environment) -> tuple[int, int, int]:
-    """Count measurements, failures and whole runs of an environment, superseded ones included."""
+def count(file: SqliteFile, environment: Environment) -> tuple[int, int, int, int]:
+    """Count measurements, failures, whole runs and confirmations of an environment, superseded ones included."""
     find, values = schema.find(environment)
     measured, failed = file.read(
         f"SELECT count(*) - count(reason), count(reason) FROM measurements WHERE environment_id = ({find})", values
     )[0]
-    verified = file.read(f"SELECT count(*) FROM verifications WHERE environment_id = ({find})", values)[0][0]
-    return measured, failed, verified
+    verified, confirmed = (
+        file.read(f"SELECT count(*) FROM {table} WHERE environment_id = ({find})", values)[0][0]
+        for table in ("verifications", "confirmations")
+    )
+    return measured, failed, verified, confirmed
 
 
 def that_count(rows: Iterable[StoredRow]) -> list[StoredRow]:
@@ -82,7 +85,8 @@ def prune(
     measured = " UNION ".join(f"SELECT environment_id FROM {table}" for table in schema.KEYS)
     connection.execute(f"DELETE FROM rates WHERE environment_id NOT IN ({measured})")
     for key in ("environment", "problem"):
-        used = " UNION ".join(f"SELECT {key}_id FROM {table}" for table in schema.KEYS)
+        owned = (table for table, owners in schema.OWNERS.items() if f"{key}_id" in owners)
+        used = " UNION ".join(f"SELECT {key}_id FROM {table}" for table in owned)
         connection.execute(f"DELETE FROM {key}s WHERE id NOT IN ({used})")
     return removed
 
@@ -110,7 +114,7 @@ def _prunings(
             yield f"DELETE FROM {table} WHERE environment_id NOT IN ({' UNION '.join(finds)})", [*chain(*values)]
         if versions is not None:
             yield f"DELETE FROM {table} WHERE {schema.OTHER_VERSIONS[table]}", [json.dumps(dict(versions))]
-        same = f"environment_id, problem_id, {key}"
+        same = ", ".join((*schema.OWNERS[table], key))
         counts = f"SELECT {same}, max({schema.RANK}) FROM {table} GROUP BY {same}"
         yield f"DELETE FROM {table} WHERE ({same}, {schema.RANK}) NOT IN ({counts})", []
     if failures:

@@ -11,7 +11,8 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 
 # 1: the first one; 2: environments have numerics; 3: whole runs go through torch's operators; 4: what was measured has
 # the load of the machine, and environments have the best rate of the known kernel; 5: what was measured has the way of
-# measuring, and of what was not measured the columns say whether it was passed over, and for how many bytes
+# measuring, of what was not measured the columns say whether it was passed over, and for how many bytes, and there is
+# what steps of models have shown
 VERSION = 5
 BEFORE_EXPORTS_SAID = 2  # the version of exported rows that do not name theirs
 
@@ -47,6 +48,11 @@ _NEEDED_BYTES_4 = (
     f"THEN CAST(substr(reason, {len(_PASSED_OVER_4 + _NEEDS_4) + 1}) AS INTEGER) END"  # casts what comes before a space
 )
 
+# findings: what steps of a model have shown. versions: of the algorithms that it ran.
+CONFIRMATIONS = """CREATE TABLE IF NOT EXISTS confirmations (
+    environment_id NOT NULL REFERENCES environments, fingerprint, measured_at, versions, findings, load, method,
+    PRIMARY KEY (environment_id, fingerprint, measured_at)) WITHOUT ROWID"""
+
 # What makes a file of that version into one of the next, with columns as they were then. Keys need a new table.
 MIGRATIONS = {
     1: (
@@ -69,14 +75,15 @@ MIGRATIONS = {
         "ALTER TABLE measurements ADD COLUMN needed_bytes",
         f"UPDATE measurements SET passed_over = 1, needed_bytes = {_NEEDED_BYTES_4}, reason = {_REASON_4} "
         f"WHERE reason LIKE '{_PASSED_OVER_4}%'",
+        CONFIRMATIONS,
     ),
 }
 _WITH_OPERATOR = 3  # the first version whose whole runs have what the operator costs
 _WITH_LOAD = 4
 # Columns that were added, with what they are in exports that lack them
 SINCE_VERSION_1: Mapping[str, str | int | None] = {
-    **{"numerics": "", "load": None, "method": _FIRST_METHOD},
-    **{"passed_over": None, "needed_bytes": None},
+    **{"numerics": "", "method": _FIRST_METHOD},
+    **dict.fromkeys(("load", "passed_over", "needed_bytes", "fingerprint", "versions", "findings")),
 }
 
 

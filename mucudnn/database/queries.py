@@ -14,7 +14,7 @@ from mucudnn.database.bad_rows import SoundRows
 from mucudnn.database.column_rules import ENVIRONMENT_COLUMNS, PROBLEM_COLUMNS, known_problem
 from mucudnn.running.environment import Environment
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import METHOD, Measurement, MicroConfig, of_one_way
+from mucudnn.words.results import METHOD, Measurement, MicroConfig, is_busy, of_one_way
 
 _TABLE_COLUMNS = {
     "measurements": (
@@ -24,6 +24,7 @@ _TABLE_COLUMNS = {
     "verifications": (
         *(*schema.KEYS["verifications"].split(", "), "measured_at", *schema.TIMES, *schema.CIRCUMSTANCES),
     ),
+    "confirmations": (schema.KEYS["confirmations"], "measured_at", "versions", "findings", *schema.CIRCUMSTANCES),
 }
 
 
@@ -93,6 +94,20 @@ def newest_method(stored: SoundRows, environment: Environment, problem: ConvProb
     return rows[0][0] or 0
 
 
+def confirmation(stored: SoundRows, environment: Environment, fingerprint: str) -> tuple[str, dict[str, Any]] | None:
+    """Return when the one that counts was made, and its findings; ``None``: there is none."""
+    find, values = schema.find(environment)
+    newest: sqlite3.Row | None = None
+    for row in stored.read(
+        f"SELECT * FROM confirmations WHERE environment_id = ({find}) AND fingerprint = ? AND method = {METHOD} "
+        "ORDER BY measured_at",
+        [*values, fingerprint],
+    ):
+        if newest is None or is_busy(row["load"]) <= is_busy(newest["load"]):
+            newest = row
+    return None if newest is None else (newest["measured_at"], json.loads(newest["findings"]))
+
+
 def add_exported(
     connection: sqlite3.Connection, rows: Iterable[Mapping[str, Any]], *, otherwise: str = "IGNORE"
 ) -> Counter[str]:
@@ -102,15 +117,19 @@ def add_exported(
     """
 
     @cache
-    def owner(environment: Environment, problem_values: Sequence[Any]) -> tuple[int, int]:
-        problem = schema.problem_from(problem_values)
-        return schema.identify(connection, environment), schema.identify(connection, problem)
+    def environment_id(environment: Environment) -> int:
+        return schema.identify(connection, environment)
+
+    @cache
+    def problem_id(problem_values: Sequence[Any]) -> int:
+        return schema.identify(connection, schema.problem_from(problem_values))
 
     counts = Counter(added=0, known=0)
     for row in rows:
         table = schema.table_of(row["kind"])
-        environment = Environment(*(row[column] for column in ENVIRONMENT_COLUMNS))
-        ids = owner(environment, tuple(row[column] for column in PROBLEM_COLUMNS))
-        values = (*ids, *map(row.get, _TABLE_COLUMNS[table]))
+        owner = [environment_id(Environment(*(row[column] for column in ENVIRONMENT_COLUMNS)))]
+        if "problem_id" in schema.OWNERS[table]:
+            owner.append(problem_id(tuple(row[column] for column in PROBLEM_COLUMNS)))
+        values = (*owner, *map(row.get, _TABLE_COLUMNS[table]))
         counts["added" if schema.insert(connection, table, values, otherwise=otherwise) else "known"] += 1
     return counts

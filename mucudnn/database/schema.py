@@ -26,7 +26,13 @@ PROBLEM = (
     "operation, c, h, w, k, r, s, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, groups, "
     "dtype, memory_format"
 )
-KEYS = {"measurements": "algorithm, version, micro_batch_size", "verifications": "configuration"}
+KEYS = {
+    "measurements": "algorithm, version, micro_batch_size",
+    "verifications": "configuration",
+    "confirmations": "fingerprint",
+}
+OWNER_IDS = ("environment_id", "problem_id")
+OWNERS = dict.fromkeys(KEYS, OWNER_IDS) | {"confirmations": OWNER_IDS[:1]}  # a whole model has many problems
 _OWNER = "environment_id NOT NULL REFERENCES environments, problem_id NOT NULL REFERENCES problems"
 
 # A failure is a row with a reason and without costs: so the newest row of a candidate says which of the two it is.
@@ -40,6 +46,7 @@ CREATE TABLE IF NOT EXISTS measurements ({_OWNER}, {KEYS["measurements"]}, measu
 CREATE TABLE IF NOT EXISTS verifications ({_OWNER}, {KEYS["verifications"]}, measured_at, baseline_s, time_s, noise,
     load, method, PRIMARY KEY (environment_id, problem_id, {KEYS["verifications"]}, measured_at)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rates (environment_id PRIMARY KEY NOT NULL REFERENCES environments, rate) WITHOUT ROWID;
+{migrations.CONFIRMATIONS};
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {migrations.VERSION}
 """.split(";")
@@ -47,24 +54,29 @@ PRAGMA user_version = {migrations.VERSION}
 
 # Left joins: rows whose environment or problem is not there are no less bad than others
 _JOINED = "LEFT JOIN environments ON environments.id = environment_id LEFT JOIN problems ON problems.id = problem_id"
-OWNER_IDS = ("environment_id", "problem_id")
 _ROW = ("kind, measured_at", ENVIRONMENT, PROBLEM, KEYS["measurements"], *COSTS, "reason")
-_ADDED = ("load", "method", "passed_over", "needed_bytes")
+_ADDED = ("load", "method", "passed_over", "needed_bytes", "fingerprint", "versions", "findings")
 ROW_COLUMNS = (*", ".join(_ROW).split(", "), "configuration", "baseline_s", "time_s", *_ADDED)
 EXPORT_COLUMNS = (*ROW_COLUMNS, "schema")  # the version of the mucudnn's tables that wrote the row
 _FIRST = len(OWNER_IDS) + 1
 _MEASURED_AT = _FIRST + ROW_COLUMNS.index("measured_at")
 _ORDER = (_MEASURED_AT, *range(_FIRST, _FIRST + len(ROW_COLUMNS)))  # the same rows always come in the same order
+# A confirmation has no problem, and no more in common with the others than their circumstances
+_NOTHING = ", ".join(["NULL"] * (ROW_COLUMNS.index("load") - ROW_COLUMNS.index("operation")))
 EVERY_ROW = f"""
 SELECT environment_id, problem_id, iif(reason IS NULL, 'measurement', 'failure'), measured_at, {ENVIRONMENT}, {PROBLEM},
-    {KEYS["measurements"]}, {", ".join(COSTS)}, reason, NULL, NULL, NULL, load, method,
-    passed_over, needed_bytes
+    {KEYS["measurements"]}, {", ".join(COSTS)}, reason, NULL, NULL, NULL, load, method, passed_over, needed_bytes,
+    NULL, NULL, NULL
 FROM measurements {_JOINED}
 UNION ALL
 SELECT environment_id, problem_id, 'verification', measured_at, {ENVIRONMENT}, {PROBLEM},
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, noise, NULL, NULL, configuration, baseline_s, time_s, load, method,
-    NULL, NULL
+    NULL, NULL, NULL, NULL, NULL
 FROM verifications {_JOINED}
+UNION ALL
+SELECT environment_id, NULL, 'confirmation', measured_at, {ENVIRONMENT}, {_NOTHING},
+    load, method, NULL, NULL, fingerprint, versions, findings
+FROM confirmations LEFT JOIN environments ON environments.id = environment_id
 ORDER BY {", ".join(map(str, _ORDER))}
 """  # ``OWNER_IDS`` and ``ROW_COLUMNS``
 
@@ -92,6 +104,9 @@ OTHER_VERSIONS = {
         version="json_extract(part.value, '$[1]')",
     )
     + ")",
+    "confirmations": "EXISTS (SELECT 1 FROM json_each(versions) AS part WHERE "
+    + _IS_OTHER.format(algorithm="part.key", version="part.value")
+    + ")",
 }
 
 
@@ -112,7 +127,7 @@ def find(key: Environment | ConvProblem) -> tuple[str, list[str | int]]:
 
 
 def table_of(kind: str) -> str:
-    return "verifications" if kind == "verification" else "measurements"
+    return {"verification": "verifications", "confirmation": "confirmations"}.get(kind, "measurements")
 
 
 def key_table(key: Environment | ConvProblem) -> str:

@@ -5,107 +5,89 @@ Pure but for what it is given: how to run a step, and how to put choices into th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Protocol
 
-from mucudnn.running.in_place import Place, Spent
+from mucudnn.running.in_place import Place
 from mucudnn.tuning.choose import baseline_of
 from mucudnn.tuning.confirmation import Confirmation, InPlace, InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem, relative_error_of
+from mucudnn.tuning.steps_in_turns import EFFORT, Effort, Rounds, Steps, StepTimes, TunedModules
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
-RECORD_S = 6e-5  # seconds that meeting and noting a call takes, at most: torch's take the longest
-NEGLIGIBLE = 0.01  # part of a step that recording may take where its steps count as the user's
-
-TunedModules = Mapping[str, tuple[TunedProblem, ...]]  # module name -> what was tuned for it
 _Key = tuple[ConvProblem, int, tuple[MicroConfig, ...]]  # what was chosen: for what, batch size, micro-configs
 _Base = tuple[str | None, ConvProblem, int]  # module, forward problem, batch size
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Seconds of a step, and of its convolutions one by one if they were recorded."""
-
-    time_s: float
-    convolutions: Mapping[Place, Spent] = field(default_factory=dict)
-
-    @property
-    def convolutions_s(self) -> float:
-        return sum(spent.time_s for spent in self.convolutions.values())
-
-
-class Steps(Protocol):
-    """The model's own step, and the choices in the model."""
-
-    def run(self, *, ours: bool, recorded: bool) -> StepTimes:
-        """Run a step: with what was chosen, or torch's own. recorded: each convolution is timed, too."""
-
-    def is_ours(self, module: str, tuned: TunedProblem) -> bool:
-        """Tell whether anything else than torch's own runs."""
-
-    def may_run_torchs_own(self, tuned: TunedProblem) -> bool:
-        """Tell whether the workspace that torch's own needs is allowed."""
-
-    def put_in(self, tuned: TunedModules, put_back: Sequence[PutBack]) -> None:
-        """Have the modules run ``tuned`` from now on. put_back: what is torch's own again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """Bounds of confirming. A phase is a series of rounds; there are up to three.
-
-    shortest_s, longest_s: seconds of a step of torch that is confirmed without being asked for. phase_s: seconds after
-    which no round of a phase begins, once there were ``least_rounds``. clear_rounds: number of rounds after which it
-    ends if the step is clearly faster or slower. most_rounds: number after which it ends anyway.
-    """
-
-    shortest_s: float = 0.002
-    longest_s: float = 2.5
-    phase_s: float = 5.0
-    least_rounds: int = 2
-    clear_rounds: int = 5
-    most_rounds: int = 25
-
-
 def confirm(
-    steps: Steps, tuned: TunedModules, *, automatic: bool = False, effort: Effort = Effort()
+    steps: Steps, tuned: TunedModules, *, automatic: bool = False, effort: Effort = EFFORT
 ) -> Confirmation | None:
     """Run steps in turns, and put torch's own back where ours is slower by more than the noise.
 
     First each convolution is compared in place, then the step that remains; where that is slower, torch's own is put
     back everywhere, but for what would need more workspace than is allowed. What is undecided stays as it was tuned.
+    Rounds that others disturbed are run again; where it does not become quiet, nothing is put back for what they show.
     automatic: nothing is done, and ``None`` returned, for steps that are too short to be told apart, or too long.
 
     Raises what a step raises; the model then runs what it ran last.
     """
+    steps.wait()
     torchs_s = _warm_up(steps)
     if automatic and not effort.shortest_s <= torchs_s <= effort.longest_s:
         return None
-    recorded = _Rounds.run(steps, effort, recorded=True)
-    tuned = _with_in_place(recorded, tuned)
-    lost = _losers(recorded, tuned, steps)
-    put_back = [one for one in lost if one.is_allowed]
-    tuned = _without(tuned, put_back)
-    steps.put_in(tuned, put_back)
-    if put_back:
-        recorded = _Rounds.run(steps, effort, recorded=True)
-    step = (_Rounds.run(steps, effort, recorded=False) if recorded.is_disturbed else recorded).steps
-    over_tuned = _over_tuned(recorded, tuned)
-    if step.is_slower:
-        withdrawn = _all_of_ours(tuned, steps, f"the step was slower with what was chosen, {step.in_words}")
+    recorded = Rounds.run(steps, effort, recorded=True)
+    tuned, lost = _put_back(steps, _with_in_place(recorded, tuned))
+    if any(one.is_allowed for one in lost):
+        recorded = Rounds.run(steps, effort, recorded=True)
+    runs_again = recorded.is_slowed and not recorded.is_disturbed
+    last = Rounds.run(steps, effort, recorded=False) if runs_again else recorded
+    loads = [rounds.load for rounds in (recorded, last) if rounds.load is not None]
+    return _concluded(
+        steps,
+        tuned,
+        lost,
+        Confirmation(
+            last.steps,
+            recorded.steps,
+            recorded.convolutions,
+            _over_tuned(recorded, tuned),
+            load=max(loads, default=None),
+        ),
+    )
+
+
+def confirm_again(
+    steps: Steps, tuned: TunedModules, in_place: Iterable[InPlace | None], found: Confirmation
+) -> Confirmation:
+    """Put the same back as when the steps ran, without running any. in_place: of each tuned problem, in their order."""
+    each = iter(in_place)
+    tuned = {name: tuple(replace(one, in_place=next(each)) for one in every) for name, every in tuned.items()}
+    return _concluded(steps, *_put_back(steps, tuned), found)
+
+
+def _put_back(steps: Steps, tuned: TunedModules) -> tuple[TunedModules, list[PutBack]]:
+    """Have torch's own run where ours loses in place, if that is allowed. Returns what runs then, and what loses."""
+    lost = _losers(tuned, steps)
+    allowed = [one for one in lost if one.is_allowed]
+    tuned = _without(tuned, allowed)
+    steps.put_in(tuned, allowed)
+    return tuned, lost
+
+
+def _concluded(steps: Steps, tuned: TunedModules, lost: Sequence[PutBack], found: Confirmation) -> Confirmation:
+    """Have torch's own run everywhere where the step is slower all the same, and add what was put back."""
+    is_withdrawn = found.step.is_slower and not found.is_disturbed
+    if is_withdrawn:
+        why = f"the step was slower with what was chosen, {found.step.in_words}"
+        withdrawn = _all_of_ours(tuned, steps, why)
         steps.put_in(_without(tuned, withdrawn), withdrawn)
-    return Confirmation(
-        step,
-        recorded.steps,
-        recorded.convolutions,
-        over_tuned,
-        put_back=tuple(put_back),
-        is_withdrawn=step.is_slower,
+    return replace(
+        found,
+        put_back=tuple(one for one in lost if one.is_allowed),
+        is_withdrawn=is_withdrawn,
         kept=tuple(one for one in lost if not one.is_allowed),
     )
 
@@ -118,44 +100,6 @@ def _warm_up(steps: Steps) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rounds:
-    """Steps in turns: those of torch's own, and those of ours."""
-
-    torchs: list[StepTimes] = field(default_factory=list)
-    ours: list[StepTimes] = field(default_factory=list)
-
-    @classmethod
-    def run(cls, steps: Steps, effort: Effort, *, recorded: bool) -> _Rounds:
-        rounds, spent_s = cls(), 0.0
-        for done in count(1):
-            for ours in (False, True) if done % 2 else (True, False):  # so that neither always follows the other
-                times = steps.run(ours=ours, recorded=recorded)
-                (rounds.ours if ours else rounds.torchs).append(times)
-                spent_s += times.time_s
-            is_late = done >= effort.least_rounds and spent_s >= effort.phase_s
-            is_clear = done >= effort.clear_rounds and (rounds.steps.is_faster or rounds.steps.is_slower)
-            if is_late or is_clear or done >= effort.most_rounds:
-                break
-        return rounds
-
-    @property
-    def steps(self) -> InTurns:
-        return InTurns.of([times.time_s for times in self.torchs], [times.time_s for times in self.ours])
-
-    @property
-    def convolutions(self) -> InTurns:
-        return InTurns.of([times.convolutions_s for times in self.torchs], [t.convolutions_s for t in self.ours])
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Whether noting the calls takes more of the steps than may be passed over."""
-        return any(
-            RECORD_S * sum(spent.calls for spent in times.convolutions.values()) > NEGLIGIBLE * times.time_s
-            for times in (*self.torchs, *self.ours)
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class _Part:
     """Calls that are compared: those of equal modules, for which the same was chosen.
 
@@ -165,14 +109,17 @@ class _Part:
     tuned: tuple[TunedProblem, ...]
     places: set[Place]
 
-    def in_place(self, rounds: _Rounds) -> InPlace | None:
-        """Compare a call; ``None`` where a step did not have any."""
+    def in_place(self, rounds: Rounds) -> dict[_Key, InPlace]:
+        """Compare a call, and tell what of it loses; nothing where a step did not have any."""
         torchs_s, ours_s = (self.seconds(steps) for steps in (rounds.torchs, rounds.ours))
         calls = median(self._calls(times) for times in rounds.torchs)
         if not calls or not all((*torchs_s, *ours_s)):
-            return None
+            return {}
         per_call = ([s / calls for s in side] for side in (torchs_s, ours_s))
-        return InPlace(tuple(one.problem.operation for one in self.tuned), InTurns.of(*per_call))
+        in_turns = InTurns.of(*per_call)
+        loses = self._losers(rounds) if in_turns.is_slower and not rounds.is_disturbed else []
+        operations = tuple(one.problem.operation for one in self.tuned)
+        return {_key(one): InPlace(operations, in_turns, one in loses) for one in self.tuned}
 
     def seconds(self, steps: Iterable[StepTimes], operation: Operation | None = None) -> list[float]:
         """Seconds in each step; of calls that compute one operation alone, or of all."""
@@ -186,7 +133,7 @@ class _Part:
             times.convolutions[p].calls for p in self.places if first in p.operations and p in times.convolutions
         )
 
-    def losers(self, rounds: _Rounds) -> list[TunedProblem]:
+    def _losers(self, rounds: Rounds) -> list[TunedProblem]:
         """Return what is put back where the part is slower than torch's, as far as it is ours.
 
         Torch's call is divided over its operations as tuning measured torch's own. What takes longer than its share is
@@ -204,26 +151,31 @@ class _Part:
         return [one for one, s in zip(self.tuned, excess_s, strict=True) if s >= min(0.0, max(excess_s))]
 
 
-def _with_in_place(rounds: _Rounds, tuned: TunedModules) -> TunedModules:
+def _with_in_place(rounds: Rounds, tuned: TunedModules) -> TunedModules:
     """Add what was measured in place."""
-    measured = {_key(one): part.in_place(rounds) for part in _parts(rounds, tuned) for one in part.tuned}
+    measured: dict[_Key, InPlace] = {}
+    for part in _parts(rounds, tuned):
+        for key, in_place in part.in_place(rounds).items():
+            if key not in measured or not measured[key].loses:  # one that loses anywhere is put back everywhere
+                measured[key] = in_place
     return {
         name: tuple(replace(one, in_place=measured.get(_key(one))) for one in every) for name, every in tuned.items()
     }
 
 
-def _losers(rounds: _Rounds, tuned: TunedModules, steps: Steps) -> list[PutBack]:
+def _losers(tuned: TunedModules, steps: Steps) -> list[PutBack]:
     """Return what is slower than torch's own in place, in every module in which it runs, allowed or not."""
-    why: dict[_Key, str] = {}
-    for part in _parts(rounds, tuned):
-        in_place = part.in_place(rounds)
-        if in_place is not None and in_place.call.is_slower:
-            why |= {_key(one): f"slower in the step, {in_place.call.in_words}" for one in part.losers(rounds)}
     return [
-        PutBack(name, one.problem, one.batch_size, why[_key(one)], steps.may_run_torchs_own(one))
+        PutBack(
+            name,
+            one.problem,
+            one.batch_size,
+            f"slower in the step, {one.in_place.call.in_words}",
+            steps.may_run_torchs_own(one),
+        )
         for name, every in tuned.items()
         for one in every
-        if _key(one) in why and steps.is_ours(name, one)
+        if one.in_place is not None and one.in_place.loses and steps.is_ours(name, one)
     ]
 
 
@@ -247,7 +199,7 @@ def _without(tuned: TunedModules, put_back: Iterable[PutBack]) -> TunedModules:
     return {name: tuple(after(name, one) for one in every) for name, every in tuned.items()}
 
 
-def _parts(rounds: _Rounds, tuned: TunedModules) -> Iterator[_Part]:
+def _parts(rounds: Rounds, tuned: TunedModules) -> Iterator[_Part]:
     """Group the calls: by what was chosen for the operations that torch computes in one call."""
     by_base: dict[_Base, dict[Operation, TunedProblem]] = {}
     for name, every in tuned.items():
@@ -297,7 +249,7 @@ def _torchs_own(tuned: TunedProblem, why: str) -> TunedProblem:
     return replace(tuned, configuration=own, time_s=time_s, relative_error=error, reason=reason)
 
 
-def _over_tuned(rounds: _Rounds, tuned: TunedModules) -> float | None:
+def _over_tuned(rounds: Rounds, tuned: TunedModules) -> float | None:
     """Return the median, over calls of what was tuned, of seconds in place over those that tuning measured."""
     tuned_s: dict[Place, float] = {}
     for part in _parts(rounds, tuned):

@@ -5,24 +5,32 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from mucudnn.bench.timing.candidate_errors import give_back_cache
+from mucudnn.bench.timing.load import watch_of
 from mucudnn.bench.timing.synchronized_clock import wall_clock
 from mucudnn.bench.timing.timer import Clock
+from mucudnn.database.database import Database
+from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.running.dispatcher import untouched
+from mucudnn.running.environment import current_environment
 from mucudnn.running.filter_cache import FilterCache
 from mucudnn.running.in_place import InPlaceTimes
 from mucudnn.tracing.own_step import OwnStep
 from mucudnn.tuning.choose import baseline_of
-from mucudnn.tuning.confirm import StepTimes, TunedModules, confirm
+from mucudnn.tuning.confirm import confirm
 from mucudnn.tuning.confirmation import Confirmation, PutBack
+from mucudnn.tuning.kept_confirmation import KeptConfirmation
+from mucudnn.tuning.quiet import Quiet
 from mucudnn.tuning.result import TunedProblem, tuned_of
+from mucudnn.tuning.steps_in_turns import StepTimes, TunedModules
 from mucudnn.words.config import Config
 from mucudnn.words.errors import first_line
 from mucudnn.words.problem import ConvProblem
@@ -45,6 +53,8 @@ def confirm_model(
     """Run the model's own step in turns, torch's own convolutions and ours; put torch's own back where ours is slower.
 
     step: the user's; ``None``: forward and backward pass on the sample input, in ``eval()`` the forward pass alone.
+    What such steps have shown is kept in the database; unless it is asked for, none is run again for what is known.
+    Nobody can tell whether a user's step is the same: it is run each time, and nothing of it is kept.
     Returns what was found, which every module has as ``confirmation``, too; ``None`` where nothing was to be confirmed,
     or, after a warning, where a step failed: then all runs as it did before. Parameters are kept where a step may
     change them. Nothing else is: call it where buffers, gradients, mode and random state are kept.
@@ -52,16 +62,20 @@ def confirm_model(
     modules = {
         name: module for name, module in model.named_modules() if isinstance(module, TunedModule) and module.tuned
     }
-    if not _is_wanted(config, model, modules.values(), step):
+    if config.confirm is False or all(m.choices is None and _cache_of(m) is None for m in modules.values()):
         return None
-    before = {name: tuned_of(module) for name, module in modules.items()}
-    progress("confirming in the model's own step", 1.0)
     try:
-        with ExitStack() as stack:
-            if step is not None or _has_gradient_hooks(model):
-                stack.enter_context(_parameters_kept(model))
-            steps = _ModelSteps(model, modules, step or OwnStep(sample_input), config, put_in, device_type)
-            found = confirm(steps, before, automatic=config.confirm is None and step is None)
+        with Database(config.database) as database:
+            store = EnvironmentStore(database, current_environment(device_type))
+            quiet = Quiet(watch_of(device_type), store, lambda text: progress(text, 1.0))
+            steps = _ModelSteps(model, modules, step or OwnStep(sample_input), config, put_in, device_type, quiet)
+            kept = None if step is not None else KeptConfirmation(store, model, sample_input, modules, steps, config)
+            found = kept.put_back() if kept is not None and config.confirm is None else None
+            if found is None and _is_wanted(config, model, step):
+                progress("confirming in the model's own step", 1.0)
+                found = _confirmed(steps, automatic=config.confirm is None and step is None, is_users=step is not None)
+                if found is not None and kept is not None:
+                    kept.add(found)
     except Exception as error:
         give_back_cache()
         why = f"{type(error).__name__}: {first_line(error)}"
@@ -74,16 +88,23 @@ def confirm_model(
     return found
 
 
-def _is_wanted(config: Config, model: nn.Module, modules: Iterable[TunedModule], step: Step | None) -> bool:
-    """Whether there is anything of ours to be confirmed, and it was asked for or can be done without asking.
+def _is_wanted(config: Config, model: nn.Module, step: Step | None) -> bool:
+    """Whether steps were asked for or can be run without asking.
 
     Steps of processes that work together must be equal in number, and hooks of gradients may train the model.
     """
-    if config.confirm is False or all(m.choices is None and _cache_of(m) is None for m in modules):
-        return False
     if config.confirm or step is not None:
         return True
     return model.training and not _is_one_of_several() and not _has_gradient_hooks(model)
+
+
+def _confirmed(steps: _ModelSteps, *, automatic: bool, is_users: bool) -> Confirmation | None:
+    """Run steps. is_users: they may do whatever training does."""
+    before = {name: tuned_of(module) for name, module in steps.modules.items()}
+    with ExitStack() as stack:
+        if is_users or _has_gradient_hooks(steps.model):
+            stack.enter_context(_parameters_kept(steps.model))
+        return confirm(steps, before, automatic=automatic)
 
 
 def _is_one_of_several() -> bool:
@@ -117,13 +138,25 @@ class _ModelSteps:
         config: Config,
         put_in: PutIn,
         device_type: str,
+        quiet: Quiet,
     ) -> None:
         self.model, self.modules, self.step = model, modules, step
-        self.config, self._put_in = config, put_in
-        self.clock: Clock = wall_clock(device_type)
-        self.times = InPlaceTimes(model, device_type)
+        self.config, self._put_in, self.device_type, self.quiet = config, put_in, device_type, quiet
+
+    @cached_property
+    def clock(self) -> Clock:
+        return wall_clock(self.device_type)
+
+    @cached_property
+    def times(self) -> InPlaceTimes:
+        return InPlaceTimes(self.model, self.device_type)
+
+    def wait(self) -> None:
+        self.quiet.wait()
 
     def run(self, *, ours: bool, recorded: bool) -> StepTimes:
+        watch = self.quiet.watch
+        mark = watch.mark()
         with ExitStack() as stack:
             if not ours:
                 stack.enter_context(_torchs_own(self.modules.values()))
@@ -131,7 +164,7 @@ class _ModelSteps:
             begun_s = self.clock.now()
             self.step(self.model)
             time_s = self.clock.now() - begun_s
-        return StepTimes(time_s, self.times.take())
+        return StepTimes(time_s, self.times.take() if recorded else {}, watch.since(mark).share)
 
     def is_ours(self, module: str, tuned: TunedProblem) -> bool:
         cache = _cache_of(self.modules[module])

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from mucudnn.bench.timing.comparison import uncertainty
 from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import is_busy
 from mucudnn.words.units import format_seconds
 from mucudnn.words.values import restore
 
@@ -57,11 +58,13 @@ class InTurns:
 class InPlace:
     """Seconds of a call in the model's own step; of equal layers together. Ours are as tuned, even if put back.
 
-    operations: what is in them: torch computes dx and dw in one call, so that they are compared together.
+    operations: what is in them: torch computes dx and dw in one call, so that they are compared together. loses: if
+    that is slower than torch's, whether the one that has this is to be put back.
     """
 
     operations: tuple[Operation, ...]
     call: InTurns
+    loses: bool = False
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -98,7 +101,8 @@ class Confirmation:
     convolutions: all of them in such a step, in sum. over_tuned: seconds of a call in place over what tuning said, the
     median over the tuned convolutions; ``None`` where none could be told. put_back: where torch's own runs again since
     ours was slower in place. is_withdrawn: torch's own runs everywhere, since the step was slower all the same.
-    kept: where ours is slower in place and stays, since torch's own needs more workspace than the limit.
+    kept: where ours is slower in place and stays, since torch's own needs more workspace than the limit. load: as of a
+    ``Measurement``. stored_on: the day on which the steps ran, if the database had it; ``None``: they ran just now.
     """
 
     step: InTurns
@@ -108,9 +112,20 @@ class Confirmation:
     put_back: tuple[PutBack, ...] = ()
     is_withdrawn: bool = False
     kept: tuple[PutBack, ...] = ()
+    load: float | None = None
+    stored_on: str | None = None
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether others worked all the time, so that nothing was decided by these steps."""
+        return is_busy(self.load)
+
+    @property
+    def heading(self) -> str:
+        return "confirmed" if self.stored_on is None else f"confirmed on {self.stored_on}"
 
     @property
     def share(self) -> float:
@@ -140,6 +155,7 @@ class Confirmation:
             f"convolutions {self.convolutions.speedup:.2f}x",
             f"{100 * self.share:.0f} % of the step were convolutions{bound}",
             *(["torch's own runs everywhere"] if self.is_withdrawn else []),
+            *([f"measured on a busy machine, {self.load:.0%} of its speed was missing"] if self.is_disturbed else []),
         )
         return "; ".join(parts)
 

@@ -28,7 +28,7 @@ class Quiet:
     def __init__(
         self, watch: Watch, store: EnvironmentStore, tell: Callable[[str], None], most_s: float = MOST_WAITED_S
     ) -> None:
-        self._watch, self._store, self._tell = watch, store, tell
+        self.watch, self._store, self._tell = watch, store, tell
         self._patience_s = most_s
         self._has_begun = self._is_blind = False
         self._doubtful: set[tuple[ConvProblem, MicroConfig | Configuration]] = set()
@@ -37,16 +37,16 @@ class Quiet:
     def is_now(self) -> bool:
         """Whether nothing disturbs at this moment, as far as that can be seen, if need be in half a second."""
         self._begin()
-        if not self._watch.current().is_known and not self._is_blind:
-            self._watch.pause()
-            self._is_blind = not self._watch.current().is_known
-        return not self._is_blind and self._watch.current().is_quiet
+        if not self.watch.current().is_known and not self._is_blind:
+            self.watch.pause()
+            self._is_blind = not self.watch.current().is_known
+        return not self._is_blind and self.watch.current().is_quiet
 
     def wait(self) -> Load:
         """Wait for free cores, as long as there is patience. Returns the load then."""
         self._begin()
-        self._patience_s -= self._watch.wait(self._tell, self._patience_s)
-        return self._watch.current()
+        self._patience_s -= self.watch.wait(self._tell, self._patience_s)
+        return self.watch.current()
 
     def measured(self, search: ProfilingJob | QuickSearch) -> Iterator[Measurement | Failure]:
         """Measure what is missing, and once more what was disturbed, if it is quiet then: newer results count."""
@@ -95,8 +95,8 @@ class Quiet:
 
     def store_rate(self) -> None:
         """Store the best rate of the known kernel, which later runs are compared with."""
-        if self._watch.best_rate:
-            self._store.add_rate(self._watch.best_rate)
+        if self.watch.best_rate:
+            self._store.add_rate(self.watch.best_rate)
 
     def end(self) -> None:
         """Store the best rate, and warn of what remains doubtful, and how to measure it again."""
@@ -116,8 +116,8 @@ class Quiet:
         if self._has_begun:
             return
         self._has_begun = True
-        self._watch.best_rate = max(self._watch.best_rate, self._store.best_rate())
-        shortage = self._watch.shortage()
+        self.watch.best_rate = max(self.watch.best_rate, self._store.best_rate())
+        shortage = self.watch.shortage()
         if shortage is not None and shortage not in _warned:
             _warned.add(shortage)
             warnings.warn(shortage, stacklevel=2)

@@ -143,7 +143,7 @@ class Report:
             size = format_bytes(sum(kept.prepared_bytes for _, kept in self.kept))
             yield f"filters cached in inference: {len(self.kept)}, {size}"
         for confirmation in self.confirmations:
-            yield _filled(f"confirmed: {confirmation}")
+            yield _filled(f"{confirmation.heading}: {confirmation}")
             yield from _named_in("torch's own again, faster in the step,", confirmation.put_back)
             yield from _named_in("slower in the step, but torch's own is above the workspace limit,", confirmation.kept)
         if left_out := left_out_in_words(every):
@@ -152,7 +152,7 @@ class Report:
         yield from self._untuned_in_words()
 
     def _confirmed(self) -> Iterator[str]:
-        return (f"confirmed: {confirmation.details()}" for confirmation in self.confirmations)
+        return (f"{confirmation.heading}: {confirmation.details()}" for confirmation in self.confirmations)
 
     def _divided_in_words(self) -> Iterator[str]:
         """A line for each ``Conv3d`` that runs in micro-batches."""

@@ -126,7 +126,7 @@ def test_info_counts_rows_by_environment(path: Path) -> None:
         info = database.info()
     assert info.path == path
     assert info.size_bytes > 0
-    assert info.environments == (EnvironmentRows(elsewhere, 1, 0, 0, 0), EnvironmentRows(HERE, 1, 1, 1, 0))
+    assert info.environments == (EnvironmentRows(elsewhere, 1, 0, 0, 0, 0), EnvironmentRows(HERE, 1, 1, 1, 0, 0))
 
 
 def test_exports_have_every_row_and_value(path: Path) -> None:

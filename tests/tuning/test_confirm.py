@@ -11,9 +11,10 @@ from math import inf
 import pytest
 
 from mucudnn.running.in_place import Place, Spent
-from mucudnn.tuning.confirm import Effort, StepTimes, TunedModules, confirm
+from mucudnn.tuning.confirm import confirm, confirm_again
 from mucudnn.tuning.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem
+from mucudnn.tuning.steps_in_turns import Effort, StepTimes, TunedModules
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
@@ -21,6 +22,7 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 FORWARD, DATA, FILTER = Operation
 N = 8
 SMALL, LARGE = (ConvProblem(FORWARD, 4, size, size, 4, 3, 3) for size in (8, 16))
+BUSY_MACHINE = 0.9
 TORCHS_S = {FORWARD: 0.010, DATA: 0.012, FILTER: 0.008}  # of a call, in tuning and in place
 
 
@@ -50,10 +52,16 @@ class MadeUpSteps:
     allowed: Callable[[TunedProblem], bool] = lambda one: True
     runs: list[tuple[bool, bool]] = field(default_factory=list)
     put_back: list[PutBack] = field(default_factory=list)
+    load_of: Callable[[int], float | None] = lambda number: None  # of a step, which takes ours longer
+    waits: int = 0
+
+    def wait(self) -> None:
+        self.waits += 1
 
     def run(self, *, ours: bool, recorded: bool) -> StepTimes:
+        load = self.load_of(len(self.runs))
         self.runs.append((ours, recorded))
-        factor = next(self.jitter)
+        factor = next(self.jitter) * (2 if ours and load == BUSY_MACHINE else 1)
         convolutions: dict[Place, Spent] = {}
         for name, every in self.tuned.items():
             for place, seconds in self.calls(name, every, ours):
@@ -62,7 +70,7 @@ class MadeUpSteps:
         convolutions[Place(None, None, N, (FORWARD,))] = Spent(1, 0.01 * factor)  # in three dimensions
         time_s = sum(spent.time_s for spent in convolutions.values()) + self.rest_s[ours] * factor
         calls = sum(spent.calls for spent in convolutions.values())
-        return StepTimes(time_s + recorded * calls * self.recording_s, convolutions if recorded else {})
+        return StepTimes(time_s + recorded * calls * self.recording_s, convolutions if recorded else {}, load)
 
     def calls(self, name: str, every: Sequence[TunedProblem], ours: bool) -> Iterator[tuple[Place, float]]:
         module = name if self.names_modules else None
@@ -301,6 +309,83 @@ def test_the_interval_is_that_of_the_ratios_of_the_rounds() -> None:
     assert turns.uncertainty == pytest.approx(1.57 * 0.5 / 3**0.5)
     assert not turns.is_faster
     assert not turns.is_slower
+
+
+# Others work, too
+
+
+def test_a_burst_of_load_changes_nothing_but_the_number_of_steps() -> None:
+    choices = {"a": all_three(SMALL), "b": all_three(LARGE)}
+    quiet, disturbed = (
+        MadeUpSteps(choices, {SMALL: 0.0125}, load_of=lambda number, most=most: BUSY_MACHINE * (3 <= number < most))
+        for most in (0, 13)
+    )
+    found = confirmed(disturbed)
+    assert found == confirmed(quiet)
+    assert disturbed.torchs == quiet.torchs == {("a", FORWARD)}
+    assert disturbed.tuned == quiet.tuned
+    assert len(disturbed.runs) == len(quiet.runs) + 10
+    assert (quiet.waits, disturbed.waits) == (1, 6), "before all, and after each round that was disturbed"
+    assert not found.is_disturbed
+    assert "busy" not in str(found)
+
+
+def test_where_it_never_becomes_quiet_all_stays_as_it_was_tuned() -> None:
+    choices = {"a": all_three(SMALL), "b": all_three(LARGE)}
+    steps = MadeUpSteps(choices, {SMALL: 0.0125}, load_of=lambda _: BUSY_MACHINE)
+    effort = Effort(phase_s=inf)
+    found = confirmed(steps, effort)
+    assert found.step.is_slower, "as it seems"
+    assert found.is_disturbed
+    assert not found.is_withdrawn
+    assert not found.put_back
+    assert not steps.torchs
+    assert str(found).endswith("at most 2.40x; measured on a busy machine, 90% of its speed was missing")
+    assert len(steps.runs) == 3 + 2 * effort.most_rounds, "one phase, which has an end"
+
+
+def test_long_steps_on_a_busy_machine_are_few() -> None:
+    steps = MadeUpSteps({"a": all_three(SMALL)}, rest_s=(3.0, 3.0), load_of=lambda _: BUSY_MACHINE)
+    assert confirmed(steps).is_disturbed
+    assert len(steps.runs) == 2 + 2 * Effort().least_rounds
+
+
+def test_what_lost_in_quiet_is_put_back_though_others_work_afterwards() -> None:
+    first_phase = 3 + 2 * Effort().clear_rounds
+    choices = {"a": all_three(SMALL), "b": all_three(LARGE)}
+    steps = MadeUpSteps(choices, {SMALL: 0.0125}, load_of=lambda number: BUSY_MACHINE * (number >= first_phase))
+    found = confirmed(steps)
+    assert steps.torchs == {("a", FORWARD)}
+    assert found.step.is_slower, "as it seems"
+    assert found.is_disturbed
+    assert not found.is_withdrawn
+
+
+@pytest.mark.parametrize("load", [None, 0.0, 0.1])
+def test_a_little_load_and_an_unknown_one_disturb_nothing(load: float | None) -> None:
+    steps = MadeUpSteps({"a": all_three(SMALL)}, load_of=lambda _: load)
+    found = confirmed(steps)
+    assert (found.load, found.is_disturbed) == (load, False)
+    assert steps.waits == 1
+
+
+@pytest.mark.parametrize("rest_s", [0.05, 0.09])
+def test_what_was_found_puts_back_the_same_without_a_step(rest_s: float) -> None:
+    choices = {"a": all_three(SMALL), "b": all_three(LARGE)}
+    slow = {SMALL: 0.0125, LARGE.with_operation(DATA): 0.020}
+    steps, again = (
+        MadeUpSteps(choices, slow, (0.05, rest_s), allowed=lambda one: one.problem.operation is FORWARD)
+        for _ in range(2)
+    )
+    found = confirmed(steps)
+    assert found.put_back
+    assert found.kept
+    assert found.is_withdrawn == (rest_s > 0.05)
+    in_place = [one.in_place for every in steps.tuned.values() for one in every]
+    shown = Confirmation(found.step, found.recorded, found.convolutions, found.over_tuned)
+    assert confirm_again(again, again.tuned, in_place, shown) == found
+    assert again.tuned == steps.tuned
+    assert not again.runs
 
 
 def test_results_survive_pickling() -> None:

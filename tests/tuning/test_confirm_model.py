@@ -8,127 +8,31 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.clock.machine import FakeClock
+from support.confirmed_net import REST_S, Machine, N, Net, X, confirmed, made_up_machine, torchs, tuned_net
 from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.running import operators
-from mucudnn.running.dispatcher import torchs_kernel
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.running.in_place import InPlaceTimes
-from mucudnn.tracing.convolutions import trace
-from mucudnn.tracing.undisturbed import undisturbed
 from mucudnn.tuning import confirm_model as module
-from mucudnn.tuning.confirm_model import confirm_model
-from mucudnn.tuning.confirmation import Confirmation
-from mucudnn.tuning.optimize import _put_in
-from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
-
-N = 2
-X = torch.linspace(-1, 1, N * 3 * 8 * 8).reshape(N, 3, 8, 8)
-ASKED = Config(confirm=True, workspace_limit=None)
-REST_S = 0.01  # of a step
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 4, 3, padding=1)
-        self.second = nn.Conv2d(4, 4, 3, padding=1)
-        self.normal, self.drop = nn.BatchNorm2d(4), nn.Dropout(0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.drop(self.second(self.normal(self.first(x)).relu()))  # type: ignore[no-any-return]
-
-
-class Machine:
-    """Seconds that calls take by the clock: of torch's own for each operation, of ours for a module's filter."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        self.clock = clock
-        self.torchs_s, self.ours_s = 0.002, {4: 0.001, 3: 0.001}  # by input channels
-        self.rest_s = {True: REST_S, False: REST_S}
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    clock = FakeClock()
-    found = Machine(clock)
-    computed = operators.computed
-
-    def slow(operation: Operation, x: Tensor, *rest: Any) -> Tensor | None:
-        clock.advance(found.ours_s[x.shape[1]])
-        return computed(operation, x, *rest)
-
-    def slow_kernel(name: str, device_type: str) -> Callable[..., Any]:
-        kernel = torchs_kernel(name, device_type)
-
-        def call(*arguments: Any) -> Any:
-            clock.advance(found.torchs_s * (1 if name == "convolution" else sum(arguments[-1][:2])))
-            return kernel(*arguments)
-
-        return call
-
-    monkeypatch.setattr(operators, "computed", slow)
-    monkeypatch.setattr("mucudnn.running.in_place.torchs_kernel", slow_kernel)
-    monkeypatch.setattr("mucudnn.running.in_place.time.perf_counter", clock.now)
-    monkeypatch.setattr("mucudnn.tuning.confirm.RECORD_S", 0.0)  # torch's calls take no time where none is recorded
-    monkeypatch.setattr(module, "wall_clock", lambda device_type: clock)
-    forward = Net.forward
-
-    def with_rest(net: Net, x: Tensor) -> Tensor:
-        clock.advance(found.rest_s[getattr(net.first, "choices", None) is not None])
-        return forward(net, x)
-
-    monkeypatch.setattr(Net, "forward", with_rest)
-    return found
-
-
-def tuned_net(config: Config = ASKED, algorithm: str = "gemm", limit_bytes: int | None = None) -> Net:
-    """A net as tuning leaves it, all of it by one algorithm."""
-    net = Net()
-    for call in trace(net, X):
-        layer: Any = dict(net.named_modules())[call.name]
-        layer.__class__ = mucudnn.Conv2d
-        operations = (o for o in Operation if o is not Operation.BACKWARD_DATA or call.input_needs_gradient)
-        chosen = Configuration((MicroConfig(algorithm, N),), 0.001, 0)
-        own = Measurement(MicroConfig(TORCHS_OWN, N), 0.0, 0.002, 0, 1000, 0.0)
-        problems = [call.problem.with_operation(operation) for operation in operations]
-        tuned = [
-            TunedProblem(p, N, chosen, 0.002, 0.001, 0.0, "", measurements=(own,), limit_bytes=limit_bytes)
-            for p in problems
-        ]
-        _put_in(layer, tuned, config)
-    return net
-
-
-def confirmed(net: Net, config: Config = ASKED, **given: Any) -> Confirmation | None:
-    with undisturbed(net):
-        return confirm_model(
-            net,
-            X,
-            config,
-            lambda layer, tuned: _put_in(layer, tuned, config),
-            device_type="cpu",
-            progress=given.pop("progress", lambda text, fraction: None),
-            **given,
-        )
-
-
-def torchs(net: Net) -> set[tuple[str, Operation]]:
-    return {(name, o.problem.operation) for name, o in mucudnn.report(net).layers if o.configuration.is_baseline}
+    return made_up_machine(monkeypatch)
 
 
 def test_what_is_faster_stays_and_is_told(machine: Machine) -> None:

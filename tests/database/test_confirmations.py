@@ -1,0 +1,188 @@
+"""Confirmations in the database: the newest counts, bad ones are passed over, and every way out has them."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.database_rows import FULL, HERE, PROBLEM, change, fill, rows_of
+
+from mucudnn.database import migrations
+from mucudnn.database.database import Database, EnvironmentRows, MergeCounts
+from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.database.profiles import open_stored
+from mucudnn.words.errors import DatabaseError, InvalidInputError
+
+MODEL, OTHER_MODEL = "0a" * 32, "f" * 64
+THERE = replace(HERE, threads=1)
+IN_TURNS = {"torch_s": 0.2, "time_s": 0.1, "speedup": 2.0, "uncertainty": 0.01, "rounds": 5}
+IN_PLACE = {"operations": ["backward_data", "backward_filter"], "call": IN_TURNS, "loses": False}
+FOUND = {
+    "step": IN_TURNS,
+    "recorded": IN_TURNS,
+    "convolutions": IN_TURNS,
+    "over_tuned": 1.5,
+    "in_place": [None, IN_PLACE],
+}
+NEWER = {**FOUND, "over_tuned": None, "in_place": []}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A database with a confirmation beside one row of each other kind."""
+    path = fill(tmp_path / "full.sqlite")
+    with Database(path) as database:
+        add(database)
+    return path
+
+
+def add(database: Database, findings: Mapping[str, Any] = FOUND, load: float | None = 0.0, **key: Any) -> None:
+    given = {"environment": HERE, "fingerprint": MODEL, "versions": {"gemm": 1, "native": 2}, **key}
+    database.add_confirmation(**given, findings=findings, load=load)
+
+
+def found(path: Path, fingerprint: str = MODEL) -> object:
+    with open_stored(path) as database:
+        known = database.confirmation(HERE, fingerprint)
+        return None if known is None else known[1]
+
+
+def test_it_is_of_one_model_in_one_environment(path: Path) -> None:
+    assert found(path) == FOUND
+    assert found(path, OTHER_MODEL) is None
+    with Database(path) as database:
+        assert database.confirmation(THERE, MODEL) is None
+        assert database.info().environments == (EnvironmentRows(HERE, 1, 1, 1, 1, 0),)
+
+
+def test_the_newest_counts_and_the_others_stay_until_prune(path: Path) -> None:
+    with Database(path) as database:
+        add(database, NEWER)
+        add(database, fingerprint=OTHER_MODEL)
+    assert found(path) == NEWER
+    with Database(path) as database:
+        add(database, FOUND, load=0.9)
+        assert database.info().environments[0].confirmations == 4
+        assert database.prune() == 2
+    assert found(path) == NEWER, "what was disturbed replaces nothing"
+    assert found(path, OTHER_MODEL) == FOUND
+    assert rows_of(path, HERE, PROBLEM) == FULL
+
+
+def test_prune_removes_those_of_other_environments_and_versions(path: Path) -> None:
+    with Database(path) as database:
+        add(database, environment=THERE)
+        assert database.prune(environments=[HERE]) == 1
+        assert database.environments() == (HERE,)
+        here = {"gemm": 1, "fft": 1, "native": 2}
+        assert database.prune(versions=here) == 0
+        assert database.prune(versions=here | {"native": 3}) == 1
+        assert database.confirmation(HERE, MODEL) is None
+
+
+@pytest.mark.parametrize("form", ["sqlite", "csv", "jsonl"])
+def test_it_is_merged_as_it_was_from_files_and_exports(path: Path, tmp_path: Path, form: str) -> None:
+    source = path
+    if form != "sqlite":
+        stream = io.StringIO(newline="")
+        with Database(path) as database:
+            (database.export_csv if form == "csv" else database.export_json_lines)(stream)
+        source = tmp_path / f"rows.{form}"
+        source.write_text(stream.getvalue(), newline="")
+    with Database(tmp_path / "union.sqlite") as union, open_stored(source) as read, Database(path) as before:
+        assert union.merge(read) == MergeCounts(added=4, known=0)
+        assert union.merge(read) == MergeCounts(added=0, known=4)
+        assert union.confirmation(HERE, MODEL) == before.confirmation(HERE, MODEL)
+    assert rows_of(tmp_path / "union.sqlite", HERE, PROBLEM) == FULL
+
+
+def test_it_moves_to_where_the_file_is_now(path: Path) -> None:
+    with Database(path) as database:
+        add(database, NEWER, fingerprint=OTHER_MODEL)
+        path.unlink()
+        with pytest.warns(UserWarning, match="was deleted while it was in use"):
+            add(database, NEWER)
+    assert found(path, OTHER_MODEL) == found(path) == NEWER
+
+
+def test_files_of_the_schema_before_get_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "version-4.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript((DATA / "version-4.sql").read_text())
+    connection.close()
+    with Database(path, read_only=True) as database:
+        assert database.confirmation(HERE, MODEL) is None
+    with Database(path) as database:
+        add(database)
+        assert database.info().schema_version == migrations.VERSION
+    assert found(path) == FOUND
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ("fingerprint = 'short'", "fingerprint is 'short'; it must be 64 hexadecimal digits"),
+        ("versions = '{\"gemm\": -1}'", "versions is .*; it must be versions by the names"),
+        ("versions = '[]x'", "versions is .*; it must be versions by the names"),
+        ("findings = NULL", "findings is missing; it must be what steps of a model have shown"),
+        ("findings = json_set(findings, '$.step.rounds', 0)", "findings is "),
+        ("findings = json_set(findings, '$.step.torch_s', 0)", "findings is "),
+        ("findings = json_set(findings, '$.recorded.speedup', -1)", "findings is "),
+        ("findings = json_set(findings, '$.over_tuned', 'long')", "findings is "),
+        ("findings = json_set(findings, '$.in_place[1].operations[0]', 'sideways')", "findings is "),
+        ("findings = json_set(findings, '$.in_place[1].loses', 'no')", "findings is "),
+        ("findings = json_set(findings, '$.in_place[0]', 1)", "findings is "),
+        ("findings = json_remove(findings, '$.convolutions')", "findings is "),
+        ("load = 2", "load is 2; it must be a number from 0 to 1"),
+        ("measured_at = 'now'", "measured_at is 'now'"),
+    ],
+)
+def test_a_bad_one_is_as_good_as_not_there(path: Path, tmp_path: Path, changes: str, expected: str) -> None:
+    change(path, f"UPDATE confirmations SET {changes}")
+    with Database(path) as database:
+        assert [row.table for row in database.bad_rows()] == ["confirmations"]
+        with pytest.warns(UserWarning, match=f"1 bad row.*table confirmations, environment_id 1, .*{expected}"):
+            database.info()
+        if "fingerprint" not in changes:
+            assert database.confirmation(HERE, MODEL) is None
+        with Database(tmp_path / "new.sqlite") as target:
+            assert target.merge(database) == MergeCounts(added=3, known=0, bad=1)
+        assert database.prune() == 1
+        assert database.bad_rows() == []
+    assert rows_of(path, HERE, PROBLEM) == FULL
+
+
+def test_what_there_cannot_be_is_not_stored(path: Path) -> None:
+    with Database(path) as database:
+        with pytest.raises(InvalidInputError, match="this confirmation of a model cannot be stored: findings is"):
+            add(database, {**FOUND, "step": {**IN_TURNS, "uncertainty": float("inf")}})
+        with pytest.raises(InvalidInputError, match="fingerprint"):
+            add(database, fingerprint="")
+    assert found(path) == FOUND
+
+
+def test_an_export_with_a_value_of_another_kind_is_refused(path: Path, tmp_path: Path) -> None:
+    stream, profile = io.StringIO(), tmp_path / "rows.jsonl"
+    with Database(path) as database:
+        database.export_json_lines(stream)
+    rows = [json.loads(line) for line in stream.getvalue().splitlines()]
+    rows[-1]["operation"] = "forward"
+    profile.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DatabaseError, match="line 4: operation is 'forward'; a confirmation has no such value"):
+        open_stored(profile)
+
+
+def test_where_nothing_can_be_written_it_is_read(path: Path) -> None:
+    with Database(path, read_only=True) as database:
+        store = EnvironmentStore(database, HERE)
+        with pytest.warns(UserWarning, match="what it measures is not stored"):
+            store.add_confirmation(MODEL, {"gemm": 1}, NEWER, None)
+        known = store.confirmation(MODEL)
+    assert known is not None
+    assert known[1] == FOUND
