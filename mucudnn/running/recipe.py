@@ -21,13 +21,15 @@ from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.running.bound import bound_recipe
 from mucudnn.running.devices import made_current
 from mucudnn.running.fallback import say_once
-from mucudnn.running.hot_path import Bound
+from mucudnn.running.hot_path import Bound, known_key
 from mucudnn.running.workspace import lasting_buffer, workspace_of
 from mucudnn.words.errors import CapturingError, InvalidInputError, LibraryError, MisalignedError, UnavailableError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
 from mucudnn.words.results import Configuration, MicroConfig
 
 BUFFER_BYTES = 256  # on whose multiples each buffer begins: as CUDA allocates, and libraries may count on
+
+RecipeKey = bytes | tuple[Any, ...]
 
 _Geometry = tuple[Pair, Pair, Pair, int]  # stride, padding, dilation, groups
 
@@ -257,7 +259,7 @@ class RecipeSource(Protocol):
     """Maker of recipes, with a cache of those that were asked for."""
 
     device_type: str
-    recipes: dict[tuple[Any, ...], Recipe | None]
+    recipes: dict[RecipeKey, Recipe | None]
 
     def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
         """Make what runs ``problem`` on ``n`` samples; ``None``: torch's own. Raises ``MucudnnError``s."""
@@ -276,13 +278,13 @@ def recipe_of(
 ) -> Recipe | None:
     """Find the recipe of a call; ``None``: torch's own convolution runs it. third: bias or dy.
 
-    It is made when it is first needed, and cached by all that affects the choice. Every call comes here, so that the
-    key has plain numbers.
+    It is made when it is first needed, and cached by all that affects the choice. Calls that the extension does not
+    know come here, so that the key has plain numbers.
 
     Raises ``CapturingError`` where a recipe would have to be made while a CUDA graph is captured; ``StepError`` where
     there is no memory to make it with.
     """
-    key = (
+    key = known_key(operation, x, w, third, stride, padding, dilation, groups) or (
         *(operation, *stride, *padding, *dilation, groups),
         *(x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device),
         None if third is None else (third.shape, third.dtype, third.device),
