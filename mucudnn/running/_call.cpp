@@ -9,7 +9,6 @@
 #include <Python.h>
 #include <structmember.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -45,7 +44,6 @@ class Ref {  // owns a reference, or none
 
 constexpr uint32_t DLPACK_VERSION = 1;  // the major one: what follows is the same in all of them
 constexpr int32_t ON_CPU = 1;
-constexpr uint8_t FLOATING = 2;
 
 struct DataType {
   uint8_t code, bits;
@@ -96,7 +94,7 @@ PyObject* values_in_python = nullptr;  // does what `values` does, for all cases
 PyObject* dimensions_of_bias = nullptr;  // those of dy over which the gradient of the bias is a sum
 
 struct Names {
-  PyObject *workspace, *buffer, *bound, *current_level, *recipes, *rest, *saved_tensors, *needs_input_grad, *sum, *new_empty;
+  PyObject *workspace, *buffer, *bound, *current_level, *recipes, *rest, *saved_tensors, *needs_input_grad, *sum;
 } names;
 
 using Entry = int64_t (*)(const void* stage, void* x, void* w, void* y, void* bias, void* prepared, void* scratch);
@@ -410,34 +408,6 @@ PyObject* values(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return values_of(arguments[0], arguments[1], arguments[2], arguments[3], arguments[4]);
 }
 
-// Sums dy, (N, K, P, Q), contiguous, to (K,).
-void sum_to_bias(const Described& dy, float* bias) {
-  const int64_t n = dy.shape[0], k = dy.shape[1], size = dy.shape[2] * dy.shape[3];
-  for (int64_t channel = 0; channel < k; ++channel) {
-    double sum[4] = {};
-    for (int64_t image = 0; image < n; ++image) {
-      const float* const values = static_cast<const float*>(dy.data) + (image * k + channel) * size;
-      for (int64_t i = 0; i < size; ++i) sum[i % 4] += values[i];
-    }
-    bias[channel] = float(sum[0] + sum[1] + sum[2] + sum[3]);
-  }
-}
-
-// Of a small dy here: torch's own sum takes as long as a small convolution.
-Ref bias_gradient(PyObject* dy) {
-  constexpr int64_t MOST_ELEMENTS = 1 << 13;
-  Described of_dy, of_bias;
-  if (!describe(dy, of_dy) || of_dy.device_type != ON_CPU || of_dy.dims != 4 || of_dy.dtype.code != FLOATING ||
-      of_dy.dtype.bits != 32 || of_dy.elements() > MOST_ELEMENTS || !is_dense(of_dy, false))
-    return Ref(PyObject_CallMethodOneArg(dy, names.sum, dimensions_of_bias));
-  const Ref size(PyLong_FromLongLong(of_dy.shape[1]));
-  if (!size) return Ref();
-  Ref bias(PyObject_CallMethodOneArg(dy, names.new_empty, size.get()));
-  if (!bias || !describe(bias.get(), of_bias)) return Ref();
-  sum_to_bias(of_dy, static_cast<float*>(of_bias.data));
-  return bias;
-}
-
 PyObject* gradients(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 2) return PyErr_Format(PyExc_TypeError, "it takes ctx and dy");
   PyObject *ctx = arguments[0], *dy = arguments[1];
@@ -460,7 +430,7 @@ PyObject* gradients(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     if (PyTuple_GET_ITEM(needed.get(), i) != Py_True)
       results[i] = Ref::borrowed(Py_None);
     else if (i == 2)
-      results[i] = bias_gradient(dy);
+      results[i] = Ref(PyObject_CallMethodOneArg(dy, names.sum, dimensions_of_bias));
     else
       results[i] = Ref(values_of(PyTuple_GET_ITEM(torch.operations, i + 1), x, w, dy, rest.get()));
     if (!results[i]) return nullptr;
@@ -547,7 +517,6 @@ bool intern_names() {
       {&names.saved_tensors, "saved_tensors"},
       {&names.needs_input_grad, "needs_input_grad"},
       {&names.sum, "sum"},
-      {&names.new_empty, "new_empty"},
   };
   for (const auto& [name, text] : all)
     if (!(*name = PyUnicode_InternFromString(text))) return false;

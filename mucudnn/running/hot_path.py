@@ -19,20 +19,26 @@ from mucudnn.words.problem import Operation
 
 _OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)  # in the order of _call.cpp
 
-# Methods that are true of tensors whose bytes do not tell all: a negation is pending, dimensions have names. Only
-# older versions of torch have names.
-_UNUSUAL = tuple(name for name in ("is_neg", "has_names") if hasattr(Tensor, name))
+# Methods that are true of tensors whose bytes do not tell all: a negation is pending, or dimensions have names, as they
+# can in older versions of torch.
+UNUSUAL = tuple(name for name in ("is_neg", "has_names") if hasattr(Tensor, name))
 
-try:
-    from mucudnn.running import _call
 
+def set_up(unusual: tuple[str, ...] = UNUSUAL) -> None:
+    """Hand over what torch has. Raises ``AttributeError`` and ``ValueError`` where it has no such DLPack."""
     _call.set_up(
         *(Tensor, torch.nn.Parameter, Tensor.__dlpack_c_exchange_api__),
         *(torch.get_num_threads, torch.empty_strided, torch.empty_like),
         *(plain.WATCHING, plain.tracing_state, vars(forward_ad), kept_by_each_thread),
-        *(torch.is_grad_enabled, _OPERATIONS, _UNUSUAL),
+        *(torch.is_grad_enabled, _OPERATIONS, unusual),
     )
-except (ImportError, AttributeError, ValueError):  # it was not built, or torch does not describe its tensors like this
+
+
+try:
+    from mucudnn.running import _call
+
+    set_up()
+except (ImportError, AttributeError, ValueError):  # it was not built, or torch does not describe its tensors to it
     is_built = False
 else:
     is_built = True
@@ -60,8 +66,8 @@ def is_eager_in_python(x: Tensor, w: Tensor, third: Tensor | None) -> bool:
 # lack of memory.
 run_known: Callable[..., Any] = _call.run_known if is_built else _run_nothing
 
-# Makes the key by which ``run_known`` finds the recipe of a call, of the same arguments without recipes. ``None``: it is
-# no call that it runs.
+# Makes the key by which ``run_known`` finds the recipe of a call. Takes the same without recipes. ``None``: it runs no
+# such call.
 known_key: Callable[..., bytes | None] = _call.key if is_built else _no_key
 
 # Tells whether nobody watches, and x, w and the bias (or None) or dy are plain (``plain``). Not while torch compiles.
