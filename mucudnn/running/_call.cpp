@@ -2,14 +2,16 @@
 // the recipe, and the call of a bound recipe. In Python each of these is several times as dear as its work, most of all in
 // a training step, where little of the interpreter is in the caches when a convolution comes.
 //
-// It knows torch only by the objects that Python hands over, never by torch's headers, so that it works with any torch.
-// It serves the common case alone: whatever is unusual goes back to Python, which does the same for all cases.
+// It knows torch only by the objects that Python hands over, never by torch's headers: tensors describe themselves by
+// DLPack's exchange API, a standard of its own. It serves the common case alone: whatever is unusual goes back to Python,
+// which does the same for all cases.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -38,25 +40,61 @@ class Ref {  // owns a reference, or none
   PyObject* object_ = nullptr;
 };
 
+// ---- DLPack (github.com/dmlc/dlpack), as far as it is used ----------------------------------------------------------
+
+constexpr uint32_t DLPACK_VERSION = 1;  // the major one: what follows is the same in all of them
+constexpr int32_t ON_CPU = 1;
+
+struct DataType {
+  uint8_t code, bits;
+  uint16_t lanes;
+};
+
+struct Described {  // a DLTensor: it borrows all that it points to
+  void* data;
+  int32_t device_type, device_id, dims;
+  DataType dtype;
+  int64_t *shape, *strides;  // strides in elements
+  uint64_t byte_offset;
+
+  int64_t elements() const {
+    int64_t product = 1;
+    for (int32_t i = 0; i < dims; ++i) product *= shape[i];
+    return product;
+  }
+};
+
+struct ExchangeApi {
+  struct Header {
+    uint32_t major, minor;
+    Header* previous;
+  } header;
+  void *allocate, *to_managed, *from_managed;
+  int (*describe)(void* tensor, Described* out);  // 0, or -1 with an error of Python
+  void* current_stream;
+};
+
+// ---- what is handed over --------------------------------------------------------------------------------------------
+
 // What torch has, handed over once by `set_up`; kept as long as the process lives.
 struct Torch {
   PyTypeObject *tensor, *parameter;
-  PyObject *get_num_threads, *empty_strided;
+  int (*describe)(void* tensor, Described* out);
+  PyObject *get_num_threads, *empty_strided, *empty_like;
   PyObject* watching;       // a tuple of functions: any true result means that somebody watches
   PyObject* tracing_state;  // a function: a result other than None means the same
   PyObject* forward_ad;     // the dictionary of a module, with the level of forward-mode derivatives
   PyObject* kept_workspace;  // of each thread: has a buffer, or None
   PyObject* is_grad_enabled;
   PyObject* operations;  // Operation's members, in the order below
+  PyObject* unusual;     // a tuple of names of methods: any true result means that a tensor is not plain
 } torch;
 
 PyObject* values_in_python = nullptr;  // does what `values` does, for all cases
 PyObject* dimensions_of_bias = nullptr;  // those of dy over which the gradient of the bias is a sum
 
 struct Names {
-  PyObject *shape, *stride, *dtype, *device, *is_nested, *is_neg, *data_ptr, *is_contiguous, *zero, *numel;
-  PyObject *workspace, *buffer, *bound, *current_level, *memory_format;
-  PyObject *recipes, *rest, *saved_tensors, *needs_input_grad, *sum;
+  PyObject *workspace, *buffer, *bound, *current_level, *recipes, *rest, *saved_tensors, *needs_input_grad, *sum;
 } names;
 
 using Entry = int64_t (*)(const void* stage, void* x, void* w, void* y, void* bias, void* prepared, void* scratch);
@@ -75,7 +113,7 @@ struct Bound {
   long operation;
   std::vector<Stage>* stages;
   Py_ssize_t scratch, workspace_bytes;
-  PyObject* memory_format;  // of all tensors
+  int is_channels_last;     // all tensors; else they are contiguous
   PyObject* new_arguments;  // shape, strides, dtype and device of the result
   PyObject* new_names;      // of the last two
   PyObject* otherwise;      // the same in Python, for all cases
@@ -83,91 +121,117 @@ struct Bound {
 
 PyTypeObject* bound_type = nullptr;
 
-// Of a tensor whose values are there: without it, or with an error, it is not for us.
-bool has_address(PyObject* tensor, void*& address) {
-  const Ref number(PyObject_CallMethodNoArgs(tensor, names.data_ptr));
-  if (!number) return false;
-  address = PyLong_AsVoidPtr(number.get());
-  return !PyErr_Occurred();
-}
-
 // 1, 0, or -1 with an error.
 int truth(const Ref& value) { return value ? PyObject_IsTrue(value.get()) : -1; }
 
-int is_dense(const Bound& bound, PyObject* tensor) {
-  PyObject* const arguments[] = {tensor, bound.memory_format};
-  const Ref keywords(PyTuple_Pack(1, names.memory_format));
-  return keywords ? truth(Ref(PyObject_VectorcallMethod(names.is_contiguous, arguments, 1, keywords.get()))) : -1;
+// Whether it is a tensor of torch's own class that can be described: sparse ones and wrappers of transforms cannot.
+bool describe(PyObject* tensor, Described& out) {
+  if (Py_TYPE(tensor) != torch.tensor && Py_TYPE(tensor) != torch.parameter) return false;
+  if (torch.describe(tensor, &out) == 0) return out.byte_offset == 0;
+  PyErr_Clear();
+  return false;
 }
 
-// This thread's workspace; none without an error where it is too small, or not there.
-Ref workspace_of(const Bound& bound) {
+// As torch tells it: where there is one element, the stride does not matter. exactly: it does.
+bool is_dense(const Described& tensor, bool is_channels_last, bool exactly = false) {
+  constexpr int32_t INNERMOST_FIRST[] = {1, 3, 2, 0};
+  if (is_channels_last && tensor.dims != 4) return false;
+  int64_t stride = 1;
+  for (int32_t i = 0; i < tensor.dims; ++i) {
+    const int32_t dim = is_channels_last ? INNERMOST_FIRST[i] : tensor.dims - 1 - i;
+    if ((exactly || tensor.shape[dim] != 1) && tensor.strides[dim] != stride) return false;
+    stride *= tensor.shape[dim];
+  }
+  return true;
+}
+
+// The operands of a call. third: the bias or None in FORWARD, else dy.
+struct Operands {
+  PyObject *x, *w, *third;
+  Described of_x, of_w, of_third = {};
+
+  Operands(PyObject* x, PyObject* w, PyObject* third) : x(x), w(w), third(third) {}
+  bool has_third() const { return third != Py_None; }
+  bool describe_all() { return describe(x, of_x) && describe(w, of_w) && (!has_third() || describe(third, of_third)); }
+};
+
+// This thread's workspace, described; none without an error where it is too small, or not there.
+Ref workspace_of(const Bound& bound, Described& of_workspace) {
   const Ref kept(PyObject_GetAttr(torch.kept_workspace, names.workspace));
   if (!kept) return Ref();
   Ref buffer(PyObject_GetAttr(kept.get(), names.buffer));
-  if (!buffer || buffer.get() == Py_None) return Ref();
-  const Ref size(PyObject_CallMethodNoArgs(buffer.get(), names.numel));
-  if (!size || PyLong_AsSsize_t(size.get()) < bound.workspace_bytes) return Ref();
-  return buffer;
+  if (!buffer || !describe(buffer.get(), of_workspace)) return Ref();
+  return of_workspace.elements() < bound.workspace_bytes ? Ref() : std::move(buffer);
 }
 
-Ref new_result(const Bound& bound) {
-  PyObject* arguments[4];
-  for (Py_ssize_t i = 0; i < 4; ++i) arguments[i] = PyTuple_GET_ITEM(bound.new_arguments, i);
-  Ref result(PyObject_Vectorcall(torch.empty_strided, arguments, 2, bound.new_names));
-  if (result && bound.operation == BACKWARD_FILTER && !Ref(PyObject_CallMethodNoArgs(result.get(), names.zero)))
-    return Ref();
+// Newly allocated, and described; in BACKWARD_FILTER zeros, to which the algorithms add. Gradients are like what they are
+// the gradients of: torch reads one tensor sooner than two tuples and two keywords.
+Ref new_result(const Bound& bound, const Operands& operands, Described& of_result) {
+  const bool is_of_x = bound.operation == BACKWARD_DATA;
+  const Described& alike = is_of_x ? operands.of_x : operands.of_w;
+  Ref result;
+  if (bound.operation != FORWARD && is_dense(alike, bound.is_channels_last, true)) {
+    result = Ref(PyObject_CallOneArg(torch.empty_like, is_of_x ? operands.x : operands.w));
+  } else {
+    PyObject* arguments[4];
+    for (Py_ssize_t i = 0; i < 4; ++i) arguments[i] = PyTuple_GET_ITEM(bound.new_arguments, i);
+    result = Ref(PyObject_Vectorcall(torch.empty_strided, arguments, 2, bound.new_names));
+  }
+  if (!result || !describe(result.get(), of_result)) return Ref();
+  if (bound.operation == BACKWARD_FILTER)
+    std::memset(of_result.data, 0, size_t(of_result.elements()) * of_result.dtype.bits / 8);
   return result;
 }
 
-PyObject* in_python(const Bound& bound, PyObject* x, PyObject* w, PyObject* third) {
+PyObject* in_python(const Bound& bound, const Operands& operands) {
   if (PyErr_Occurred()) return nullptr;
-  PyObject* const arguments[] = {x, w, third};
+  PyObject* const arguments[] = {operands.x, operands.w, operands.third};
   return PyObject_Vectorcall(bound.otherwise, arguments, 3, nullptr);
 }
 
-// third: the bias or None in FORWARD, else dy.
-PyObject* run(const Bound& bound, PyObject* x, PyObject* w, PyObject* third) {
-  PyObject* const reads[] = {bound.operation == BACKWARD_DATA ? nullptr : x,
-                             bound.operation == BACKWARD_FILTER ? nullptr : w,
-                             bound.operation == FORWARD ? nullptr : third};
-  for (PyObject* tensor : reads)
-    if (tensor && is_dense(bound, tensor) != 1) return in_python(bound, x, w, third);
-  const bool has_bias = bound.operation == FORWARD && third != Py_None;
-  if (has_bias && truth(Ref(PyObject_CallMethodNoArgs(third, names.is_contiguous))) != 1)
-    return in_python(bound, x, w, third);
-  const Ref workspace = workspace_of(bound);
-  if (!workspace) return in_python(bound, x, w, third);
-  Ref result = new_result(bound);
-  if (!result) return nullptr;
-  void *of_x, *of_w, *of_y, *of_bias = nullptr, *begin;
-  if (!has_address(reads[0] ? x : result.get(), of_x) || !has_address(reads[1] ? w : result.get(), of_w) ||
-      !has_address(reads[2] ? third : result.get(), of_y) || (has_bias && !has_address(third, of_bias)) ||
-      !has_address(workspace.get(), begin))
-    return nullptr;
-  char* const start = static_cast<char*>(begin);
+// They are described, and of the shapes that the recipe was bound for.
+PyObject* run(const Bound& bound, const Operands& operands) {
+  const bool is_forward = bound.operation == FORWARD;
+  const bool reads_x = bound.operation != BACKWARD_DATA, reads_w = bound.operation != BACKWARD_FILTER;
+  if ((reads_x && !is_dense(operands.of_x, bound.is_channels_last)) ||
+      (reads_w && !is_dense(operands.of_w, bound.is_channels_last)) ||
+      (operands.has_third() && !is_dense(operands.of_third, bound.is_channels_last && !is_forward)))
+    return in_python(bound, operands);
+  Described of_workspace, of_result;
+  const Ref workspace = workspace_of(bound, of_workspace);  // held: another thread may give it back meanwhile
+  if (!workspace) return in_python(bound, operands);
+  Ref result = new_result(bound, operands, of_result);
+  if (!result) return in_python(bound, operands);
+  char* const start = static_cast<char*>(of_workspace.data);
+  void* const of_x = reads_x ? operands.of_x.data : of_result.data;
+  void* const of_w = reads_w ? operands.of_w.data : of_result.data;
+  void* const of_y = is_forward ? of_result.data : operands.of_third.data;
+  void* const of_bias = is_forward ? operands.of_third.data : nullptr;
   bool is_refused = false;
   Py_BEGIN_ALLOW_THREADS;
   for (const Stage& stage : *bound.stages)
     is_refused = is_refused || stage.entry(stage.argument, of_x, of_w, of_y, of_bias, start + stage.prepared,
                                            start + bound.scratch) < 0;
   Py_END_ALLOW_THREADS;
-  return is_refused ? in_python(bound, x, w, third) : result.release();  // Python raises what was refused
+  return is_refused ? in_python(bound, operands) : result.release();  // Python raises what was refused
 }
 
 // ---- what Python calls ---------------------------------------------------------------------------------------------
 
 PyObject* bound_call(PyObject* self, PyObject* const* arguments, size_t flagged_count, PyObject*) {
   if (PyVectorcall_NARGS(flagged_count) != 3) return PyErr_Format(PyExc_TypeError, "it takes x, w, and bias or dy");
-  return run(*reinterpret_cast<Bound*>(self), arguments[0], arguments[1], arguments[2]);
+  const Bound& bound = *reinterpret_cast<Bound*>(self);
+  Operands operands(arguments[0], arguments[1], arguments[2]);
+  return operands.describe_all() ? run(bound, operands) : in_python(bound, operands);
 }
 
 PyObject* bound_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   long operation;
-  PyObject *stages, *memory_format, *new_arguments, *new_names, *otherwise;
+  PyObject *stages, *new_arguments, *new_names, *otherwise;
   Py_ssize_t scratch, workspace_bytes;
-  if (!PyArg_ParseTuple(arguments, "lO!nnOO!O!O", &operation, &PyTuple_Type, &stages, &scratch, &workspace_bytes,
-                        &memory_format, &PyTuple_Type, &new_arguments, &PyTuple_Type, &new_names, &otherwise))
+  int is_channels_last;
+  if (!PyArg_ParseTuple(arguments, "lO!nnpO!O!O", &operation, &PyTuple_Type, &stages, &scratch, &workspace_bytes,
+                        &is_channels_last, &PyTuple_Type, &new_arguments, &PyTuple_Type, &new_names, &otherwise))
     return nullptr;
   if (PyTuple_GET_SIZE(new_arguments) != 4 || PyTuple_GET_SIZE(new_names) != 2)
     return PyErr_Format(PyExc_ValueError, "the result has shape, strides, dtype and device, the last two by name");
@@ -179,7 +243,7 @@ PyObject* bound_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   bound.stages = new std::vector<Stage>();
   bound.scratch = scratch;
   bound.workspace_bytes = workspace_bytes;
-  bound.memory_format = Py_NewRef(memory_format);
+  bound.is_channels_last = is_channels_last;
   bound.new_arguments = Py_NewRef(new_arguments);
   bound.new_names = Py_NewRef(new_names);
   bound.otherwise = Py_NewRef(otherwise);
@@ -195,87 +259,103 @@ void bound_dealloc(PyObject* self) {
   Bound& bound = *reinterpret_cast<Bound*>(self);
   PyTypeObject* type = Py_TYPE(self);
   delete bound.stages;
-  for (PyObject* object : {bound.memory_format, bound.new_arguments, bound.new_names, bound.otherwise})
-    Py_XDECREF(object);
+  for (PyObject* object : {bound.new_arguments, bound.new_names, bound.otherwise}) Py_XDECREF(object);
   type->tp_free(self);
   Py_DECREF(type);
 }
 
-bool append(PyObject* key, Py_ssize_t& size, PyObject* owned) {
-  if (!owned) return false;
-  PyTuple_SET_ITEM(key, size++, owned);
-  return true;
+// All that decides what runs a call on the CPU, as numbers: the key of its recipe.
+class Key {
+ public:
+  void add(int64_t number) { numbers_[size_++] = number; }
+
+  // False, without an error, where it is no pair of integers.
+  bool add_pair(PyObject* pair) {
+    if (!PyTuple_Check(pair) && !PyList_Check(pair)) return false;
+    return PySequence_Fast_GET_SIZE(pair) == 2 && add_number(PySequence_Fast_GET_ITEM(pair, 0)) &&
+           add_number(PySequence_Fast_GET_ITEM(pair, 1));
+  }
+
+  bool add_number(PyObject* object) {
+    const int64_t number = PyLong_Check(object) ? PyLong_AsLongLong(object) : -1;
+    if (number == -1) PyErr_Clear();
+    add(number);
+    return number >= 0;
+  }
+
+  bool add_tensor(const Described& tensor, bool with_strides) {
+    if (tensor.device_type != ON_CPU || tensor.dims > MOST_DIMS) return false;
+    add(tensor.dims);
+    add(int64_t(tensor.dtype.code) << 32 | int64_t(tensor.dtype.bits) << 16 | tensor.dtype.lanes);
+    for (int32_t i = 0; i < tensor.dims; ++i) add(tensor.shape[i]);
+    for (int32_t i = 0; with_strides && i < tensor.dims; ++i) add(tensor.strides[i]);
+    return true;
+  }
+
+  PyObject* bytes() const {
+    return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(numbers_), size_ * sizeof(int64_t));
+  }
+
+ private:
+  static constexpr int32_t MOST_DIMS = 4;
+  int64_t numbers_[48];  // 10, and up to 10 of each tensor
+  size_t size_ = 0;
+};
+
+// Empty, without an error, for what is not for us. rest: stride, padding, dilation and groups.
+Ref key_of(PyObject* operation, const Operands& operands, PyObject* const* rest) {
+  Key key;
+  int64_t number = 0;
+  while (number < 3 && PyTuple_GET_ITEM(torch.operations, number) != operation) ++number;
+  key.add(number);
+  key.add(operands.has_third());
+  if (!key.add_pair(rest[0]) || !key.add_pair(rest[1]) || !key.add_pair(rest[2]) || !key.add_number(rest[3]) ||
+      !key.add_tensor(operands.of_x, true) || !key.add_tensor(operands.of_w, true) ||
+      (operands.has_third() && !key.add_tensor(operands.of_third, false)))
+    return Ref();
+  const Ref threads(PyObject_CallNoArgs(torch.get_num_threads));
+  return threads && key.add_number(threads.get()) ? Ref(key.bytes()) : Ref();
 }
 
-bool append_pair(PyObject* key, Py_ssize_t& size, PyObject* pair) {
-  for (Py_ssize_t i = 0; i < 2; ++i)
-    if (!append(key, size, PySequence_GetItem(pair, i))) return false;
-  return true;
+constexpr Py_ssize_t CALL_SIZE = 8;  // operation, x, w, third, stride, padding, dilation, groups
+
+PyObject* key(PyObject*, PyObject* const* call, Py_ssize_t count) {
+  if (count != CALL_SIZE) return PyErr_Format(PyExc_TypeError, "it takes the arguments of a call");
+  Operands operands(call[1], call[2], call[3]);
+  Ref found = operands.describe_all() ? key_of(call[0], operands, call + 4) : Ref();
+  if (!found && !PyErr_Occurred()) Py_RETURN_NONE;
+  return found.release();
 }
 
-bool append_layout(PyObject* key, Py_ssize_t& size, PyObject* tensor) {
-  return append(key, size, PyObject_GetAttr(tensor, names.shape)) &&
-         append(key, size, PyObject_CallMethodNoArgs(tensor, names.stride)) &&
-         append(key, size, PyObject_GetAttr(tensor, names.dtype)) &&
-         append(key, size, PyObject_GetAttr(tensor, names.device));
-}
-
-PyObject* layout_of_third(PyObject* third) {
-  if (third == Py_None) return Py_NewRef(Py_None);
-  const Ref shape(PyObject_GetAttr(third, names.shape));
-  if (!shape) return nullptr;
-  const Ref dtype(PyObject_GetAttr(third, names.dtype));
-  if (!dtype) return nullptr;
-  const Ref device(PyObject_GetAttr(third, names.device));
-  return device ? PyTuple_Pack(3, shape.get(), dtype.get(), device.get()) : nullptr;
-}
-
-constexpr Py_ssize_t KEY_SIZE = 18;
-
-// As `recipe_of` in Python makes it. arguments: operation, x, w, third, stride, padding, dilation, groups.
-Ref key_of(PyObject* const* arguments) {
-  Ref key(PyTuple_New(KEY_SIZE));
-  if (!key) return Ref();
-  Py_ssize_t size = 0;
-  PyObject* to = key.get();
-  const bool is_whole =
-      append(to, size, Py_NewRef(arguments[0])) && append_pair(to, size, arguments[4]) &&
-      append_pair(to, size, arguments[5]) && append_pair(to, size, arguments[6]) &&
-      append(to, size, Py_NewRef(arguments[7])) && append_layout(to, size, arguments[1]) &&
-      append_layout(to, size, arguments[2]) && append(to, size, layout_of_third(arguments[3])) &&
-      append(to, size, PyObject_CallNoArgs(torch.get_num_threads));
-  return is_whole ? std::move(key) : Ref();
-}
-
-PyObject* run_known(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 9 || !PyDict_Check(arguments[0]))
-    return PyErr_Format(PyExc_TypeError, "it takes the recipes, and the arguments of a call");
-  for (Py_ssize_t i = 5; i < 8; ++i)
-    if (PySequence_Size(arguments[i]) != 2) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_NotImplemented);
-  const Ref key = key_of(arguments + 1);
-  if (!key) return nullptr;
-  PyObject* found = PyDict_GetItemWithError(arguments[0], key.get());
+PyObject* run_call(PyObject* recipes, PyObject* const* call) {
+  Operands operands(call[1], call[2], call[3]);
+  if (!operands.describe_all()) return Py_NewRef(Py_NotImplemented);
+  const Ref key = key_of(call[0], operands, call + 4);
+  PyObject* found = key ? PyDict_GetItemWithError(recipes, key.get()) : nullptr;
   if (!found) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_NotImplemented);
   const Ref recipe = Ref::borrowed(found);  // another thread may forget it meanwhile
   if (found == Py_None) return Py_NewRef(Py_None);
   const Ref bound(PyObject_GetAttr(found, names.bound));
   if (!bound) return nullptr;
   if (Py_TYPE(bound.get()) != bound_type) return Py_NewRef(Py_NotImplemented);
-  return run(*reinterpret_cast<Bound*>(bound.get()), arguments[2], arguments[3], arguments[4]);
+  return run(*reinterpret_cast<Bound*>(bound.get()), operands);
+}
+
+PyObject* run_known(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != CALL_SIZE + 1 || !PyDict_Check(arguments[0]))
+    return PyErr_Format(PyExc_TypeError, "it takes the recipes, and the arguments of a call");
+  return run_call(arguments[0], arguments + 1);
 }
 
 // 1: dense values in memory, as they are, and no subclass; 0: something else; -1: an error.
 int is_plain(PyObject* tensor) {
-  if (Py_TYPE(tensor) != torch.tensor && Py_TYPE(tensor) != torch.parameter) return 0;
-  const int is_nested = truth(Ref(PyObject_GetAttr(tensor, names.is_nested)));
-  if (is_nested) return is_nested < 0 ? -1 : 0;
-  const int is_neg = truth(Ref(PyObject_CallMethodNoArgs(tensor, names.is_neg)));
-  if (is_neg) return is_neg < 0 ? -1 : 0;
-  void* address = nullptr;
-  if (has_address(tensor, address)) return address != nullptr;  // null: empty, or zeros that are nowhere
-  if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return -1;
-  PyErr_Clear();  // sparse tensors, wrappers of transforms: they have no address
-  return 0;
+  Described described;
+  if (!describe(tensor, described) || !described.data) return 0;  // null: empty, or zeros that are nowhere
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(torch.unusual); ++i) {
+    const int is_unusual = truth(Ref(PyObject_CallMethodNoArgs(tensor, PyTuple_GET_ITEM(torch.unusual, i))));
+    if (is_unusual) return is_unusual < 0 ? -1 : 0;
+  }
+  return 1;
 }
 
 int is_watched() {
@@ -313,19 +393,14 @@ PyObject* is_eager(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 PyObject* values_of(PyObject* operation, PyObject* x, PyObject* w, PyObject* third, PyObject* rest) {
   if (!PyTuple_Check(rest) || PyTuple_GET_SIZE(rest) != 5)
     return PyErr_Format(PyExc_TypeError, "the rest is stride, padding, dilation, groups and choices");
-  PyObject* given[9] = {nullptr, operation, x, w, third};
-  for (Py_ssize_t i = 0; i < 4; ++i) given[5 + i] = PyTuple_GET_ITEM(rest, i);
-  PyObject* choices = PyTuple_GET_ITEM(rest, 4);
-  const Ref recipes(PyObject_GetAttr(choices, names.recipes));
+  PyObject* call[CALL_SIZE + 1] = {operation, x, w, third};
+  for (Py_ssize_t i = 0; i < 5; ++i) call[4 + i] = PyTuple_GET_ITEM(rest, i);
+  const Ref recipes(PyObject_GetAttr(call[CALL_SIZE], names.recipes));
   if (!recipes) return nullptr;
-  given[0] = recipes.get();
-  Ref result(run_known(nullptr, given, 9));
+  Ref result(run_call(recipes.get(), call));
   if (result && result.get() != Py_None && result.get() != Py_NotImplemented) return result.release();
   PyErr_Clear();  // for lack of memory, say: Python tries it again, and knows what to do
-  PyObject* again[9];
-  for (Py_ssize_t i = 0; i < 8; ++i) again[i] = given[i + 1];
-  again[8] = choices;
-  return PyObject_Vectorcall(values_in_python, again, 9, nullptr);
+  return PyObject_Vectorcall(values_in_python, call, CALL_SIZE + 1, nullptr);
 }
 
 PyObject* values(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -369,22 +444,30 @@ PyObject* set_values_in_python(PyObject*, PyObject* function) {
 }
 
 PyObject* set_up(PyObject*, PyObject* arguments) {
-  PyObject *tensor, *parameter, *get_num_threads, *empty_strided, *watching, *tracing_state, *forward_ad, *workspace;
-  PyObject *is_grad_enabled, *operations;
-  if (!PyArg_ParseTuple(arguments, "O!O!OOO!OO!OOO!", &PyType_Type, &tensor, &PyType_Type, &parameter,
-                        &get_num_threads, &empty_strided, &PyTuple_Type, &watching, &tracing_state, &PyDict_Type,
-                        &forward_ad, &workspace, &is_grad_enabled, &PyTuple_Type, &operations))
+  PyObject *tensor, *parameter, *capsule, *get_num_threads, *empty_strided, *empty_like, *watching, *tracing_state;
+  PyObject *forward_ad, *workspace, *is_grad_enabled, *operations, *unusual;
+  if (!PyArg_ParseTuple(arguments, "O!O!OOOOO!OO!OOO!O!", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule,
+                        &get_num_threads, &empty_strided, &empty_like, &PyTuple_Type, &watching, &tracing_state,
+                        &PyDict_Type, &forward_ad, &workspace, &is_grad_enabled, &PyTuple_Type, &operations,
+                        &PyTuple_Type, &unusual))
     return nullptr;
+  const auto* api = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+  if (!api) return nullptr;
+  if (api->header.major != DLPACK_VERSION || !api->describe)
+    return PyErr_Format(PyExc_ValueError, "this torch describes tensors by another version of DLPack");
   torch = {reinterpret_cast<PyTypeObject*>(Py_NewRef(tensor)),
            reinterpret_cast<PyTypeObject*>(Py_NewRef(parameter)),
+           api->describe,
            Py_NewRef(get_num_threads),
            Py_NewRef(empty_strided),
+           Py_NewRef(empty_like),
            Py_NewRef(watching),
            Py_NewRef(tracing_state),
            Py_NewRef(forward_ad),
            Py_NewRef(workspace),
            Py_NewRef(is_grad_enabled),
-           Py_NewRef(operations)};
+           Py_NewRef(operations),
+           Py_NewRef(unusual)};
   Py_RETURN_NONE;
 }
 
@@ -392,6 +475,8 @@ PyMethodDef methods[] = {
     {"set_up", set_up, METH_VARARGS, "Hand over what torch has."},
     {"is_eager", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(is_eager)), METH_FASTCALL,
      "Tell whether nobody watches, and x, w and third are plain."},
+    {"key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(key)), METH_FASTCALL,
+     "Make the key of a call's recipe; None: it is not for us."},
     {"run_known", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_known)), METH_FASTCALL,
      "Run a call whose recipe is known and bound; None: torch's own runs it; NotImplemented: ask in Python."},
     {"values", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(values)), METH_FASTCALL,
@@ -423,21 +508,10 @@ PyModuleDef module_definition = {
 
 bool intern_names() {
   const std::pair<PyObject**, const char*> all[] = {
-      {&names.shape, "shape"},
-      {&names.stride, "stride"},
-      {&names.dtype, "dtype"},
-      {&names.device, "device"},
-      {&names.is_nested, "is_nested"},
-      {&names.is_neg, "is_neg"},
-      {&names.data_ptr, "data_ptr"},
-      {&names.is_contiguous, "is_contiguous"},
-      {&names.zero, "zero_"},
-      {&names.numel, "numel"},
       {&names.workspace, "workspace"},
       {&names.buffer, "buffer"},
       {&names.bound, "bound"},
       {&names.current_level, "_current_level"},
-      {&names.memory_format, "memory_format"},
       {&names.recipes, "recipes"},
       {&names.rest, "rest"},
       {&names.saved_tensors, "saved_tensors"},

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import BoundStage
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.running.hot_path import Bound, bound_in_cpp
 from mucudnn.running.workspace import is_advised, on_huge_pages, workspace_of
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
@@ -51,8 +50,7 @@ def bound_recipe(
     in_python = _BINDINGS[problem.operation](_new(result, is_large), dense, execute)
     if is_large or not keeps_workspace:
         return in_python
-    torch_format = TORCH_FORMATS[problem.memory_format]
-    return bound_in_cpp(problem.operation, stages, scratch, torch_format, result, in_python)
+    return bound_in_cpp(problem.operation, stages, scratch, is_channels_last, result, in_python)
 
 
 def _execute(stages: tuple[tuple[BoundStage, int], ...], scratch: slice, keeps_workspace: bool) -> _Execute:

@@ -24,7 +24,7 @@ from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.operators import run_forward
 from mucudnn.running.plain import is_plain
-from mucudnn.running.recipe import Recipe, recipe_of
+from mucudnn.running.recipe import Recipe, RecipeKey, recipe_of
 from mucudnn.running.workspace import make_releasable
 from mucudnn.words.errors import LibraryError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -77,7 +77,7 @@ class FilterCache:
     def __init__(self, filters: Iterable[CachedFilter], keeps_workspace: bool = True) -> None:
         self.filters, self.keeps_workspace = tuple(filters), keeps_workspace
         self.x_shapes = frozenset(each.problem.x_shape(n) for each in self.filters for n in each.configurations)
-        self.recipes: dict[tuple[Any, ...], Recipe | None] = {}
+        self.recipes: dict[RecipeKey, Recipe | None] = {}
         self._of_problem = {each.problem: each for each in self.filters}
         self._prepared: dict[ConvProblem, _Prepared] = {}
         self._preparing = Lock()

@@ -19,23 +19,39 @@ from mucudnn.words.problem import Operation
 
 _OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)  # in the order of _call.cpp
 
+# Methods that are true of tensors whose bytes do not tell all: a negation is pending, or dimensions have names, as they
+# can in older versions of torch.
+UNUSUAL = tuple(name for name in ("is_neg", "has_names") if hasattr(Tensor, name))
+
+
+def set_up(unusual: tuple[str, ...] = UNUSUAL) -> None:
+    """Hand over what torch has. Raises ``AttributeError`` and ``ValueError`` where it has no such DLPack."""
+    _call.set_up(
+        *(Tensor, torch.nn.Parameter, Tensor.__dlpack_c_exchange_api__),
+        *(torch.get_num_threads, torch.empty_strided, torch.empty_like),
+        *(plain.WATCHING, plain.tracing_state, vars(forward_ad), kept_by_each_thread),
+        *(torch.is_grad_enabled, _OPERATIONS, unusual),
+    )
+
+
 try:
     from mucudnn.running import _call
-except ImportError:  # it was not built
+
+    set_up()
+except (ImportError, AttributeError, ValueError):  # it was not built, or torch does not describe its tensors to it
     is_built = False
 else:
     is_built = True
-    _call.set_up(
-        *(Tensor, torch.nn.Parameter, torch.get_num_threads, torch.empty_strided),
-        *(plain.WATCHING, plain.tracing_state, vars(forward_ad), kept_by_each_thread),
-        *(torch.is_grad_enabled, _OPERATIONS),
-    )
 
 Bound = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-def _run_nothing(recipes: dict[tuple[Any, ...], Any], *call: Any) -> Any:
+def _run_nothing(recipes: dict[Any, Any], *call: Any) -> Any:
     return NotImplemented
+
+
+def _no_key(*call: Any) -> None:
+    return None
 
 
 def is_eager_in_python(x: Tensor, w: Tensor, third: Tensor | None) -> bool:
@@ -49,6 +65,10 @@ def is_eager_in_python(x: Tensor, w: Tensor, third: Tensor | None) -> bool:
 # choices. Returns None where torch's own runs it, NotImplemented where neither is known. Raises what torch raises for
 # lack of memory.
 run_known: Callable[..., Any] = _call.run_known if is_built else _run_nothing
+
+# Makes the key by which ``run_known`` finds the recipe of a call. Takes the same without recipes. ``None``: it runs no
+# such call.
+known_key: Callable[..., bytes | None] = _call.key if is_built else _no_key
 
 # Tells whether nobody watches, and x, w and the bias (or None) or dy are plain (``plain``). Not while torch compiles.
 is_eager: Callable[[Tensor, Tensor, Tensor | None], bool] = _call.is_eager if is_built else is_eager_in_python
@@ -69,7 +89,7 @@ def bound_in_cpp(
     operation: Operation,
     stages: Sequence[tuple[BoundStage, int]],
     scratch: slice,
-    memory_format: torch.memory_format,
+    is_channels_last: bool,
     result: tuple[object, ...],
     otherwise: Bound,
 ) -> Bound:
@@ -83,5 +103,5 @@ def bound_in_cpp(
     entries = tuple((*stage.entry, prepared) for stage, prepared in stages if stage.entry is not None)
     number = _OPERATIONS.index(operation)
     names = ("dtype", "device")
-    bound: Bound = _call.Bound(number, entries, scratch.start, scratch.stop, memory_format, result, names, otherwise)
+    bound: Bound = _call.Bound(number, entries, scratch.start, scratch.stop, is_channels_last, result, names, otherwise)
     return bound

@@ -22,12 +22,11 @@ from torch.nn.parameter import is_lazy
 from mucudnn.running import eager, operators
 from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, wrapped
 from mucudnn.running.filter_cache import FilterCache
-from mucudnn.running.recipe import _problem as problem_of
+from mucudnn.running.problems import DTYPE_NAMES, problem_of
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ITEM_BYTES, ConvProblem, Operation
+from mucudnn.words.problem import ConvProblem, Operation
 
 _Result = TypeVar("_Result")
-_DTYPES = frozenset(getattr(torch, name) for name in ITEM_BYTES)
 _ALONE = {operation: (operation,) for operation in Operation}
 _FORWARD, _DATA, _FILTER = _ALONE.values()
 
@@ -162,7 +161,7 @@ def _forward_problem(
     if x.dim() == w.dim() == 3:  # images of one row
         x, w = x.unsqueeze(2), w.unsqueeze(2)
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
-    if x.dim() != 4 or x.dtype not in _DTYPES:
+    if x.dim() != 4 or x.dtype not in DTYPE_NAMES:
         return None
     try:
         geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)

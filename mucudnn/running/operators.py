@@ -27,7 +27,16 @@ from mucudnn.running.dispatcher import untouched
 from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.flops import count_flops
 from mucudnn.running.hot_path import run_known
-from mucudnn.running.recipe import Recipe, RecipeSource, StepError, forget, note_failure, recipe_of, working_recipe
+from mucudnn.running.recipe import (
+    Recipe,
+    RecipeKey,
+    RecipeSource,
+    StepError,
+    forget,
+    note_failure,
+    recipe_of,
+    working_recipe,
+)
 from mucudnn.running.workspace import on_huge_pages
 from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -60,7 +69,7 @@ class Choices:
         self.device_type, self.keeps_workspace = device_type, keeps_workspace
         self.handle = _digest(self.configurations, f"{device_type}, {keeps_workspace}")
         self.x_shapes = frozenset(p.x_shape(n) for p, by_size in self.configurations.items() for n in by_size)
-        self.recipes: dict[tuple[Any, ...], Recipe | None] = {}
+        self.recipes: dict[RecipeKey, Recipe | None] = {}
 
     @classmethod
     def of(
@@ -102,7 +111,7 @@ class Measured:
         self, problem: ConvProblem, configuration: Configuration, device_type: str, keeps_workspace: bool
     ) -> None:
         self.device_type, self.handle = device_type, -next(_numbers)
-        self.recipes: dict[tuple[Any, ...], Recipe | None] = {}
+        self.recipes: dict[RecipeKey, Recipe | None] = {}
         self._recipe = Recipe.of(problem, configuration, device_type=device_type, keeps_workspace=keeps_workspace)
         self._recipe.build()
         _measured[self.handle] = self

@@ -15,24 +15,21 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Algorithm, Bindable, BoundStage, Workspace
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.libraries import settings_that_bar
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.running.bound import bound_recipe
 from mucudnn.running.devices import made_current
 from mucudnn.running.fallback import say_once
-from mucudnn.running.hot_path import Bound
+from mucudnn.running.hot_path import Bound, known_key
+from mucudnn.running.problems import DTYPE_NAMES, problem_of
 from mucudnn.running.workspace import lasting_buffer, workspace_of
 from mucudnn.words.errors import CapturingError, InvalidInputError, LibraryError, MisalignedError, UnavailableError
-from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
+from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
 BUFFER_BYTES = 256  # on whose multiples each buffer begins: as CUDA allocates, and libraries may count on
 
-_Geometry = tuple[Pair, Pair, Pair, int]  # stride, padding, dilation, groups
-
-_DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}
-_MEMORY_FORMATS = {torch_format: ours for ours, torch_format in TORCH_FORMATS.items()}
+RecipeKey = bytes | tuple[Any, ...]
 _RECIPES_CACHED = 4096  # of one ``RecipeSource``; shapes that never come back must not pile up
 
 # Steps that have failed, with the words of their library: for the rest of the process
@@ -257,7 +254,7 @@ class RecipeSource(Protocol):
     """Maker of recipes, with a cache of those that were asked for."""
 
     device_type: str
-    recipes: dict[tuple[Any, ...], Recipe | None]
+    recipes: dict[RecipeKey, Recipe | None]
 
     def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
         """Make what runs ``problem`` on ``n`` samples; ``None``: torch's own. Raises ``MucudnnError``s."""
@@ -276,13 +273,13 @@ def recipe_of(
 ) -> Recipe | None:
     """Find the recipe of a call; ``None``: torch's own convolution runs it. third: bias or dy.
 
-    It is made when it is first needed, and cached by all that affects the choice. Every call comes here, so that the
-    key has plain numbers.
+    It is made when it is first needed, and cached by all that affects the choice. Calls that the extension does not
+    know come here, so that the key has plain numbers.
 
     Raises ``CapturingError`` where a recipe would have to be made while a CUDA graph is captured; ``StepError`` where
     there is no memory to make it with.
     """
-    key = (
+    key = known_key(operation, x, w, third, stride, padding, dilation, groups) or (
         *(operation, *stride, *padding, *dilation, groups),
         *(x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device),
         None if third is None else (third.shape, third.dtype, third.device),
@@ -322,13 +319,13 @@ def _resolve(
     """
     tensors = [tensor for tensor in (x, w, third) if tensor is not None]
     alike = {(tensor.dtype, tensor.device, tensor.layout) for tensor in tensors} == {(x.dtype, x.device, torch.strided)}
-    if not alike or x.dtype not in _DTYPE_NAMES or x.device.type != choices.device_type:
+    if not alike or x.dtype not in DTYPE_NAMES or x.device.type != choices.device_type:
         return None
     if x.dim() != 4 or w.dim() != 4 or len(x) == 0 or groups < 1:
         return None
     geometry = ((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
     try:
-        problem = _problem(operation, x, w, geometry)
+        problem = problem_of(operation, x, w, geometry)
         expected = (problem.k,) if operation is Operation.FORWARD else problem.y_shape(len(x))
         if x.shape != problem.x_shape(len(x)) or w.shape != problem.w_shape():
             return None
@@ -340,20 +337,6 @@ def _resolve(
         raise  # it is nothing to remember
     except (InvalidInputError, UnavailableError):
         return None
-
-
-def _problem(operation: Operation, x: Tensor, w: Tensor, geometry: _Geometry) -> ConvProblem:
-    _, c, height, width = x.shape
-    k, _, r, s = w.shape
-    memory_format = _torchs_memory_format(x, w, geometry)
-    return ConvProblem(operation, c, height, width, k, r, s, *geometry, _DTYPE_NAMES[x.dtype], memory_format)
-
-
-def _torchs_memory_format(x: Tensor, w: Tensor, geometry: _Geometry) -> MemoryFormat:
-    """Tell in which memory format torch would compute and answer; ours must not differ."""
-    stride, padding, dilation, groups = geometry
-    backend = torch._C._select_conv_backend(x, w, None, stride, padding, dilation, False, (0, 0), groups, None)
-    return _MEMORY_FORMATS[torch._C._conv_determine_backend_memory_format(x, w, backend)]
 
 
 # Repair

@@ -187,7 +187,11 @@ class _ModelSteps:
 
 @contextmanager
 def _torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
-    """Have the modules run torch's own convolution inside."""
+    """Have the modules run torch's own convolution inside.
+
+    An ``nn.Conv3d`` stays divided: that is for the sake of memory, which torch's own may not take, and nothing that a
+    comparison of times could put back.
+    """
     before = [(module, module.choices, _cache_of(module)) for module in modules]
     try:
         for module, _, cache in before:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import mucudnn
 from mucudnn.bench.sources.networks import Branches, Residual
 from mucudnn.running import operators
-from mucudnn.running import recipe as recipes
+from mucudnn.running.problems import problem_of
 from mucudnn.words.problem import ConvProblem, Operation
 
 Limits = Mapping[tuple[str, Operation], int]
@@ -87,7 +87,7 @@ def make_hungry(model: nn.Module, workspaces: Limits, monkeypatch: pytest.Monkey
         module.choices = SimpleNamespace(handle=handle, x_shapes=Everything(), recipes={})  # type: ignore[assignment]
 
     def recipe(choices: Any, operation: Operation, x: Tensor, w: Tensor, third: Any, *geometry: Any) -> Any:
-        problem = recipes._problem(operation, x, w, geometry)  # type: ignore[arg-type]
+        problem = problem_of(operation, x, w, geometry)  # type: ignore[arg-type]
         return Hungry(problem, workspaces.get((modules[choices.handle][0], operation), 0))
 
     monkeypatch.setattr(operators, "_registered", {module.choices.handle: module.choices for _, module in modules})

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.modules import conv3d
+from mucudnn.modules.conv3d import DividedOperation
 from mucudnn.running import operators
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.running.in_place import InPlaceTimes
@@ -74,6 +76,27 @@ def test_torchs_own_runs_everywhere_where_the_step_is_slower(machine: Machine) -
     assert net.first.choices is None
     assert net.second.choices is None
     assert "torch's own runs everywhere" in " ".join(str(mucudnn.report(net)).split())
+
+
+def test_what_is_divided_to_save_memory_stays_divided_on_either_side(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is never put back: a step of torch's without it would speak for or against what has nothing to do with it."""
+    net = tuned_net()
+    deep: Any = mucudnn.Conv3d(4, 4, 1)
+    deep.divided = (DividedOperation(Operation.FORWARD, (N, 4, 1, 8, 8), 1, 0, 0),)
+    net.deep = deep
+    net.register_forward_hook(lambda net, x, y: deep(y.unsqueeze(2)).squeeze(2))
+    seen: set[tuple[bool, int]] = set()  # whether ours ran beside it, and the size of its micro-batches
+    convolve = conv3d.conv3d
+
+    def noting(*arguments: Any) -> Tensor:
+        seen.add((net.first.choices is not None, arguments[-1][0]))
+        return convolve(*arguments)
+
+    monkeypatch.setattr(conv3d, "conv3d", noting)
+    assert confirmed(net) is not None
+    assert seen == {(False, 1), (True, 1)}
 
 
 def test_what_would_be_above_the_workspace_limit_is_not_put_back(machine: Machine) -> None:

@@ -1,0 +1,32 @@
+"""Describes a call of a convolution as the problem that it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
+
+Geometry = tuple[Pair, Pair, Pair, int]  # stride, padding, dilation, groups
+
+DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}  # of those that problems can have
+_MEMORY_FORMATS = {torch_format: ours for ours, torch_format in TORCH_FORMATS.items()}
+
+
+def problem_of(operation: Operation, x: Tensor, w: Tensor, geometry: Geometry) -> ConvProblem:
+    """Describe an operation of a convolution of x, (N, C, H, W), with w, (K, C // groups, R, S).
+
+    Its memory format is that in which torch would compute and answer. x has a dtype of ``DTYPE_NAMES``. Raises
+    ``InvalidInputError`` for what is no convolution.
+    """
+    _, c, height, width = x.shape
+    k, _, r, s = w.shape
+    memory_format = _torchs_memory_format(x, w, geometry)
+    return ConvProblem(operation, c, height, width, k, r, s, *geometry, DTYPE_NAMES[x.dtype], memory_format)
+
+
+def _torchs_memory_format(x: Tensor, w: Tensor, geometry: Geometry) -> MemoryFormat:
+    stride, padding, dilation, groups = geometry
+    backend = torch._C._select_conv_backend(x, w, None, stride, padding, dilation, False, (0, 0), groups, None)
+    return _MEMORY_FORMATS[torch._C._conv_determine_backend_memory_format(x, w, backend)]
