@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.database_rows import FULL, HERE, PROBLEM, change, fill, rows_of
+from support.places import DATA
 
 from mucudnn.database import migrations
 from mucudnn.database.database import Database, EnvironmentRows, MergeCounts
