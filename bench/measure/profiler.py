@@ -57,7 +57,8 @@ class ProfilingJob:
     def missing(self) -> list[Candidate]:
         """Candidates that may need measuring, in the order in which to look at them; none if all is known."""
         times = self.known_times()
-        done = set(times.measurements) | {failure.micro_config for failure in self.known_failures}
+        failed = {failure.micro_config for failure in self.known_failures if not failure.is_passed_over}
+        done = failed | set(times.measurements)
         return [c for c in self.candidates if c.micro_config not in done and self.is_wanted(c, times)]
 
     def hurried(self) -> list[Candidate]:

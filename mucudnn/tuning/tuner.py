@@ -307,6 +307,9 @@ class _Tuner:
         self._require_affordable(jobs)  # before minutes are spent on measuring
         for number, job in enumerate(jobs):
             self._measure(job, budget, number / len(jobs), 1 / len(jobs))
+        if not self._is_divisible(jobs):
+            for number, job in enumerate(jobs):
+                self._measure(job, budget, number / len(jobs), 1 / len(jobs), thoroughly=True)
         self._require_affordable(jobs)  # with what failed
         measured = {job.task: self._allowed(job) for job in jobs}
         declared = {job.task: job.baseline_bytes() for job in jobs}
@@ -363,6 +366,13 @@ class _Tuner:
                 return True
         return False
 
+    def _is_divisible(self, jobs: Sequence[_Job]) -> bool:
+        """Whether what was measured fits the budget. The quick search may pass over what needs least."""
+        budget = self.config.workspace_budget_bytes
+        least = [smallest_bytes(self._allowed(job), job.task.batch_size) for job in jobs]
+        known = [size for size in least if size is not None]
+        return budget is None or (len(known) == len(jobs) and sum(known) <= budget)
+
     def _require_affordable(self, jobs: Sequence[_Job]) -> None:
         """Raises ``InfeasibleError`` if the budget is less than the smallest configurations need together."""
         if not self._is_affordable(jobs):
@@ -370,13 +380,17 @@ class _Tuner:
             failed = {job.task: job.failed_candidates() for job in jobs}
             raise unaffordable(needed, self.config.workspace_budget_bytes, failed)
 
-    def _measure(self, job: _Job, limit_bytes: int | None, start: float, share: float) -> None:
+    def _measure(
+        self, job: _Job, limit_bytes: int | None, start: float, share: float, *, thoroughly: bool = False
+    ) -> None:
         self.at = start
         self.progress(f"{job.task}: measuring", start)
         with ExitStack() as measuring:
             for source in self.machine.sources:
                 measuring.enter_context(source.measuring())
-            for done, result in enumerate(self._results(job, limit_bytes)):
+            every = self._profiling(job, limit_bytes)
+            results = self.quiet.measured(every) if thoroughly else self._results(job, limit_bytes)
+            for done, result in enumerate(results):
                 self.store.add(job.task.problem, self.versions[result.micro_config.algorithm], result)
                 job.results[result.micro_config] = result
                 name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"

@@ -63,7 +63,7 @@ def reasons(database: Path) -> list[str]:
         return [
             reason
             for (reason,) in connection.execute(
-                "SELECT reason FROM measurements WHERE reason NOT NULL AND reason NOT LIKE 'passed over: %'"
+                "SELECT reason FROM measurements WHERE reason NOT NULL AND passed_over IS NULL"
             )
         ]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mucudnn.bench.sources.layers import NETWORKS, TABLES, Layer, convolutions_of, load_source, trace
-from mucudnn.running import recipe
+from mucudnn.running import problems
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
@@ -95,7 +95,7 @@ def test_memory_format_is_torchs_where_tensors_are_both(
     if w_turned:
         model.weight = nn.Parameter(turned["w"])
     x = turned["x"] if x_turned else torch.empty(shapes["x"])
-    expected = recipe._torchs_memory_format(x, model.weight, ((1, 1), (r // 2, r // 2), (1, 1), 1))
+    expected = problems._torchs_memory_format(x, model.weight, ((1, 1), (r // 2, r // 2), (1, 1), 1))
     assert trace(model, x)[0].problem.memory_format is expected
 
 
