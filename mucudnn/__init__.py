@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mucudnn._moved import find_moved_modules
+from mucudnn.words.version import VERSION
 
 if TYPE_CHECKING:
     from mucudnn.enabling.status import Status
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
     from mucudnn.words.results import Configuration, MicroConfig
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "BaseAlgorithm",

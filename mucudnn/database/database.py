@@ -224,10 +224,16 @@ class Database:
                 found[micro_configs] = _whole_run(row)
         return found
 
-    def rows_that_count(self, environment: Environment) -> list[StoredRow]:
-        """Return the sound row of each key that counts, of measurements, failures and whole runs, oldest first."""
+    def rows_that_count(
+        self, environment: Environment, problems: Iterable[ConvProblem] | None = None
+    ) -> list[StoredRow]:
+        """Return the sound row of each key that counts, of measurements, failures and whole runs, oldest first.
+
+        problems: those of these problems only.
+        """
+        condition = "TRUE" if problems is None else schema.of_owners(self._ids([environment]), self._ids(problems))
         here, found = schema.named(environment), dict[tuple[Any, ...], StoredRow]()
-        for row in every_row(self._file):
+        for row in every_row(self._file, condition):
             if row.faults or any(row.values[name] != value for name, value in here.items()):
                 continue
             key = tuple(value for name, value in row.key.items() if name != "measured_at")
@@ -350,15 +356,21 @@ class Database:
         key = {"algorithm": micro_config.algorithm, "micro_batch_size": micro_config.micro_batch_size}
         self._add(kind, environment, problem, version=version, **key, **values)
 
+    def _ids(self, keys: Iterable[Environment | ConvProblem]) -> list[int]:
+        return [int(row[0]) for key in keys for row in self._file.read(*schema.find(key))]
+
     def _add(self, kind: str, environment: Environment, problem: ConvProblem, **values: object) -> None:
-        now = schema.now()
         owner = schema.named(environment) | schema.named(problem)
-        row = {"kind": kind, "measured_at": now, **owner, **values}
+        row = {"kind": kind, "measured_at": schema.now(), **owner, **values}
         if faults := row_faults(row):
             raise InvalidInputError(f"this {kind} of {problem} cannot be stored: {'; '.join(faults)}")
+        self.commit(row)
+
+    def commit(self, row: Mapping[str, Any]) -> None:
+        """Commit a row without faults, by ``schema.ROW_COLUMNS``; one of its key and time stamp is replaced."""
         with self._writing() as connection:
             queries.add_exported(connection, [row], otherwise="REPLACE")
-        self._first_added = min(self._first_added, now)
+        self._first_added = min(self._first_added, row["measured_at"])
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:

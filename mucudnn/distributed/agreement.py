@@ -1,0 +1,41 @@
+"""Whether all ranks chose alike: digests first, and what differs in words where they do not agree. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+
+from mucudnn.distributed.fingerprint import by_rank
+from mucudnn.words.errors import SharingError
+
+Described = Mapping[str, Mapping[str, str]]  # convolution -> what was decided, by name
+
+_MOST_SHOWN = 5
+
+
+def digest(choices: Described) -> str:
+    """Return what is equal for equal choices, and for others in all likelihood is not.
+
+    >>> digest({"conv1": {"configuration": "native 8"}}) == digest({"conv1": {"configuration": "native 4×2"}})
+    False
+    """
+    return sha256(repr([(name, [*of.items()]) for name, of in choices.items()]).encode()).hexdigest()
+
+
+def require_agreement(choices: Mapping[int, Described]) -> None:
+    """Raise ``SharingError`` that names convolutions, ranks and what differs, if not all ranks chose alike."""
+    names = dict.fromkeys(name for described in choices.values() for name in described)
+    found: list[str] = []
+    for name in names:
+        own = {rank: described.get(name, {}) for rank, described in choices.items()}
+        for what in dict.fromkeys(what for described in own.values() for what in described):
+            values = {rank: described.get(what, "nothing") for rank, described in own.items()}
+            if len({*values.values()}) > 1:
+                found.append(f"{name}: {what} is {by_rank(values)}")
+    if found:
+        raise SharingError(f"the ranks chose differently: {_some(found)}; please report this")
+
+
+def _some(found: Sequence[str]) -> str:
+    more = len(found) - _MOST_SHOWN
+    return "; ".join(found[:_MOST_SHOWN]) + (f"; and {more} more" if more > 0 else "")
