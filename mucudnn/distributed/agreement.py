@@ -23,17 +23,22 @@ def digest(choices: Described) -> str:
 
 
 def require_agreement(choices: Mapping[int, Described]) -> None:
-    """Raise ``SharingError`` that names convolutions, ranks and what differs, if not all ranks chose alike."""
+    """Raise ``SharingError`` that names convolutions, ranks and what differs, if not all ranks chose alike.
+
+    Of each convolution the first thing that differs is named.
+    """
     names = dict.fromkeys(name for described in choices.values() for name in described)
-    found: list[str] = []
-    for name in names:
-        own = {rank: described.get(name, {}) for rank, described in choices.items()}
-        for what in dict.fromkeys(what for described in own.values() for what in described):
-            values = {rank: described.get(what, "nothing") for rank, described in own.items()}
-            if len({*values.values()}) > 1:
-                found.append(f"{name}: {what} is {by_rank(values)}")
-    if found:
+    own = {name: {rank: described.get(name, {}) for rank, described in choices.items()} for name in names}
+    if found := [f"{name}: {what}" for name, of in own.items() if (what := _difference(of)) is not None]:
         raise SharingError(f"the ranks chose differently: {_some(found)}; please report this")
+
+
+def _difference(described: Mapping[int, Mapping[str, str]]) -> str | None:
+    for what in dict.fromkeys(what for of in described.values() for what in of):
+        values = {rank: of.get(what, "nothing") for rank, of in described.items()}
+        if len({*values.values()}) > 1:
+            return f"{what} is {by_rank(values)}"
+    return None
 
 
 def _some(found: Sequence[str]) -> str:

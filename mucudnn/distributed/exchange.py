@@ -34,7 +34,7 @@ class Exchange:
         given = _group_of_this_process(group)
         self._ranks = dist.get_process_group_ranks(given)
         self.rank, self.size = dist.get_rank(given), len(self._ranks)
-        self._group = given if self.size == 1 or dist.get_backend(given) == "gloo" else _with_gloo(given, self._ranks)
+        self._group = given if self.size == 1 else _with_gloo(given, self._ranks)
         self._is_over = False
 
     def gather(self, message: T) -> list[T]:
@@ -153,12 +153,20 @@ def _group_of_this_process(group: object) -> dist.ProcessGroup:
 
 
 def _with_gloo(group: dist.ProcessGroup, ranks: Sequence[int]) -> dist.ProcessGroup:
-    """Make a group of the same ranks whose messages are in the memory of the hosts. Ranks of no other group take part.
+    """Return the group, or one of the same ranks whose messages are in the memory of the hosts; it is made once.
 
-    It lasts as long as the process group: torch numbers groups, so that one that is made anew each time costs more.
+    Torch makes a group only with all ranks: those of a part of them know of none that the others have made.
     """
+    if dist.get_backend(group) == "gloo":
+        return group
+    if len(ranks) < dist.get_world_size():
+        raise InvalidInputError(
+            f"process_group is one of {len(ranks)} of {dist.get_world_size()} ranks with backend "
+            f"{dist.get_backend(group)}, which exchanges tensors of GPUs only: give one that has the same ranks and "
+            "backend gloo, made on all ranks by torch.distributed.new_group(ranks, backend='gloo')"
+        )
     if group not in _gloo_groups:
-        _gloo_groups[group] = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
+        _gloo_groups[group] = dist.new_group(backend="gloo")
     return _gloo_groups[group]
 
 
