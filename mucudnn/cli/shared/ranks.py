@@ -122,8 +122,12 @@ def _workers(order: TuneTable, devices: Sequence[str]) -> Iterator[None]:
 
 
 def _work(order: TuneTable, device: str, meeting: str, rank: int, size: int, ready: Connection) -> None:
-    """Tune as a rank, in a process of its own, without a word but of errors."""
+    """Tune as a rank, in a process of its own, without a word but of errors. Never returns.
+
+    Threads that torch leaves behind sometimes abort a process that ends as usual, with a word on standard error.
+    """
     warnings.simplefilter("ignore")
+    status = 0
     try:
         import mucudnn.bench.sources.table_tuning  # noqa: F401  # all that is slow to load
 
@@ -131,7 +135,13 @@ def _work(order: TuneTable, device: str, meeting: str, rank: int, size: int, rea
         with _joined(meeting, rank, size):
             order.tune(device)
     except KeyboardInterrupt:
-        sys.exit(130)
+        status = 130
     except MucudnnError as error:
         click.echo(f"rank {rank}, {device}: {error}", err=True)
-        sys.exit(2)
+        status = 2
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
