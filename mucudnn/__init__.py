@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     from mucudnn.tuning.report import report
     from mucudnn.tuning.tuner import Tuning, tune
     from mucudnn.words.config import BatchSizePolicy, Config
-    from mucudnn.words.errors import DatabaseError, InfeasibleError, InvalidInputError, MucudnnError, UnavailableError
+    from mucudnn.words.errors import (
+        DatabaseError,
+        InfeasibleError,
+        InvalidInputError,
+        MucudnnError,
+        SharingError,
+        UnavailableError,
+    )
     from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
     from mucudnn.words.results import Configuration, MicroConfig
 
@@ -49,6 +56,7 @@ __all__ = [
     "MicroConfig",
     "MucudnnError",
     "Operation",
+    "SharingError",
     "Status",
     "Tuning",
     "UnavailableError",
@@ -72,7 +80,10 @@ _MODULES = {
     "kernels.registry": ("register",),
     "words.config": ("BatchSizePolicy", "Config"),
     "words.results": ("Configuration", "MicroConfig"),
-    "words.errors": ("DatabaseError", "InfeasibleError", "InvalidInputError", "MucudnnError", "UnavailableError"),
+    "words.errors": (
+        *("DatabaseError", "InfeasibleError", "InvalidInputError"),
+        *("MucudnnError", "SharingError", "UnavailableError"),
+    ),
     "running.workspace": ("release_workspaces",),
     "tuning.optimize": ("optimize",),
     "tuning.report": ("report",),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -72,6 +73,12 @@ class Exchange:
     def end(self) -> None:
         """There is no further exchange: nobody listens any more."""
         self._is_over = True
+
+    def again(self) -> Self:
+        """Return the same ranks, which exchange something else after ``end``."""
+        other = copy(self)
+        other._is_over = False
+        return other
 
     def _gather(self, said: tuple[Any, str | None]) -> list[tuple[Any, str | None]]:
         self._meet()

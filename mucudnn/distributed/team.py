@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from typing import Self, TypeVar
 
 import torch.distributed as dist
@@ -56,6 +57,12 @@ class Team:
     def telling(self) -> AbstractContextManager[None]:
         """Tell the others of an error inside, so that they do not wait."""
         return self._exchange.telling()
+
+    def again(self) -> Self:
+        """Return the same ranks, which agree on something else."""
+        other = copy(self)
+        other._exchange = self._exchange.again()
+        return other
 
     def meet(self, fingerprint: Fingerprint) -> None:
         """Exchange fingerprints: find the ranks of this kind, and who writes at this place.

@@ -24,7 +24,7 @@ from mucudnn.running.operators import Choices
 from mucudnn.tracing.convolutions import Call, trace
 from mucudnn.tracing.headroom import Limits, find_headroom
 from mucudnn.tracing.undisturbed import undisturbed
-from mucudnn.tuning.cached_filters import cache_filters
+from mucudnn.tuning.cached_filters import cache_filters, cache_filters_together
 from mucudnn.tuning.confirm_model import Step, confirm_model
 from mucudnn.tuning.divide_3d import divide_3d
 from mucudnn.tuning.result import TunedProblem, configurations_of
@@ -124,7 +124,10 @@ def _tune(
         )
         _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
         _swap_3d(model, divided)
-        cache_filters(model, config, machine=machine, database=database)
+        if team is None or config.cache_budget_bytes == 0:
+            cache_filters(model, config, machine=machine, database=database)
+        else:
+            cache_filters_together(model, config, team.again(), machine=machine, database=database)
 
 
 def _require_step(step: object) -> None:

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from support.clock.machine import ENVIRONMENT
+from support.clock.two_algorithms import BATCH
 from support.ranks.launching import run, script, torchrun
 from support.ranks.scenarios import PROBLEMS
 
 from mucudnn.database.database import Database
+from mucudnn.tuning.tuner import tune
+from mucudnn.words.errors import InvalidInputError
 
 RANKS = 3
 ROWS = 2 * len(PROBLEMS)  # at least: each algorithm is measured, and run whole
@@ -145,6 +148,17 @@ def test_a_model_runs_alike_on_all_ranks(scenarios: dict[str, Found]) -> None:
     assert len(only(found, "choices")) == 5  # the gradient of the model's own input is not asked for
     assert sum(one["measured"] for one in found) == 5
     assert max(one["error"] for one in found) < 1e-12
+
+
+def test_one_rank_compares_filters_to_cache_and_all_keep_the_same(scenarios: dict[str, Found]) -> None:
+    found = scenarios["cached_filters"]
+    assert "winograd-2x2" in only(found, "kept")
+    assert [one["compared"] > 0 for one in found] == [True, False, False]
+
+
+def test_a_group_needs_an_initialised_one() -> None:
+    with pytest.raises(InvalidInputError, match="process_group is 'ranks'; call torch.distributed.init"):
+        tune(PROBLEMS, BATCH, process_group="ranks")  # type: ignore[arg-type]
 
 
 def test_a_rank_that_is_killed_is_named_by_the_others(tmp_path: Path) -> None:

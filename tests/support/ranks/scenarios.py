@@ -21,7 +21,9 @@ from support.clock.machine import FORWARD
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 
 import mucudnn
+from mucudnn.bench.timing.comparison import Comparison
 from mucudnn.database.database import Database
+from mucudnn.tuning import cached_filters as cached
 from mucudnn.tuning import sharing, tuner
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune
@@ -198,6 +200,24 @@ def model(rank: int, size: int, folder: Path) -> Found:
     return {"choices": shown, "measured": len(measured), "error": (own(x) - expected).abs().max().item()}
 
 
+def cached_filters(rank: int, size: int, folder: Path) -> Found:
+    """One rank compares filters that stay prepared with others, and all keep the same ones."""
+    torch.manual_seed(0)
+    own = torch.nn.Sequential(torch.nn.Conv2d(32, 32, 3, padding=1)).eval()
+    compared: list[object] = []
+
+    def faster(*of: Any, **given: Any) -> Any:
+        compared.append(of)
+        return Comparison(2.0, 1.0, 0.0, rounds=5, least_speedup=2.0, most_speedup=2.0)
+
+    cached.compare_cached = faster  # type: ignore[assignment]
+    config = Config(
+        database=folder / f"{rank}.sqlite", algorithms="winograd-2x2", operations="forward", cache_budget="64MiB"
+    )
+    mucudnn.optimize(own, torch.randn(2, 32, 8, 8), config)
+    return {"kept": repr(own[0].filter_cache and own[0].filter_cache.filters), "compared": len(compared)}
+
+
 def mixed_fates(rank: int, size: int, folder: Path) -> Found:
     """One rank cannot even trace its model: the others are told, and the group goes on working."""
     own = torch.nn.Conv2d(3, 4, 3)
@@ -208,7 +228,7 @@ def mixed_fates(rank: int, size: int, folder: Path) -> Found:
 SCENARIOS: Sequence[Callable[[int, int, Path], Found]] = (
     *(reuse, reuse_again, alone, warm_on_one_rank, budget, thorough, read_only),
     *(other_threads, other_config, other_batch, other_problem, other_version, other_kind),
-    *(failing, infeasible, disagreeing, some_ranks, mixed_fates, model),
+    *(failing, infeasible, disagreeing, some_ranks, mixed_fates, model, cached_filters),
 )
 
 
