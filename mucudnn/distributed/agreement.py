@@ -1,4 +1,4 @@
-"""Whether all ranks chose alike: digests first, and what differs in words where they do not agree. Pure functions."""
+"""Finds out whether ranks chose alike: digests first, then what differs, in words. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_SHOWN = 5
 def digest(choices: Described) -> str:
     """Return what is equal for equal choices, and for others in all likelihood is not.
 
-    >>> digest({"conv1": {"configuration": "native 8"}}) == digest({"conv1": {"configuration": "native 4×2"}})
+    >>> digest({"conv1": {"configuration": "gemm 8"}}) == digest({"conv1": {"configuration": "gemm 4×2"}})
     False
     """
     return sha256(repr([(name, [*of.items()]) for name, of in choices.items()]).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What must be alike on ranks that tune together, and which ranks are of one kind of device. Pure functions."""
+"""Compares ranks that tune together: what must be alike, and which are of one kind of device. Pure functions."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from mucudnn.words.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What one rank found out about a task: all that choosing needs. See ``Job`` for the fields."""
+    """Findings of one rank on a task: all that choosing needs. See ``Job`` for the fields."""
 
     results: Mapping[MicroConfig, Measurement | Failure]
     left_out: LeftOut

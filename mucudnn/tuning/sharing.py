@@ -49,7 +49,7 @@ def sharing(
 
 
 class Sharing:
-    """What one rank does with others while it tunes. known: the rows of all ranks."""
+    """Work that one rank does with others while it tunes. known: the rows of all ranks."""
 
     def __init__(self, team: Team, known: CopyingDatabase) -> None:
         self._team, self._known = team, known

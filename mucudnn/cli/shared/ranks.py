@@ -29,7 +29,10 @@ _JOIN_BY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun
 
 @dataclass(frozen=True, slots=True)
 class TuneTable:
-    """What is tuned, on every rank alike. sizes: as for ``load_source``. threads: None: as many as torch takes."""
+    """A layer table to tune, on every rank alike.
+
+    sizes: as for ``load_source``. threads: None: as many as torch takes.
+    """
 
     source: str
     sizes: Mapping[str, Any]
