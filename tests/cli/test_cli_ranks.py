@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -14,7 +16,9 @@ from click.testing import CliRunner
 from support.command_line import fail, invoke, one_layer, rows
 from support.ranks.launching import torchrun
 
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, ranks
+from mucudnn.cli.shared.ranks import TuneTable, _tune_under_torchrun, _with_own_cores
+from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 
 TUNE = ("--batch", "2", "--algorithms", "gemm", "--threads", "1")
@@ -94,3 +98,39 @@ def test_the_gpu_of_a_number_is_the_current_one_while_a_command_runs(monkeypatch
     monkeypatch.setattr("mucudnn.running.devices.made_current", made_current)
     assert CliRunner().invoke(command, ["--device", "cuda:1"]).output == "cuda is cuda:1\n"
     assert CliRunner().invoke(command, ["--device", "cuda"]).output == "cuda is cuda:0\n"
+
+
+@pytest.mark.parametrize(
+    ("devices", "given", "expected"),
+    [
+        (("cpu", "cpu"), None, 4),
+        (("cpu", "cpu", "cpu"), None, 2),
+        (("cpu",) * 20, None, 1),
+        (("cpu", "cuda:0"), None, 8),
+        (("cuda:0", "cuda:1"), None, None),
+        (("cpu", "cpu"), 3, 3),
+    ],
+)
+def test_workers_on_the_cpu_share_its_cores(
+    devices: tuple[str, ...], given: int | None, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
+    order = TuneTable("alexnet", {}, Config(), given)
+    assert _with_own_cores(order, devices).threads == expected
+
+
+def test_under_torchrun_each_local_rank_has_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Order(TuneTable):
+        def tune(self, device: str) -> Any:
+            asked.append(device)
+
+    for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(ranks, "_joined", lambda *of: nullcontext())
+    with warnings.catch_warnings():
+        for device in ("cuda", "cuda:3", "cpu"):
+            assert _tune_under_torchrun(Order("alexnet", {}, Config(), None), device) is None
+    assert asked == ["cuda:1", "cuda:3", "cpu"]

@@ -9,7 +9,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from mucudnn.words.config import Config
 
 _JOIN_BY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells each process
+_LAST_WORDS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +118,19 @@ def _workers(order: TuneTable, devices: Sequence[str]) -> Iterator[None]:
             here, there = spawn.Pipe(duplex=False)
             worker = spawn.Process(target=_work, args=(order, device, meeting, rank, size, there), daemon=True)
             worker.start()
-            stack.callback(worker.join)
+            stack.push(partial(_end, worker))
             there.close()
             wait([here, worker.sentinel])
             if not here.poll():  # it would be waited for in vain
                 raise SharingError(f"the worker process for {device} ended before it began; see above what it said")
         stack.enter_context(_joined(meeting, 0, size))
         yield
+
+
+def _end(worker: BaseProcess, kind: type[BaseException] | None, *_: object) -> None:
+    """Wait until a worker has ended; after an error here only for so long that it can say what it met."""
+    worker.join(None if kind is None else _LAST_WORDS_S)
+    worker.terminate()
 
 
 def _work(order: TuneTable, device: str, meeting: str, rank: int, size: int, ready: Connection) -> None:
