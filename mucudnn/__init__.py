@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mucudnn._moved import find_moved_modules
+from mucudnn.words.version import VERSION
 
 if TYPE_CHECKING:
     from mucudnn.enabling.status import Status
@@ -25,11 +26,18 @@ if TYPE_CHECKING:
     from mucudnn.tuning.report import report
     from mucudnn.tuning.tuner import Tuning, tune
     from mucudnn.words.config import BatchSizePolicy, Config
-    from mucudnn.words.errors import DatabaseError, InfeasibleError, InvalidInputError, MucudnnError, UnavailableError
+    from mucudnn.words.errors import (
+        DatabaseError,
+        InfeasibleError,
+        InvalidInputError,
+        MucudnnError,
+        SharingError,
+        UnavailableError,
+    )
     from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
     from mucudnn.words.results import Configuration, MicroConfig
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "BaseAlgorithm",
@@ -48,6 +56,7 @@ __all__ = [
     "MicroConfig",
     "MucudnnError",
     "Operation",
+    "SharingError",
     "Status",
     "Tuning",
     "UnavailableError",
@@ -71,7 +80,10 @@ _MODULES = {
     "kernels.registry": ("register",),
     "words.config": ("BatchSizePolicy", "Config"),
     "words.results": ("Configuration", "MicroConfig"),
-    "words.errors": ("DatabaseError", "InfeasibleError", "InvalidInputError", "MucudnnError", "UnavailableError"),
+    "words.errors": (
+        *("DatabaseError", "InfeasibleError", "InvalidInputError"),
+        *("MucudnnError", "SharingError", "UnavailableError"),
+    ),
     "running.workspace": ("release_workspaces",),
     "tuning.optimize": ("optimize",),
     "tuning.report": ("report",),

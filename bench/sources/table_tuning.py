@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mucudnn.bench.sources.layers import Layer, LayerTable
+from mucudnn.distributed.team import Team
 from mucudnn.running.environment import Environment
 from mucudnn.tracing.headroom import Limits
 from mucudnn.tuning.choose import Divided
@@ -75,7 +76,9 @@ def tune_table(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> TableTuning:
-    """Tune every layer at its own batch size. Ctrl-C ends it with the rows that are ready.
+    """Tune every layer at its own batch size, with the other ranks of a process group if there is one.
+
+    Ctrl-C ends it with the rows that are ready.
 
     limits: as for ``table_tasks``. progress: called with what is being done and the fraction that is done.
 
@@ -83,7 +86,7 @@ def tune_table(
     """
     tasks = table_tasks(table, config, limits)
     try:
-        tuning = tune_tasks(tasks, config, device=device, progress=progress)
+        tuning = tune_tasks(tasks, config, device=device, progress=progress, team=Team.of(config))
     except TuningInterrupted as interruption:
         tuning = interruption.partial
     return of_table(table, tuning)

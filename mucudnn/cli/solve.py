@@ -29,13 +29,7 @@ from mucudnn.terminal.command_files import FileCommand, InputFile, SourceFile
 @options.max_relative_error
 @options.strict
 @options.environment
-@click.option(
-    "--device",
-    type=options.known_device,
-    default="cpu",
-    show_default=True,
-    help="Where the training step is whose headroom is asked for.",
-)
+@options.device_of("Where the training step is whose headroom is asked for.")
 @options.json_file
 def solve(
     stored: Path,

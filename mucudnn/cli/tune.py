@@ -9,7 +9,8 @@ import click
 
 from mucudnn.bench.report.export import write_json
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.layer_tables import load_limited, require_complete, tune_with_progress, tuning_environment
+from mucudnn.cli.shared.layer_tables import require_complete
+from mucudnn.cli.shared.ranks import TuneTable, tune_on_ranks
 from mucudnn.terminal.command_files import FileCommand
 
 
@@ -19,12 +20,14 @@ from mucudnn.terminal.command_files import FileCommand
 @options.memory_format
 @options.choices(workspace_limit="64MiB", headroom=True)
 @options.threads
-@options.device
+@options.known_device
+@options.devices
 @options.json_file
 def tune(
     source: str,
     threads: int | None,
     device: str,
+    devices: tuple[str, ...],
     json_file: Path | None,
     **rest: Any,
 ) -> None:
@@ -34,6 +37,9 @@ def tune(
     regnety-400mf, densenet40, segformer-b0, unet, vae), a built-in table (deepbench-train, deepbench-inference-server,
     deepbench-inference-device), a CSV file of layers, or package.module:factory, a function that returns your own torch
     model (with --input 3x224x224). What was measured before is not measured again.
+
+    With --devices, or under torchrun (torchrun --nproc-per-node 4 -m mucudnn tune SOURCE), the measuring is dealt out
+    over several devices.
     """
     from mucudnn.bench.analyses.accounts import account_in_words
     from mucudnn.bench.analyses.tuning_report import tuning_record, tuning_table
@@ -42,10 +48,9 @@ def tune(
 
     sizes = options.pop_sizes(rest)
     config = Config(**rest)
-    options.use_threads(threads)
-    tuning_environment(device, config)  # before a model is built for a device that is not there
-    table, limits = load_limited(source, sizes, config, device)
-    tuning = tune_with_progress(table, config, device, limits)
+    tuning = tune_on_ranks(TuneTable(source, sizes, config, threads), device, devices)
+    if tuning is None:
+        return
     console = output()
     console.print(tuning_table(tuning))
     if not tuning.interrupted:

@@ -56,10 +56,10 @@ class StoredRow:
         return f"table {self.table}, {key}: {'; '.join(self.faults[:_MOST_SHOWN])}{f' and {more} more' * (more > 0)}"
 
 
-def every_row(file: SqliteFile) -> Iterator[StoredRow]:
-    """Yield all rows of a file, sound or not, oldest first."""
+def every_row(file: SqliteFile, condition: str = "TRUE") -> Iterator[StoredRow]:
+    """Yield all rows of a file, sound or not, oldest first; those of which a condition in SQL is true."""
     of_owner: dict[tuple[Any, Any], list[str]] = {}  # owners are few, and rows many
-    for environment_id, problem_id, *columns in file.read(schema.EVERY_ROW):
+    for environment_id, problem_id, *columns in file.read(schema.every_row(condition)):
         owner, values = (environment_id, problem_id), dict(zip(schema.ROW_COLUMNS, columns, strict=True))
         if owner not in of_owner:
             of_owner[owner] = owner_faults(values)

@@ -263,11 +263,17 @@ class Database:
                 found[micro_configs] = _whole_run(row)
         return found
 
-    def rows_that_count(self, environment: Environment) -> list[StoredRow]:
-        """Return the sound row of each key that counts, of measurements, failures and whole runs, oldest first."""
+    def rows_that_count(
+        self, environment: Environment, problems: Iterable[ConvProblem] | None = None
+    ) -> list[StoredRow]:
+        """Return the sound row of each key that counts, of measurements, failures and whole runs, oldest first.
+
+        problems: those of these problems only.
+        """
+        condition = "TRUE" if problems is None else schema.of_owners(self._ids([environment]), self._ids(problems))
         here = schema.named(environment).items()
-        rows = (row for row in every_row(self._file) if here <= row.values.items() and row.table != "confirmations")
-        return maintenance.that_count(rows)
+        rows = (row for row in every_row(self._file, condition) if here <= row.values.items())
+        return maintenance.that_count(row for row in rows if row.table != "confirmations")
 
     def doubtful_rows(self, environment: Environment) -> list[StoredRow]:
         """Return those of the rows that count that should be measured again."""
@@ -393,16 +399,22 @@ class Database:
         key = {"algorithm": micro_config.algorithm, "micro_batch_size": micro_config.micro_batch_size}
         self._add(kind, environment, problem, version=version, **key, **values)
 
+    def _ids(self, keys: Iterable[Environment | ConvProblem]) -> list[int]:
+        return [int(row[0]) for key in keys for row in self._file.read(*schema.find(key))]
+
     def _add(self, kind: str, environment: Environment, problem: ConvProblem | None, **values: object) -> None:
-        now = schema.now()
         owner = schema.named(environment) | ({} if problem is None else schema.named(problem))
-        row = {"kind": kind, "measured_at": now, **owner, **values}
+        row = {"kind": kind, "measured_at": schema.now(), **owner, **values}
         if faults := row_faults(row):
             what = f"this {kind} of {problem or 'a model'}"
             raise InvalidInputError(f"{what} cannot be stored: {'; '.join(faults)}")
+        self.commit(row)
+
+    def commit(self, row: Mapping[str, Any]) -> None:
+        """Commit a row without faults, by ``schema.ROW_COLUMNS``; one of its key and time stamp is replaced."""
         with self._writing() as connection:
             queries.add_exported(connection, [row], otherwise="REPLACE")
-        self._first_added = min(self._first_added, now)
+        self._first_added = min(self._first_added, row["measured_at"])
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from itertools import groupby
@@ -63,22 +63,34 @@ _MEASURED_AT = _FIRST + ROW_COLUMNS.index("measured_at")
 _ORDER = (_MEASURED_AT, *range(_FIRST, _FIRST + len(ROW_COLUMNS)))  # the same rows always come in the same order
 # A confirmation has no problem, and no more in common with the others than their circumstances
 _NOTHING = ", ".join(["NULL"] * (ROW_COLUMNS.index("load") - ROW_COLUMNS.index("operation")))
-EVERY_ROW = f"""
+_CONFIRMATIONS = "(SELECT NULL AS problem_id, * FROM confirmations)"
+
+
+def every_row(condition: str = "TRUE") -> str:
+    """Return SQL for ``OWNER_IDS`` and ``ROW_COLUMNS`` of all rows of which a condition is true."""
+    return f"""
 SELECT environment_id, problem_id, iif(reason IS NULL, 'measurement', 'failure'), measured_at, {ENVIRONMENT}, {PROBLEM},
     {KEYS["measurements"]}, {", ".join(COSTS)}, reason, NULL, NULL, NULL, load, method, passed_over, needed_bytes,
     NULL, NULL, NULL
-FROM measurements {_JOINED}
+FROM measurements {_JOINED} WHERE {condition}
 UNION ALL
 SELECT environment_id, problem_id, 'verification', measured_at, {ENVIRONMENT}, {PROBLEM},
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, noise, NULL, NULL, configuration, baseline_s, time_s, load, method,
     NULL, NULL, NULL, NULL, NULL
-FROM verifications {_JOINED}
+FROM verifications {_JOINED} WHERE {condition}
 UNION ALL
 SELECT environment_id, NULL, 'confirmation', measured_at, {ENVIRONMENT}, {_NOTHING},
     load, method, NULL, NULL, fingerprint, versions, findings
-FROM confirmations LEFT JOIN environments ON environments.id = environment_id
+FROM {_CONFIRMATIONS} LEFT JOIN environments ON environments.id = environment_id WHERE {condition}
 ORDER BY {", ".join(map(str, _ORDER))}
-"""  # ``OWNER_IDS`` and ``ROW_COLUMNS``
+"""
+
+
+def of_owners(environment_ids: Iterable[int], problem_ids: Iterable[int]) -> str:
+    """Return the condition that a row is of one of these environments and one of these problems."""
+    of_environments, of_problems = (", ".join(map(str, ids)) for ids in (environment_ids, problem_ids))
+    return f"environment_id IN ({of_environments}) AND problem_id IN ({of_problems})"
+
 
 WITHDRAW_FAILURE = f"""DELETE FROM measurements
     WHERE (environment_id, problem_id, {KEYS["measurements"]}, reason) = (?, ?, ?, ?, ?, ?)"""

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -17,8 +20,10 @@ from torch import Tensor
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.timing.comparison import Comparison
+from mucudnn.database.copying import CopyingDatabase
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.distributed.team import Team
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
@@ -74,6 +79,31 @@ def cache_filters(
         if cached := [one for one in its_own if one is not None]:
             module.filter_cache = FilterCache(cached, keeps_workspace=not config.has_headroom_limit)
     return division
+
+
+def cache_filters_together(
+    model: torch.nn.Module, config: Config, team: Team, *, machine: Machine, database: Database
+) -> None:
+    """Do what ``cache_filters`` does on ranks that choose alike: the first of each kind measures for the others.
+
+    Raises ``SharingError`` where a rank fails, or chooses differently.
+    """
+    with team.telling(), closing(CopyingDatabase(database)) as known:
+        modules = {name: module for name, module in model.named_modules() if isinstance(module, Conv2d)}
+        cache, rows = partial(cache_filters, model, config, machine=machine, database=known), []
+        if team.is_first:
+            cache()
+            problems = {tuned.problem for module in modules.values() for tuned in tuned_of(module)}
+            rows = [row.values for row in known.rows_that_count(machine.environment, problems)]
+        known.take(chain.from_iterable(team.gather(rows)), copies=team.is_writer)
+        if not team.is_first:
+            cache()
+        team.agree({f"cached filters of {name}": _described(module) for name, module in modules.items()})
+
+
+def _described(module: Conv2d) -> Mapping[str, str]:
+    cache = module.filter_cache
+    return {} if cache is None else {str(one.problem): repr(one.configurations) for one in cache.filters}
 
 
 def _warn_of_other_devices(modules: Iterable[Conv2d]) -> None:

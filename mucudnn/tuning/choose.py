@@ -31,6 +31,7 @@ _MOST_ROUNDS = 8  # of solving, running whole and solving again
 
 Outcome = WholeRun | Exception | None  # the whole run; why it cannot run; None: nobody has run it
 Verify = Callable[[Task, Sequence[Configuration]], Mapping[Configuration, Outcome]]
+Wanted = Mapping[Task, Sequence[Configuration]]  # what is verified next
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +113,22 @@ def divide(
     budget_bytes: int | None,
     verify: Verify,
     baseline_bytes: Mapping[Task, int | None] | None = None,
+    ahead: Callable[[Wanted], None] = lambda wanted: None,
 ) -> Divided:
     """Choose one configuration for each task, in sum within the budget: workspace division, corrected by whole runs.
 
     What is chosen is run whole, and the budget divided again with what was learnt, until all that is chosen was run.
-    measurements, baseline_bytes: of each task as for ``choose``.
+    measurements, baseline_bytes: of each task as for ``choose``. ahead: is told all that ``verify`` is asked next, task
+    by task, so that several processes can share the work.
 
     Raises ``InfeasibleError`` with the smallest feasible budget.
     """
     declared = baseline_bytes or {}
     every = {task: _Options(task, known, declared.get(task)) for task, known in measurements.items()}
     for _ in range(_MOST_ROUNDS):
-        for options in every.values():
-            options.require_any(verify)
+        _require_any(every, verify, ahead)
         division = _solve(every, budget_bytes)
-        if not _learn(every, division, verify):
+        if not _learn(every, division, verify, ahead):
             break
     else:
         for options in every.values():
@@ -244,11 +246,10 @@ class _Options:
         if _is_timed(self.baseline) and not any(c.is_baseline for c in self.configurations):
             self.configurations.append(self.baseline)
 
-    def require_any(self, verify: Verify) -> None:
-        """Add torch's own, if nothing else is left and it runs whole."""
-        if not self.configurations:
-            self.baseline = _timed(self.baseline, verify(self.task, [self.baseline])[self.baseline])
-            self._offer_baseline()
+    def learn_baseline(self, outcome: Outcome) -> None:
+        """Add torch's own, if it runs whole."""
+        self.baseline = _timed(self.baseline, outcome)
+        self._offer_baseline()
 
     def costed(self) -> list[Configuration]:
         """Return all options, with the times of whole runs where there were any."""
@@ -266,8 +267,7 @@ class _Options:
             self.configurations.remove(configuration)
             return
         self.runs[configuration] = outcome
-        self.baseline = _timed(self.baseline, outcome)
-        self._offer_baseline()
+        self.learn_baseline(outcome)
 
     def forget_unknown(self) -> None:
         self.configurations = [c for c in self.configurations if not self.is_unknown(c)]
@@ -302,15 +302,25 @@ def _solve(every: Mapping[Task, _Options], budget_bytes: int | None) -> Division
     return solve_wd(options, budget_bytes, counts={task: task.count for task in every})
 
 
-def _learn(every: Mapping[Task, _Options], division: Division[Task], verify: Verify) -> bool:
+def _require_any(every: Mapping[Task, _Options], verify: Verify, ahead: Callable[[Wanted], None]) -> None:
+    """Add torch's own where nothing else is left."""
+    if wanted := {task: [options.baseline] for task, options in every.items() if not options.configurations}:
+        ahead(wanted)
+        for task, (baseline,) in wanted.items():
+            every[task].learn_baseline(verify(task, [baseline])[baseline])
+
+
+def _learn(
+    every: Mapping[Task, _Options], division: Division[Task], verify: Verify, ahead: Callable[[Wanted], None]
+) -> bool:
     """Run what is chosen and was not run. Returns whether anything was."""
-    learnt = False
-    for task, options in every.items():
-        chosen = options.original(division.assignment[task])
-        if options.is_unknown(chosen):
-            options.learn(chosen, verify(task, [chosen])[chosen])
-            learnt = True
-    return learnt
+    chosen = {task: options.original(division.assignment[task]) for task, options in every.items()}
+    wanted = {task: [one] for task, one in chosen.items() if every[task].is_unknown(one)}
+    if wanted:
+        ahead(wanted)
+        for task, (configuration,) in wanted.items():
+            every[task].learn(configuration, verify(task, [configuration])[configuration])
+    return bool(wanted)
 
 
 def _account(task: Task, measurements: Sequence[Measurement]) -> Account | None:

@@ -9,10 +9,12 @@ from itertools import chain
 from typing import Any, cast
 
 import torch
+from torch.distributed import ProcessGroup
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
+from mucudnn.distributed.team import Team, telling
 from mucudnn.modules.conv3d import Conv3d, DividedOperation
 from mucudnn.modules.tuned_classes import make_tunable, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
@@ -22,7 +24,7 @@ from mucudnn.running.operators import Choices
 from mucudnn.tracing.convolutions import Call, trace
 from mucudnn.tracing.headroom import Limits, find_headroom
 from mucudnn.tracing.undisturbed import undisturbed
-from mucudnn.tuning.cached_filters import cache_filters
+from mucudnn.tuning.cached_filters import cache_filters, cache_filters_together
 from mucudnn.tuning.confirm_model import Step, confirm_model
 from mucudnn.tuning.divide_3d import divide_3d
 from mucudnn.tuning.result import TunedProblem, configurations_of
@@ -47,6 +49,7 @@ def optimize(
     *,
     progress: Progress | None = None,
     step: Step | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> torch.nn.Module:
     """Tune the convolutions that ``model(sample_input)`` runs, and make them mucudnn's; returns the model.
 
@@ -67,6 +70,10 @@ def optimize(
     A model on a GPU is tuned there, whichever is the current one. One that is to be wrapped in
     ``DistributedDataParallel`` or ``DataParallel`` is best optimized before, with the input of one device.
 
+    Under an initialised ``torch.distributed`` process group of several ranks all of them call it, with the same model
+    and an input of the same shape: each measures its share, and all choose the same. ``process_group``: another one
+    than the default.
+
     Raises what ``tune`` raises, ``InvalidInputError`` for convolutions on several devices and for parameters that were
     made in ``torch.inference_mode()``, and whatever the model raises on ``sample_input``; the model is then unchanged.
     """
@@ -81,10 +88,11 @@ def optimize(
             f"nothing is faster, give the same bits after {DETERMINISTIC_SETTING} = True",
             stacklevel=2,
         )
+    team = Team.of(config, process_group)
     with made_current(device), undisturbed(model):
         sample_input = tree_map(_recordable, sample_input)
-        with untouched:
-            _tune(model, sample_input, config, device.type, progress)
+        with telling(team), untouched:
+            _tune(model, sample_input, config, device.type, progress, team)
         confirm_model(
             model,
             sample_input,
@@ -98,7 +106,12 @@ def optimize(
 
 
 def _tune(
-    model: torch.nn.Module, sample_input: Any, config: Config, device_type: str, progress: Progress | None
+    model: torch.nn.Module,
+    sample_input: Any,
+    config: Config,
+    device_type: str,
+    progress: Progress | None,
+    team: Team | None,
 ) -> None:
     """Tune what the model runs, and put it in."""
     limits = find_headroom(model, sample_input).limits if config.has_headroom_limit else None
@@ -106,10 +119,15 @@ def _tune(
     divided = divide_3d(model, sample_input, config, device_type)
     tasks = _tasks(wanted, in_headroom=limits is not None, config=config)
     with machine_and_database(config, device_type) as (machine, database):
-        tuning = tune_tasks(list(tasks.values()), config, progress=progress, machine=machine, database=database)
+        tuning = tune_tasks(
+            list(tasks.values()), config, progress=progress, machine=machine, database=database, team=team
+        )
         _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
         _swap_3d(model, divided)
-        cache_filters(model, config, machine=machine, database=database)
+        if team is None or config.cache_budget_bytes == 0:
+            cache_filters(model, config, machine=machine, database=database)
+        else:
+            cache_filters_together(model, config, team.again(), machine=machine, database=database)
 
 
 def _require_step(step: object) -> None:

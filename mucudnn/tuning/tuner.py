@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from math import inf
 
 import torch
+from torch.distributed import ProcessGroup
 
-from mucudnn.bench.measure.candidates import Candidate, find_candidates
+from mucudnn.bench.measure.candidates import find_candidates
 from mucudnn.bench.measure.prior import Prior
 from mucudnn.bench.measure.profiler import ProfilingJob
 from mucudnn.bench.measure.quick_search import QuickSearch
@@ -19,15 +19,18 @@ from mucudnn.bench.timing.comparison import QUICK, THOROUGH, Comparison
 from mucudnn.bench.timing.peak_rate import peak_flops_per_s
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.distributed.team import Team, telling
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.running.devices import device_named, largest_batch_size, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
-from mucudnn.tuning.choose import Choice, Outcome, choose, divide, is_solvable, refuted
+from mucudnn.tuning.choose import Outcome, Verify, choose, divide, is_solvable
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes, unaffordable
+from mucudnn.tuning.job import Job
 from mucudnn.tuning.quiet import MOST_WAITED_S, Quiet
-from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning, TuningInterrupted, allowed, tuned_problem
+from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning, TuningInterrupted, allowed
+from mucudnn.tuning.sharing import Sharing, expected_s, sharing
 from mucudnn.words.config import BatchSizePolicy, Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_ELEMENTS, ConvProblem, Operation
@@ -61,6 +64,7 @@ def tune(
     names: Mapping[ConvProblem, str] | None = None,
     database: Database | None = None,
     machine: Machine | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> Tuning:
     """Choose the fastest configuration of each problem within the workspace limit, and verify it against torch.
 
@@ -71,12 +75,17 @@ def tune(
     problems are called in progress and errors. ``database``: instead of the file that the config names. ``machine``:
     instead of this one.
 
+    Under an initialised ``torch.distributed`` process group of several ranks all of them call it, with the same
+    problems: each measures its share, and all choose the same (``Config(share_tuning=False)``: each for itself).
+    ``process_group``: another one than the default.
+
     Raises ``InfeasibleError`` (naming the smallest limit of every problem that has no configuration, or the smallest
     budget), ``InvalidInputError`` for an unknown algorithm, for other values than these and for a batch that is too
     large, ``UnavailableError`` for a device that is not there,
     ``DatabaseError`` for a file that cannot be read (where it cannot be written there is a warning instead),
-    ``BrokenDeviceError`` where a candidate leaves the GPU unusable for this process (the next one skips it), and
-    ``TuningInterrupted`` on Ctrl-C, with what is ready.
+    ``BrokenDeviceError`` where a candidate leaves the GPU unusable for this process (the next one skips it),
+    ``SharingError`` where ranks are not alike or one of them is lost, and ``TuningInterrupted`` on Ctrl-C, with what is
+    ready.
     """
     config, place = config_or_default(config), device_named(device)
     names = instance(Mapping, {} if names is None else names, "names")  # type: ignore[type-abstract]
@@ -85,8 +94,11 @@ def tune(
     wanted = dict.fromkeys(problem for problem in given if problem.operation in config.operations)
     fits = config.torchs_own_fits
     tasks = [Task(p, samples, limit, name=names.get(p, ""), torchs_own_fits=fits) for p in wanted]
+    team = Team.of(config, process_group)
     with made_current(place):
-        return tune_tasks(tasks, config, device=place.type, progress=progress, database=database, machine=machine)
+        return tune_tasks(
+            tasks, config, device=place.type, progress=progress, database=database, machine=machine, team=team
+        )
 
 
 def tune_tasks(
@@ -99,20 +111,28 @@ def tune_tasks(
     machine: Machine | None = None,
     priors: Priors | None = None,
     in_passing: bool = False,
+    team: Team | None = None,
 ) -> Tuning:
     """Do what ``tune`` does for tasks of any batch sizes, limits and counts; the answer has their order.
 
     priors: those of earlier calls, which this one uses and adds to: reading a whole database takes a moment.
     in_passing: in a call of the user's, that neither waits for a quiet machine nor is told each time that it is busy.
+    team: the ranks that tune the same together; it ends with this.
     """
     require_callable(progress)
     if database is not None:
         instance(Database, database, "database")  # a file is named in the config
     if machine is not None:
         instance(Machine, machine, "machine")
-    _require_countable(tasks, device if machine is None else machine.device)
-    with untouched, machine_and_database(config, device, machine, database) as (on, opened):
-        return _Tuner(config, on, EnvironmentStore(opened, on.environment), progress, priors, in_passing).tune(tasks)
+    with telling(team), untouched, machine_and_database(config, device, machine, database) as (on, opened):
+        _require_countable(tasks, on.device)
+        tuner = partial(_Tuner, config, on, progress=progress, priors=priors, in_passing=in_passing)
+        if team is None:
+            return tuner(EnvironmentStore(opened, on.environment)).tune(tasks)
+        with sharing(team, tasks, config, on, opened) as (shared, known):
+            tuning = tuner(EnvironmentStore(known, on.environment), sharing=shared).tune(tasks)
+            shared.agree(tasks, tuning.problems)
+            return tuning
 
 
 @contextmanager
@@ -144,103 +164,6 @@ def _require_countable(tasks: Sequence[Task], device: str) -> None:
             )
 
 
-@dataclass(slots=True)
-class _Job:
-    """One task: its candidates, and what is known of each. left_out: by the time limit."""
-
-    task: Task
-    error_bound: float
-    candidates: list[Candidate]
-    unsupported: list[Failure]
-    results: dict[MicroConfig, Measurement | Failure]
-    left_out: LeftOut = field(default_factory=LeftOut)
-
-    def baseline_bytes(self) -> int | None:
-        """Count what torch's own needs where it was not measured, by running it; None: measured, or not to be told.
-
-        It is counted anew: perhaps there was no memory when it was first tried.
-        """
-        if isinstance(self.results.get(self.task.baseline), Measurement):
-            return None
-        baseline = next(replace(c) for c in self.candidates if c.micro_config == self.task.baseline)
-        return baseline.workspace_bytes if baseline.is_countable else None
-
-    def forget_failures(self) -> None:
-        """Let them be tried again, but for those of foreign code: its first run may have ended a process."""
-        foreign = {c.micro_config for c in self.candidates if c.is_foreign}
-        self.results = {
-            of: r for of, r in self.results.items() if of in foreign or isinstance(r, Measurement) or r.is_passed_over
-        }
-
-    def measurements(self) -> list[Measurement]:
-        known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
-        return [result for result in known if isinstance(result, Measurement)]
-
-    def failed_candidates(self) -> list[Failure]:
-        """Return failures, but not of what an algorithm does not support, or of sizes that the policy does not have."""
-        known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
-        return [result for result in known if isinstance(result, Failure) and not result.is_passed_over]
-
-    def failures(self) -> list[Failure]:
-        return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
-
-    def tuned(self, choice: Choice, runs: Mapping[tuple[MicroConfig, ...], WholeRun]) -> TunedProblem:
-        """Put together the result. runs: whole ones of any batch size."""
-        measured = self.measurements()
-        return tuned_problem(
-            self.task,
-            choice,
-            measured,
-            self.failures(),
-            error_bound=self.error_bound,
-            left_out=self.left_out,
-            refuted=refuted(replace(self.task, limit_bytes=choice.limit_bytes), measured, runs),
-        )
-
-    def smallest_feasible_bytes(self) -> int | None:
-        """Return the least workspace of candidates that did not fail and are not barred by their error.
-
-        There may be memory for torch's own even where there was none to measure it, which takes more.
-        """
-        return _least_declared_bytes(self._usable(), self.task.batch_size)
-
-    def bytes_in_smallest_pieces(self) -> int | None:
-        """Return the same for the smallest micro-batches alone, so that little must run to find out what it needs."""
-        usable = self._usable()
-        least = min((c.micro_batch_size for c in usable), default=0)
-        smallest = [c for c in usable if c.micro_batch_size == least]
-        return _least_declared_bytes(smallest, self.task.batch_size)
-
-    def is_feasible(self) -> bool:
-        """Whether anything fits. Torch's own comes first: mostly it does, and little must run to know."""
-        if self.task.in_headroom or self.task.torchs_own_fits:
-            return True
-        usable = self._usable()
-        limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
-        torchs = [c for c in usable if c.algorithm.is_torchs_own and not c.algorithm.is_search]
-        undivided = [c for c in torchs if c.micro_config == self.task.baseline]
-        least = min((c.micro_batch_size for c in torchs), default=0)
-        smallest_pieces = [c for c in torchs if c.micro_batch_size == least]
-        for candidates in (undivided, smallest_pieces, torchs, [c for c in usable if c.handed_bytes <= limit]):
-            smallest = _least_declared_bytes(candidates, self.task.batch_size)
-            if smallest is not None and smallest <= limit:
-                return True
-        return False
-
-    def _usable(self) -> list[Candidate]:
-        known = self.measurements()
-        permitted = allowed(known, self.error_bound)
-        barred = {m.micro_config.algorithm for m in known} - {m.micro_config.algorithm for m in permitted}
-        lasting = [f for f in self.failures() if f.is_lasting or f.micro_config != self.task.baseline]
-        failed = {f.micro_config for f in lasting if not f.is_passed_over}
-        return [c for c in self.candidates if c.algorithm.name not in barred and c.micro_config not in failed]
-
-
-def _least_declared_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | None:
-    """Solve for the least workspace. It is declared, so nothing must be measured: any time will do."""
-    return smallest_bytes([c.at_any_time() for c in candidates if c.is_countable], batch_size)
-
-
 class _Tuner:
     """Tunes tasks under one config.
 
@@ -254,9 +177,10 @@ class _Tuner:
         config: Config,
         machine: Machine,
         store: EnvironmentStore,
-        progress: Progress | None,
+        progress: Progress | None = None,
         priors: Priors | None = None,
         in_passing: bool = False,
+        sharing: Sharing | None = None,
     ) -> None:
         self.config, self.machine, self.store = config, machine, store
         self.progress, self.at = progress or silent, 0.0
@@ -266,6 +190,7 @@ class _Tuner:
         self.algorithms = _algorithms(machine, config)
         self.versions = {algorithm.name: algorithm.version for algorithm in self.algorithms}
         self.ready: list[TunedProblem] = []
+        self.sharing = sharing
         self._priors = {} if priors is None else priors
 
     def tune(self, tasks: Sequence[Task]) -> Tuning:
@@ -281,47 +206,112 @@ class _Tuner:
         self.progress("done", 1.0)
         return tuning
 
-    def _one_by_one(self, jobs: Sequence[_Job]) -> Tuning:
+    def _one_by_one(self, jobs: Sequence[Job]) -> Tuning:
         """Workspace reuse: each task under its own limit."""
         for job in jobs:
             if not job.is_feasible():
                 job.forget_failures()
         self._require_feasible(jobs)  # before minutes are spent on measuring
-        without = []
-        for number, job in enumerate(jobs):
-            self._measure(job, job.task.limit_bytes, number / len(jobs), 1 / len(jobs))
+        own = self._own(jobs)
+        for number, job in enumerate(own):
+            self._measure(job, job.task.limit_bytes, number / len(own), 1 / len(own))
             if job.is_feasible():
-                choice = choose(job.task, self._allowed(job), self._verify, job.baseline_bytes())
-                self.ready.append(job.tuned(choice, self._runs(job.task)))
-            else:
-                without.append(job)
-        self._require_feasible(without)
+                job.declared_bytes = job.baseline_bytes()
+                self._choose(job)
+        if self.sharing is not None:
+            self._choose_all(jobs)
+        self._require_feasible([job for job in jobs if job.choice is None])
         return self._tuning()
 
-    def _together(self, jobs: Sequence[_Job]) -> Tuning:
+    def _choose(self, job: Job) -> None:
+        job.choice = choose(job.task, self._allowed(job), self._verifier([job]), job.declared_bytes)
+        self.ready.append(job.tuned(job.choice, self._runs(job.task)))
+
+    def _choose_all(self, jobs: Sequence[Job]) -> None:
+        """Choose for all tasks from what all ranks have measured."""
+        self._exchange(jobs)
+        self.ready.clear()
+        for job in jobs:
+            if job.is_feasible():
+                self._choose(job)
+
+    def _together(self, jobs: Sequence[Job]) -> Tuning:
         """Workspace division: one budget for all tasks."""
         budget = self.config.workspace_budget_bytes
         if not self._is_affordable(jobs):
             for job in jobs:
                 job.forget_failures()
         self._require_affordable(jobs)  # before minutes are spent on measuring
-        for number, job in enumerate(jobs):
-            self._measure(job, budget, number / len(jobs), 1 / len(jobs))
+        own = self._own(jobs)
+        for number, job in enumerate(own):
+            self._measure(job, budget, number / len(own), 1 / len(own))
+            job.declared_bytes = job.baseline_bytes()
+        self._exchange(jobs)
         if not self._is_divisible(jobs):
-            for number, job in enumerate(jobs):
-                self._measure(job, budget, number / len(jobs), 1 / len(jobs), thoroughly=True)
+            for number, job in enumerate(own):
+                self._measure(job, budget, number / len(own), 1 / len(own), thoroughly=True)
+            self._exchange(jobs)
         self._require_affordable(jobs)  # with what failed
-        measured = {job.task: self._allowed(job) for job in jobs}
-        declared = {job.task: job.baseline_bytes() for job in jobs}
-        divided = divide(measured, budget, self._verify, declared)
+        divided = divide(
+            {job.task: self._allowed(job) for job in jobs},
+            budget,
+            self._verifier(jobs),
+            {job.task: job.declared_bytes for job in jobs},
+            partial(self._run_ahead, jobs),
+        )
         for job in jobs:
             self.ready.append(job.tuned(divided.choices[job.task], self._runs(job.task)))
         return Tuning(self.config, self.machine.environment, tuple(self.ready), divided)
 
+    def _own(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """Return those that are measured here: all of them, or what other ranks leave."""
+        if self.sharing is None:
+            return jobs
+        own = self.sharing.own([job.task for job in jobs], lambda: [self._expected_cost(job) for job in jobs])
+        for number, job in enumerate(jobs):
+            job.is_own = number in own
+        return [job for job in jobs if job.is_own]
+
+    def _expected_cost(self, job: Job) -> float:
+        """Estimate what it takes to measure what is missing. Something always is: whole runs may have to be made."""
+        full_s = expected_s(job.task.problem, job.task.batch_size)
+        if not job.measurements():
+            return full_s
+        budget = self.config.workspace_budget_bytes
+        limit = job.task.limit_bytes if budget is None else budget
+        return full_s * (1 + len(self._search(job, limit).missing())) / (1 + len(job.candidates))
+
+    def _exchange(self, jobs: Sequence[Job]) -> None:
+        """Tell the ranks of this kind what was found out here, and learn what they did."""
+        if self.sharing is not None:
+            own = {number: job.findings() for number, job in enumerate(jobs) if job.is_own}
+            for number, findings in self.sharing.exchange(own).items():
+                jobs[number].learn(findings)
+
+    def _verifier(self, jobs: Sequence[Job]) -> Verify:
+        of_task = {job.task: job for job in jobs}
+        return lambda task, configurations: self._outcomes(of_task[task], configurations)
+
+    def _outcomes(self, job: Job, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
+        """Return whole runs, made now where the task is measured here; None: the rank that measures it made none."""
+        unknown = [c for c in configurations if c.micro_configs not in job.outcomes] if job.is_own else []
+        if unknown:
+            made = self._verify(job.task, unknown)
+            job.outcomes |= {configuration.micro_configs: outcome for configuration, outcome in made.items()}
+        return {c: job.outcomes.get(c.micro_configs) for c in configurations}
+
+    def _run_ahead(self, jobs: Sequence[Job], wanted: Mapping[Task, Sequence[Configuration]]) -> None:
+        """Run whole what will be asked for next: on each rank what it has measured."""
+        if self.sharing is not None:
+            for job in jobs:
+                if job.is_own:
+                    self._outcomes(job, wanted.get(job.task, ()))
+            self._exchange(jobs)
+
     def _tuning(self) -> Tuning:
         return Tuning(self.config, self.machine.environment, tuple(self.ready))
 
-    def _job(self, task: Task) -> _Job:
+    def _job(self, task: Task) -> Job:
         self.progress(f"{task}: finding algorithms", 0.0)
         sizes = micro_batch_sizes(BatchSizePolicy(self.config.policy), task.batch_size)
         every = (*self.algorithms, *self._offered(task.problem, sizes))
@@ -333,7 +323,7 @@ class _Tuner:
         journal = partial(self._begun, task.problem)
         candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured, journal)
         bound = self.config.error_bound(task.problem.dtype, self.machine.environment.numerics)
-        return _Job(task, bound, candidates, unsupported, {result.micro_config: result for result in known})
+        return Job(task, bound, candidates, unsupported, {result.micro_config: result for result in known})
 
     def _is_believed(self, failure: Failure, task: Task) -> bool:
         """Whether a stored failure counts."""
@@ -348,32 +338,32 @@ class _Tuner:
         """Note in the store that a first run has begun, until it ends."""
         return self.store.begun(problem, self.versions[micro_config.algorithm], micro_config)
 
-    def _allowed(self, job: _Job) -> list[Measurement]:
+    def _allowed(self, job: Job) -> list[Measurement]:
         return allowed(job.measurements(), job.error_bound)
 
-    def _require_feasible(self, jobs: Sequence[_Job]) -> None:
+    def _require_feasible(self, jobs: Sequence[Job]) -> None:
         without = [job for job in jobs if not job.is_feasible()]
         if without:
             needed = {job.task: job.smallest_feasible_bytes() for job in without}
             raise infeasible(needed, {job.task: job.failed_candidates() for job in without})
 
-    def _is_affordable(self, jobs: Sequence[_Job]) -> bool:
+    def _is_affordable(self, jobs: Sequence[Job]) -> bool:
         """Whether the smallest configurations are within the budget together. The smallest micro-batches come first."""
         budget = self.config.workspace_budget_bytes
-        for smallest in (_Job.bytes_in_smallest_pieces, _Job.smallest_feasible_bytes):
+        for smallest in (Job.bytes_in_smallest_pieces, Job.smallest_feasible_bytes):
             known = [size for job in jobs if (size := smallest(job)) is not None]
             if budget is None or (len(known) == len(jobs) and sum(known) <= budget):
                 return True
         return False
 
-    def _is_divisible(self, jobs: Sequence[_Job]) -> bool:
+    def _is_divisible(self, jobs: Sequence[Job]) -> bool:
         """Whether what was measured fits the budget. The quick search may pass over what needs least."""
         budget = self.config.workspace_budget_bytes
         least = [smallest_bytes(self._allowed(job), job.task.batch_size) for job in jobs]
         known = [size for size in least if size is not None]
         return budget is None or (len(known) == len(jobs) and sum(known) <= budget)
 
-    def _require_affordable(self, jobs: Sequence[_Job]) -> None:
+    def _require_affordable(self, jobs: Sequence[Job]) -> None:
         """Raises ``InfeasibleError`` if the budget is less than the smallest configurations need together."""
         if not self._is_affordable(jobs):
             needed = {job.task: job.smallest_feasible_bytes() for job in jobs}
@@ -381,7 +371,7 @@ class _Tuner:
             raise unaffordable(needed, self.config.workspace_budget_bytes, failed)
 
     def _measure(
-        self, job: _Job, limit_bytes: int | None, start: float, share: float, *, thoroughly: bool = False
+        self, job: Job, limit_bytes: int | None, start: float, share: float, *, thoroughly: bool = False
     ) -> None:
         self.at = start
         self.progress(f"{job.task}: measuring", start)
@@ -400,13 +390,13 @@ class _Tuner:
             hurried = search.hurried() if isinstance(search, ProfilingJob) else ()
             job.left_out = LeftOut(*(tuple(c.micro_config for c in some) for some in (search.missing(), hurried)))
 
-    def _results(self, job: _Job, limit_bytes: int | None) -> Iterator[Measurement | Failure]:
+    def _results(self, job: Job, limit_bytes: int | None) -> Iterator[Measurement | Failure]:
         """Measure what is missing. The quick search may find nothing within a small limit; then all are measured."""
         yield from self.quiet.measured(self._search(job, limit_bytes))
         if not self.config.thorough and not is_solvable(replace(job.task, limit_bytes=limit_bytes), self._allowed(job)):
             yield from self.quiet.measured(self._profiling(job, limit_bytes))
 
-    def _search(self, job: _Job, limit_bytes: int | None) -> ProfilingJob | QuickSearch:
+    def _search(self, job: Job, limit_bytes: int | None) -> ProfilingJob | QuickSearch:
         profiling = self._profiling(job, limit_bytes)
         if self.config.thorough:
             return profiling
@@ -414,7 +404,7 @@ class _Tuner:
         flops_per_s = peak_flops_per_s(device, job.task.problem.dtype)
         return QuickSearch.of(profiling, self._prior(), every_size, flops_per_s)
 
-    def _profiling(self, job: _Job, limit_bytes: int | None) -> ProfilingJob:
+    def _profiling(self, job: Job, limit_bytes: int | None) -> ProfilingJob:
         problem = job.task.problem
         return ProfilingJob(
             problem,

@@ -62,6 +62,9 @@ class Config:
     thorough: measure every candidate that is not surely slower, with many samples: minutes instead of seconds. The
     default looks at each algorithm once, at the others of its sizes where it is the best, and not at all where like
     problems say that it is hopeless.
+    share_tuning: under an initialised ``torch.distributed`` process group of more than one rank, ``optimize`` and
+    ``tune`` deal the measuring out over the ranks, and all ranks choose alike (docs/training.md). ``False``: each rank
+    tunes for itself.
     limits_torch: whether torch's own convolution, too, must be within the workspace limit, so that something slower
     runs in its place where it is not. None: with every limit but the default one.
 
@@ -94,6 +97,7 @@ class Config:
     background: bool = False
     confirm: bool | None = None
     limits_torch: bool | None = None
+    share_tuning: bool = True
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -113,6 +117,7 @@ class Config:
             thorough=flag(self.thorough, "thorough"),
             confirm=None if self.confirm is None else flag(self.confirm, "confirm"),
             limits_torch=None if self.limits_torch is None else flag(self.limits_torch, "limits_torch"),
+            share_tuning=flag(self.share_tuning, "share_tuning"),
             time_limit=_amount(parse_seconds, self.time_limit, "time_limit"),
             first_call_time=_amount(parse_seconds, self.first_call_time, "first_call_time"),
             background=flag(self.background, "background"),

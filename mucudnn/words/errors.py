@@ -34,6 +34,10 @@ class UnavailableError(MucudnnError):
     """A device, data type or algorithm that this machine does not have."""
 
 
+class SharingError(MucudnnError):
+    """Ranks that tune together are not alike, choose differently, or have lost one of them; names ranks and reasons."""
+
+
 class CapturingError(UnavailableError):
     """A step that is not built yet, while a CUDA graph is captured: then nothing can be built."""
 

@@ -215,9 +215,54 @@ plot_file = click.option(
     "--plot", "plot_file", type=OutputFile("FILE.png", suffix=".png"), help="Draw them into this PNG file, too."
 )
 threads = click.option("--threads", type=Count(most=MOST_THREADS), help="CPU threads; default: what torch uses.")
-known_device = Text("TEXT", checked_by(require_known))
-device = click.option(
-    "--device", type=known_device, default="cpu", show_default=True, help="Where to run: cpu or cuda."
+
+
+def parse_device(text: str) -> str:
+    """Take a device, be it there or not. Raises ``UnavailableError`` for what is none.
+
+    >>> parse_device("cuda:1")
+    'cuda:1'
+    """
+    if re.fullmatch(r"cuda:[0-9]{1,4}", text) is None:
+        require_known(text)
+    return text
+
+
+def device_of(help_text: str) -> Decorator:
+    """Add ``--device`` with a text for --help. A GPU by its number is the current one while the command runs."""
+    option = click.option("--device", type=Text("TEXT", parse_device), default="cpu", show_default=True, help=help_text)
+    return together(option, _made_current)
+
+
+def _made_current(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Tell the command the type of the device alone."""
+
+    @wraps(function)
+    def on_device(*args: Any, device: str, **rest: Any) -> Any:
+        if ":" not in device:
+            return function(*args, device=device, **rest)
+        from mucudnn.running.devices import device_named, made_current  # here and not above: it loads torch
+
+        place = device_named(device)
+        with made_current(place):
+            return function(*args, device=place.type, **rest)
+
+    return on_device
+
+
+device = device_of("Where to run: cpu, cuda (the current GPU), or a GPU by its number, cuda:1.")
+known_device = click.option(
+    "--device",
+    type=Text("TEXT", parse_device),
+    default="cpu",
+    show_default=True,
+    help="Where to run: cpu, cuda (the current GPU), or a GPU by its number, cuda:1.",
+)
+devices = click.option(
+    "--devices",
+    type=Text("TEXT,...", lambda text: tuple(parse_device(part.strip()) for part in text.split(","))),
+    default=(),
+    help="Several instead, as cuda:0,cuda:1: each measures a part, in a process of its own.",
 )
 policy = click.option(
     "--policy",

@@ -1,0 +1,90 @@
+"""The database of a process that measures together with others: in memory, with copies of what it adds in a file."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from mucudnn.database import schema
+from mucudnn.database.database import Database
+from mucudnn.database.network_folders import network_file_system
+from mucudnn.database.sqlite_file import MEMORY
+from mucudnn.running.environment import Environment
+from mucudnn.words.errors import DatabaseError
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import Failure
+
+Rows = Sequence[Mapping[str, Any]]  # by ``schema.ROW_COLUMNS``, without faults
+
+
+class CopyingDatabase(Database):
+    """The rows of a file in memory. What is added goes into the file, too, as soon as it is made.
+
+    So nothing is lost if the process ends, and what others add to the file meanwhile changes no answer. Rows of other
+    processes come by ``take``. A file that cannot be written is left alone after one warning. One in a network folder,
+    where locks of several hosts cannot be trusted, gets rows by ``take`` only, from the one process that copies them.
+    """
+
+    def __init__(self, file: Database) -> None:
+        super().__init__(MEMORY)
+        file._file.copy_to(self._file)
+        self._behind: Database | None = file
+        self._fresh: list[Mapping[str, Any]] = []
+        network = None if file.path == MEMORY else network_file_system(file.path)
+        self._is_written_late = network is not None
+        if file.read_only:
+            self._behind = None
+            _warn(f"database {file.path} cannot be written")
+        elif self._is_written_late:
+            warnings.warn(
+                f"database {file.path} is in a network folder ({network}): ranks keep what they measure in memory, and "
+                "one of them writes it when all have measured; name a local file to store it as it is made",
+                stacklevel=2,
+            )
+
+    def fresh_rows(self) -> Rows:
+        """Return the rows that were added here since the last call, by others than ``take``."""
+        rows, self._fresh = self._fresh, []
+        return rows
+
+    def take(self, rows: Iterable[Mapping[str, Any]], *, copies: bool) -> None:
+        """Add rows of other processes, with their time stamps; those that are here stay. copies: into the file, too."""
+        found = [*rows]
+        self.add_exported(found)
+        if copies and found:
+            self._copy(Database.add_exported, found)
+
+    def commit(self, row: Mapping[str, Any]) -> None:
+        if not self._is_written_late:
+            self._copy(Database.commit, row)
+        super().commit(row)
+        self._fresh.append(row)
+
+    def withdraw_failure(
+        self, environment: Environment, problem: ConvProblem, algorithm_version: int, failure: Failure
+    ) -> None:
+        of = (environment, problem, algorithm_version, failure)
+        if not self._is_written_late:
+            self._copy(Database.withdraw_failure, *of)
+        super().withdraw_failure(*of)
+        key = schema.named(environment) | schema.named(problem) | {"reason": failure.reason}
+        self._fresh = [row for row in self._fresh if any(row.get(name) != value for name, value in key.items())]
+
+    def add_rate(self, environment: Environment, rate: float) -> None:
+        if not self._is_written_late:
+            self._copy(Database.add_rate, environment, rate)
+        super().add_rate(environment, rate)
+
+    def _copy(self, add: Callable[..., None], *what: object) -> None:
+        if self._behind is None:
+            return
+        try:
+            add(self._behind, *what)
+        except DatabaseError as error:
+            self._behind = None
+            _warn(str(error))
+
+
+def _warn(why: str) -> None:
+    warnings.warn(f"tuning goes on, but what it measures is kept in memory only: {why}", stacklevel=3)

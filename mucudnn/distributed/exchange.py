@@ -1,0 +1,180 @@
+"""Messages of all ranks to all ranks; a rank that failed, ended or does not come is named by the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
+from datetime import timedelta
+from typing import Any, Self, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from mucudnn.words.errors import InvalidInputError, SharingError, first_line
+from mucudnn.words.values import shown
+
+T = TypeVar("T")
+
+_TAG = 20181001  # of our messages, so that they are no others'
+_HERE, _ENDED, _LATE = range(3)  # what became of a rank
+_IN_WORDS = {_ENDED: "ended", _LATE: "did not come within the timeout of the process group"}
+ALONE = "Config(share_tuning=False) lets each rank tune for itself"
+
+
+class Exchange:
+    """The ranks of a process group, which all call the same methods in the same order.
+
+    group: ``None``: the default one. Messages go over a group of its own where the backend is not gloo: they are plain
+    objects, in the memory of the host.
+
+    Raises ``InvalidInputError`` for what is no group of this process.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        given = _group_of_this_process(group)
+        self._ranks = dist.get_process_group_ranks(given)
+        self.rank, self.size = dist.get_rank(given), len(self._ranks)
+        self._group = given if self.size == 1 else _with_gloo(given, self._ranks)
+        self._is_over = False
+
+    def gather(self, message: T) -> list[T]:
+        """Return the message of each rank, by rank.
+
+        Raises ``SharingError`` on every rank that is left where one has failed, has ended, or does not come in time.
+        """
+        try:
+            said = self._gather((message, None))
+        except SharingError:
+            self._is_over = True
+            raise
+        failures = {rank: why for rank, (_, why) in enumerate(said) if why is not None}
+        if failures:
+            self._is_over = True
+            each = "; ".join(f"rank {rank}: {why}" for rank, why in failures.items())
+            raise SharingError(f"tuning failed on another rank, so that all end: {each}. What was measured is kept")
+        return [cast(T, message) for message, _ in said]
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tell the other ranks of an error that this one meets inside; it tells them instead of its next message.
+
+        An error that they all know of is not told, nor one after ``end``. Ctrl-C is not either: this process ends.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not self._is_over:
+                self._is_over = True
+                with suppress(SharingError):
+                    self._gather((None, f"{type(error).__name__}: {first_line(error)}"))
+            raise
+
+    def end(self) -> None:
+        """There is no further exchange: nobody listens any more."""
+        self._is_over = True
+
+    def again(self) -> Self:
+        """Return the same ranks, which exchange something else after ``end``."""
+        other = copy(self)
+        other._is_over = False
+        return other
+
+    def _gather(self, said: tuple[Any, str | None]) -> list[tuple[Any, str | None]]:
+        self._meet()
+        every: list[Any] = [None] * self.size
+        try:
+            dist.all_gather_object(every, said, group=self._group)
+        except RuntimeError as error:
+            raise SharingError(f"a rank ended while the ranks exchanged what they know: {first_line(error)}") from error
+        return every
+
+    def _meet(self) -> None:
+        """Wait until all ranks are here. Rank 0 waits for all others, and tells them who is missing.
+
+        A rank that ends closes its connections: so it is noticed at once, whatever the timeout is.
+        """
+        if self.rank == 0:
+            waiting = [self._receive(rank, torch.empty(1, dtype=torch.uint8)) for rank in range(1, self.size)]
+            timeout = _timeout(self._group)
+            fates = [_HERE, *(_fate(one, timeout) for one in waiting)]
+            verdict = torch.tensor(fates, dtype=torch.uint8)
+            for rank in (rank for rank, fate in enumerate(fates) if rank and fate == _HERE):
+                with suppress(RuntimeError):  # it is missed at the next exchange
+                    dist.send(verdict, self._ranks[rank], self._group, _TAG)
+        else:
+            verdict = torch.zeros(self.size, dtype=torch.uint8)
+            try:
+                dist.send(torch.ones(1, dtype=torch.uint8), self._ranks[0], self._group, _TAG)
+                fate = _fate(self._receive(0, verdict), 2 * _timeout(self._group))  # rank 0 waits for the others
+            except RuntimeError as error:
+                fate = _fate_by(error)
+            verdict[0] = fate
+        _require_all(verdict.tolist())
+
+    def _receive(self, rank: int, into: torch.Tensor) -> dist.Work | RuntimeError:
+        try:
+            return cast(dist.Work, dist.irecv(into, self._ranks[rank], self._group, _TAG))
+        except RuntimeError as error:
+            return error
+
+
+def _fate(waiting: dist.Work | RuntimeError, timeout: timedelta) -> int:
+    """Wait for a message; return what became of the rank that sends it."""
+    try:
+        if isinstance(waiting, RuntimeError):
+            raise waiting
+        waiting.wait(timeout)
+    except RuntimeError as error:
+        return _fate_by(error)
+    return _HERE
+
+
+def _fate_by(error: RuntimeError) -> int:
+    return _LATE if "timed out" in str(error).lower() or "timeout" in str(error).lower() else _ENDED
+
+
+def _timeout(group: dist.ProcessGroup) -> timedelta:
+    return group._get_backend(torch.device("cpu")).options._timeout
+
+
+def _require_all(fates: Sequence[int]) -> None:
+    missing = [(rank, _IN_WORDS[fate]) for rank, fate in enumerate(fates) if fate != _HERE]
+    if missing:
+        each = "; ".join(f"rank {rank} {why}" for rank, why in missing)
+        hint = " (if it waited in vain for another rank, its own message names that)" if missing[0][0] == 0 else ""
+        raise SharingError(
+            f"{each}{hint}: the others waited for it, to tune together. What was measured is kept: start again to go "
+            f"on. Every rank must come to the same tuning; {ALONE}"
+        )
+
+
+def _group_of_this_process(group: object) -> dist.ProcessGroup:
+    if group is None and dist.is_initialized():
+        group = dist.group.WORLD
+    if isinstance(group, dist.ProcessGroup) and dist.get_rank(group) >= 0:
+        return group
+    if group is dist.GroupMember.NON_GROUP_MEMBER or isinstance(group, dist.ProcessGroup):
+        raise InvalidInputError("process_group is one that this process is not in: call it on its ranks alone")
+    raise InvalidInputError(f"process_group is {shown(group)}; give one of torch.distributed, or None for all ranks")
+
+
+def _with_gloo(group: dist.ProcessGroup, ranks: Sequence[int]) -> dist.ProcessGroup:
+    """Return the group, or one of the same ranks whose messages are in the memory of the hosts; it is made once.
+
+    Torch makes a group only with all ranks: those of a part of them know of none that the others have made.
+    """
+    if dist.get_backend(group) == "gloo":
+        return group
+    if len(ranks) < dist.get_world_size():
+        raise InvalidInputError(
+            f"process_group is one of {len(ranks)} of {dist.get_world_size()} ranks with backend "
+            f"{dist.get_backend(group)}, which exchanges tensors of GPUs only: give one that has the same ranks and "
+            "backend gloo, made on all ranks by torch.distributed.new_group(ranks, backend='gloo')"
+        )
+    if group not in _gloo_groups:
+        _gloo_groups[group] = dist.new_group(backend="gloo")
+    return _gloo_groups[group]
+
+
+_gloo_groups: dict[dist.ProcessGroup, dist.ProcessGroup] = {}

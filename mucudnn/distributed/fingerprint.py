@@ -1,0 +1,124 @@
+"""Compares ranks that tune together: what must be alike, and which are of one kind of device. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from mucudnn.words.errors import SharingError
+from mucudnn.words.values import shown
+
+_MOST_SHOWN = 3  # of what differs in one point, and of convolutions
+_LONGEST = 120  # characters of a value in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """One rank in words, as it is sent: another version of mucudnn must be able to read it.
+
+    kind: of its device; ranks of one kind measure for each other. place: its host and its database file.
+    everywhere: what must be equal on all ranks, by name. in_kind: what must be equal on all ranks of its kind.
+    convolutions: what it tunes, which must be equal there, too.
+    """
+
+    kind: str
+    place: str
+    everywhere: Mapping[str, str]
+    in_kind: Mapping[str, str]
+    convolutions: tuple[str, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """Return it in built-in types."""
+        return {
+            "kind": self.kind,
+            "place": self.place,
+            "everywhere": dict(self.everywhere),
+            "in_kind": dict(self.in_kind),
+            "convolutions": [*self.convolutions],
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Invert ``plain``; what another version does not send is missing, and what it sends besides left out."""
+        return cls(
+            plain.get("kind", ""),
+            plain.get("place", ""),
+            plain.get("everywhere", {}),
+            plain.get("in_kind", {}),
+            tuple(plain.get("convolutions", ())),
+        )
+
+
+def kinds(fingerprints: Sequence[Fingerprint]) -> dict[str, list[int]]:
+    """Kind of device -> its ranks, ascending."""
+    found: dict[str, list[int]] = {}
+    for rank, fingerprint in enumerate(fingerprints):
+        found.setdefault(fingerprint.kind, []).append(rank)
+    return found
+
+
+def differences(fingerprints: Sequence[Fingerprint]) -> list[str]:
+    """Say in words what should be equal and is not, with the ranks; empty: nothing."""
+    every = dict(enumerate(fingerprints))
+    found = _differing(every, lambda fingerprint: fingerprint.everywhere)
+    for ranks in kinds(fingerprints).values():
+        of_kind = {rank: fingerprints[rank] for rank in ranks}
+        different = _differing(of_kind, lambda fingerprint: fingerprint.in_kind)
+        found += different or _other_convolutions(of_kind)
+    return found
+
+
+def require_alike(fingerprints: Sequence[Fingerprint], remedy: str) -> None:
+    """Raise ``SharingError`` with all differences and a remedy, if there are any."""
+    if found := differences(fingerprints):
+        raise SharingError(f"ranks that tune together must be alike: {'; '.join(found)}. Start them alike; {remedy}")
+
+
+def _differing(fingerprints: Mapping[int, Fingerprint], part: Callable[[Fingerprint], Mapping[str, str]]) -> list[str]:
+    names = dict.fromkeys(name for fingerprint in fingerprints.values() for name in part(fingerprint))
+    values = {name: {rank: part(one).get(name, "unknown") for rank, one in fingerprints.items()} for name in names}
+    return [f"{name} is {by_rank(of)}" for name, of in values.items() if len({*of.values()}) > 1]
+
+
+def _other_convolutions(fingerprints: Mapping[int, Fingerprint]) -> list[str]:
+    """Compare with the first rank: name some convolutions that only one of the two tunes."""
+    (first, own), *others = fingerprints.items()
+    for rank, other in others:
+        here, there = (frozenset(one.convolutions) for one in (own, other))
+        if here != there:
+            only = {first: sorted(here - there), rank: sorted(there - here)}
+            each = (f"{_some(names)} on rank {one} only" for one, names in only.items() if names)
+            return [f"the convolutions differ: {', '.join(each)}"]
+        if own.convolutions != other.convolutions:
+            return [f"the convolutions come in another order on rank {rank} than on rank {first}"]
+    return []
+
+
+def by_rank(values: Mapping[int, str]) -> str:
+    """Say which ranks have which value, the most frequent one last.
+
+    >>> by_rank({0: "2", 1: "1", 2: "2"})
+    '1 on rank 1, 2 on ranks 0, 2'
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, value in values.items():
+        ranks.setdefault(value, []).append(rank)
+    few_first = sorted(ranks.items(), key=lambda item: (len(item[1]), item[1]))
+    named = [f"{value[:_LONGEST]} on {ranks_in_words(of)}" for value, of in few_first]
+    return ", ".join([*named[:_MOST_SHOWN], *(["others elsewhere"] if len(named) > _MOST_SHOWN else [])])
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """Name ranks.
+
+    >>> ranks_in_words([2]), ranks_in_words([0, 1, 3])
+    ('rank 2', 'ranks 0, 1, 3')
+    """
+    each = sorted(ranks)
+    return f"rank{'s' * (len(each) != 1)} {', '.join(map(str, each))}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_SHOWN
+    return ", ".join(map(shown, names[:_MOST_SHOWN])) + (f" and {more} more" if more > 0 else "")

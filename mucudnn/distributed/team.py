@@ -1,0 +1,110 @@
+"""The ranks that tune together, as one of them sees it: those of its kind of device measure for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from typing import Self, TypeVar
+
+import torch.distributed as dist
+
+from mucudnn.distributed.agreement import Described, digest, require_agreement
+from mucudnn.distributed.dealing import deal
+from mucudnn.distributed.exchange import ALONE, Exchange
+from mucudnn.distributed.fingerprint import Fingerprint, kinds, require_alike
+from mucudnn.words.config import Config
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.values import shown
+
+T = TypeVar("T")
+
+
+class Team:
+    """The ranks of a process group. All of them call the same methods in the same order.
+
+    Every method raises ``SharingError`` where a rank has failed or ended; see ``Exchange``.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._kinds: Sequence[Sequence[int]] = [range(exchange.size)]
+        self._mates = self._kinds[0]
+        self.is_writer = exchange.rank == 0
+
+    @classmethod
+    def of(cls, config: Config, group: dist.ProcessGroup | None = None) -> Self | None:
+        """Return the team that tunes under a config; ``None``: this process tunes for itself.
+
+        group: ``None``: the default one, if it was initialised. Raises ``InvalidInputError`` for what is none.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            if group is not None:
+                raise InvalidInputError(
+                    f"process_group is {shown(group)}; call torch.distributed.init_process_group first"
+                )
+            return None
+        if not config.share_tuning:
+            return None
+        exchange = Exchange(group)
+        return cls(exchange) if exchange.size > 1 else None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the first of its kind."""
+        return self._mates[0] == self._exchange.rank
+
+    def telling(self) -> AbstractContextManager[None]:
+        """Tell the others of an error inside, so that they do not wait."""
+        return self._exchange.telling()
+
+    def again(self) -> Self:
+        """Return the same ranks, which agree on something else."""
+        other = copy(self)
+        other._exchange = self._exchange.again()
+        return other
+
+    def meet(self, fingerprint: Fingerprint) -> None:
+        """Exchange fingerprints: find the ranks of this kind, and who writes at this place.
+
+        Raises ``SharingError`` that names ranks and what differs where it must not.
+        """
+        every = [Fingerprint.from_plain(plain) for plain in self._exchange.gather(fingerprint.plain())]
+        require_alike(every, ALONE)
+        by_kind = kinds(every)
+        self._kinds, self._mates = [*by_kind.values()], by_kind[fingerprint.kind]
+        places = [one.place for one in every]
+        self.is_writer = places.index(fingerprint.place) == self._exchange.rank
+
+    def gather(self, message: T) -> list[T]:
+        """Return the message of every rank, of any kind."""
+        return self._exchange.gather(message)
+
+    def gather_of_kind(self, message: T) -> list[T]:
+        """Return the messages of the ranks of this kind."""
+        every = self._exchange.gather(message)
+        return [every[rank] for rank in self._mates]
+
+    def own(self, costs: Sequence[float]) -> list[int]:
+        """Return the numbers of the pieces of work that this rank does. costs: those of the first of its kind count."""
+        (costs, *_) = self.gather_of_kind(costs)
+        mine = self._mates.index(self._exchange.rank)
+        return [piece for piece, rank in enumerate(deal(costs, len(self._mates))) if rank == mine]
+
+    def agree(self, choices: Described) -> None:
+        """Compare what was chosen by the ranks of each kind. It is the last exchange.
+
+        Raises ``SharingError`` on every rank, which names convolutions, ranks and what differs.
+        """
+        digests = self._exchange.gather(digest(choices))
+        if any(len({digests[rank] for rank in ranks}) > 1 for ranks in self._kinds):
+            every = self._exchange.gather(choices)
+            self._exchange.end()
+            for ranks in self._kinds:
+                require_agreement({rank: every[rank] for rank in ranks})
+        self._exchange.end()
+
+
+def telling(team: Team | None) -> AbstractContextManager[None]:
+    """Tell a team of an error inside, if there is one."""
+    return nullcontext() if team is None else team.telling()

@@ -1,0 +1,149 @@
+"""One task while it is tuned: its candidates, what is known of each, and what ranks tell each other of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from mucudnn.bench.measure.candidates import Candidate
+from mucudnn.tuning.choose import Choice, Outcome, refuted
+from mucudnn.tuning.infeasible import smallest_bytes
+from mucudnn.tuning.result import LeftOut, TunedProblem, allowed, tuned_problem
+from mucudnn.words.errors import MucudnnError
+from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun
+from mucudnn.words.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Findings of one rank on a task: all that choosing needs. See ``Job`` for the fields."""
+
+    results: Mapping[MicroConfig, Measurement | Failure]
+    left_out: LeftOut
+    has_choice: bool
+    declared_bytes: int | None
+    outcomes: Mapping[tuple[MicroConfig, ...], Outcome]
+
+
+@dataclass(slots=True)
+class Job:
+    """One task: its candidates, and what is known of each. left_out: by the time limit.
+
+    outcomes: of whole runs, by what was run. declared_bytes: see ``baseline_bytes``. choice: None: not made yet.
+    is_own: whether it is measured here; told: what another rank found out about it where it is not.
+    """
+
+    task: Task
+    error_bound: float
+    candidates: list[Candidate]
+    unsupported: list[Failure]
+    results: dict[MicroConfig, Measurement | Failure]
+    left_out: LeftOut = field(default_factory=LeftOut)
+    outcomes: dict[tuple[MicroConfig, ...], Outcome] = field(default_factory=dict)
+    declared_bytes: int | None = None
+    choice: Choice | None = None
+    is_own: bool = True
+    told: Findings | None = None
+
+    def findings(self) -> Findings:
+        """Return what was found out here."""
+        outcomes = {of: _sendable(outcome) for of, outcome in self.outcomes.items()}
+        return Findings(self.results, self.left_out, self.choice is not None, self.declared_bytes, outcomes)
+
+    def learn(self, told: Findings) -> None:
+        """Take over what another rank found out."""
+        self.told, self.results, self.left_out = told, dict(told.results), told.left_out
+        self.declared_bytes, self.outcomes = told.declared_bytes, dict(told.outcomes)
+
+    def baseline_bytes(self) -> int | None:
+        """Count what torch's own needs where it was not measured, by running it; None: measured, or not to be told.
+
+        It is counted anew: perhaps there was no memory when it was first tried.
+        """
+        if isinstance(self.results.get(self.task.baseline), Measurement):
+            return None
+        baseline = next(replace(c) for c in self.candidates if c.micro_config == self.task.baseline)
+        return baseline.workspace_bytes if baseline.is_countable else None
+
+    def forget_failures(self) -> None:
+        """Let them be tried again, but for those of foreign code: its first run may have ended a process."""
+        foreign = {c.micro_config for c in self.candidates if c.is_foreign}
+        self.results = {
+            of: r for of, r in self.results.items() if of in foreign or isinstance(r, Measurement) or r.is_passed_over
+        }
+
+    def measurements(self) -> list[Measurement]:
+        known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
+        return [result for result in known if isinstance(result, Measurement)]
+
+    def failed_candidates(self) -> list[Failure]:
+        """Return failures, but not of what an algorithm does not support, or of sizes that the policy does not have."""
+        known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
+        return [result for result in known if isinstance(result, Failure) and not result.is_passed_over]
+
+    def failures(self) -> list[Failure]:
+        return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
+
+    def tuned(self, choice: Choice, runs: Mapping[tuple[MicroConfig, ...], WholeRun]) -> TunedProblem:
+        """Put together the result. runs: whole ones of any batch size."""
+        measured = self.measurements()
+        return tuned_problem(
+            self.task,
+            choice,
+            measured,
+            self.failures(),
+            error_bound=self.error_bound,
+            left_out=self.left_out,
+            refuted=refuted(replace(self.task, limit_bytes=choice.limit_bytes), measured, runs),
+        )
+
+    def smallest_feasible_bytes(self) -> int | None:
+        """Return the least workspace of candidates that did not fail and are not barred by their error.
+
+        There may be memory for torch's own even where there was none to measure it, which takes more.
+        """
+        return _least_declared_bytes(self._usable(), self.task.batch_size)
+
+    def bytes_in_smallest_pieces(self) -> int | None:
+        """Return the same for the smallest micro-batches alone, so that little must run to find out what it needs."""
+        usable = self._usable()
+        least = min((c.micro_batch_size for c in usable), default=0)
+        smallest = [c for c in usable if c.micro_batch_size == least]
+        return _least_declared_bytes(smallest, self.task.batch_size)
+
+    def is_feasible(self) -> bool:
+        """Whether anything fits. Torch's own comes first: mostly it does, and little must run to know."""
+        if self.told is not None:
+            return self.told.has_choice
+        if self.task.in_headroom or self.task.torchs_own_fits:
+            return True
+        usable = self._usable()
+        limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
+        torchs = [c for c in usable if c.algorithm.is_torchs_own and not c.algorithm.is_search]
+        undivided = [c for c in torchs if c.micro_config == self.task.baseline]
+        least = min((c.micro_batch_size for c in torchs), default=0)
+        smallest_pieces = [c for c in torchs if c.micro_batch_size == least]
+        for candidates in (undivided, smallest_pieces, torchs, [c for c in usable if c.handed_bytes <= limit]):
+            smallest = _least_declared_bytes(candidates, self.task.batch_size)
+            if smallest is not None and smallest <= limit:
+                return True
+        return False
+
+    def _usable(self) -> list[Candidate]:
+        known = self.measurements()
+        permitted = allowed(known, self.error_bound)
+        barred = {m.micro_config.algorithm for m in known} - {m.micro_config.algorithm for m in permitted}
+        lasting = [f for f in self.failures() if f.is_lasting or f.micro_config != self.task.baseline]
+        failed = {f.micro_config for f in lasting if not f.is_passed_over}
+        return [c for c in self.candidates if c.algorithm.name not in barred and c.micro_config not in failed]
+
+
+def _least_declared_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | None:
+    """Solve for the least workspace. It is declared, so nothing must be measured: any time will do."""
+    return smallest_bytes([c.at_any_time() for c in candidates if c.is_countable], batch_size)
+
+
+def _sendable(outcome: Outcome) -> Outcome:
+    """Return errors without what other processes cannot read."""
+    return MucudnnError(str(outcome)) if isinstance(outcome, Exception) else outcome

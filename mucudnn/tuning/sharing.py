@@ -1,0 +1,135 @@
+"""Tuning that the ranks of a process group share: who measures what, and what they tell each other."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import fields
+from itertools import chain
+from math import prod
+
+from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.database.copying import CopyingDatabase
+from mucudnn.database.database import Database
+from mucudnn.database.network_folders import network_file_system
+from mucudnn.database.sqlite_file import MEMORY
+from mucudnn.distributed.fingerprint import Fingerprint
+from mucudnn.distributed.team import Team
+from mucudnn.tuning.job import Findings
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.words.config import Config
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.task import Task
+from mucudnn.words.version import VERSION
+
+# To measure a problem quickly on one core, all candidates and samples together (AlexNet and MobileNetV2, torch 2.13,
+# Intel Xeon 2.50 GHz). Only the ratios count: they say how much longer a large convolution takes than a small one.
+_OVERHEAD_S = 0.3
+_FLOPS_PER_S = 5e9
+_BYTES_PER_S = 35e6
+_NO_REASON_TO_DIFFER = ("database",)  # fields of a config: ranks may have files of their own
+
+
+@contextmanager
+def sharing(
+    team: Team, tasks: Sequence[Task], config: Config, machine: Machine, file: Database
+) -> Iterator[tuple[Sharing, CopyingDatabase]]:
+    """Meet the other ranks, and exchange what is known of the tasks. Yields with a database that has it all.
+
+    Raises ``SharingError`` for ranks that are not alike.
+    """
+    team.meet(fingerprint_of(tasks, config, machine, file))
+    with closing(CopyingDatabase(file)) as known:
+        shared = Sharing(team, known)
+        problems = dict.fromkeys(task.problem for task in tasks)
+        shared.exchange_rows([row.values for row in file.rows_that_count(machine.environment, problems)])
+        yield shared, known
+
+
+class Sharing:
+    """Work that one rank does with others while it tunes. known: the rows of all ranks."""
+
+    def __init__(self, team: Team, known: CopyingDatabase) -> None:
+        self._team, self._known = team, known
+
+    def own(self, tasks: Sequence[Task], costs: Callable[[], Sequence[float]]) -> frozenset[int]:
+        """Return the numbers of the tasks that this rank measures: those of one problem stay together.
+
+        costs: expected ones of the tasks, in any unit; only the first rank of its kind is asked.
+        """
+        numbers: dict[ConvProblem, list[int]] = {}
+        for number, task in enumerate(tasks):
+            numbers.setdefault(task.problem, []).append(number)
+        expected = costs() if self._team.is_first else [0.0] * len(tasks)
+        pieces = [*numbers.values()]
+        own = self._team.own([sum(expected[number] for number in piece) for piece in pieces])
+        return frozenset(chain.from_iterable(pieces[piece] for piece in own))
+
+    def exchange(self, own: Mapping[int, Findings]) -> dict[int, Findings]:
+        """Send what was found out here, by number of the task, and the rows; return what others of this kind did."""
+        self.exchange_rows(self._known.fresh_rows())
+        every = chain.from_iterable(told.items() for told in self._team.gather_of_kind(own))
+        return {number: findings for number, findings in every if number not in own}
+
+    def exchange_rows(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Send rows to all ranks: each keeps those of the others in memory, and one at each place in a file."""
+        self._known.take(chain.from_iterable(self._team.gather(rows)), copies=self._team.is_writer)
+
+    def agree(self, tasks: Sequence[Task], tuned: Sequence[TunedProblem]) -> None:
+        """Raises ``SharingError`` that names convolutions and ranks, unless all ranks of a kind chose the same."""
+        self._team.agree({_in_words(task): described(one) for task, one in zip(tasks, tuned, strict=True)})
+
+
+def described(tuned: TunedProblem) -> Mapping[str, str]:
+    """Return all that decides what runs, in words."""
+    return {
+        "configuration": str(tuned.configuration),
+        "order": repr(tuned.configuration.micro_configs),
+        "limit": repr(tuned.limit_bytes),
+        "measurements": repr(sorted(map(repr, tuned.measurements))),
+        "refuted": repr(tuned.refuted),
+    }
+
+
+def fingerprint_of(tasks: Sequence[Task], config: Config, machine: Machine, file: Database) -> Fingerprint:
+    """Return what other ranks must know of this one before anything is measured."""
+    environment = machine.environment
+    release, _, _ = environment.torch.partition("+")
+    everywhere = {"mucudnn": VERSION, "torch": release} | {
+        f"Config.{field.name}": str(getattr(config, field.name))
+        for field in fields(config)
+        if field.name not in _NO_REASON_TO_DIFFER
+    }
+    in_kind = {
+        "torch": environment.torch,
+        "library": environment.library,
+        "compiled": environment.compiled,
+        "threads": str(environment.threads),
+        "numerics": environment.numerics,
+        "algorithms": ", ".join(f"{one.name} {one.version}" for one in machine.algorithms),
+        "batch size": ", ".join(str(size) for size in sorted({task.batch_size for task in tasks}, reverse=True)),
+    }
+    kind = f"{environment.device_type}, {environment.device} ({environment.capability})"
+    return Fingerprint(kind, _place(file), everywhere, in_kind, tuple(map(_in_words, tasks)))
+
+
+def _place(file: Database) -> str:
+    """Name a file so that ranks that reach the same one give the same name."""
+    if file.path == MEMORY:
+        return f"{socket.gethostname()}:{os.getpid()}"
+    path = file.path.absolute().resolve()
+    return str(path) if network_file_system(path) else f"{socket.gethostname()}:{path}"
+
+
+def _in_words(task: Task) -> str:
+    words = [task.name or "", str(task.problem), f"batch {task.batch_size}", f"limit {task.limit_bytes}"]
+    return f"{', '.join(filter(None, words))}, {task.count} times"
+
+
+def expected_s(problem: ConvProblem, batch_size: int) -> float:
+    """Estimate how long a problem takes to measure, from its arithmetic and its tensors; compare it with others'."""
+    shapes = problem.x_shape(batch_size), problem.w_shape(), problem.y_shape(batch_size)
+    moved_bytes = problem.item_bytes * sum(map(prod, shapes))
+    return _OVERHEAD_S + problem.flops(batch_size) / _FLOPS_PER_S + moved_bytes / _BYTES_PER_S

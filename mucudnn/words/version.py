@@ -1,0 +1,3 @@
+"""The version of mucudnn."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,136 @@
+"""``mucudnn tune`` on several ranks: under torchrun, and with a worker process for each device."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+from support.command_line import fail, invoke, one_layer, rows
+from support.ranks.launching import torchrun
+
+from mucudnn.cli.shared import options, ranks
+from mucudnn.cli.shared.ranks import TuneTable, _tune_under_torchrun, _with_own_cores
+from mucudnn.words.config import Config
+from mucudnn.words.errors import UnavailableError
+
+TUNE = ("--batch", "2", "--algorithms", "gemm", "--threads", "1")
+
+
+def test_under_torchrun_one_rank_prints_and_the_database_has_all(tmp_path: Path, database: Path) -> None:
+    result = tmp_path / "result.json"
+    done = torchrun("-m", "mucudnn", "tune", one_layer(tmp_path), *TUNE, "--json", result, ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("│ only") == 3, "each operation once"
+    assert len(json.loads(result.read_text())["problems"]) == 3
+    assert {problem for problem, *_ in rows(database)} == {1, 2, 3}
+
+
+def test_a_worker_process_for_each_device(tmp_path: Path, database: Path) -> None:
+    """Then a second run measures nothing, on however many devices."""
+    layers = one_layer(tmp_path)
+    done = invoke("tune", layers, *TUNE, "--devices", "cpu,cpu")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert done.stdout.count("│ only") == 3
+    assert not torch.distributed.is_initialized()
+    measured = rows(database)
+    assert {problem for problem, *_ in measured} == {1, 2, 3}
+    assert invoke("tune", layers, *TUNE).exit_code == 0
+    assert rows(database) == measured
+
+
+def test_a_worker_that_cannot_begin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its device is not there; nobody waits for it."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert "rank 1 ended" in fail("tune", one_layer(tmp_path), *TUNE, "--devices", "cpu,cuda:1")
+
+
+def test_one_device_needs_no_worker(tmp_path: Path) -> None:
+    assert invoke("tune", one_layer(tmp_path), *TUNE, "--devices", "cpu").exit_code == 0
+
+
+def test_torchrun_has_its_own_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert "not both" in fail("tune", one_layer(tmp_path), *TUNE, "--devices", "cpu,cpu")
+
+
+@pytest.mark.parametrize("wrong", ["gpu", "cuda:", "cuda:x", "cpu:0", "cpu,,cpu"])
+def test_what_is_no_device_is_refused(tmp_path: Path, wrong: str) -> None:
+    assert "device is" in fail("tune", one_layer(tmp_path), *TUNE, "--devices", wrong)
+
+
+@pytest.mark.parametrize("command", [("tune",), ("explain",), ("bench", "network")])
+def test_the_gpu_of_a_number_is_looked_for(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def named(device: str) -> torch.device:
+        raise UnavailableError(f"{device} is not there")
+
+    monkeypatch.setattr("mucudnn.running.devices.device_named", named)
+    assert "cuda:3 is not there" in fail(*command, one_layer(tmp_path), "--device", "cuda:3")
+
+
+def test_the_gpu_of_a_number_is_the_current_one_while_a_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command itself is told the type alone."""
+    current = ["cuda:0"]
+
+    @contextmanager
+    def made_current(device: torch.device) -> Iterator[None]:
+        current.append(str(device))
+        yield
+        current.pop()
+
+    @click.command()
+    @options.device
+    def command(device: str) -> None:
+        click.echo(f"{device} is {current[-1]}")
+
+    monkeypatch.setattr("mucudnn.running.devices.device_named", torch.device)
+    monkeypatch.setattr("mucudnn.running.devices.made_current", made_current)
+    assert CliRunner().invoke(command, ["--device", "cuda:1"]).output == "cuda is cuda:1\n"
+    assert CliRunner().invoke(command, ["--device", "cuda"]).output == "cuda is cuda:0\n"
+
+
+@pytest.mark.parametrize(
+    ("devices", "given", "expected"),
+    [
+        (("cpu", "cpu"), None, 4),
+        (("cpu", "cpu", "cpu"), None, 2),
+        (("cpu",) * 20, None, 1),
+        (("cpu", "cuda:0"), None, 8),
+        (("cuda:0", "cuda:1"), None, None),
+        (("cpu", "cpu"), 3, 3),
+    ],
+)
+def test_workers_on_the_cpu_share_its_cores(
+    devices: tuple[str, ...], given: int | None, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
+    order = TuneTable("alexnet", {}, Config(), given)
+    assert _with_own_cores(order, devices).threads == expected
+
+
+def test_under_torchrun_each_local_rank_has_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Order(TuneTable):
+        def tune(self, device: str) -> Any:
+            asked.append(device)
+
+    for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(ranks, "_joined", lambda *of: nullcontext())
+    with warnings.catch_warnings():
+        for device in ("cuda", "cuda:3", "cpu"):
+            assert _tune_under_torchrun(Order("alexnet", {}, Config(), None), device) is None
+    assert asked == ["cuda:1", "cuda:3", "cpu"]

@@ -1,0 +1,68 @@
+"""What ranks must have in common, and how it is said where they do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mucudnn.distributed.fingerprint import Fingerprint, differences, kinds, require_alike
+from mucudnn.words.errors import SharingError
+
+ONE = Fingerprint("cpu, a device", "host:file", {"torch": "2.13"}, {"threads": "2"}, ("conv1", "conv2"))
+OTHER_KIND = replace(ONE, kind="cuda, another", in_kind={"threads": "1", "library": "cuDNN"}, convolutions=("conv1",))
+
+
+def test_equal_ranks_have_no_differences() -> None:
+    assert differences([ONE, replace(ONE, place="elsewhere"), ONE]) == []
+    require_alike([ONE], "")
+
+
+def test_kinds_need_the_same_in_themselves_only() -> None:
+    assert differences([ONE, OTHER_KIND, ONE]) == []
+    assert kinds([ONE, OTHER_KIND, ONE]) == {ONE.kind: [0, 2], OTHER_KIND.kind: [1]}
+
+
+def test_what_holds_everywhere_is_compared_between_kinds() -> None:
+    other = replace(OTHER_KIND, everywhere={"torch": "2.14"})
+    assert differences([ONE, other]) == ["torch is 2.13 on rank 0, 2.14 on rank 1"]
+
+
+def test_few_ranks_are_named_first() -> None:
+    other = replace(ONE, in_kind={"threads": "4"})
+    assert differences([ONE, ONE, other, ONE]) == ["threads is 4 on rank 2, 2 on ranks 0, 1, 3"]
+
+
+def test_every_difference_is_named() -> None:
+    other = replace(ONE, everywhere={"torch": "2.14"}, in_kind={"threads": "4"})
+    with pytest.raises(SharingError, match=r"torch is 2.13 on rank 0, 2.14 on rank 1; threads is .*; do this"):
+        require_alike([ONE, other], "do this")
+
+
+def test_convolutions_are_named_that_one_rank_has_alone() -> None:
+    (found,) = differences([ONE, replace(ONE, convolutions=("conv1", "conv3"))])
+    assert "'conv2' on rank 0 only" in found
+    assert "'conv3' on rank 1 only" in found
+    assert "conv1" not in found
+
+
+def test_many_convolutions_are_counted() -> None:
+    (found,) = differences([ONE, replace(ONE, convolutions=(*ONE.convolutions, *"abcdefgh"))])
+    assert "'a', 'b', 'c' and 5 more on rank 1 only" in found
+
+
+def test_another_order_is_a_difference() -> None:
+    (found,) = differences([ONE, ONE, replace(ONE, convolutions=("conv2", "conv1"))])
+    assert "another order on rank 2 than on rank 0" in found
+
+
+def test_another_setting_explains_other_convolutions() -> None:
+    other = replace(ONE, in_kind={"threads": "1"}, convolutions=())
+    assert differences([ONE, other]) == ["threads is 2 on rank 0, 1 on rank 1"]
+
+
+def test_another_version_may_send_more_and_less() -> None:
+    """It must be read to be named."""
+    assert Fingerprint.from_plain(ONE.plain()) == ONE
+    newer = {"everywhere": {"torch": "2.13", "mucudnn": "9"}, "new": 1}
+    assert "mucudnn is unknown on rank 0, 9 on rank 1" in differences([ONE, Fingerprint.from_plain(newer)])

@@ -1,0 +1,77 @@
+"""Ranks of which one is killed while it measures: a script.
+
+Arguments: a folder; then cases, each the number of ranks and the one that is killed, as 3,1: they are forked off here.
+Under torchrun it is the rank that is killed, but not after a restart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
+from support.ranks.scenarios import PROBLEMS, choices
+
+from mucudnn.database.database import Database
+from mucudnn.tuning.tuner import tune
+from mucudnn.words.errors import SharingError
+
+
+def tune_and_die(rank: int, folder: Path, victim: int) -> None:
+    """Write what became of the rank; the victim kills itself when it has measured something."""
+
+    def die(text: str, _: float) -> None:
+        if rank == victim and text.endswith("quick 8"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    bench, path = Bench(), folder / "all.sqlite"
+    database = Database(path)
+    before = len(database.rows_that_count(bench.machine.environment))
+    try:
+        tuning = tune(PROBLEMS, BATCH, NO_LIMIT, database=database, machine=bench.machine, progress=die)
+        found = {"choices": choices(tuning), "before": before, "steps": bench.steps}
+    except SharingError as error:
+        found = {"error": str(error), "steps": bench.steps}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    if "error" in found:
+        raise SystemExit(1)
+
+
+def fork_ranks(folder: Path, size: int, victim: int) -> None:
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            meeting = f"file://{folder}/ranks"
+            dist.init_process_group(
+                "gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=60)
+            )
+            try:
+                tune_and_die(rank, folder, victim)
+            except SystemExit:
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        is_first_start = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        tune_and_die(dist.get_rank(), Path(sys.argv[1]), int(sys.argv[2]) if is_first_start else -1)
+        dist.destroy_process_group()
+    else:
+        for case in sys.argv[2:]:
+            ranks, killed = map(int, case.split(","))
+            place = Path(sys.argv[1]) / case
+            place.mkdir()
+            fork_ranks(place, ranks, killed)

@@ -1,0 +1,48 @@
+"""Starting the ranks of a process group under a hard time limit, all of which end with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from support.places import TESTS
+
+TIME_LIMIT_S = 120.0  # far more than any of them takes
+
+
+# Without it workers of torch 2.13 that torchrun restarts find the addresses of those before them, and gloo gives up.
+_NEW_STORE_FOR_A_RESTART = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def torchrun(*arguments: object, ranks: int) -> subprocess.CompletedProcess[str]:
+    """Run torchrun's own entry point on this machine."""
+    return run("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *arguments)
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run Python; whatever it started is killed at the end."""
+    paths = [str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "MUCUDNN_WATCH": "0"}
+    environment |= _NEW_STORE_FOR_A_RESTART
+    process = subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=TIME_LIMIT_S)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def script(name: str) -> Path:
+    return TESTS / "support" / "ranks" / f"{name}.py"

@@ -1,0 +1,250 @@
+"""What every rank of a group does in tests of shared tuning: a script that torchrun starts, one scenario after another.
+
+Each is a function of the rank, the number of ranks and a folder of its own; what it returns is written as JSON, under
+its name, into a file of the rank.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from support.clock.machine import FORWARD
+from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
+
+import mucudnn
+from mucudnn.bench.timing.comparison import Comparison
+from mucudnn.database.database import Database
+from mucudnn.tuning import cached_filters as cached
+from mucudnn.tuning import sharing, tuner
+from mucudnn.tuning.result import Tuning
+from mucudnn.tuning.tuner import tune
+from mucudnn.words.config import Config
+from mucudnn.words.errors import MucudnnError
+
+PROBLEMS = [replace(FORWARD, k=k) for k in (1, 2, 3, 4, 5)]
+Found = Mapping[str, Any]
+
+
+def tuned(bench: Bench, path: Path | None, config: Config = NO_LIMIT, **given: Any) -> Found:
+    """Tune on a machine with known costs: what was chosen, what was measured here, and what the file has then."""
+    database = given.pop("database", None) or (bench.database if path is None else Database(path))
+    told: list[str] = []
+    given = {"problems": PROBLEMS, "machine": bench.machine, "progress": lambda text, _: told.append(text)} | given
+    try:
+        tuning = tune(batch_size=given.pop("batch_size", BATCH), config=config, database=database, **given)
+    except MucudnnError as error:
+        return {"error": str(error), "steps": bench.steps}
+    finally:
+        rows = [] if path is None else database.rows_that_count(bench.machine.environment)
+    return {"choices": choices(tuning), "steps": bench.steps, "rows": len(rows)}
+
+
+def choices(tuning: Tuning) -> Sequence[str]:
+    return [f"{one.problem} {one.configuration} {one.time_s!r} {one.reason}" for one in tuning.problems]
+
+
+def error_of(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
+
+
+def reuse(rank: int, size: int, folder: Path) -> Found:
+    return tuned(Bench(), folder / "all.sqlite")
+
+
+def reuse_again(rank: int, size: int, folder: Path) -> Found:
+    return tuned(Bench(), folder.parent / "reuse" / "all.sqlite")
+
+
+def alone(rank: int, size: int, folder: Path) -> Found:
+    return tuned(Bench(), folder / f"{rank}.sqlite", replace(NO_LIMIT, share_tuning=False))
+
+
+def warm_on_one_rank(rank: int, size: int, folder: Path) -> Found:
+    path = folder / f"{rank}.sqlite"
+    if rank == 1:
+        tuned(Bench(), path, replace(NO_LIMIT, share_tuning=False))
+    return tuned(Bench(), path)
+
+
+def budget(rank: int, size: int, folder: Path) -> Found:
+    return tuned(Bench(), folder / "all.sqlite", Config(workspace_budget=300))
+
+
+def thorough(rank: int, size: int, folder: Path) -> Found:
+    return tuned(Bench(), folder / "all.sqlite", replace(NO_LIMIT, thorough=True))
+
+
+def read_only(rank: int, size: int, folder: Path) -> Found:
+    path = folder / f"{rank}.sqlite"
+    Database(path).close()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = tuned(Bench(), path, database=Database(path, read_only=rank == 1))
+    return {**found, "told": [str(one.message) for one in told]}
+
+
+def other_threads(rank: int, size: int, folder: Path) -> Found:
+    bench = Bench()
+    environment = replace(bench.machine.environment, threads=1 + (rank == 1))
+    return tuned(bench, None, machine=replace(bench.machine, environment=environment))
+
+
+def other_config(rank: int, size: int, folder: Path) -> Found:
+    return tuned(Bench(), None, replace(NO_LIMIT, max_relative_error=1e-5 if rank == 1 else None))
+
+
+def other_batch(rank: int, size: int, folder: Path) -> Found:
+    return tuned(Bench(), None, batch_size=BATCH // (1 + (rank == 1)))
+
+
+def other_problem(rank: int, size: int, folder: Path) -> Found:
+    return tuned(Bench(), None, problems=[*PROBLEMS, replace(FORWARD, k=6 + (rank == 1))])
+
+
+def other_version(rank: int, size: int, folder: Path) -> Found:
+    before, sharing.VERSION = sharing.VERSION, "9.9.9" if rank == 1 else sharing.VERSION  # type: ignore[attr-defined]
+    try:
+        return tuned(Bench(), None)
+    finally:
+        sharing.VERSION = before  # type: ignore[attr-defined]
+
+
+def other_kind(rank: int, size: int, folder: Path) -> Found:
+    """The last rank has another processor, of another pace, with another instruction set and library."""
+    bench = Bench()
+    machine = bench.machine
+    if rank == size - 1:
+        bench.native.step_s = lambda n: 0.001 * n
+        machine = replace(
+            machine, environment=replace(machine.environment, device="another", compiled="plain", library="its own")
+        )
+    return tuned(bench, folder / "all.sqlite", machine=machine)
+
+
+def failing(rank: int, size: int, folder: Path) -> Found:
+    """Rank 1 cannot finish what was dealt to it."""
+
+    def fail(text: str, _: float) -> None:
+        if rank == 1 and text.endswith("quick 8"):
+            raise ValueError("out of patience\nand a stack trace")
+
+    bench, path = Bench(), folder / "all.sqlite"
+    error = error_of(
+        lambda: tune(PROBLEMS, BATCH, NO_LIMIT, database=Database(path), machine=bench.machine, progress=fail)
+    )
+    dist.barrier()
+    with closing(Database(path)) as database:
+        return {"error": error, "rows": len(database.rows_that_count(bench.machine.environment))}
+
+
+def infeasible(rank: int, size: int, folder: Path) -> Found:
+    bench = Bench()
+    bench.native.scratch_bytes_per_sample = 1000
+    return {"error": error_of(lambda: tune(PROBLEMS, BATCH, Config(workspace_limit=10), machine=bench.machine))}
+
+
+def disagreeing(rank: int, size: int, folder: Path) -> Found:
+    """Rank 1 chooses something else for one problem."""
+    choose = tuner.choose
+
+    def contrary(task: Any, measurements: Any, *rest: Any) -> Any:
+        some = (
+            measurements if task.problem.k != 3 else [m for m in measurements if m.micro_config.algorithm == "native"]
+        )
+        return choose(task, some, *rest)
+
+    if rank == 1:
+        tuner.choose = contrary  # type: ignore[attr-defined]
+    try:
+        return tuned(Bench(), None)
+    finally:
+        tuner.choose = choose  # type: ignore[attr-defined]
+
+
+def some_ranks(rank: int, size: int, folder: Path) -> Found:
+    """The first and the last rank tune in a group of theirs, and a third one has a backend that is not only gloo."""
+    ranks, every = [0, size - 1], list(range(size))
+    some, not_only_gloo = dist.new_group(ranks), dist.new_group(every, backend="cpu:gloo,cuda:gloo")
+    some_not_only_gloo = dist.new_group(ranks, backend="cpu:gloo,cuda:gloo")
+    of_all = tuned(Bench(), None, process_group=not_only_gloo)
+    of_some = tuned(Bench(), None, process_group=some) if rank in ranks else {}
+    wrong = some_not_only_gloo if rank in ranks else some
+    error = error_of(lambda: tune(PROBLEMS, BATCH, process_group=wrong))
+    return {"of_all": of_all, "of_some": of_some, "error": error}
+
+
+def model(rank: int, size: int, folder: Path) -> Found:
+    """A real model on the real machine, as in a script: what it computes is torch's own, whoever measured what."""
+    torch.manual_seed(0)
+    own = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)).double()
+    x = torch.randn(4, 3, 16, 16, dtype=torch.float64)
+    expected = own(x)
+    measured: set[str] = set()
+    config = Config(database=folder / "all.sqlite", algorithms="gemm", workspace_limit="1MiB")
+    mucudnn.optimize(own, x, config, progress=lambda text, _: measured.add(text) if "measuring" in text else None)
+    chosen = [one for module in own.modules() for one in getattr(module, "tuned", ())]
+    shown = [f"{one.problem} {one.configuration} {one.time_s!r}" for one in chosen]
+    return {"choices": shown, "measured": len(measured), "error": (own(x) - expected).abs().max().item()}
+
+
+def cached_filters(rank: int, size: int, folder: Path) -> Found:
+    """One rank compares filters that stay prepared with others, and all keep the same ones."""
+    torch.manual_seed(0)
+    own = torch.nn.Sequential(torch.nn.Conv2d(32, 32, 3, padding=1)).eval()
+    compared: list[object] = []
+
+    def faster(*of: Any, **given: Any) -> Any:
+        compared.append(of)
+        return Comparison(2.0, 1.0, 0.0, rounds=5, least_speedup=2.0, most_speedup=2.0)
+
+    cached.compare_cached = faster  # type: ignore[assignment]
+    config = Config(
+        database=folder / f"{rank}.sqlite", algorithms="winograd-2x2", operations="forward", cache_budget="64MiB"
+    )
+    mucudnn.optimize(own, torch.randn(2, 32, 8, 8), config)
+    return {"kept": repr(own[0].filter_cache and own[0].filter_cache.filters), "compared": len(compared)}
+
+
+def mixed_fates(rank: int, size: int, folder: Path) -> Found:
+    """One rank cannot even trace its model: the others are told, and the group goes on working."""
+    own = torch.nn.Conv2d(3, 4, 3)
+    x = torch.randn(2, 3 if rank != 1 else 5, 8, 8)
+    return {"error": error_of(lambda: mucudnn.optimize(own, x, Config(database=folder / "all.sqlite")))}
+
+
+SCENARIOS: Sequence[Callable[[int, int, Path], Found]] = (
+    *(reuse, reuse_again, alone, warm_on_one_rank, budget, thorough, read_only),
+    *(other_threads, other_config, other_batch, other_problem, other_version, other_kind),
+    *(failing, infeasible, disagreeing, some_ranks, mixed_fates, model, cached_filters),
+)
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    found = {}
+    for scenario in SCENARIOS:
+        place = folder / scenario.__name__
+        place.mkdir(exist_ok=True)
+        found[scenario.__name__] = scenario(rank, size, place)
+        dist.barrier()
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
