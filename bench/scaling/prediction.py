@@ -1,0 +1,206 @@
+"""Predicts steps of data-parallel training on many ranks: convolutions, the rest of the step, and communication.
+
+A rank's step is its convolutions at its local batch, the measured rest of the step, and what of the all-reduces is not
+hidden behind the backward pass. Ranks are equal, and wait for each other only in the all-reduces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property, partial
+from itertools import pairwise
+
+import numpy as np
+
+from mucudnn.bench.scaling.local_batches import Convolutions, LocalBatches, along, starving_below
+from mucudnn.bench.scaling.steps import MeasuredSteps
+from mucudnn.solver.all_reduce import all_reduce_s, lower_bound_s
+from mucudnn.solver.buckets import Buckets, Gradient, best_cap, best_merging, ddp_default
+from mucudnn.solver.costs import FloatArray
+from mucudnn.words.communication import AllReduce, Link
+from mucudnn.words.errors import InvalidInputError
+
+
+class Scaling(StrEnum):
+    """What more ranks are for: to share the same batch, or to compute as much as each of the others."""
+
+    STRONG = "strong"
+    WEAK = "weak"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Link between the ranks, and the algorithm of their all-reduces.
+
+    overlaps: whether these run beside the backward pass; if not, they begin after it.
+    """
+
+    link: Link
+    all_reduce: AllReduce
+    overlaps: bool = True
+
+
+@dataclass(frozen=True)
+class Device:
+    """Times of one device against its local batch: from 1 to the ``largest`` of the convolutions.
+
+    Raises ``InvalidInputError`` where a time of torch's own convolutions is not known.
+    """
+
+    convolutions: LocalBatches
+    steps: MeasuredSteps
+
+    def __post_init__(self) -> None:
+        if not self._torch_s[1:].max() < float("inf"):
+            raise InvalidInputError("torch's own convolutions were not measured; tune them all, without a time limit")
+
+    @property
+    def _torch_s(self) -> FloatArray:
+        return self.convolutions.times_s[Convolutions.TORCH]
+
+    @cached_property
+    def rest_s(self) -> FloatArray:
+        """Seconds of a step that are not convolutions: torch's measured steps without torch's convolutions."""
+        measured = {step.local_batch: step.step_s - float(self._torch_s[step.local_batch]) for step in self.steps.steps}
+        return along(measured, self.convolutions.largest)
+
+    def compute_s(self, which: Convolutions) -> FloatArray:
+        """Return the seconds of a step of one rank alone."""
+        return self.convolutions.times_s[which] + self.rest_s
+
+    def starving_below(self, which: Convolutions) -> int:
+        """Return the least local batch that keeps the device busy: see ``local_batches.starving_below``."""
+        return starving_below(self.compute_s(which))
+
+    def is_extrapolated(self, n: int) -> bool:
+        """Whether a local batch is larger than all that were measured."""
+        return n > max(self.convolutions.measured, default=0) or n > self.steps.steps[-1].local_batch
+
+    def gradients(self, which: Convolutions, n: int) -> tuple[list[Gradient], float]:
+        """Return the gradients of a step of ``n`` samples, in order, and the second at which the backward pass ends.
+
+        The optimizer's step comes after it, and takes as long whatever the convolutions are.
+        """
+        ready, backward_end = self._parts[n]
+        torchs_s, ours_s = float(self._torch_s[n] + self.rest_s[n]), float(self.compute_s(which)[n])
+        backward_end_s = max(ours_s - (1 - backward_end) * torchs_s, 0.0)
+        scale = backward_end_s / backward_end
+        sizes = (size for _, size in self.steps.gradients)
+        return [Gradient(size, part * scale) for size, part in zip(sizes, ready, strict=True)], backward_end_s
+
+    @cached_property
+    def _parts(self) -> list[tuple[list[float], float]]:
+        """Parts of a step at which gradients are ready and the backward pass ends, by the local batch."""
+        largest = self.convolutions.largest
+        rows = [(*step.ready, step.backward_end) for step in self.steps.steps]
+        sizes = [step.local_batch for step in self.steps.steps]
+        columns = [np.interp(range(largest + 1), sizes, column) for column in zip(*rows, strict=True)]
+        return [(row[:-1], row[-1]) for row in np.array(columns).T.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A predicted step. Times in seconds, throughput in samples a second.
+
+    compute_s: of one rank alone. all_reduces_s: all of them, with DistributedDataParallel's default buckets; exposed_s:
+    what of them is not hidden. bound_s: below which no all-reduce of all gradients can be. efficiency: throughput of a
+    rank over that with the fewest ranks. by_cap, merged: buckets of the best ``bucket_cap_mb``, and the best of all;
+    exposed_by_cap_s, exposed_merged_s: what is not hidden with these.
+    """
+
+    scaling: Scaling
+    convolutions: Convolutions
+    ranks: int
+    local_batch: int
+    global_batch: int
+    is_extrapolated: bool
+    compute_s: float
+    all_reduces_s: float
+    exposed_s: float
+    bound_s: float
+    efficiency: float
+    default: Buckets
+    by_cap: Buckets
+    exposed_by_cap_s: float
+    merged: Buckets
+    exposed_merged_s: float
+
+    @property
+    def step_s(self) -> float:
+        return self.compute_s + self.exposed_s
+
+    @property
+    def throughput(self) -> float:
+        return self.global_batch / self.step_s
+
+    @property
+    def communication(self) -> float:
+        """Share of the step that waits for communication."""
+        return self.exposed_s / self.step_s
+
+
+def predict(
+    device: Device, cluster: Cluster, ranks: Sequence[int], *, batch: int, local_batch: int
+) -> tuple[Point, ...]:
+    """Predict strong scaling of ``batch`` samples, then weak scaling of ``local_batch`` samples a rank.
+
+    ranks: ascending. Under strong scaling the largest share decides; where there are more ranks than samples, there is
+    no point. The device's times must reach all local batches.
+    """
+    shared = [(count, -(-batch // count), batch) for count in ranks if count <= batch]
+    grown = [(count, local_batch, count * local_batch) for count in ranks]
+    every = [(Scaling.STRONG, shared), (Scaling.WEAK, grown)]
+    return tuple(
+        point
+        for scaling, sizes in every
+        for which in Convolutions
+        for point in _relative([_point(device, cluster, scaling, which, *size) for size in sizes])
+    )
+
+
+def _relative(points: Sequence[Point]) -> Iterator[Point]:
+    for point in points:
+        first = points[0]
+        efficiency = (point.throughput / point.ranks) / (first.throughput / first.ranks)
+        yield replace(point, efficiency=efficiency)
+
+
+def _point(
+    device: Device, cluster: Cluster, scaling: Scaling, which: Convolutions, ranks: int, local: int, batch: int
+) -> Point:
+    gradients, backward_end_s = device.gradients(which, local)
+    if not cluster.overlaps:
+        gradients = [replace(gradient, ready_s=backward_end_s) for gradient in gradients]
+    cost = partial(_message_s, cluster, ranks)
+    default, by_cap, merged = (of(gradients, cost) for of in (ddp_default, best_cap, best_merging))
+    exposed = [max(buckets.end_s - backward_end_s, 0.0) for buckets in (default, by_cap, merged)]
+    size_bytes = device.steps.size_bytes
+    return Point(
+        scaling=scaling,
+        convolutions=which,
+        ranks=ranks,
+        local_batch=local,
+        global_batch=batch,
+        is_extrapolated=device.is_extrapolated(local),
+        compute_s=float(device.compute_s(which)[local]),
+        all_reduces_s=sum(cost(size) for size in bucket_sizes(gradients, default)),
+        exposed_s=exposed[0],
+        bound_s=lower_bound_s(ranks, size_bytes, cluster.link),
+        efficiency=1.0,
+        default=default,
+        by_cap=by_cap,
+        exposed_by_cap_s=exposed[1],
+        merged=merged,
+        exposed_merged_s=exposed[2],
+    )
+
+
+def bucket_sizes(gradients: Sequence[Gradient], buckets: Buckets) -> list[int]:
+    """Return the bytes of each bucket."""
+    return [sum(g.size_bytes for g in gradients[first:last]) for first, last in pairwise([0, *buckets.ends])]
+
+
+def _message_s(cluster: Cluster, ranks: int, size_bytes: int) -> float:
+    return all_reduce_s(cluster.all_reduce, ranks, size_bytes, cluster.link)
