@@ -24,7 +24,7 @@ from mucudnn.words.errors import InvalidInputError
 
 
 class Scaling(StrEnum):
-    """What more ranks are for: to share the same batch, or to compute as much as each of the others."""
+    """Use of more ranks: they share the same batch, or compute as much each as fewer of them did."""
 
     STRONG = "strong"
     WEAK = "weak"
@@ -86,9 +86,9 @@ class Device:
         ready, backward_end = self._parts[n]
         torchs_s, ours_s = float(self._torch_s[n] + self.rest_s[n]), float(self.compute_s(which)[n])
         backward_end_s = max(ours_s - (1 - backward_end) * torchs_s, 0.0)
-        scale = backward_end_s / backward_end
+        moments = [part / backward_end * backward_end_s for part in ready]
         sizes = (size for _, size in self.steps.gradients)
-        return [Gradient(size, part * scale) for size, part in zip(sizes, ready, strict=True)], backward_end_s
+        return [Gradient(*pair) for pair in zip(sizes, moments, strict=True)], backward_end_s
 
     @cached_property
     def _parts(self) -> list[tuple[list[float], float]]:

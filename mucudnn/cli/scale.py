@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from mucudnn.words.config import Config
 
 _STEPS = 4  # local batches of which whole steps are measured
-_MOST_SOLVED = 65536  # samples of a local batch
 
 
 def _latency(text: str) -> float:
@@ -41,7 +40,7 @@ def _latency(text: str) -> float:
 @options.source_argument
 @click.option(
     "--batch",
-    type=options.Count(most=_MOST_SOLVED),
+    type=options.Count(most=options.MOST_SOLVED),
     default=1024,
     show_default=True,
     help="Samples of all ranks together, under strong scaling.",
@@ -55,14 +54,14 @@ def _latency(text: str) -> float:
 )
 @click.option(
     "--up-to",
-    type=options.Count(2, most=_MOST_SOLVED),
+    type=options.Count(2, most=options.MOST_SOLVED),
     default=64,
     show_default=True,
     help="The largest local batch that is measured; larger ones are extrapolated.",
 )
 @click.option(
     "--local-batch",
-    type=options.Count(most=_MOST_SOLVED),
+    type=options.Count(most=options.MOST_SOLVED),
     help="Samples of each rank, under weak scaling; default: the largest that is measured.",
 )
 @click.option(

@@ -24,7 +24,13 @@ def _times(text: str) -> tuple[float, ...]:
 
 @click.command(cls=FileCommand)
 @options.source_argument
-@options.batch_of(1024)
+@click.option(
+    "--batch",
+    type=options.Count(most=options.MOST_SOLVED),
+    default=1024,
+    show_default=True,
+    help="Samples of all devices together.",
+)
 @click.option(
     "--profiles",
     required=True,
