@@ -1,8 +1,8 @@
-"""The cost of an all-reduce by the α-β model: how long p ranks take until each has the sum of all their bytes.
+"""The cost of an all-reduce by the alpha-beta model: how long p ranks take until each has the sum of all their bytes.
 
-A message of n bytes takes α + n β: α is the latency, β the inverse of the bandwidth. In each round a rank sends one
-message and receives one. Of an algorithm two numbers count: the rounds, and the bytes that pass in them one after the
-other, as a multiple of the data (its volume). The additions are not counted.
+A message of n bytes takes alpha + n beta: alpha is the latency, beta the inverse of the bandwidth. In each round a rank
+sends one message and receives one. Of an algorithm two numbers count: the rounds, and the bytes that pass in them one
+after the other, as a multiple of the data (its volume). The additions are not counted.
 
 Where p is no power of two, the butterfly and Rabenseifner's algorithm begin and end with a round in which the ranks
 beyond the largest power of two below p hand all their data to a partner and get the sum back, as MPICH does.
