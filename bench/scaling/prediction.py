@@ -63,12 +63,24 @@ class Device:
     @cached_property
     def rest_s(self) -> FloatArray:
         """Seconds of a step that are not convolutions: torch's measured steps without torch's convolutions."""
-        measured = {step.local_batch: step.step_s - float(self._torch_s[step.local_batch]) for step in self.steps.steps}
-        return along(measured, self.convolutions.largest)
+        left = {n: max(step_s - torch_s, 0.0) for n, step_s, torch_s in self._measured}
+        return along(left, self.convolutions.largest)
+
+    @cached_property
+    def _in_step(self) -> FloatArray:
+        """Factor of convolutions in a step to those by themselves: below one where whole steps are shorter than these."""
+        sizes, steps_s, torchs_s = zip(*self._measured, strict=True)
+        factors = np.minimum(np.divide(steps_s, torchs_s), 1.0)
+        return np.interp(np.arange(self.convolutions.largest + 1), sizes, factors)
+
+    @property
+    def _measured(self) -> list[tuple[int, float, float]]:
+        """Local batch, seconds of torch's step, and of torch's convolutions."""
+        return [(s.local_batch, s.step_s, float(self._torch_s[s.local_batch])) for s in self.steps.steps]
 
     def compute_s(self, which: Convolutions) -> FloatArray:
-        """Return the seconds of a step of one rank alone."""
-        return self.convolutions.times_s[which] + self.rest_s
+        """Return the seconds of a step of one rank alone; torch's are those that were measured."""
+        return self.convolutions.times_s[which] * self._in_step + self.rest_s
 
     def starving_below(self, which: Convolutions) -> int:
         """Return the least local batch that keeps the device busy: see ``local_batches.starving_below``."""
@@ -84,8 +96,8 @@ class Device:
         The optimizer's step comes after it, and takes as long whatever the convolutions are.
         """
         ready, backward_end = self._parts[n]
-        torchs_s, ours_s = float(self._torch_s[n] + self.rest_s[n]), float(self.compute_s(which)[n])
-        backward_end_s = max(ours_s - (1 - backward_end) * torchs_s, 0.0)
+        torchs_s, own_s = (float(self.compute_s(each)[n]) for each in (Convolutions.TORCH, which))
+        backward_end_s = max(own_s - (1 - backward_end) * torchs_s, 0.0)
         moments = [part / backward_end * backward_end_s for part in ready]
         sizes = (size for _, size in self.steps.gradients)
         return [Gradient(*pair) for pair in zip(sizes, moments, strict=True)], backward_end_s

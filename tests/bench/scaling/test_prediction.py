@@ -73,6 +73,18 @@ def test_the_rest_is_what_convolutions_leave_of_a_step() -> None:
     assert not device.is_extrapolated(8)
 
 
+def test_steps_are_met_where_they_were_measured_even_if_convolutions_by_themselves_take_longer() -> None:
+    known = made_up_device()
+    quicker = [
+        replace(step, step_s=0.75 * known.convolutions.times_s[TORCH][step.local_batch]) for step in known.steps.steps
+    ]
+    device = Device(known.convolutions, replace(known.steps, steps=tuple(quicker)))
+    assert not device.rest_s.any()
+    for step in quicker:
+        assert device.compute_s(TORCH)[step.local_batch] == pytest.approx(step.step_s)
+    assert device.compute_s(OURS) == pytest.approx(0.75 * known.convolutions.times_s[OURS])
+
+
 def test_gradients_come_earlier_with_faster_convolutions_and_the_optimizer_takes_as_long() -> None:
     device = made_up_device()
     for which in Convolutions:
