@@ -68,7 +68,7 @@ class Device:
 
     @cached_property
     def _in_step(self) -> FloatArray:
-        """Factor of convolutions in a step to those by themselves: below one where whole steps are shorter than these."""
+        """Factor of convolutions in a step to those by themselves: below one where whole steps are shorter."""
         sizes, steps_s, torchs_s = zip(*self._measured, strict=True)
         factors = np.minimum(np.divide(steps_s, torchs_s), 1.0)
         return np.interp(np.arange(self.convolutions.largest + 1), sizes, factors)
