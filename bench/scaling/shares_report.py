@@ -35,10 +35,12 @@ def shares_table(result: SharedBatch) -> Table:
 
 def in_words(result: SharedBatch) -> str:
     """Say what is gained, and what is left out."""
-    rest = "convolutions and the given rest" if any(result.rest_s) else "convolutions alone; --rest adds the others"
+    rest = (
+        "and the given rest of the step" if any(result.rest_s) else "alone, without the rest of the step (give --rest)"
+    )
     return (
         f"{ratio(result.speedup_over_equal)} as fast as equal shares, {ratio(result.speedup_over_fastest)} as fast as "
-        f"the fastest device alone\ntimes are predicted from measurements of {rest}, without communication\n"
+        f"the fastest device alone\ntimes are predicted: measured convolutions {rest}; communication is left out\n"
         f"UnevenBatchSampler(data, shares={result.best.samples})"
     )
 

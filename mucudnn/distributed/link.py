@@ -44,9 +44,10 @@ def joined(device: str) -> Iterator[None]:
     if dist.is_initialized():
         yield
         return
-    if device == "cuda":
+    kind = torch.device(device).type
+    if kind == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group(_BACKENDS[device], timeout=_WAIT)
+    dist.init_process_group(_BACKENDS[kind], timeout=_WAIT)
     try:
         yield
     finally:
