@@ -46,11 +46,14 @@ class Cluster:
 class Device:
     """Times of one device against its local batch: from 1 to the ``largest`` of the convolutions.
 
+    steps: of the device alone. together: of the same local batches, while other ranks compute at the same time.
+
     Raises ``InvalidInputError`` where a time of torch's own convolutions is not known.
     """
 
     convolutions: LocalBatches
     steps: MeasuredSteps
+    together: MeasuredSteps | None = None
 
     def __post_init__(self) -> None:
         if not self._torch_s[1:].max() < float("inf"):
@@ -81,6 +84,16 @@ class Device:
     def compute_s(self, which: Convolutions) -> FloatArray:
         """Return the seconds of a step of one rank alone; torch's are those that were measured."""
         return self.convolutions.times_s[which] * self._in_step + self.rest_s
+
+    @cached_property
+    def slowdown(self) -> FloatArray:
+        """Factor of a step beside other ranks to one alone: they may share memory, caches or cores."""
+        every = np.arange(self.convolutions.largest + 1)
+        if self.together is None:
+            return np.ones(every.size)
+        pairs = zip(self.together.steps, self.steps.steps, strict=True)
+        factors = [both.step_s / alone.step_s for both, alone in pairs]
+        return np.interp(every, [step.local_batch for step in self.steps.steps], factors)
 
     def starving_below(self, which: Convolutions) -> int:
         """Return the least local batch that keeps the device busy: see ``local_batches.starving_below``."""
@@ -116,10 +129,10 @@ class Device:
 class Point:
     """A predicted step. Times in seconds, throughput in samples a second.
 
-    compute_s: of one rank alone. all_reduces_s: all of them, with DistributedDataParallel's default buckets; exposed_s:
-    what of them is not hidden. bound_s: below which no all-reduce of all gradients can be. efficiency: throughput of a
-    rank over that with the fewest ranks. by_cap, merged: buckets of the best ``bucket_cap_mb``, and the best of all;
-    exposed_by_cap_s, exposed_merged_s: what is not hidden with these.
+    compute_s: without communication. all_reduces_s: all of them, with DistributedDataParallel's default buckets.
+    exposed_s: what of them is not hidden. bound_s: below which no all-reduce of all gradients can be. efficiency:
+    throughput of a rank over that with the fewest ranks. by_cap, merged: buckets of the best ``bucket_cap_mb``, and the
+    best of all; exposed_by_cap_s, exposed_merged_s: what is not hidden with these.
     """
 
     scaling: Scaling
@@ -182,9 +195,13 @@ def _relative(points: Sequence[Point]) -> Iterator[Point]:
 def _point(
     device: Device, cluster: Cluster, scaling: Scaling, which: Convolutions, ranks: int, local: int, batch: int
 ) -> Point:
+    slowdown = float(device.slowdown[local]) if ranks > 1 else 1.0
     gradients, backward_end_s = device.gradients(which, local)
-    if not cluster.overlaps:
-        gradients = [replace(gradient, ready_s=backward_end_s) for gradient in gradients]
+    backward_end_s *= slowdown
+    gradients = [
+        replace(gradient, ready_s=gradient.ready_s * slowdown if cluster.overlaps else backward_end_s)
+        for gradient in gradients
+    ]
     cost = partial(_message_s, cluster, ranks)
     default, by_cap, merged = (of(gradients, cost) for of in (ddp_default, best_cap, best_merging))
     exposed = [max(buckets.end_s - backward_end_s, 0.0) for buckets in (default, by_cap, merged)]
@@ -196,7 +213,7 @@ def _point(
         local_batch=local,
         global_batch=batch,
         is_extrapolated=device.is_extrapolated(local),
-        compute_s=float(device.compute_s(which)[local]),
+        compute_s=float(device.compute_s(which)[local]) * slowdown,
         all_reduces_s=sum(cost(size) for size in bucket_sizes(gradients, default)),
         exposed_s=exposed[0],
         bound_s=lower_bound_s(ranks, size_bytes, cluster.link),

@@ -69,6 +69,10 @@ def in_words(result: ScaleResult) -> str:
     steps = ", ".join(str(step.local_batch) for step in device.steps.steps)
     origin = "measured on the running process group" if result.is_link_measured else "as given"
     hidden = "beside the backward pass" if result.cluster.overlaps else "after the backward pass"
+    if device.together is not None:
+        alone = zip(device.together.steps, device.steps.steps, strict=True)
+        slower = ", ".join(f"{both.step_s / one.step_s:.2f} at {both.local_batch}" for both, one in alone)
+        lines.append(f"steps beside the other ranks take {slower} times as long as alone; so do all that are predicted")
     return "\n".join(
         (
             *lines,
@@ -95,6 +99,7 @@ def scale_record(result: ScaleResult) -> Record:
         "starving_below": {which.value: device.starving_below(which) for which in Convolutions},
         "gradients": [{"name": name, "size_bytes": size} for name, size in device.steps.gradients],
         "steps": [asdict(step) for step in device.steps.steps],
+        "steps_together": None if device.together is None else [asdict(step) for step in device.together.steps],
         "measured_sizes": list(device.convolutions.measured),
         "rest_s": device.rest_s.tolist(),
         "convolutions_s": {which.value: times.tolist() for which, times in device.convolutions.times_s.items()},

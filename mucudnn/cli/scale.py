@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.units import parse_bandwidth, parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mucudnn.bench.scaling.report import ScaleResult
     from mucudnn.bench.scaling.steps import MeasuredSteps
     from mucudnn.bench.sources.table_tuning import TableTuning
@@ -136,8 +135,13 @@ def scale(
     bandwidth. Shows step time, throughput and efficiency with torch's convolutions and with ours, the best bucket
     sizes, and the local batch below which a device starves.
     """
+    import torch.distributed as dist
+
     from mucudnn.bench.analyses.batch_sizes import require_sweepable
     from mucudnn.bench.report.plots import require_matplotlib
+    from mucudnn.bench.scaling.local_batches import local_batches
+    from mucudnn.bench.scaling.prediction import Cluster, Device, predict
+    from mucudnn.bench.scaling.report import ScaleResult
     from mucudnn.distributed.link import joined, launched_rank
     from mucudnn.words.config import Config
 
@@ -151,13 +155,30 @@ def scale(
     rank = launched_rank() if measure else 0
     up_to = max(2, min(up_to, batch))
     sizes = {"input_shape": input_shape, "dtype": dtype, "memory_format": memory_format}
-    tuning = _tuned(source, up_to, sizes, config, device) if rank == 0 else None  # the other ranks wait in joined()
-    with joined(device) if measure else nullcontext():
-        link = _measured_link(all_reduce, device) if measure else Link(latency, bandwidth)
-        steps = _measured_steps(source, up_to, sizes, config, device, rounds, is_together=measure)
-    if tuning is None:
+    measure_steps = partial(_measured_steps, source, up_to, sizes, config, device, rounds)
+    if rank == 0:  # the others wait in joined()
+        tuning, steps = _tuned(source, up_to, sizes, config, device), measure_steps()
+    link, together = Link(latency, bandwidth), None
+    if measure:
+        with joined(device):
+            link, together = _measured_link(all_reduce, device), measure_steps(together=dist.barrier)
+    if rank > 0:
         return
-    result = _predicted(tuning, steps, up_to, batch, local_batch or up_to, ranks, (link, all_reduce, overlaps), measure)
+    largest = max(up_to, local_batch or up_to, -(-batch // ranks[0]))
+    one = Device(local_batches(tuning, up_to, largest), steps, together)
+    cluster = Cluster(link, all_reduce, overlaps)
+    points = predict(one, cluster, ranks, batch=batch, local_batch=local_batch or up_to)
+    result = ScaleResult(
+        source=source,
+        config=config,
+        environment=tuning.environment,
+        batch=batch,
+        local_batch=local_batch or up_to,
+        device=one,
+        cluster=cluster,
+        is_link_measured=measure,
+        points=points,
+    )
     _tell(result, csv_file, json_file, plot_file)
 
 
@@ -188,11 +209,16 @@ def _measured_link(all_reduce: AllReduce, device: str) -> Link:
 
 
 def _measured_steps(
-    source: str, up_to: int, sizes: dict[str, Any], config: Config, device: str, rounds: int, *, is_together: bool
+    source: str,
+    up_to: int,
+    sizes: dict[str, Any],
+    config: Config,
+    device: str,
+    rounds: int,
+    together: Callable[[], object] = lambda: None,
 ) -> MeasuredSteps:
-    """Steps of a few of the policy's sizes, the smallest and the largest among them; on all ranks at the same time."""
+    """Steps of a few of the policy's sizes, the smallest and the largest among them; together: see measure_steps."""
     import torch
-    import torch.distributed as dist
 
     from mucudnn.bench.measure import operands
     from mucudnn.bench.scaling.steps import measure_steps
@@ -212,7 +238,6 @@ def _measured_steps(
     x = x.to(device=device, memory_format=TORCH_FORMATS[sizes["memory_format"]])
     every = micro_batch_sizes(BatchSizePolicy(config.policy), up_to)
     chosen = [every[round(i * (len(every) - 1) / (_STEPS - 1))] for i in range(_STEPS)]
-    together: Callable[[], object] = dist.barrier if is_together else lambda: None
     with progress_bar() as progress, importable_from_here(), blamed_in_training(source, x.shape):
         return measure_steps(
             model.to(device=device).train(),
@@ -223,36 +248,6 @@ def _measured_steps(
             together=together,
             progress=progress,
         )
-
-
-def _predicted(
-    tuning: TableTuning,
-    steps: MeasuredSteps,
-    up_to: int,
-    batch: int,
-    local_batch: int,
-    ranks: tuple[int, ...],
-    communication: tuple[Link, AllReduce, bool],
-    is_link_measured: bool,
-) -> ScaleResult:
-    from mucudnn.bench.scaling.local_batches import local_batches
-    from mucudnn.bench.scaling.prediction import Cluster, Device, predict
-    from mucudnn.bench.scaling.report import ScaleResult
-
-    largest = max(up_to, local_batch, -(-batch // ranks[0]))
-    device, cluster = Device(local_batches(tuning, up_to, largest), steps), Cluster(*communication)
-    points = predict(device, cluster, ranks, batch=batch, local_batch=local_batch)
-    return ScaleResult(
-        source=tuning.source,
-        config=tuning.config,
-        environment=tuning.environment,
-        batch=batch,
-        local_batch=local_batch,
-        device=device,
-        cluster=cluster,
-        is_link_measured=is_link_measured,
-        points=points,
-    )
 
 
 def _tell(result: ScaleResult, csv_file: Path | None, json_file: Path | None, plot_file: Path | None) -> None:

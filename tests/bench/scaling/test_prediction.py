@@ -15,6 +15,7 @@ from mucudnn.bench.scaling.plot import draw_scale
 from mucudnn.bench.scaling.prediction import Device, Point, Scaling, predict
 from mucudnn.bench.scaling.report import in_words, scale_record, scale_rows, scale_tables
 from mucudnn.solver.all_reduce import all_reduce_s
+from mucudnn.words.communication import Link
 from mucudnn.words.errors import InvalidInputError
 
 TORCH, OURS = Convolutions
@@ -83,6 +84,22 @@ def test_steps_are_met_where_they_were_measured_even_if_convolutions_by_themselv
     for step in quicker:
         assert device.compute_s(TORCH)[step.local_batch] == pytest.approx(step.step_s)
     assert device.compute_s(OURS) == pytest.approx(0.75 * known.convolutions.times_s[OURS])
+
+
+def test_ranks_that_share_a_machine_slow_each_other_and_one_alone_is_not_slowed() -> None:
+    known = made_up_device()
+    both = [
+        replace(step, step_s=factor * step.step_s) for step, factor in zip(known.steps.steps, (1, 2, 2), strict=True)
+    ]
+    device = Device(known.convolutions, known.steps, replace(known.steps, steps=tuple(both)))
+    assert device.slowdown[[1, 2, 4, 6, 8, 32]] == pytest.approx([1, 4 / 3, 2, 2, 2, 2])
+    alone, two, *_ = predict(device, RING, (1, 2), batch=16, local_batch=8)
+    assert (alone.compute_s, two.compute_s) == pytest.approx(
+        (device.compute_s(TORCH)[16], 2 * device.compute_s(TORCH)[8])
+    )
+    undisturbed = predict(known, RING, (2,), batch=16, local_batch=8)[0]
+    slow = replace(RING, link=Link(2 * RING.link.latency_s, RING.link.bytes_per_s / 2))
+    assert predict(device, slow, (2,), batch=16, local_batch=8)[0].step_s == pytest.approx(2 * undisturbed.step_s)
 
 
 def test_gradients_come_earlier_with_faster_convolutions_and_the_optimizer_takes_as_long() -> None:
