@@ -10,7 +10,7 @@ import numpy as np
 from mucudnn.bench.report.plots import ALARM_COLOUR, OURS_COLOUR, TORCH_COLOUR, batch_axis, label, new_figure
 from mucudnn.bench.scaling.local_batches import Convolutions
 from mucudnn.bench.scaling.prediction import Point, Scaling
-from mucudnn.bench.scaling.report import ScaleResult
+from mucudnn.bench.scaling.result import ScaleResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

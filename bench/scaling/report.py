@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from rich.table import Table
@@ -11,10 +11,9 @@ from rich.table import Table
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import memory_bound, milliseconds, new_table, ratio
 from mucudnn.bench.scaling.local_batches import ENOUGH, Convolutions
-from mucudnn.bench.scaling.prediction import Cluster, Device, Point, Scaling
-from mucudnn.running.environment import Environment
+from mucudnn.bench.scaling.prediction import Scaling
+from mucudnn.bench.scaling.result import ScaleResult
 from mucudnn.solver.buckets import Buckets
-from mucudnn.words.config import Config
 from mucudnn.words.units import format_bytes, format_seconds
 
 _FAR = "~"
@@ -26,28 +25,6 @@ _BUCKETS = (
     *("ranks", "local batch", "default", "waits ms", "best bucket_cap_mb", "buckets", "waits ms"),
     *("best merging", "waits ms"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleResult:
-    """A prediction, and what it was made from. is_link_measured: on the running process group; else it was given."""
-
-    source: str
-    config: Config
-    environment: Environment
-    batch: int
-    local_batch: int
-    device: Device
-    cluster: Cluster
-    is_link_measured: bool
-    points: tuple[Point, ...]
-
-    def of(self, scaling: Scaling, which: Convolutions) -> list[Point]:
-        return [point for point in self.points if (point.scaling, point.convolutions) == (scaling, which)]
-
-    def pairs(self, scaling: Scaling) -> list[tuple[Point, Point]]:
-        """Return torch's and ours with the same ranks."""
-        return [*zip(*(self.of(scaling, which) for which in Convolutions), strict=True)]
 
 
 def scale_tables(result: ScaleResult) -> Iterator[Table]:

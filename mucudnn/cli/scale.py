@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.layer_tables import require_complete, tune_with_progress, tuning_environment
+from mucudnn.cli.shared.ranks import parse_ranks
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.communication import AllReduce, Link
 from mucudnn.words.errors import InvalidInputError
@@ -20,7 +21,7 @@ from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.units import parse_bandwidth, parse_seconds
 
 if TYPE_CHECKING:
-    from mucudnn.bench.scaling.report import ScaleResult
+    from mucudnn.bench.scaling.result import ScaleResult
     from mucudnn.bench.scaling.steps import MeasuredSteps
     from mucudnn.bench.sources.table_tuning import TableTuning
     from mucudnn.words.config import Config
@@ -46,8 +47,8 @@ def _latency(text: str) -> float:
 )
 @click.option(
     "--ranks",
-    type=options.Text("N,...", options.parse_ranks),
-    default=options.parse_ranks("1,2,4,...,4096"),
+    type=options.Text("N,...", parse_ranks),
+    default=parse_ranks("1,2,4,...,4096"),
     show_default="1,2,4,...,4096",
     help="Numbers of ranks.",
 )
@@ -139,9 +140,8 @@ def scale(
 
     from mucudnn.bench.analyses.batch_sizes import require_sweepable
     from mucudnn.bench.report.plots import require_matplotlib
-    from mucudnn.bench.scaling.local_batches import local_batches
-    from mucudnn.bench.scaling.prediction import Cluster, Device, predict
-    from mucudnn.bench.scaling.report import ScaleResult
+    from mucudnn.bench.scaling.prediction import Cluster
+    from mucudnn.bench.scaling.result import predict_from
     from mucudnn.distributed.link import joined, launched_rank
     from mucudnn.words.config import Config
 
@@ -164,20 +164,14 @@ def scale(
             link, together = _measured_link(all_reduce, device), measure_steps(together=dist.barrier)
     if rank > 0:
         return
-    largest = max(up_to, local_batch or up_to, -(-batch // ranks[0]))
-    one = Device(local_batches(tuning, up_to, largest), steps, together)
-    cluster = Cluster(link, all_reduce, overlaps)
-    points = predict(one, cluster, ranks, batch=batch, local_batch=local_batch or up_to)
-    result = ScaleResult(
-        source=source,
-        config=config,
-        environment=tuning.environment,
+    result = predict_from(
+        tuning,
+        (steps, together),
+        Cluster(link, all_reduce, overlaps),
+        ranks,
+        up_to=up_to,
         batch=batch,
         local_batch=local_batch or up_to,
-        device=one,
-        cluster=cluster,
-        is_link_measured=measure,
-        points=points,
     )
     _tell(result, csv_file, json_file, plot_file)
 

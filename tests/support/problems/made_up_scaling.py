@@ -5,8 +5,8 @@ from __future__ import annotations
 from support.problems.made_up_sweeps import layer, powers, tuning
 
 from mucudnn.bench.scaling.local_batches import local_batches
-from mucudnn.bench.scaling.prediction import Cluster, Device, predict
-from mucudnn.bench.scaling.report import ScaleResult
+from mucudnn.bench.scaling.prediction import Cluster, Device
+from mucudnn.bench.scaling.result import ScaleResult, predict_from
 from mucudnn.bench.scaling.steps import MeasuredStep, MeasuredSteps
 from mucudnn.bench.sources.table_tuning import TableTuning
 from mucudnn.words.communication import AllReduce, Link
@@ -35,16 +35,5 @@ def made_up_device(largest: int = 32) -> Device:
 
 
 def made_up_result(cluster: Cluster = RING) -> ScaleResult:
-    device, made = made_up_device(), made_up_tuning()
-    points = predict(device, cluster, (1, 2, 4, 64), batch=32, local_batch=UP_TO)
-    return ScaleResult(
-        source=made.source,
-        config=made.config,
-        environment=made.environment,
-        batch=32,
-        local_batch=UP_TO,
-        device=device,
-        cluster=cluster,
-        is_link_measured=False,
-        points=points,
-    )
+    tuned, steps = made_up_tuning(), made_up_steps()
+    return predict_from(tuned, (steps, None), cluster, (1, 2, 4, 64), up_to=UP_TO, batch=32, local_batch=UP_TO)
