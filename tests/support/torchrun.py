@@ -12,11 +12,17 @@ _LIMIT_S = 300
 def torchrun(ranks: int, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a script, or ``-m`` and a module, on so many ranks of one thread each, and wait for all of them."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return subprocess.run(
+    process = subprocess.Popen(
         [*command, *map(str, arguments)],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=_LIMIT_S,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
     )
+    with process:
+        try:
+            output, errors = process.communicate(timeout=_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # and not kill: torchrun ends its ranks then
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
