@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
-from mucudnn.solver.costs import Costs, pool
+from mucudnn.solver.costs import PICOSECONDS, Costs, FloatArray, pool
 from mucudnn.solver.micro_batches import Part, fastest_micro_batches
 from mucudnn.solver.sweep import AlgorithmSet, ConfigurationColumns, sweep
 from mucudnn.words.errors import InvalidInputError
@@ -45,6 +45,19 @@ class DesirableSets:
         workspace = self._front.workspace_bytes
         fitting = [p for p in self._points(n) if limit_bytes is None or workspace[p.start] <= limit_bytes]
         return self._configuration(n, fitting[-1]) if fitting else None
+
+    def fastest_s(self, limit_bytes: int | None = None) -> FloatArray:
+        """Return the seconds of the fastest configuration for each n from 0 to ``batch_size``: (batch_size + 1,).
+
+        It is within ``limit_bytes`` of workspace; infinite where there is none. No configuration is built for it.
+        """
+        front = self._front
+        fits = slice(None) if limit_bytes is None else front.workspace_bytes <= limit_bytes
+        times_ps = np.full(self.batch_size + 1, np.inf)
+        times_ps[0] = 0
+        np.minimum.at(times_ps, front.n[fits], front.time_ps[fits])
+        seconds: FloatArray = times_ps / PICOSECONDS
+        return seconds
 
     def _points(self, n: int) -> list[range]:
         """The rows of each point of the front of ``n``."""

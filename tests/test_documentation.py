@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import mucudnn
+import mucudnn.distributed
 import mucudnn.testing
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,4 +31,6 @@ def test_prose_has_at_most_120_columns(page: Path) -> None:
 
 def test_every_public_name_is_on_the_page_of_the_api() -> None:
     shown = re.findall(r"^::: mucudnn\.([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
-    assert sorted(shown) == sorted([*mucudnn.__all__, *(f"testing.{name}" for name in mucudnn.testing.__all__)])
+    packages = (mucudnn.distributed, mucudnn.testing)
+    others = [f"{package.__name__.removeprefix('mucudnn.')}.{name}" for package in packages for name in package.__all__]
+    assert sorted(shown) == sorted([*mucudnn.__all__, *others])

@@ -12,14 +12,12 @@ from mucudnn.cli.shared import options
 from mucudnn.cli.shared.layer_tables import require_complete, tune_with_progress, tuning_environment
 from mucudnn.terminal.command_files import FileCommand
 
-MOST_SWEPT = 65536  # batch sizes, each of which is solved
-
 
 @click.command(cls=FileCommand)
 @options.source_argument
 @click.option(
     "--up-to",
-    type=options.Count(2, most=MOST_SWEPT),
+    type=options.Count(2, most=options.MOST_SOLVED),
     default=64,
     show_default=True,
     help="The largest batch size of the sweep.",

@@ -22,6 +22,8 @@ COMMANDS = (
     "engines",
     "explain",
     "layers",
+    "scale",
+    "share",
     "solve",
     "tune",
 )

@@ -2,3 +2,7 @@
 
 What is measured and chosen is decided in ``tuning``; what goes over the wire is torch's own.
 """
+
+from mucudnn.distributed.uneven_batches import UnevenBatchSampler, gradient_weight
+
+__all__ = ["UnevenBatchSampler", "gradient_weight"]

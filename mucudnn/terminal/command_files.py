@@ -49,6 +49,19 @@ class InputFile(FileType):
             yield value
 
 
+class InputFiles(InputFile):
+    """Files that are read, separated by commas: a tuple."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        return tuple(InputFile.convert(self, part.strip(), param, ctx) for part in value.split(","))
+
+    def files(self, value: Any) -> Iterator[Path]:
+        for each in value:
+            yield from super().files(each)
+
+
 class NamedOrFile(InputFile):
     """Text that names something built in, or a file."""
 

@@ -77,6 +77,10 @@ class Sharing:
         """Send rows to all ranks: each keeps those of the others in memory, and one at each place in a file."""
         self._known.take(chain.from_iterable(self._team.gather(rows)), copies=self._team.is_writer)
 
+    def everywhere(self, holds: bool) -> bool:
+        """Return whether something holds on all ranks, of any kind: so that they go on alike."""
+        return all(self._team.gather(holds))
+
     def agree(self, tasks: Sequence[Task], tuned: Sequence[TunedProblem]) -> None:
         """Raises ``SharingError`` that names convolutions and ranks, unless all ranks of a kind chose the same."""
         self._team.agree({_in_words(task): described(one) for task, one in zip(tasks, tuned, strict=True)})

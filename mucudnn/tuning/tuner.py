@@ -247,7 +247,7 @@ class _Tuner:
             self._measure(job, budget, number / len(own), 1 / len(own))
             job.declared_bytes = job.baseline_bytes()
         self._exchange(jobs)
-        if not self._is_divisible(jobs):
+        if not self._is_divisible_everywhere(jobs):
             for number, job in enumerate(own):
                 self._measure(job, budget, number / len(own), 1 / len(own), thoroughly=True)
             self._exchange(jobs)
@@ -355,6 +355,11 @@ class _Tuner:
             if budget is None or (len(known) == len(jobs) and sum(known) <= budget):
                 return True
         return False
+
+    def _is_divisible_everywhere(self, jobs: Sequence[Job]) -> bool:
+        """Whether it is for the ranks of all kinds, which measure again together."""
+        divisible = self._is_divisible(jobs)
+        return divisible if self.sharing is None else self.sharing.everywhere(divisible)
 
     def _is_divisible(self, jobs: Sequence[Job]) -> bool:
         """Whether what was measured fits the budget. The quick search may pass over what needs least."""

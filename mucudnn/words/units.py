@@ -1,4 +1,4 @@
-"""Reads and writes bytes and seconds as people do; inside mucudnn they are int bytes and float seconds."""
+"""Reads and writes bytes, seconds and bandwidths as people do; inside mucudnn they are int bytes and float seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ _NUMBER = r"\d{1,999}(?:\.\d{1,999})?"
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _DECIMAL_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE_HELP = "write a number and a unit, for example 64MiB (B, KiB, MiB, GiB, TiB), or none for no limit"
-_SECONDS = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0, "h": 3600.0}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0, "h": 3600.0}
+_BANDWIDTHS = {
+    **{name.lower(): float(factor) for name, factor in (_UNITS | _DECIMAL_UNITS).items()},
+    **{f"{prefix}bit": 10.0**exponent / 8 for prefix, exponent in (("k", 3), ("m", 6), ("g", 9), ("t", 12))},
+}
 _TIME_HELP = "write for example 60s, 2min or 500ms, or none for no limit"
 
 
@@ -83,6 +87,21 @@ def exact_bytes(value: int) -> str:
     '67108864B (64 MiB)'
     """
     return f"{value}B ({format_bytes(value)})"
+
+
+def parse_bandwidth(text: str) -> float:
+    """Read bytes a second, in decimal units as networks have them, or in powers of 1024; bits as Gbit/s.
+
+    Raises ``InvalidInputError`` for anything else, and for none at all.
+
+    >>> parse_bandwidth("25GB/s"), parse_bandwidth("100 Gbit/s"), parse_bandwidth("1GiB/s")
+    (25000000000.0, 12500000000.0, 1073741824.0)
+    """
+    match = re.fullmatch(rf"\s*({_NUMBER})\s*([A-Za-z]+)/s\s*", text)
+    factor = None if match is None else _BANDWIDTHS.get(match.group(2).lower())
+    if match is None or factor is None or not 0 < float(match.group(1)) * factor < inf:
+        raise InvalidInputError(f"bandwidth {shown(text)} is not understood; write for example 25GB/s or 100Gbit/s")
+    return float(match.group(1)) * factor
 
 
 def parse_seconds(text: str | float | None) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -43,6 +44,19 @@ def test_every_front_is_that_of_brute_force(measurements: list[Measurement]) -> 
     sets = desirable_sets(measurements, 5)
     for n in range(1, 6):
         assert [key_of(c) for c in sets.of(n)] == brute_force(measurements, n)
+
+
+@settings(deadline=None, max_examples=50)
+@given(problems(), st.none() | st.integers(0, 9))
+def test_the_times_of_all_sizes_are_those_of_their_fastest_configurations(
+    measurements: list[Measurement], limit: int | None
+) -> None:
+    sets = desirable_sets(measurements, 5)
+    times_s = sets.fastest_s(limit)
+    assert times_s[0] == 0
+    for n in range(1, 6):
+        fastest = sets.fastest(n, limit)
+        assert times_s[n] == (inf if fastest is None else fastest.time_s)
 
 
 def test_configurations_of_many_algorithms_are_found() -> None:

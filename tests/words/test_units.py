@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.units import exact_bytes, format_bytes, format_seconds, parse_bytes, parse_seconds
+from mucudnn.words.units import exact_bytes, format_bytes, format_seconds, parse_bandwidth, parse_bytes, parse_seconds
 
 FACTORS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 
@@ -125,3 +125,21 @@ def test_what_is_no_number_of_seconds_is_refused(seconds: Any) -> None:
 
 def test_printed_seconds() -> None:
     assert [format_seconds(t) for t in (2.5e-6, 0.0123, 1.5)] == ["2.5 us", "12.3 ms", "1.5 s"]
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [("25GB/s", 25e9), ("200Gbit/s", 25e9), ("1.5 MiB/s", 1.5 * 2**20), ("10gbit/s", 1.25e9), ("7B/s", 7)],
+)
+def test_bandwidths_are_bytes_a_second(text: str, bytes_per_s: float) -> None:
+    assert parse_bandwidth(text) == bytes_per_s
+
+
+@pytest.mark.parametrize("text", ["25GB", "25/s", "GB/s", "0GB/s", "none", "-1GB/s", "1 parsec/s", f"{'9' * 400}GB/s"])
+def test_what_is_no_bandwidth_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="write for example 25GB/s"):
+        parse_bandwidth(text)
+
+
+def test_microseconds_are_understood() -> None:
+    assert parse_seconds("5us") == pytest.approx(5e-6)

@@ -79,20 +79,16 @@ def _model_and_arguments(
 
     from mucudnn.bench.measure import operands
     from mucudnn.bench.sources.headroom import blamed_in_training
-    from mucudnn.bench.sources.layers import NETWORKS, load_model
-    from mucudnn.bench.sources.networks import arguments_for, build, input_shape_of
+    from mucudnn.bench.sources.networks import arguments_for
+    from mucudnn.bench.sources.trainable import trainable_model
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
     from mucudnn.tracing.training_step import training_step
     from mucudnn.tracing.undisturbed import undisturbed
 
     torch.manual_seed(0)
-    torch_format = TORCH_FORMATS[memory_format]
-    if source in NETWORKS:  # with parameters that can be computed with, which those of load_model are not
-        model = build(source).to(memory_format=torch_format)  # type: ignore[call-overload]
-        shape = input_shape or input_shape_of(source)
-    else:
-        model, shape = load_model(source, input_shape=input_shape, memory_format=memory_format)
-    x = torch.randn(operands.input_shape(batch, shape)).to(device=device, memory_format=torch_format)
+    model, shape = trainable_model(source, input_shape=input_shape, memory_format=memory_format)
+    x = torch.randn(operands.input_shape(batch, shape))
+    x = x.to(device=device, memory_format=TORCH_FORMATS[memory_format])
     arguments = arguments_for(source, x)
     model = model.to(device=device)
     with undisturbed(model), blamed_in_training(source, x.shape):

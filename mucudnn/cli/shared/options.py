@@ -23,6 +23,7 @@ from mucudnn.words.units import parse_bytes, parse_seconds
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _Choice = TypeVar("_Choice", bound=StrEnum)
 LARGEST = 2**31 - 1  # number that libraries in C take
+MOST_SOLVED = 65536  # batch sizes, each of which is solved
 SIZE = "[1-9][0-9]{0,8}"  # a regular expression: from 1, and within LARGEST
 MOST_THREADS = 1024  # with very many more, OpenMP ends the process for want of memory
 

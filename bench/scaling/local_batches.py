@@ -1,0 +1,109 @@
+"""Seconds of all convolutions of a step against the local batch, from one tuning at the largest local batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
+from mucudnn.solver.costs import PICOSECONDS, Costs, FloatArray, pool
+from mucudnn.solver.front import desirable_sets
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.torch_settings import TORCHS_OWN
+
+ENOUGH = 0.8  # of a device's best throughput: below it, the device starves
+
+
+class Convolutions(StrEnum):
+    """Convolutions of a step: torch's own, undivided, or the best configuration, which may be torch's own."""
+
+    TORCH = "torch"
+    MUCUDNN = "mucudnn"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalBatches:
+    """Seconds of all convolutions of a step, by the number of samples: (largest + 1,), from 0 on.
+
+    measured: sizes at which torch's own was measured undivided, all convolutions of them. Between these its time is
+    taken to grow evenly, and beyond as from the first to the last.
+    """
+
+    measured: tuple[int, ...]
+    times_s: Mapping[Convolutions, FloatArray]
+
+    @property
+    def largest(self) -> int:
+        return len(self.times_s[Convolutions.TORCH]) - 1
+
+
+def local_batches(tuning: TableTuning, up_to: int, largest: int) -> LocalBatches:
+    """Solve a tuning at batch size ``up_to`` for all local batches from 1 to ``largest``, which may be more.
+
+    Torch's own is infinite where a problem has no measurement of it.
+
+    Raises ``InvalidInputError`` for an interrupted tuning.
+    """
+    if tuning.interrupted:
+        raise InvalidInputError(f"only {len(tuning.rows)} of {tuning.wanted} problems are tuned; tune them all first")
+    limit = tuning.config.workspace_limit_bytes
+    torchs_own_fits = tuning.config.torchs_own_fits or limit is None
+    torchs, ours, sizes = np.zeros(largest + 1), np.zeros(largest + 1), set(range(1, up_to + 1))
+    for row in tuning.rows:
+        fold = row.tuned.batch_size // up_to
+        known = _undivided_s(row, fold)
+        torch_s = along(known, largest)
+        divided_s = desirable_sets(row.tuned.allowed_measurements, largest * fold).fastest_s(limit)[::fold]
+        torchs += row.count * torch_s
+        ours += row.count * (np.minimum(divided_s, torch_s) if torchs_own_fits else divided_s)
+        sizes &= known.keys()
+    return LocalBatches(tuple(sorted(sizes)), {Convolutions.TORCH: torchs, Convolutions.MUCUDNN: ours})
+
+
+def starving_below(compute_s: FloatArray) -> int:
+    """Return the least local batch from which on a device has ``ENOUGH`` of its best throughput.
+
+    compute_s: seconds of 0, 1, 2, ... samples; at least of one.
+    """
+    samples = np.arange(1, len(compute_s))
+    throughput = samples / compute_s[1:]
+    starved = np.flatnonzero(throughput < ENOUGH * throughput.max())
+    return int(starved[-1]) + 2 if starved.size else 1
+
+
+def along(known: Mapping[int, float], largest: int) -> FloatArray:
+    """Return a value for each n from 0 to ``largest``: straight lines through the known ones.
+
+    Beyond both ends it goes on as it grows from the first to the last, which noise moves least; from 0 where one is
+    known. It is never below 0, and infinite where none is known.
+    """
+    n = np.arange(largest + 1)
+    if not known:
+        return np.full(n.size, np.inf)
+    sizes = sorted(known)
+    first, last = (0, 0.0) if len(sizes) == 1 else (sizes[0], known[sizes[0]]), (sizes[-1], known[sizes[-1]])
+    growth = (last[1] - first[1]) / (last[0] - first[0])
+    inside = np.interp(n, sizes, [known[size] for size in sizes])
+    outside = np.minimum(n - sizes[0], 0) + np.maximum(n - sizes[-1], 0)
+    line: FloatArray = np.maximum(inside + growth * outside, 0.0)
+    return line
+
+
+def _undivided_s(row: TunedLayer, fold: int) -> dict[int, float]:
+    """Return the seconds of torch's own by the samples of the network, where it was measured."""
+    costs = pool(row.tuned.allowed_measurements, row.tuned.batch_size)
+    if TORCHS_OWN not in costs.names:
+        return {}
+    number = costs.names.index(TORCHS_OWN)
+    return {size // fold: _seconds(costs, number, size) for size in _sizes(costs, number) if size % fold == 0}
+
+
+def _sizes(costs: Costs, number: int) -> list[int]:
+    return [int(size) for size in np.flatnonzero(np.isfinite(costs.step_ps[number]))]
+
+
+def _seconds(costs: Costs, number: int, size: int) -> float:
+    return float(costs.setup_ps[number] + costs.step_ps[number, size]) / PICOSECONDS

@@ -1,0 +1,235 @@
+"""Predicts steps of data-parallel training on many ranks: convolutions, the rest of the step, and communication.
+
+A rank's step is its convolutions at its local batch, the measured rest of the step, and what of the all-reduces is not
+hidden behind the backward pass. Ranks are equal, and wait for each other only in the all-reduces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property, partial
+from itertools import pairwise
+
+import numpy as np
+
+from mucudnn.bench.scaling.local_batches import Convolutions, LocalBatches, along, starving_below
+from mucudnn.bench.scaling.steps import MeasuredSteps
+from mucudnn.solver.all_reduce import all_reduce_s, lower_bound_s
+from mucudnn.solver.buckets import Buckets, Gradient, best_cap, best_merging, ddp_default
+from mucudnn.solver.costs import FloatArray
+from mucudnn.words.communication import AllReduce, Link
+from mucudnn.words.errors import InvalidInputError
+
+
+class Scaling(StrEnum):
+    """Use of more ranks: they share the same batch, or compute as much each as fewer of them did."""
+
+    STRONG = "strong"
+    WEAK = "weak"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Link between the ranks, and the algorithm of their all-reduces.
+
+    overlaps: whether these run beside the backward pass; if not, they begin after it.
+    """
+
+    link: Link
+    all_reduce: AllReduce
+    overlaps: bool = True
+
+
+@dataclass(frozen=True)
+class Device:
+    """Times of one device against its local batch: from 1 to the ``largest`` of the convolutions.
+
+    steps: of the device alone. together: of the same local batches, while other ranks compute at the same time.
+
+    Raises ``InvalidInputError`` where a time of torch's own convolutions is not known.
+    """
+
+    convolutions: LocalBatches
+    steps: MeasuredSteps
+    together: MeasuredSteps | None = None
+
+    def __post_init__(self) -> None:
+        if not self._torch_s[1:].max() < float("inf"):
+            raise InvalidInputError("torch's own convolutions were not measured; tune them all, without a time limit")
+
+    @property
+    def _torch_s(self) -> FloatArray:
+        return self.convolutions.times_s[Convolutions.TORCH]
+
+    @cached_property
+    def rest_s(self) -> FloatArray:
+        """Seconds of a step that are not convolutions: torch's measured steps without torch's convolutions."""
+        left = {n: max(step_s - torch_s, 0.0) for n, step_s, torch_s in self._measured}
+        return along(left, self.convolutions.largest)
+
+    @cached_property
+    def _in_step(self) -> FloatArray:
+        """Factor of convolutions in a step to those by themselves: below one where whole steps are shorter."""
+        sizes, steps_s, torchs_s = zip(*self._measured, strict=True)
+        factors = np.minimum(np.divide(steps_s, torchs_s), 1.0)
+        return np.interp(np.arange(self.convolutions.largest + 1), sizes, factors)
+
+    @property
+    def _measured(self) -> list[tuple[int, float, float]]:
+        """Local batch, seconds of torch's step, and of torch's convolutions."""
+        return [(s.local_batch, s.step_s, float(self._torch_s[s.local_batch])) for s in self.steps.steps]
+
+    def compute_s(self, which: Convolutions) -> FloatArray:
+        """Return the seconds of a step of one rank alone; torch's are those that were measured."""
+        return self.convolutions.times_s[which] * self._in_step + self.rest_s
+
+    @cached_property
+    def slowdown(self) -> FloatArray:
+        """Factor of a step beside other ranks to one alone: they may share memory, caches or cores."""
+        every = np.arange(self.convolutions.largest + 1)
+        if self.together is None:
+            return np.ones(every.size)
+        pairs = zip(self.together.steps, self.steps.steps, strict=True)
+        factors = [both.step_s / alone.step_s for both, alone in pairs]
+        return np.interp(every, [step.local_batch for step in self.steps.steps], factors)
+
+    def starving_below(self, which: Convolutions) -> int:
+        """Return the least local batch that keeps the device busy: see ``local_batches.starving_below``."""
+        return starving_below(self.compute_s(which))
+
+    def is_extrapolated(self, n: int) -> bool:
+        """Whether a local batch is larger than all that were measured."""
+        return n > max(self.convolutions.measured, default=0) or n > self.steps.steps[-1].local_batch
+
+    def gradients(self, which: Convolutions, n: int) -> tuple[list[Gradient], float]:
+        """Return the gradients of a step of ``n`` samples, in order, and the second at which the backward pass ends.
+
+        The optimizer's step comes after it, and takes as long whatever the convolutions are.
+        """
+        ready, backward_end = self._parts[n]
+        torchs_s, own_s = (float(self.compute_s(each)[n]) for each in (Convolutions.TORCH, which))
+        backward_end_s = max(own_s - (1 - backward_end) * torchs_s, 0.0)
+        moments = [part / backward_end * backward_end_s for part in ready]
+        sizes = (size for _, size in self.steps.gradients)
+        return [Gradient(*pair) for pair in zip(sizes, moments, strict=True)], backward_end_s
+
+    @cached_property
+    def _parts(self) -> list[tuple[list[float], float]]:
+        """Parts of a step at which gradients are ready and the backward pass ends, by the local batch."""
+        largest = self.convolutions.largest
+        rows = [(*step.ready, step.backward_end) for step in self.steps.steps]
+        sizes = [step.local_batch for step in self.steps.steps]
+        columns = [np.interp(range(largest + 1), sizes, column) for column in zip(*rows, strict=True)]
+        return [(row[:-1], row[-1]) for row in np.array(columns).T.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A predicted step. Times in seconds, throughput in samples a second.
+
+    compute_s: without communication. all_reduces_s: all of them, with DistributedDataParallel's default buckets.
+    exposed_s: what of them is not hidden. bound_s: below which no all-reduce of all gradients can be. efficiency:
+    throughput of a rank over that with the fewest ranks. by_cap, merged: buckets of the best ``bucket_cap_mb``, and the
+    best of all; exposed_by_cap_s, exposed_merged_s: what is not hidden with these.
+    """
+
+    scaling: Scaling
+    convolutions: Convolutions
+    ranks: int
+    local_batch: int
+    global_batch: int
+    is_extrapolated: bool
+    compute_s: float
+    all_reduces_s: float
+    exposed_s: float
+    bound_s: float
+    efficiency: float
+    default: Buckets
+    by_cap: Buckets
+    exposed_by_cap_s: float
+    merged: Buckets
+    exposed_merged_s: float
+
+    @property
+    def step_s(self) -> float:
+        return self.compute_s + self.exposed_s
+
+    @property
+    def throughput(self) -> float:
+        return self.global_batch / self.step_s
+
+    @property
+    def communication(self) -> float:
+        """Share of the step that waits for communication."""
+        return self.exposed_s / self.step_s
+
+
+def predict(
+    device: Device, cluster: Cluster, ranks: Sequence[int], *, batch: int, local_batch: int
+) -> tuple[Point, ...]:
+    """Predict strong scaling of ``batch`` samples, then weak scaling of ``local_batch`` samples a rank.
+
+    ranks: ascending. Under strong scaling the largest share decides; where there are more ranks than samples, there is
+    no point. The device's times must reach all local batches.
+    """
+    shared = [(count, -(-batch // count), batch) for count in ranks if count <= batch]
+    grown = [(count, local_batch, count * local_batch) for count in ranks]
+    every = [(Scaling.STRONG, shared), (Scaling.WEAK, grown)]
+    return tuple(
+        point
+        for scaling, sizes in every
+        for which in Convolutions
+        for point in _relative([_point(device, cluster, scaling, which, *size) for size in sizes])
+    )
+
+
+def _relative(points: Sequence[Point]) -> Iterator[Point]:
+    for point in points:
+        first = points[0]
+        efficiency = (point.throughput / point.ranks) / (first.throughput / first.ranks)
+        yield replace(point, efficiency=efficiency)
+
+
+def _point(
+    device: Device, cluster: Cluster, scaling: Scaling, which: Convolutions, ranks: int, local: int, batch: int
+) -> Point:
+    slowdown = float(device.slowdown[local]) if ranks > 1 else 1.0
+    gradients, backward_end_s = device.gradients(which, local)
+    backward_end_s *= slowdown
+    gradients = [
+        replace(gradient, ready_s=gradient.ready_s * slowdown if cluster.overlaps else backward_end_s)
+        for gradient in gradients
+    ]
+    cost = partial(_message_s, cluster, ranks)
+    default, by_cap, merged = (of(gradients, cost) for of in (ddp_default, best_cap, best_merging))
+    exposed = [max(buckets.end_s - backward_end_s, 0.0) for buckets in (default, by_cap, merged)]
+    size_bytes = device.steps.size_bytes
+    return Point(
+        scaling=scaling,
+        convolutions=which,
+        ranks=ranks,
+        local_batch=local,
+        global_batch=batch,
+        is_extrapolated=device.is_extrapolated(local),
+        compute_s=float(device.compute_s(which)[local]) * slowdown,
+        all_reduces_s=sum(cost(size) for size in bucket_sizes(gradients, default)),
+        exposed_s=exposed[0],
+        bound_s=lower_bound_s(ranks, size_bytes, cluster.link),
+        efficiency=1.0,
+        default=default,
+        by_cap=by_cap,
+        exposed_by_cap_s=exposed[1],
+        merged=merged,
+        exposed_merged_s=exposed[2],
+    )
+
+
+def bucket_sizes(gradients: Sequence[Gradient], buckets: Buckets) -> list[int]:
+    """Return the bytes of each bucket."""
+    return [sum(g.size_bytes for g in gradients[first:last]) for first, last in pairwise([0, *buckets.ends])]
+
+
+def _message_s(cluster: Cluster, ranks: int, size_bytes: int) -> float:
+    return all_reduce_s(cluster.all_reduce, ranks, size_bytes, cluster.link)

@@ -1,0 +1,163 @@
+"""Report of predicted scaling: tables for people, CSV and JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from rich.table import Table
+
+from mucudnn.bench.report.records import Record, record_header
+from mucudnn.bench.report.tables import memory_bound, milliseconds, new_table, ratio
+from mucudnn.bench.scaling.local_batches import ENOUGH, Convolutions
+from mucudnn.bench.scaling.prediction import Scaling
+from mucudnn.bench.scaling.result import ScaleResult
+from mucudnn.solver.buckets import Buckets
+from mucudnn.words.units import format_bytes, format_seconds
+
+_FAR = "~"
+_STEPS = (
+    *("ranks", "local batch", "torch ms", "mucudnn ms", "speedup", "torch samples/s", "mucudnn samples/s"),
+    *("torch efficiency", "mucudnn efficiency", "torch waits", "mucudnn waits", "all-reduces ms", "least ms"),
+)
+_BUCKETS = (
+    *("ranks", "local batch", "default", "waits ms", "best bucket_cap_mb", "buckets", "waits ms"),
+    *("best merging", "waits ms"),
+)
+
+
+def scale_tables(result: ScaleResult) -> Iterator[Table]:
+    """Strong scaling, weak scaling, and the buckets of strong scaling with our convolutions."""
+    yield _steps_table(result, Scaling.STRONG, f"strong scaling: {result.batch} samples in all")
+    yield _steps_table(result, Scaling.WEAK, f"weak scaling: {result.local_batch} samples a rank")
+    yield _buckets_table(result)
+
+
+def in_words(result: ScaleResult) -> str:
+    """Say what starves, what was measured, and what the link is."""
+    device, link = result.device, result.cluster.link
+    lines = [
+        f"{which}: a device starves below a local batch of {device.starving_below(which)}, where it falls under "
+        f"{ENOUGH:.0%} of its best throughput"
+        for which in Convolutions
+    ]
+    measured = ", ".join(map(str, device.convolutions.measured))
+    steps = ", ".join(str(step.local_batch) for step in device.steps.steps)
+    origin = "measured on the running process group" if result.is_link_measured else "as given"
+    hidden = "beside the backward pass" if result.cluster.overlaps else "after the backward pass"
+    if device.together is not None:
+        alone = zip(device.together.steps, device.steps.steps, strict=True)
+        slower = ", ".join(f"{both.step_s / one.step_s:.2f} at {both.local_batch}" for both, one in alone)
+        lines.append(f"steps beside the other ranks take {slower} times as long as alone; so do all that are predicted")
+    return "\n".join(
+        (
+            *lines,
+            f"torch's convolutions were measured at {measured}, whole steps at {steps} samples; ours are solved from "
+            f"one tuning; {_FAR}: larger than all that was measured",
+            f"{result.cluster.all_reduce} all-reduce of {format_bytes(device.steps.size_bytes)} in "
+            f"{len(device.steps.gradients)} gradients, {hidden}; latency {format_seconds(link.latency_s)}, bandwidth "
+            f"{link.bytes_per_s / 1e9:.3g} GB/s, {origin}",
+        )
+    )
+
+
+def scale_record(result: ScaleResult) -> Record:
+    """Return what ``mucudnn scale --json`` writes; ``points`` are the lines of the CSV file."""
+    device, cluster = result.device, result.cluster
+    return {
+        **record_header(result.config, result.environment, datetime.now(UTC)),
+        "source": result.source,
+        "batch": result.batch,
+        "local_batch": result.local_batch,
+        "link": {**asdict(cluster.link), "is_measured": result.is_link_measured},
+        "all_reduce": cluster.all_reduce.value,
+        "overlaps": cluster.overlaps,
+        "starving_below": {which.value: device.starving_below(which) for which in Convolutions},
+        "gradients": [{"name": name, "size_bytes": size} for name, size in device.steps.gradients],
+        "steps": [asdict(step) for step in device.steps.steps],
+        "steps_together": None if device.together is None else [asdict(step) for step in device.together.steps],
+        "measured_sizes": list(device.convolutions.measured),
+        "rest_s": device.rest_s.tolist(),
+        "convolutions_s": {which.value: times.tolist() for which, times in device.convolutions.times_s.items()},
+        "points": scale_rows(result),
+    }
+
+
+def scale_rows(result: ScaleResult) -> list[Record]:
+    """Return the lines of the CSV file: one for each number of ranks, kind of scaling and convolutions."""
+    return [
+        {
+            "scaling": point.scaling.value,
+            "convolutions": point.convolutions.value,
+            "ranks": point.ranks,
+            "local_batch": point.local_batch,
+            "global_batch": point.global_batch,
+            "is_extrapolated": point.is_extrapolated,
+            "step_s": point.step_s,
+            "compute_s": point.compute_s,
+            "exposed_s": point.exposed_s,
+            "throughput": point.throughput,
+            "efficiency": point.efficiency,
+            "communication": point.communication,
+            "all_reduces_s": point.all_reduces_s,
+            "bound_s": point.bound_s,
+            "default_buckets": len(point.default.ends),
+            "best_bucket_cap_mb": _cap_mb(point.by_cap),
+            "best_cap_buckets": len(point.by_cap.ends),
+            "best_cap_exposed_s": point.exposed_by_cap_s,
+            "merged_buckets": len(point.merged.ends),
+            "merged_exposed_s": point.exposed_merged_s,
+        }
+        for point in result.points
+    ]
+
+
+def _steps_table(result: ScaleResult, scaling: Scaling, what: str) -> Table:
+    printed = new_table(f"{result.source}, {what}, {memory_bound(result.config)}", (), _STEPS)
+    for torchs, ours in result.pairs(scaling):
+        far = _FAR if ours.is_extrapolated else ""
+        printed.add_row(
+            str(ours.ranks),
+            f"{far}{ours.local_batch}",
+            milliseconds(torchs.step_s),
+            milliseconds(ours.step_s),
+            ratio(torchs.step_s / ours.step_s),
+            *(f"{point.throughput:.4g}" for point in (torchs, ours)),
+            *(f"{point.efficiency:.0%}" for point in (torchs, ours)),
+            *(f"{point.communication:.1%}" for point in (torchs, ours)),
+            milliseconds(ours.all_reduces_s),
+            milliseconds(ours.bound_s),
+        )
+    printed.caption = (
+        "waits: share of the step that is communication not hidden, with the default buckets; least: lower bound of "
+        "one all-reduce of all gradients"
+    )
+    return printed
+
+
+def _buckets_table(result: ScaleResult) -> Table:
+    title = (
+        f"{result.source}, {result.batch} samples in all: buckets of DistributedDataParallel, mucudnn's convolutions"
+    )
+    printed = new_table(title, (), _BUCKETS)
+    for point in result.of(Scaling.STRONG, Convolutions.MUCUDNN):
+        if point.ranks > 1:
+            printed.add_row(
+                str(point.ranks),
+                str(point.local_batch),
+                str(len(point.default.ends)),
+                milliseconds(point.exposed_s),
+                f"{_cap_mb(point.by_cap):.3g}",
+                str(len(point.by_cap.ends)),
+                milliseconds(point.exposed_by_cap_s),
+                str(len(point.merged.ends)),
+                milliseconds(point.exposed_merged_s),
+            )
+    printed.caption = "waits: communication that is not hidden; best merging: of all there are, not of one size"
+    return printed
+
+
+def _cap_mb(buckets: Buckets) -> float:
+    """Return the cap as DistributedDataParallel takes it."""
+    return (buckets.cap_bytes or 0) / 2**20

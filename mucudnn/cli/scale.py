@@ -1,0 +1,262 @@
+"""``mucudnn scale``: data-parallel training predicted from what one device measures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from mucudnn.bench.report.export import write_csv, write_each, write_json
+from mucudnn.cli.shared import options
+from mucudnn.cli.shared.layer_tables import require_complete, tune_with_progress, tuning_environment
+from mucudnn.cli.shared.rank_numbers import parse_ranks
+from mucudnn.terminal.command_files import FileCommand
+from mucudnn.words.communication import AllReduce, Link
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import MemoryFormat
+from mucudnn.words.units import parse_bandwidth, parse_seconds
+
+if TYPE_CHECKING:
+    from mucudnn.bench.scaling.result import ScaleResult
+    from mucudnn.bench.scaling.steps import MeasuredSteps
+    from mucudnn.bench.sources.table_tuning import TableTuning
+    from mucudnn.words.config import Config
+
+_STEPS = 4  # local batches of which whole steps are measured
+
+
+def _latency(text: str) -> float:
+    seconds = parse_seconds(text)
+    if seconds is None:
+        raise InvalidInputError(f"{text!r} is no latency; write for example 5us")
+    return seconds
+
+
+@click.command(cls=FileCommand)
+@options.source_argument
+@click.option(
+    "--batch",
+    type=options.Count(most=options.MOST_SOLVED),
+    default=1024,
+    show_default=True,
+    help="Samples of all ranks together, under strong scaling.",
+)
+@click.option(
+    "--ranks",
+    type=options.Text("N,...", parse_ranks),
+    default=parse_ranks("1,2,4,...,4096"),
+    show_default="1,2,4,...,4096",
+    help="Numbers of ranks.",
+)
+@click.option(
+    "--up-to",
+    type=options.Count(2, most=options.MOST_SOLVED),
+    default=64,
+    show_default=True,
+    help="The largest local batch that is measured; larger ones are extrapolated.",
+)
+@click.option(
+    "--local-batch",
+    type=options.Count(most=options.MOST_SOLVED),
+    help="Samples of each rank, under weak scaling; default: the largest that is measured.",
+)
+@click.option(
+    "--latency",
+    type=options.Text("TIME", _latency),
+    default=5e-6,
+    show_default="5us",
+    help="Of a message between two ranks.",
+)
+@click.option(
+    "--bandwidth",
+    type=options.Text("SPEED", parse_bandwidth),
+    default=25e9,
+    show_default="25GB/s",
+    help="Of a rank's link, each way; also as 100Gbit/s.",
+)
+@click.option(
+    "--all-reduce",
+    type=options.choice(AllReduce),
+    default=AllReduce.RING,
+    show_default="ring",
+    help="Algorithm of the all-reduces.",
+)
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Take latency and bandwidth from all-reduces of the ranks that torchrun has started.",
+)
+@click.option(
+    "--overlap/--no-overlap",
+    "overlaps",
+    default=True,
+    show_default=True,
+    help="Whether communication runs beside the backward pass; on CPUs it takes the same cores.",
+)
+@options.rounds(5, "Steps that are measured of each local batch.")
+@options.input_shape
+@options.dtype
+@options.memory_format
+@options.choices(workspace_limit="64MiB")
+@options.threads
+@options.device
+@options.csv_file
+@options.json_file
+@options.plot_file
+def scale(
+    source: str,
+    batch: int,
+    ranks: tuple[int, ...],
+    up_to: int,
+    local_batch: int | None,
+    latency: float,
+    bandwidth: float,
+    all_reduce: AllReduce,
+    measure: bool,
+    overlaps: bool,
+    rounds: int,
+    input_shape: tuple[int, int, int] | None,
+    dtype: str,
+    memory_format: MemoryFormat,
+    threads: int | None,
+    device: str,
+    csv_file: Path | None,
+    json_file: Path | None,
+    plot_file: Path | None,
+    **choices: Any,
+) -> None:
+    """Predict data-parallel training of SOURCE, a network or package.module:factory, on many equal ranks.
+
+    Convolutions are tuned once, at the largest local batch that is measured, which tells their times at every other
+    one; whole steps of torch are measured at a few. Communication is that of DistributedDataParallel, by latency and
+    bandwidth. Shows step time, throughput and efficiency with torch's convolutions and with ours, the best bucket
+    sizes, and the local batch below which a device starves.
+    """
+    import torch.distributed as dist
+
+    from mucudnn.bench.analyses.batch_sizes import require_sweepable
+    from mucudnn.bench.report.plots import require_matplotlib
+    from mucudnn.bench.scaling.prediction import Cluster
+    from mucudnn.bench.scaling.result import predict_from
+    from mucudnn.distributed.link import joined, launched_rank
+    from mucudnn.words.config import Config
+
+    _refuse_given(measure)
+    config = Config(**{**choices, "thorough": True})  # every size is asked for
+    require_sweepable(config)
+    if plot_file is not None:
+        require_matplotlib()
+    options.use_threads(threads)
+    tuning_environment(device, config)  # before a model is built for a device that is not there
+    rank = launched_rank() if measure else 0
+    up_to = max(2, min(up_to, batch))
+    sizes = {"input_shape": input_shape, "dtype": dtype, "memory_format": memory_format}
+    measure_steps = partial(_measured_steps, source, up_to, sizes, config, device, rounds)
+    if rank == 0:  # the others wait in joined()
+        tuning, steps = _tuned(source, up_to, sizes, config, device), measure_steps()
+    link, together = Link(latency, bandwidth), None
+    if measure:
+        with joined(device):
+            link, together = _measured_link(all_reduce, device), measure_steps(together=dist.barrier)
+    if rank > 0:
+        return
+    result = predict_from(
+        tuning,
+        (steps, together),
+        Cluster(link, all_reduce, overlaps),
+        ranks,
+        up_to=up_to,
+        batch=batch,
+        local_batch=local_batch or up_to,
+    )
+    _tell(result, csv_file, json_file, plot_file)
+
+
+def _refuse_given(measure: bool) -> None:
+    """Refuse a link beside the one that is measured; defaults do not count."""
+    context = click.get_current_context()
+    for name in ("latency", "bandwidth"):
+        if measure and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"--measure finds the {name} itself: leave one of them out", context)
+
+
+def _tuned(source: str, up_to: int, sizes: dict[str, Any], config: Config, device: str) -> TableTuning:
+    from mucudnn.bench.sources.layers import load_source
+
+    tuning = tune_with_progress(load_source(source, batch=up_to, **sizes), config, device)
+    require_complete(tuning)
+    return tuning
+
+
+def _measured_link(all_reduce: AllReduce, device: str) -> Link:
+    import torch.distributed as dist
+
+    from mucudnn.bench.timing.synchronized_clock import wall_clock
+    from mucudnn.distributed.link import all_reduce_times_s
+    from mucudnn.solver.all_reduce import fitted_link
+
+    return fitted_link(all_reduce, dist.get_world_size(), all_reduce_times_s(wall_clock(device), device))
+
+
+def _measured_steps(
+    source: str,
+    up_to: int,
+    sizes: dict[str, Any],
+    config: Config,
+    device: str,
+    rounds: int,
+    together: Callable[[], object] = lambda: None,
+) -> MeasuredSteps:
+    """Steps of a few of the policy's sizes, the smallest and the largest among them; together: see measure_steps."""
+    import torch
+
+    from mucudnn.bench.measure import operands
+    from mucudnn.bench.scaling.steps import measure_steps
+    from mucudnn.bench.sources.headroom import blamed_in_training
+    from mucudnn.bench.sources.layers import importable_from_here
+    from mucudnn.bench.sources.networks import arguments_for
+    from mucudnn.bench.sources.trainable import trainable_model
+    from mucudnn.bench.timing.synchronized_clock import wall_clock
+    from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+    from mucudnn.solver.policies import micro_batch_sizes
+    from mucudnn.terminal.console import progress_bar
+    from mucudnn.words.config import BatchSizePolicy
+
+    torch.manual_seed(0)
+    model, shape = trainable_model(source, **sizes)
+    x = torch.randn(operands.input_shape(up_to, shape), dtype=getattr(torch, sizes["dtype"]))
+    x = x.to(device=device, memory_format=TORCH_FORMATS[sizes["memory_format"]])
+    every = micro_batch_sizes(BatchSizePolicy(config.policy), up_to)
+    chosen = [every[round(i * (len(every) - 1) / (_STEPS - 1))] for i in range(_STEPS)]
+    with progress_bar() as progress, importable_from_here(), blamed_in_training(source, x.shape):
+        return measure_steps(
+            model.to(device=device).train(),
+            lambda n: arguments_for(source, x[:n]),
+            chosen,
+            wall_clock(device),
+            rounds=rounds,
+            together=together,
+            progress=progress,
+        )
+
+
+def _tell(result: ScaleResult, csv_file: Path | None, json_file: Path | None, plot_file: Path | None) -> None:
+    from mucudnn.bench.report.plots import save_png
+    from mucudnn.bench.scaling.plot import draw_scale
+    from mucudnn.bench.scaling.report import in_words, scale_record, scale_rows, scale_tables
+    from mucudnn.terminal.console import output
+
+    console = output()
+    for table in scale_tables(result):
+        console.print(table)
+    console.print(in_words(result))
+    console.print(str(result.environment))
+    write_each(
+        (csv_file, lambda path: write_csv(path, scale_rows(result))),
+        (json_file, lambda path: write_json(path, scale_record(result))),
+        (plot_file, lambda path: save_png(draw_scale(result), path)),
+    )

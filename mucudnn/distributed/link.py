@@ -1,0 +1,78 @@
+"""Measures the link between the ranks of torchrun: all-reduces of several sizes, timed in turns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from mucudnn.bench.timing.timer import Clock
+from mucudnn.words.errors import UnavailableError
+
+SIZES = tuple(4**exponent for exponent in range(5, 13))  # 1 KiB to 16 MiB
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # by type of device
+_WAIT = timedelta(days=1)  # while the first rank tunes, the others wait for it
+
+
+def launched_rank() -> int:
+    """Return this process' rank, as torchrun says it.
+
+    Raises ``UnavailableError`` for a process that torchrun did not start.
+    """
+    rank = os.environ.get("RANK", "")
+    if not (rank.isdecimal() and dist.is_available()):
+        raise UnavailableError(
+            "this process is not one of several ranks; start it with torchrun --nproc-per-node N -m mucudnn ..., or "
+            "give the latency and the bandwidth"
+        )
+    return int(rank)
+
+
+@contextmanager
+def joined(device: str) -> Iterator[None]:
+    """Join the group of all ranks that torchrun has started, and leave it at the end; one that is there is used.
+
+    device: ``cpu`` or ``cuda``; on ``cuda`` every rank takes the GPU of its number on its host.
+
+    Raises what ``torch.distributed.init_process_group`` raises.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    kind = torch.device(device).type
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group(_BACKENDS[kind], timeout=_WAIT)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def all_reduce_times_s(
+    clock: Clock, device: str = "cpu", *, sizes: Sequence[int] = SIZES, rounds: int = 11
+) -> Mapping[int, float]:
+    """Return the seconds of all-reduces by their bytes: medians over the rounds, of the slowest rank.
+
+    All ranks of the default group must call it. sizes: multiples of four bytes, as the data is float32.
+    """
+    tensors = {size: torch.zeros(size // 4, device=device) for size in sizes}
+    samples: dict[int, list[float]] = {size: [] for size in sizes}
+    for number in range(rounds + 1):  # the first connects the ranks, and does not count
+        for size, tensor in tensors.items():
+            dist.barrier()
+            elapsed_s = clock.time(_all_reduce_of(tensor), 1)
+            if number:
+                samples[size].append(elapsed_s)
+    slowest = torch.tensor([median(taken) for taken in samples.values()], dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return dict(zip(sizes, slowest.tolist(), strict=True))
+
+
+def _all_reduce_of(tensor: torch.Tensor) -> Callable[[], object]:
+    return lambda: dist.all_reduce(tensor)

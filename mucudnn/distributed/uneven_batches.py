@@ -1,0 +1,143 @@
+"""Uneven shares of every batch: which samples each rank takes, and what makes the gradient that of the whole batch.
+
+DistributedDataParallel averages the ranks' gradients, as if all had as many samples. A rank whose loss is the mean over
+its own samples therefore multiplies it by its share of the batch times the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Sized
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import Sampler
+
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.values import flag, whole
+
+
+def gradient_weight(samples: int, batch: int, ranks: int) -> float:
+    """Return what a rank multiplies its mean loss by, so that the average over the ranks is that of the whole batch.
+
+    samples: of this rank, of ``batch`` in all. A rank without samples has the weight 0.
+
+    Raises ``InvalidInputError`` for numbers that are not whole, or out of range.
+
+    >>> gradient_weight(samples=6, batch=8, ranks=2)
+    1.5
+    """
+    ranks, batch = whole(ranks, "ranks", 1), whole(batch, "batch", 1)
+    return whole(samples, "samples", 0, batch) * ranks / batch
+
+
+class UnevenBatchSampler(Sampler[list[int]]):
+    """Deals out every batch of a data set over the ranks, to each its share: a ``batch_sampler`` for ``DataLoader``.
+
+    All ranks draw the same order from ``seed`` and the epoch, so that no sample is taken twice and none left out. The
+    last batch may be smaller: it is dealt out in proportion, at least one sample to each rank with a share, as far as
+    they go. A rank without a sample of it has one batch less: then train under ``torch.distributed.algorithms.Join``,
+    with DistributedDataParallel as it is by default, or drop the last batch.
+
+    data: the data set, or anything else with a length. shares: samples of each rank in a batch, as ``mucudnn share``
+    tells them; one for each rank, at least one of them above 0. rank: whose samples these are; ``None``: that of the
+    default process group. shuffle: whether each epoch has another order; call ``set_epoch`` before each.
+
+    Raises ``InvalidInputError`` for shares that are none, or not as many as the group has ranks.
+
+    >>> sampler = UnevenBatchSampler(range(10), shares=(3, 1), rank=0, shuffle=False)
+    >>> list(sampler), [sampler.weight(number) for number in range(3)]
+    ([[0, 1, 2], [4, 5, 6], [8]], [1.5, 1.5, 1.0])
+    """
+
+    def __init__(
+        self,
+        data: Sized,
+        shares: Sequence[int],
+        rank: int | None = None,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        self.samples = len(data)
+        self.shares = tuple(whole(share, "one of shares") for share in shares)
+        self.rank = _rank(rank, self.shares)
+        self.shuffle = flag(shuffle, "shuffle")
+        self.seed = whole(seed, "seed")
+        self.drop_last = flag(drop_last, "drop_last")
+        self.epoch = 0
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a whole batch, of all ranks."""
+        return sum(self.shares)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which decides the order: the same on all ranks. Raises ``InvalidInputError`` below 0."""
+        self.epoch = whole(epoch, "epoch")
+
+    def weight(self, number: int) -> float:
+        """Return the ``gradient_weight`` of this rank in batch ``number`` of the epoch, from 0 on.
+
+        Raises ``InvalidInputError`` for a batch that the epoch does not have.
+        """
+        dealt = self._dealt(whole(number, "number", 0, self._batches - 1))
+        return gradient_weight(dealt[self.rank], sum(dealt), len(dealt))
+
+    def __len__(self) -> int:
+        """Count the batches of this rank in an epoch."""
+        if not self._batches:
+            return 0
+        last = self._dealt(self._batches - 1)[self.rank]
+        return (self._batches - 1) * (self.shares[self.rank] > 0) + (last > 0)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self._order()
+        for number in range(self._batches):
+            dealt = self._dealt(number)
+            first = number * self.batch_size + sum(dealt[: self.rank])
+            if dealt[self.rank]:
+                yield order[first : first + dealt[self.rank]]
+
+    @property
+    def _batches(self) -> int:
+        """Batches of an epoch, of all ranks."""
+        whole_ones, left = divmod(self.samples, self.batch_size)
+        return whole_ones + (left > 0 and not self.drop_last)
+
+    def _order(self) -> list[int]:
+        if not self.shuffle:
+            return [*range(self.samples)]
+        generator = torch.Generator().manual_seed((self.seed + self.epoch) % 2**63)
+        return torch.randperm(self.samples, generator=generator).tolist()
+
+    def _dealt(self, number: int) -> tuple[int, ...]:
+        left = self.samples - number * self.batch_size
+        return self.shares if left >= self.batch_size else _in_proportion(self.shares, left)
+
+
+def _in_proportion(shares: Sequence[int], samples: int) -> tuple[int, ...]:
+    """Deal out fewer samples than the shares: one to each that has a share, then to those that lack most."""
+    batch = sum(shares)
+    dealt = [0] * len(shares)
+    for rank in sorted(range(len(shares)), key=lambda rank: -shares[rank])[:samples]:
+        dealt[rank] = min(1, shares[rank])
+    for _ in range(samples - sum(dealt)):
+        lacking = [
+            share * samples / batch - has if has < share else -batch for share, has in zip(shares, dealt, strict=True)
+        ]
+        dealt[lacking.index(max(lacking))] += 1
+    return tuple(dealt)
+
+
+def _rank(rank: int | None, shares: Sequence[int]) -> int:
+    if not sum(shares):
+        raise InvalidInputError(f"shares are {shares}; give the samples of each rank, at least one above 0")
+    in_group = dist.is_available() and dist.is_initialized()
+    if rank is not None:
+        return whole(rank, "rank", 0, len(shares) - 1)
+    if not in_group:
+        raise InvalidInputError("there is no process group to tell the rank by; give rank=")
+    if dist.get_world_size() != len(shares):
+        raise InvalidInputError(f"shares are {shares}, for {len(shares)} ranks; the group has {dist.get_world_size()}")
+    return dist.get_rank()

@@ -1,0 +1,42 @@
+"""The link between ranks, and the algorithms of an all-reduce over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.values import real, settle
+
+
+class AllReduce(StrEnum):
+    """Algorithms of an all-reduce.
+
+    ``RING``: reduce-scatter and all-gather around a ring. ``TREE``: reduce and broadcast over a binomial tree.
+    ``BUTTERFLY``: recursive doubling, all data in each exchange. ``RABENSEIFNER``: reduce-scatter by recursive halving,
+    all-gather by recursive doubling.
+    """
+
+    RING = "ring"
+    TREE = "tree"
+    BUTTERFLY = "butterfly"
+    RABENSEIFNER = "rabenseifner"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Link of every rank: seconds before a message's first byte, and bytes a second from then on, each way.
+
+    Raises ``InvalidInputError`` for a latency below 0, a bandwidth that is not above 0, and what is not finite.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        settle(self, latency_s=real(self.latency_s, "latency_s"), bytes_per_s=real(self.bytes_per_s, "bytes_per_s"))
+        if not 0 <= self.latency_s < inf:
+            raise InvalidInputError(f"latency_s is {self.latency_s}; it must be at least 0, and finite")
+        if not 0 < self.bytes_per_s < inf:
+            raise InvalidInputError(f"bytes_per_s is {self.bytes_per_s}; it must be above 0, and finite")

@@ -1,0 +1,150 @@
+"""Gradients that are all-reduced while the backward pass still runs, merged into buckets.
+
+Gradients become ready in a known order. A bucket is a run of them that is sent as one message, once the last of them is
+ready and the bucket before is through. Few large buckets save latency, many small ones begin earlier. The best merging
+is found exactly, for any cost of a message; the idea of merging is that of MG-WFBP (Shi, Chu and Li, 2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+import numpy as np
+
+from mucudnn.solver.costs import IntArray
+from mucudnn.words.errors import InvalidInputError
+
+DDP_CAP_BYTES = 25 * 2**20  # DistributedDataParallel's bucket_cap_mb where none is given ...
+DDP_FIRST_CAP_BYTES = 2**20  # ... and its first bucket then, which is to be sent early
+
+MessageCost = Callable[[int], float]  # bytes of a bucket -> seconds of its all-reduce
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """A gradient: its bytes, and the second of the step at which it is ready."""
+
+    size_bytes: int
+    ready_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Gradients merged into buckets.
+
+    ends: number of gradients up to and with each bucket, ascending; the last is that of all. end_s: second of the step
+    at which the last message is through. cap_bytes: ``bucket_cap_mb`` of DistributedDataParallel that makes these
+    buckets, in bytes; ``None`` where no single one does, or none was asked for.
+    """
+
+    ends: tuple[int, ...]
+    end_s: float
+    cap_bytes: int | None = None
+
+
+def sent_s(gradients: Sequence[Gradient], ends: Sequence[int], cost: MessageCost) -> float:
+    """Return the second at which the last of these buckets is through; 0 without gradients.
+
+    gradients: in the order in which they become ready.
+    """
+    sums = _sums(gradients)
+    end_s = 0.0
+    for first, last in pairwise([0, *ends]):
+        end_s = max(end_s, gradients[last - 1].ready_s) + cost(int(sums[last] - sums[first]))
+    return end_s
+
+
+def best_merging(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
+    """Return the buckets with which the last message is through first; ties: the larger last bucket.
+
+    gradients: in the order in which they become ready. Dynamic programming over the end of the last bucket: what is
+    through earlier lets nothing that follows be through later.
+
+    Raises ``InvalidInputError`` for gradients out of order.
+    """
+    _require_order(gradients)
+    sums = _sums(gradients).tolist()
+    least_s, begins = [0.0], [0]  # of the first n gradients: when they are through, where their last bucket begins
+    for last in range(1, len(gradients) + 1):
+        ready_s = gradients[last - 1].ready_s
+        times_s = [max(least_s[first], ready_s) + cost(sums[last] - sums[first]) for first in range(last)]
+        begins.append(min(range(last), key=times_s.__getitem__))
+        least_s.append(times_s[begins[-1]])
+    ends: list[int] = []
+    end = len(gradients)
+    while end:
+        ends.insert(0, end)
+        end = begins[end]
+    return Buckets(tuple(ends), least_s[-1])
+
+
+def ddp_ends(sizes_bytes: Sequence[int], cap_bytes: int, first_cap_bytes: int | None = None) -> tuple[int, ...]:
+    """Return the ends of the buckets that DistributedDataParallel makes, once it knows the order of the gradients.
+
+    A bucket is closed by the gradient with which it reaches its cap. The first has a cap of its own where none was
+    given by the user. first_cap_bytes: ``None``: as the others.
+    """
+    ends: list[int] = []
+    filled, cap = 0, cap_bytes if first_cap_bytes is None else first_cap_bytes
+    for number, size in enumerate(sizes_bytes, start=1):
+        filled += size
+        if filled >= cap:
+            ends.append(number)
+            filled, cap = 0, cap_bytes
+    if sizes_bytes and (not ends or ends[-1] < len(sizes_bytes)):
+        ends.append(len(sizes_bytes))
+    return tuple(ends)
+
+
+def ddp_default(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
+    """Return the buckets of DistributedDataParallel where the user gives no ``bucket_cap_mb``. Raises as the best."""
+    _require_order(gradients)
+    ends = ddp_ends([gradient.size_bytes for gradient in gradients], DDP_CAP_BYTES, DDP_FIRST_CAP_BYTES)
+    return Buckets(ends, sent_s(gradients, ends, cost))
+
+
+def best_cap(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
+    """Return the best buckets that one ``bucket_cap_mb`` makes; ties: the largest cap, which has the fewest buckets.
+
+    All caps that differ are tried: buckets change only where the cap passes the sum of some neighbouring gradients.
+
+    Raises ``InvalidInputError`` for gradients out of order.
+    """
+    _require_order(gradients)
+    if not gradients:
+        return Buckets((), 0.0)
+    sums = _sums(gradients)
+    caps = np.unique(sums[None, :] - sums[:, None])[::-1]
+    caps = caps[caps > 0]
+    end_s, end = np.zeros(caps.size), np.zeros(caps.size, dtype=np.int64)
+    ready_s = np.array([gradient.ready_s for gradient in gradients])
+    cost_of: dict[int, float] = {}
+    while (open_ := np.flatnonzero(end < len(gradients))).size:
+        first = end[open_]
+        last = np.minimum(np.searchsorted(sums, sums[first] + caps[open_]), len(gradients))
+        sizes = (sums[last] - sums[first]).tolist()
+        costs = [cost_of[size] if size in cost_of else cost_of.setdefault(size, cost(size)) for size in sizes]
+        end_s[open_] = np.maximum(end_s[open_], ready_s[last - 1]) + costs
+        end[open_] = last
+    best = int(caps[end_s.argmin()])
+    return Buckets(ddp_ends([gradient.size_bytes for gradient in gradients], best), float(end_s.min()), best)
+
+
+def _sums(gradients: Sequence[Gradient]) -> IntArray:
+    """Return the bytes of the first 0, 1, ... gradients."""
+    sizes = np.array([gradient.size_bytes for gradient in gradients], dtype=np.int64)
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
+
+
+def _require_order(gradients: Sequence[Gradient]) -> None:
+    before_s = 0.0
+    for number, gradient in enumerate(gradients):
+        if gradient.size_bytes < 1 or not before_s <= gradient.ready_s < inf:
+            raise InvalidInputError(
+                f"gradient {number} has {gradient.size_bytes} bytes and is ready at {gradient.ready_s} s, after one of "
+                f"{before_s} s; give at least one byte each, in the order in which they become ready, from 0 s on"
+            )
+        before_s = gradient.ready_s

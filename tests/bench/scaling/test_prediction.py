@@ -1,0 +1,187 @@
+"""Predicted steps from known times: torch takes 4 + n ms a convolution, ours n ms; there are two, and a rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.problems.made_up_scaling import GRADIENTS, MIB, RING, UP_TO, made_up_device, made_up_result, made_up_tuning
+from support.problems.made_up_sweeps import layer, measured_ms, tuning
+from support.snapshots import assert_as_stored
+
+from mucudnn.bench.scaling.local_batches import Convolutions, along, local_batches, starving_below
+from mucudnn.bench.scaling.plot import draw_scale
+from mucudnn.bench.scaling.prediction import Device, Point, Scaling, predict
+from mucudnn.bench.scaling.report import in_words, scale_record, scale_rows, scale_tables
+from mucudnn.solver.all_reduce import all_reduce_s
+from mucudnn.words.communication import Link
+from mucudnn.words.errors import InvalidInputError
+
+TORCH, OURS = Convolutions
+
+
+def point(scaling: Scaling, which: Convolutions, ranks: int) -> Point:
+    (found,) = [p for p in made_up_result().of(scaling, which) if p.ranks == ranks]
+    return found
+
+
+def test_local_batches_are_solved_beyond_what_was_tuned() -> None:
+    solved = local_batches(made_up_tuning(), UP_TO, 32)
+    assert solved.measured == (1, 2, 4, 8)
+    assert solved.largest == 32
+    n = np.arange(1, 33)
+    assert solved.times_s[TORCH][1:] == pytest.approx(2 * (4 + n) / 1e3)  # measured, between, and beyond
+    even = n[1::2]
+    assert solved.times_s[OURS][even] == pytest.approx(2 * even / 1e3)  # of micro-batches of two and more
+    assert solved.times_s[OURS][1] == solved.times_s[TORCH][1]  # never slower than torch's own
+
+
+def test_a_limit_that_holds_torchs_own_too_is_kept() -> None:
+    large = [measured_ms("native", n, 1.0, 100) for n in (1, 2)] + [measured_ms("slow", n, 5.0 * n, 1) for n in (1, 2)]
+    held = tuning(layer(large, 2), limit_bytes=50)
+    assert local_batches(held, 2, 2).times_s[OURS][1:] == pytest.approx([5e-3, 10e-3])
+    free = replace(held, config=replace(held.config, limits_torch=False))
+    assert local_batches(free, 2, 2).times_s[OURS][1:] == pytest.approx([1e-3, 1e-3])
+
+
+def test_an_interrupted_tuning_has_no_local_batches() -> None:
+    with pytest.raises(InvalidInputError, match="only 1 of 2"):
+        local_batches(replace(made_up_tuning(), wanted=2), UP_TO, 8)
+
+
+def test_what_is_along_lines() -> None:
+    assert along({2: 2.0, 4: 6.0}, 6) == pytest.approx([0, 0, 2, 4, 6, 8, 10])
+    assert along({2: 4.0}, 4) == pytest.approx([0, 2, 4, 6, 8])
+    assert along({1: 5.0, 2: 1.0}, 3) == pytest.approx([9, 5, 1, 0])
+    assert np.isinf(along({}, 2)).all()
+
+
+def test_a_device_starves_below_the_batch_from_which_on_it_is_busy() -> None:
+    latency_bound = np.array([0.0, 10, 10, 10, 10, 10, 12, 14])  # 1..5 samples take the same time
+    assert starving_below(latency_bound) == 4
+    assert starving_below(np.array([0.0, 1, 2, 3])) == 1
+    with_a_dip = np.array([0.0, 1, 2, 30, 4])
+    assert starving_below(with_a_dip) == 4
+
+
+def test_the_rest_is_what_convolutions_leave_of_a_step() -> None:
+    device = made_up_device()
+    n = np.arange(1, 33)
+    assert device.rest_s[1:] == pytest.approx((10 + 2 * n) / 1e3)
+    assert device.compute_s(TORCH)[1:] == pytest.approx((2 * (4 + n) + 10 + 2 * n) / 1e3)
+    assert device.is_extrapolated(9)
+    assert not device.is_extrapolated(8)
+
+
+def test_steps_are_met_where_they_were_measured_even_if_convolutions_by_themselves_take_longer() -> None:
+    known = made_up_device()
+    quicker = [
+        replace(step, step_s=0.75 * known.convolutions.times_s[TORCH][step.local_batch]) for step in known.steps.steps
+    ]
+    device = Device(known.convolutions, replace(known.steps, steps=tuple(quicker)))
+    assert not device.rest_s.any()
+    for step in quicker:
+        assert device.compute_s(TORCH)[step.local_batch] == pytest.approx(step.step_s)
+    assert device.compute_s(OURS) == pytest.approx(0.75 * known.convolutions.times_s[OURS])
+
+
+def test_ranks_that_share_a_machine_slow_each_other_and_one_alone_is_not_slowed() -> None:
+    known = made_up_device()
+    both = [
+        replace(step, step_s=factor * step.step_s) for step, factor in zip(known.steps.steps, (1, 2, 2), strict=True)
+    ]
+    device = Device(known.convolutions, known.steps, replace(known.steps, steps=tuple(both)))
+    assert device.slowdown[[1, 2, 4, 6, 8, 32]] == pytest.approx([1, 4 / 3, 2, 2, 2, 2])
+    alone, two, *_ = predict(device, RING, (1, 2), batch=16, local_batch=8)
+    assert (alone.compute_s, two.compute_s) == pytest.approx(
+        (device.compute_s(TORCH)[16], 2 * device.compute_s(TORCH)[8])
+    )
+    undisturbed = predict(known, RING, (2,), batch=16, local_batch=8)[0]
+    slow = replace(RING, link=Link(2 * RING.link.latency_s, RING.link.bytes_per_s / 2))
+    assert predict(device, slow, (2,), batch=16, local_batch=8)[0].step_s == pytest.approx(2 * undisturbed.step_s)
+
+
+def test_gradients_come_earlier_with_faster_convolutions_and_the_optimizer_takes_as_long() -> None:
+    device = made_up_device()
+    for which in Convolutions:
+        gradients, backward_end_s = device.gradients(which, 8)
+        optimizer_s = 0.1 * device.compute_s(TORCH)[8]
+        assert backward_end_s == pytest.approx(device.compute_s(which)[8] - optimizer_s)
+        assert [g.ready_s / backward_end_s for g in gradients] == pytest.approx([5 / 9, 6 / 9, 1])
+        assert [g.size_bytes for g in gradients] == [size for _, size in GRADIENTS]
+
+
+def test_one_rank_does_not_communicate() -> None:
+    for which, expected_ms in ((TORCH, 146.0), (OURS, 138.0)):
+        alone = point(Scaling.STRONG, which, 1)
+        assert (alone.exposed_s, alone.all_reduces_s, alone.bound_s, alone.efficiency) == (0, 0, 0, 1)
+        assert alone.step_s == pytest.approx(expected_ms / 1e3)
+        assert alone.throughput == pytest.approx(32 / alone.step_s)
+
+
+def test_strong_scaling_shares_one_batch_and_weak_scaling_keeps_the_local_one() -> None:
+    strong, weak = (made_up_result().of(scaling, OURS) for scaling in Scaling)
+    assert [(p.ranks, p.local_batch, p.global_batch) for p in strong] == [(1, 32, 32), (2, 16, 32), (4, 8, 32)]
+    assert [(p.ranks, p.local_batch, p.global_batch) for p in weak] == [
+        (ranks, 8, 8 * ranks) for ranks in (1, 2, 4, 64)
+    ]
+    assert weak[0].efficiency == 1
+    assert weak[1].efficiency == pytest.approx(weak[0].step_s / weak[1].step_s)
+    assert strong[2].efficiency == pytest.approx(strong[0].step_s / (4 * strong[2].step_s))
+
+
+def test_a_share_that_is_not_whole_is_rounded_up() -> None:
+    (found, *_) = predict(made_up_device(), RING, (3,), batch=32, local_batch=1)
+    assert (found.local_batch, found.global_batch) == (11, 32)
+
+
+def test_buckets_are_sent_one_after_the_other_and_what_ends_after_the_backward_pass_is_waited_for() -> None:
+    found = point(Scaling.STRONG, OURS, 4)
+    assert found.default.ends == (1, 2, 3)  # a first of 1 MiB, one of 40, and what is left
+    each_s = [all_reduce_s(RING.all_reduce, 4, size, RING.link) for _, size in GRADIENTS]
+    (first, second, third), backward_end_s = made_up_device().gradients(OURS, 8)
+    end_s = max(first.ready_s + each_s[0], second.ready_s) + each_s[1]
+    end_s = max(end_s, third.ready_s) + each_s[2]
+    assert found.exposed_s == pytest.approx(end_s - backward_end_s)
+    assert found.all_reduces_s == pytest.approx(sum(each_s))
+    assert found.all_reduces_s >= found.bound_s == pytest.approx(1.5 * 44 * MIB / 1e9)
+    assert found.exposed_merged_s <= found.exposed_by_cap_s <= found.exposed_s
+    assert found.communication == pytest.approx(found.exposed_s / found.step_s)
+
+
+def test_without_overlap_all_of_it_is_waited_for() -> None:
+    for found in made_up_result(replace(RING, overlaps=False)).points:
+        assert found.exposed_s == pytest.approx(found.all_reduces_s)
+        assert found.ranks == 1 or len(found.merged.ends) == 1
+
+
+def test_steps_without_torchs_convolutions_are_refused() -> None:
+    other = tuning(layer([measured_ms("quick", 1, 1.0)], 1))
+    with pytest.raises(InvalidInputError, match="torch's own convolutions were not measured"):
+        Device(local_batches(other, 1, 4), made_up_device().steps)
+
+
+def test_it_is_told_as_stored() -> None:
+    result = made_up_result()
+    assert_as_stored("scale", *scale_tables(result), in_words(result))
+
+
+def test_the_record_has_what_the_table_is_made_of() -> None:
+    result = made_up_result()
+    record = scale_record(result)
+    assert record["points"] == scale_rows(result)
+    assert len(record["points"]) == len(result.points) == 2 * 3 + 2 * 4
+    assert record["starving_below"] == {str(which): result.device.starving_below(which) for which in Convolutions}
+    assert [row["step_s"] for row in record["points"]] == [p.step_s for p in result.points]
+    assert len(record["rest_s"]) == len(record["convolutions_s"]["torch"]) == 33
+
+
+def test_the_plot_has_a_line_for_each_kind_of_scaling_and_convolutions() -> None:
+    pytest.importorskip("matplotlib")
+    result = made_up_result()
+    throughput, efficiency, communication, local = draw_scale(result).axes
+    for axes in (throughput, efficiency, communication):
+        assert len(axes.lines) == 4
+    assert [*throughput.lines[0].get_ydata()] == [p.throughput for p in result.of(Scaling.STRONG, TORCH)]
+    assert len(local.lines) == 4  # two curves, and where each starves

@@ -1,0 +1,171 @@
+"""Costs of all-reduces against a simulation that runs each algorithm message by message, on numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mucudnn.solver.all_reduce import all_reduce_s, fitted_link, lower_bound_s, rounds, volume
+from mucudnn.words.communication import AllReduce, Link
+from mucudnn.words.errors import InvalidInputError
+
+LINK = Link(latency_s=5e-6, bytes_per_s=25e9)
+RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 17, 31, 32)
+
+
+@dataclass(frozen=True)
+class Message:
+    """Elements first..last of what the sender has; the receiver adds them to its own, or keeps them instead."""
+
+    sender: int
+    receiver: int
+    first: int
+    last: int
+    is_added: bool
+
+
+Round = list[Message]
+
+
+def ring(p: int, n: int) -> Iterator[Round]:
+    ends = [n * i // p for i in range(p + 1)]
+    for phase, is_added in enumerate((True, False)):
+        for step in range(p - 1):
+            chunks = [(rank + phase - step) % p for rank in range(p)]
+            yield [Message(r, (r + 1) % p, ends[c], ends[c + 1], is_added) for r, c in enumerate(chunks)]
+
+
+def tree(p: int, n: int) -> Iterator[Round]:
+    distances = [2**i for i in range((p - 1).bit_length())]
+    pairs = [[(r, r + d) for r in range(0, p, 2 * d) if r + d < p] for d in distances]
+    for level in pairs:
+        yield [Message(child, parent, 0, n, True) for parent, child in level]
+    for level in reversed(pairs):
+        yield [Message(parent, child, 0, n, False) for parent, child in level]
+
+
+def butterfly(p: int, n: int) -> Iterator[Round]:
+    for i in range(p.bit_length() - 1):
+        yield [Message(rank, rank ^ 2**i, 0, n, True) for rank in range(p)]
+
+
+def rabenseifner(p: int, n: int) -> Iterator[Round]:
+    own = [[(0, n)] for _ in range(p)]  # of each rank what it is responsible for, and was before
+    distances = [p >> i for i in range(1, p.bit_length())]
+    for distance in distances:
+        messages = []
+        for rank in range(p):
+            first, last = own[rank][-1]
+            halves = [(first, (first + last) // 2), ((first + last) // 2, last)]
+            upper = bool(rank & distance)
+            messages.append(Message(rank, rank ^ distance, *halves[not upper], True))
+            own[rank].append(halves[upper])
+        yield messages
+    for distance in reversed(distances):
+        yield [Message(rank, rank ^ distance, *own[rank].pop(), False) for rank in range(p)]
+
+
+SCHEDULES = {
+    AllReduce.RING: ring,
+    AllReduce.TREE: tree,
+    AllReduce.BUTTERFLY: butterfly,
+    AllReduce.RABENSEIFNER: rabenseifner,
+}
+FOLDED = (AllReduce.BUTTERFLY, AllReduce.RABENSEIFNER)
+
+
+def schedule(algorithm: AllReduce, p: int, n: int) -> Iterator[Round]:
+    """Ranks beyond a power of two send all they have to a partner before, and get the sum back after."""
+    power = 2 ** (p.bit_length() - 1) if algorithm in FOLDED else p
+    if power < p:
+        yield [Message(rank, rank - power, 0, n, True) for rank in range(power, p)]
+    yield from SCHEDULES[algorithm](power, n)
+    if power < p:
+        yield [Message(rank - power, rank, 0, n, False) for rank in range(power, p)]
+
+
+def simulate(algorithm: AllReduce, p: int, data: np.ndarray) -> tuple[np.ndarray, int, Fraction]:
+    """Return what each rank ends with, how many rounds there were, and the elements that passed in sequence."""
+    n = data.shape[1]
+    count, passed = 0, Fraction(0)
+    for messages in schedule(algorithm, p, n):
+        for side in ("sender", "receiver"):
+            busy = [getattr(message, side) for message in messages]
+            assert len({*busy}) == len(busy), "a rank sends one message and receives one in a round"
+        sent = [data[m.sender, m.first : m.last].copy() for m in messages]
+        for message, values in zip(messages, sent, strict=True):
+            old = data[message.receiver, message.first : message.last]
+            old[:] = old + values if message.is_added else values
+        count += 1
+        passed += max(m.last - m.first for m in messages)
+    return data, count, passed
+
+
+@pytest.mark.parametrize("p", RANKS)
+@pytest.mark.parametrize("algorithm", AllReduce)
+def test_every_rank_ends_with_the_sum_in_as_many_rounds_and_bytes_as_the_model_says(
+    algorithm: AllReduce, p: int
+) -> None:
+    n = 32 * p  # whole chunks and halves
+    data = np.random.default_rng(p).integers(-999, 999, (p, n))
+    expected = data.sum(axis=0)
+    ended, count, passed = simulate(algorithm, p, data.copy())
+    assert (ended == expected).all()
+    assert count == rounds(algorithm, p)
+    assert float(passed / n) == pytest.approx(volume(algorithm, p), rel=1e-14)
+    assert all_reduce_s(algorithm, p, 8 * n, LINK) == pytest.approx(count * 5e-6 + 8 * float(passed) / 25e9)
+
+
+@pytest.mark.parametrize("algorithm", AllReduce)
+@given(p=st.integers(1, 5000), size=st.integers(0, 2**40))
+def test_no_algorithm_is_below_the_lower_bound(algorithm: AllReduce, p: int, size: int) -> None:
+    assert all_reduce_s(algorithm, p, size, LINK) >= lower_bound_s(p, size, LINK) * (1 - 1e-12)
+
+
+def test_the_lower_bound_is_the_bandwidth_of_much_data_and_the_latency_of_little() -> None:
+    assert lower_bound_s(4, 25e9, LINK) == pytest.approx(1.5)
+    assert lower_bound_s(5, 1, LINK) == pytest.approx(3 * 5e-6)
+    assert lower_bound_s(1, 1e9, LINK) == 0
+
+
+def test_a_single_rank_sends_nothing_and_no_rank_is_refused() -> None:
+    for algorithm in AllReduce:
+        assert all_reduce_s(algorithm, 1, 10**9, LINK) == 0
+        for function in (rounds, volume):
+            with pytest.raises(InvalidInputError, match="ranks"):
+                function(algorithm, 0)
+
+
+@pytest.mark.parametrize("algorithm", AllReduce)
+@pytest.mark.parametrize("p", [2, 3, 8])
+def test_the_link_is_found_again_from_its_times(algorithm: AllReduce, p: int) -> None:
+    times = {2**i: all_reduce_s(algorithm, p, 2**i, LINK) for i in range(10, 28, 3)}
+    found = fitted_link(algorithm, p, times)
+    assert found.latency_s == pytest.approx(LINK.latency_s)
+    assert found.bytes_per_s == pytest.approx(LINK.bytes_per_s)
+
+
+def test_a_latency_that_would_be_negative_is_none() -> None:
+    found = fitted_link(AllReduce.RING, 2, {1000: 1e-6, 2000: 3e-6})
+    assert found.latency_s == 0
+    assert 1000 / 3e-6 < found.bytes_per_s < 2000 / 1e-6
+
+
+@pytest.mark.parametrize(
+    ("ranks", "times"), [(1, {1: 1.0, 2: 2.0}), (2, {1: 1.0}), (2, {1: 0.0, 2: 1.0}), (2, {1: 2.0, 1000: 1.0})]
+)
+def test_times_that_say_nothing_of_a_link_are_refused(ranks: int, times: dict[int, float]) -> None:
+    with pytest.raises(InvalidInputError):
+        fitted_link(AllReduce.RING, ranks, times)
+
+
+@pytest.mark.parametrize(("latency", "bandwidth"), [(-1, 1), (0, 0), (float("nan"), 1), (0, float("inf")), ("5us", 1)])
+def test_a_link_has_finite_numbers(latency: float, bandwidth: float) -> None:
+    with pytest.raises(InvalidInputError):
+        Link(latency, bandwidth)
