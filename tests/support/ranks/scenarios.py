@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from support.clock.machine import FORWARD
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
+from support.ranks.launching import end
 
 import mucudnn
 from mucudnn.bench.timing.comparison import Comparison
@@ -244,6 +245,7 @@ def main(folder: Path) -> None:
         dist.barrier()
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":
