@@ -53,6 +53,10 @@ def choices(tuning: Tuning) -> Sequence[str]:
     return [f"{one.problem} {one.configuration} {one.time_s!r} {one.reason}" for one in tuning.problems]
 
 
+def of(bench: Bench) -> dict[str, Any]:
+    return {"machine": bench.machine, "database": bench.database}
+
+
 def error_of(call: Callable[[], object]) -> str:
     try:
         call()
@@ -154,7 +158,7 @@ def failing(rank: int, size: int, folder: Path) -> Found:
 def infeasible(rank: int, size: int, folder: Path) -> Found:
     bench = Bench()
     bench.native.scratch_bytes_per_sample = 1000
-    return {"error": error_of(lambda: tune(PROBLEMS, BATCH, Config(workspace_limit=10), machine=bench.machine))}
+    return {"error": error_of(lambda: tune(PROBLEMS, BATCH, Config(workspace_limit=10), **of(bench)))}
 
 
 def disagreeing(rank: int, size: int, folder: Path) -> Found:
