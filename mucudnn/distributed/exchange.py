@@ -95,7 +95,8 @@ class Exchange:
         A rank that ends closes its connections: so it is noticed at once, whatever the timeout is.
         """
         if self.rank == 0:
-            waiting = [self._receive(rank, torch.empty(1, dtype=torch.uint8)) for rank in range(1, self.size)]
+            greetings = torch.empty(self.size, 1, dtype=torch.uint8)  # kept: they are written while it waits
+            waiting = [self._receive(rank, greetings[rank]) for rank in range(1, self.size)]
             timeout = _timeout(self._group)
             fates = [_HERE, *(_fate(one, timeout) for one in waiting)]
             verdict = torch.tensor(fates, dtype=torch.uint8)

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
+from support.ranks.launching import end
 from support.ranks.scenarios import PROBLEMS, choices
 
 from mucudnn.database.database import Database
@@ -69,6 +70,7 @@ if __name__ == "__main__":
         is_first_start = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
         tune_and_die(dist.get_rank(), Path(sys.argv[1]), int(sys.argv[2]) if is_first_start else -1)
         dist.destroy_process_group()
+        end()
     else:
         for case in sys.argv[2:]:
             ranks, killed = map(int, case.split(","))

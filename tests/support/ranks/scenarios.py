@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from support.clock.machine import FORWARD
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
+from support.ranks.launching import end
 
 import mucudnn
 from mucudnn.bench.timing.comparison import Comparison
@@ -50,6 +51,10 @@ def tuned(bench: Bench, path: Path | None, config: Config = NO_LIMIT, **given: A
 
 def choices(tuning: Tuning) -> Sequence[str]:
     return [f"{one.problem} {one.configuration} {one.time_s!r} {one.reason}" for one in tuning.problems]
+
+
+def of(bench: Bench) -> dict[str, Any]:
+    return {"machine": bench.machine, "database": bench.database}
 
 
 def error_of(call: Callable[[], object]) -> str:
@@ -153,7 +158,7 @@ def failing(rank: int, size: int, folder: Path) -> Found:
 def infeasible(rank: int, size: int, folder: Path) -> Found:
     bench = Bench()
     bench.native.scratch_bytes_per_sample = 1000
-    return {"error": error_of(lambda: tune(PROBLEMS, BATCH, Config(workspace_limit=10), machine=bench.machine))}
+    return {"error": error_of(lambda: tune(PROBLEMS, BATCH, Config(workspace_limit=10), **of(bench)))}
 
 
 def disagreeing(rank: int, size: int, folder: Path) -> Found:
@@ -244,6 +249,7 @@ def main(folder: Path) -> None:
         dist.barrier()
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":
