@@ -52,6 +52,7 @@ def _times(text: str) -> tuple[float, ...]:
     show_default=True,
     help="Most memory that any one operation may take beside its tensors: as 64MiB, or none.",
 )
+@options.limits_torch
 @options.policy
 @options.operations
 @options.algorithms

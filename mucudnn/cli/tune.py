@@ -22,6 +22,7 @@ from mucudnn.terminal.command_files import FileCommand
 @options.threads
 @options.known_device
 @options.devices
+@options.share_tuning
 @options.json_file
 def tune(
     source: str,

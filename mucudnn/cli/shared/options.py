@@ -320,6 +320,11 @@ limits_torch = click.option(
     help="Whether the limit holds torch's own convolution, too, so that something slower runs where it needs more. "
     f"Default: yes, but for a limit of {DEFAULT_WORKSPACE_LIMIT}.",
 )
+share_tuning = click.option(
+    "--share-tuning/--no-share-tuning",
+    default=True,
+    help="Under torchrun: whether the ranks tune together, or each for itself; rank 0 tells.  [default: together]",
+)
 
 
 def parse_budget(text: str) -> str:
