@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from mucudnn.modules.conv2d import Conv2d
     from mucudnn.modules.conv3d import Conv3d
     from mucudnn.modules.conv_transpose2d import ConvTranspose2d
+    from mucudnn.optimizing.optimize import optimize
+    from mucudnn.optimizing.report import report
     from mucudnn.running.workspace import release_workspaces
-    from mucudnn.tuning.optimize import optimize
-    from mucudnn.tuning.report import report
     from mucudnn.tuning.tuner import Tuning, tune
     from mucudnn.words.config import BatchSizePolicy, Config
     from mucudnn.words.errors import (
@@ -85,8 +85,8 @@ _MODULES = {
         *("MucudnnError", "SharingError", "UnavailableError"),
     ),
     "running.workspace": ("release_workspaces",),
-    "tuning.optimize": ("optimize",),
-    "tuning.report": ("report",),
+    "optimizing.optimize": ("optimize",),
+    "optimizing.report": ("report",),
     "modules.conv1d": ("Conv1d",),
     "modules.conv2d": ("Conv2d",),
     "modules.conv3d": ("Conv3d",),

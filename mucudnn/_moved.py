@@ -20,7 +20,7 @@ _MOVED = {
     "mucudnn.environment": "mucudnn.running.environment",
     "mucudnn.errors": "mucudnn.words.errors",
     "mucudnn.kept_filters": "mucudnn.running.filter_cache",
-    "mucudnn.models": "mucudnn.tuning.report",
+    "mucudnn.models": "mucudnn.optimizing.report",
     "mucudnn.nn": "mucudnn.modules.conv2d",
     "mucudnn.operators": "mucudnn.running.operators",
     "mucudnn.problem": "mucudnn.words.problem",

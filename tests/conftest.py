@@ -14,8 +14,8 @@ from support.cudnn.backend import FakeBackend
 from torch import Tensor
 
 from mucudnn.kernels import registry
+from mucudnn.optimizing import confirm_model
 from mucudnn.running.recipe import Recipe
-from mucudnn.tuning import confirm_model
 from mucudnn.words.errors import first_line
 
 with suppress(ModuleNotFoundError):  # make gpu does without it

@@ -19,7 +19,7 @@ from mucudnn.words.units import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mucudnn.database.database import DatabaseInfo
+    from mucudnn.database.contents import DatabaseInfo
     from mucudnn.running.environment import Environment
     from mucudnn.tuning.refresh import Refreshed
 

@@ -162,7 +162,7 @@ def _is_versions(value: object) -> bool:
 
 
 def _is_findings(value: object) -> bool:
-    """Whether ``mucudnn/tuning/kept_confirmation.py`` could have stored them: steps in turns, and calls in place."""
+    """Whether they are what ``optimizing/kept_confirmation.py`` stores: steps in turns, and calls in place."""
     found = _object(value) or {}
     steps, calls = (found.get("step"), found.get("recorded")), found.get("in_place")
     return (

@@ -16,7 +16,7 @@ import sqlite3
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any, Self, TextIO
 from mucudnn.database import maintenance, migrations, queries, schema
 from mucudnn.database.bad_rows import SoundRows, StoredRow, every_row
 from mucudnn.database.column_rules import is_rate, row_faults
+from mucudnn.database.contents import DatabaseInfo, EnvironmentRows, MergeCounts
 from mucudnn.database.sqlite_file import MEMORY, SqliteFile
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
@@ -34,43 +35,6 @@ from mucudnn.words.results import METHOD, Failure, How, Measurement, MicroConfig
 
 _NEVER = datetime.max.isoformat()  # later than every time stamp
 _MEASURED = (*schema.COSTS, *schema.CIRCUMSTANCES)
-
-
-@dataclass(frozen=True, slots=True)
-class EnvironmentRows:
-    """Numbers of rows of one environment, superseded ones included.
-
-    doubtful: measurements and whole runs that count, and should be measured again.
-    """
-
-    environment: Environment
-    measurements: int
-    failures: int
-    verifications: int
-    confirmations: int
-    doubtful: int
-
-
-@dataclass(frozen=True, slots=True)
-class DatabaseInfo:
-    """A database in numbers: the answer of ``mucudnn database info``."""
-
-    path: Path
-    size_bytes: int
-    schema_version: int
-    environments: tuple[EnvironmentRows, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MergeCounts:
-    """Rows taken over, and rows that were there before; left behind are those of problems that this version does not
-    know, and bad ones.
-    """
-
-    added: int
-    known: int
-    incompatible: int = 0
-    bad: int = 0
 
 
 def default_path() -> Path:

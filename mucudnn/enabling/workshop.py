@@ -18,9 +18,10 @@ from mucudnn.running.environment import Environment
 from mucudnn.running.fallback import say_once
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.tuning.choose import refuted
+from mucudnn.tuning.permitted import permitted_algorithms
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.tuning.tuner import Priors, allowed_algorithms, tune_tasks
+from mucudnn.tuning.tuner import Priors, tune_tasks
 from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.problem import ConvProblem
@@ -52,7 +53,7 @@ class Workshop:
         Raises ``DatabaseError`` for a file that cannot be read, ``InvalidInputError`` for an unknown algorithm.
         """
         with self._ready(torch.device("cpu")) as (machine, _):
-            allowed_algorithms(machine, self._config)
+            permitted_algorithms(machine, self._config)
 
     def look_up(self, task: Task, device: torch.device) -> TunedProblem | None:
         """Choose from what is stored, if that has been run whole at this batch size; nothing is measured."""
@@ -60,7 +61,7 @@ class Workshop:
             if task.problem not in self._known(machine.environment, database):
                 return None
             sizes = micro_batch_sizes(BatchSizePolicy(self._config.policy), task.batch_size)
-            algorithms = allowed_algorithms(machine, self._config, task.problem, sizes)
+            algorithms = permitted_algorithms(machine, self._config, task.problem, sizes)
             store = EnvironmentStore(database, machine.environment)
             stored = _Stored(store, machine.environment, {one.name: one.version for one in algorithms}, sizes)
             try:

@@ -20,7 +20,6 @@ from mucudnn.bench.timing.peak_rate import peak_flops_per_s
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.distributed.team import Team, telling
-from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.running.devices import device_named, largest_batch_size, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.environment import Environment
@@ -28,6 +27,7 @@ from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.tuning.choose import Outcome, Verify, choose, divide, is_solvable
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes, unaffordable
 from mucudnn.tuning.job import Job
+from mucudnn.tuning.permitted import permitted_algorithms
 from mucudnn.tuning.quiet import MOST_WAITED_S, Quiet
 from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning, TuningInterrupted, allowed
 from mucudnn.tuning.sharing import Sharing, expected_s, sharing
@@ -42,10 +42,9 @@ from mucudnn.words.results import (
     MicroConfig,
     WholeRun,
     WithFreshWorkspace,
-    source_of,
 )
 from mucudnn.words.task import Task
-from mucudnn.words.torch_settings import TORCHS_OWN, deterministic_torch
+from mucudnn.words.torch_settings import deterministic_torch
 from mucudnn.words.values import instance, several, shown, whole
 
 __all__ = ["Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
@@ -187,8 +186,7 @@ class _Tuner:
         patience_s = 0.0 if in_passing else MOST_WAITED_S
         self.quiet = Quiet(machine.watch, store, lambda text: self.progress(text, self.at), patience_s)
         self.in_passing = in_passing
-        self.algorithms = _algorithms(machine, config)
-        self.versions = {algorithm.name: algorithm.version for algorithm in self.algorithms}
+        self.versions = {algorithm.name: algorithm.version for algorithm in permitted_algorithms(machine, config)}
         self.ready: list[TunedProblem] = []
         self.sharing = sharing
         self._priors = {} if priors is None else priors
@@ -314,8 +312,7 @@ class _Tuner:
     def _job(self, task: Task) -> Job:
         self.progress(f"{task}: finding algorithms", 0.0)
         sizes = micro_batch_sizes(BatchSizePolicy(self.config.policy), task.batch_size)
-        every = (*self.algorithms, *self._offered(task.problem, sizes))
-        algorithms = [algorithm for algorithm in every if _is_strict_enough(algorithm, task.problem, self.config)]
+        algorithms = permitted_algorithms(self.machine, self.config, task.problem, sizes)
         self.versions |= {algorithm.name: algorithm.version for algorithm in algorithms}
         stored = self.quiet.believed_results(self.store.results(task.problem, self.versions))
         known = [r for r in stored if isinstance(r, Measurement) or self._is_believed(r, task)]
@@ -328,11 +325,6 @@ class _Tuner:
     def _is_believed(self, failure: Failure, task: Task) -> bool:
         """Whether a stored failure counts."""
         return failure.micro_config != task.baseline and not (self.config.thorough and failure.is_passed_over)
-
-    def _offered(self, problem: ConvProblem, sizes: Sequence[int]) -> list[Algorithm]:
-        """Return what sources offer for this problem, as far as the config allows it."""
-        offered = (algorithm for source in self.machine.sources for algorithm in source.offered(problem, sizes))
-        return [algorithm for algorithm in offered if _is_allowed(algorithm, self.config)]
 
     def _begun(self, problem: ConvProblem, micro_config: MicroConfig) -> AbstractContextManager[None]:
         """Note in the store that a first run has begun, until it ends."""
@@ -349,12 +341,8 @@ class _Tuner:
 
     def _is_affordable(self, jobs: Sequence[Job]) -> bool:
         """Whether the smallest configurations are within the budget together. The smallest micro-batches come first."""
-        budget = self.config.workspace_budget_bytes
-        for smallest in (Job.bytes_in_smallest_pieces, Job.smallest_feasible_bytes):
-            known = [size for job in jobs if (size := smallest(job)) is not None]
-            if budget is None or (len(known) == len(jobs) and sum(known) <= budget):
-                return True
-        return False
+        each = (Job.bytes_in_smallest_pieces, Job.smallest_feasible_bytes)
+        return any(self._fit_budget(map(smallest, jobs)) for smallest in each)
 
     def _is_divisible_everywhere(self, jobs: Sequence[Job]) -> bool:
         """Whether it is for the ranks of all kinds, which measure again together."""
@@ -363,10 +351,19 @@ class _Tuner:
 
     def _is_divisible(self, jobs: Sequence[Job]) -> bool:
         """Whether what was measured fits the budget. The quick search may pass over what needs least."""
+        return self._fit_budget(smallest_bytes(self._allowed(job), job.task.batch_size) for job in jobs)
+
+    def _fit_budget(self, sizes: Iterable[int | None]) -> bool:
+        """Whether these bytes, one size for each job, are within the budget together; None: a job has none."""
         budget = self.config.workspace_budget_bytes
-        least = [smallest_bytes(self._allowed(job), job.task.batch_size) for job in jobs]
-        known = [size for size in least if size is not None]
-        return budget is None or (len(known) == len(jobs) and sum(known) <= budget)
+        if budget is None:
+            return True
+        total = 0
+        for size in sizes:
+            if size is None:
+                return False
+            total += size
+        return total <= budget
 
     def _require_affordable(self, jobs: Sequence[Job]) -> None:
         """Raises ``InfeasibleError`` if the budget is less than the smallest configurations need together."""
@@ -466,40 +463,3 @@ class _Tuner:
 def _how(task: Task) -> WithFreshWorkspace | None:
     """Return what is special in the whole runs of a task."""
     return WithFreshWorkspace() if task.in_headroom else None
-
-
-def _algorithms(machine: Machine, config: Config) -> list[Algorithm]:
-    """Return the algorithms that the config allows. Raises ``InvalidInputError`` for unknown names."""
-    names = [algorithm.name for algorithm in machine.algorithms]
-    sources = [source.name for source in machine.sources]
-    if unknown := [name for name in config.algorithms or () if source_of(name) not in (TORCHS_OWN, *names, *sources)]:
-        there_are = ", ".join((*names, *sources))
-        raise InvalidInputError(f"algorithms has {', '.join(unknown)}; this machine has {there_are}")
-    return [algorithm for algorithm in machine.algorithms if _is_allowed(algorithm, config)]
-
-
-def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
-    """Whether name or source are asked for, and its determinism is enough. Torch's own always is allowed."""
-    name = algorithm.name
-    named = config.algorithms is None or bool({name, source_of(name)} & {TORCHS_OWN, *config.algorithms})
-    return named and (algorithm.deterministic or name == TORCHS_OWN or not config.deterministic)
-
-
-def _is_strict_enough(algorithm: Algorithm, problem: ConvProblem, config: Config) -> bool:
-    """Whether it is local, or that is not asked for. Torch's own always is strict enough."""
-    return not config.strict or algorithm.name == TORCHS_OWN or algorithm.is_local(problem)
-
-
-def allowed_algorithms(
-    machine: Machine, config: Config, problem: ConvProblem | None = None, sizes: Sequence[int] = ()
-) -> list[Algorithm]:
-    """Return the algorithms that a config allows; for a problem those that sources offer, too, and that are strict.
-
-    Raises ``InvalidInputError`` for unknown names.
-    """
-    algorithms = _algorithms(machine, config)
-    if problem is None:
-        return algorithms
-    offered = (algorithm for source in machine.sources for algorithm in source.offered(problem, sizes))
-    every = (*algorithms, *(algorithm for algorithm in offered if _is_allowed(algorithm, config)))
-    return [algorithm for algorithm in every if _is_strict_enough(algorithm, problem, config)]

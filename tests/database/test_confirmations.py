@@ -15,7 +15,8 @@ from support.database_rows import FULL, HERE, PROBLEM, change, fill, rows_of
 from support.places import DATA
 
 from mucudnn.database import migrations
-from mucudnn.database.database import Database, EnvironmentRows, MergeCounts
+from mucudnn.database.contents import EnvironmentRows, MergeCounts
+from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.database.profiles import open_stored
 from mucudnn.words.errors import DatabaseError, InvalidInputError

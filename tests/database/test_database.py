@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, VERSIONS, change, fill, rows_of
 
-from mucudnn.database.database import Database, EnvironmentRows, MergeCounts, default_path
+from mucudnn.database.contents import EnvironmentRows, MergeCounts
+from mucudnn.database.database import Database, default_path
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation

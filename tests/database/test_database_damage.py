@@ -20,7 +20,8 @@ from support.effort import how_many
 
 from mucudnn.database import schema
 from mucudnn.database.column_rules import row_faults
-from mucudnn.database.database import Database, MergeCounts
+from mucudnn.database.contents import MergeCounts
+from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.database.profiles import open_stored
 from mucudnn.running.environment import Environment

@@ -55,7 +55,7 @@ class FakeTuner:
 @pytest.fixture(autouse=True)
 def tuner(monkeypatch: pytest.MonkeyPatch) -> FakeTuner:
     fake = FakeTuner()
-    monkeypatch.setattr("mucudnn.tuning.optimize.tune_tasks", fake)
+    monkeypatch.setattr("mucudnn.optimizing.optimize.tune_tasks", fake)
     return fake
 
 
@@ -443,7 +443,7 @@ def test_model_that_cannot_be_tuned_is_unchanged(monkeypatch: pytest.MonkeyPatch
     def fail(*_: Any, **__: Any) -> Tuning:
         raise mucudnn.InfeasibleError("nothing fits")
 
-    monkeypatch.setattr("mucudnn.tuning.optimize.tune_tasks", fail)
+    monkeypatch.setattr("mucudnn.optimizing.optimize.tune_tasks", fail)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     with pytest.raises(mucudnn.InfeasibleError):
         mucudnn.optimize(model, torch.randn(2, 3, 7, 7))

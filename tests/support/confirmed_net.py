@@ -14,14 +14,14 @@ from support.clock.machine import FakeClock
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.optimizing import confirm_model as module
+from mucudnn.optimizing.confirm_model import confirm_model
+from mucudnn.optimizing.optimize import _put_in
 from mucudnn.running import operators
 from mucudnn.running.dispatcher import torchs_kernel
 from mucudnn.tracing.convolutions import trace
 from mucudnn.tracing.undisturbed import undisturbed
-from mucudnn.tuning import confirm_model as module
-from mucudnn.tuning.confirm_model import confirm_model
 from mucudnn.tuning.confirmation import Confirmation
-from mucudnn.tuning.optimize import _put_in
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
@@ -73,9 +73,9 @@ def made_up_machine(monkeypatch: pytest.MonkeyPatch, clock: FakeClock | None = N
         return call
 
     monkeypatch.setattr(operators, "computed", slow)
-    monkeypatch.setattr("mucudnn.running.in_place.torchs_kernel", slow_kernel)
-    monkeypatch.setattr("mucudnn.running.in_place.time.perf_counter", clock.now)
-    monkeypatch.setattr("mucudnn.tuning.steps_in_turns.RECORD_S", 0.0)  # torch's take none where none is noted
+    monkeypatch.setattr("mucudnn.optimizing.in_place.torchs_kernel", slow_kernel)
+    monkeypatch.setattr("mucudnn.optimizing.in_place.time.perf_counter", clock.now)
+    monkeypatch.setattr("mucudnn.optimizing.steps_in_turns.RECORD_S", 0.0)  # torch's take none where none is noted
     monkeypatch.setattr(module, "wall_clock", lambda device_type: clock)
     forward = Net.forward
 

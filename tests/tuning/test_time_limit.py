@@ -16,7 +16,7 @@ from support.snapshots import assert_as_stored, printed
 from mucudnn.bench.analyses.tuning_report import tuning_record, tuning_table
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.database.database import Database
-from mucudnn.tuning.report import Report
+from mucudnn.optimizing.report import Report
 from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config

@@ -13,7 +13,7 @@ from torch import nn
 
 from mucudnn.bench.suites.training.result import StepSplit
 from mucudnn.bench.timing.timer import Clock, Runner
-from mucudnn.running.in_place import InPlaceTimes
+from mucudnn.optimizing.in_place import InPlaceTimes
 from mucudnn.words.problem import Operation
 
 DEVICES = ("cpu",)  # on a GPU the events of a step are on its thread's stream, which the recorder does not know

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.optimizing.in_place import InPlaceTimes, Place
 from mucudnn.running import dispatcher, eager, operators
 from mucudnn.running.dispatcher import Wrapper
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
-from mucudnn.running.in_place import InPlaceTimes, Place
 from mucudnn.running.operators import Choices
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig

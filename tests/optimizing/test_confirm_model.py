@@ -22,10 +22,10 @@ import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.modules import conv3d
 from mucudnn.modules.conv3d import DividedOperation
+from mucudnn.optimizing import confirm_model as module
+from mucudnn.optimizing.in_place import InPlaceTimes
 from mucudnn.running import operators
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
-from mucudnn.running.in_place import InPlaceTimes
-from mucudnn.tuning import confirm_model as module
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
 from mucudnn.words.results import Configuration, MicroConfig
@@ -304,7 +304,7 @@ def test_optimize_confirms_where_convolutions_can_be_timed(database: Path, monke
             model(sample_input)
         recorded.append(sum(spent.calls for spent in times.take().values()))
 
-    monkeypatch.setattr(import_module("mucudnn.tuning.optimize"), "confirm_model", confirm_probe)
+    monkeypatch.setattr(import_module("mucudnn.optimizing.optimize"), "confirm_model", confirm_probe)
     mucudnn.optimize(Net(), X, Config(algorithms=("gemm",), time_limit="20ms", database=database, confirm=True))
     assert recorded == [2]
 

@@ -18,6 +18,8 @@ from mucudnn.distributed.team import Team, telling
 from mucudnn.modules.conv3d import Conv3d, DividedOperation
 from mucudnn.modules.tuned_classes import make_tunable, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
+from mucudnn.optimizing.confirm_model import Step, confirm_model
+from mucudnn.optimizing.divide_3d import divide_3d
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.operators import Choices
@@ -25,8 +27,6 @@ from mucudnn.tracing.convolutions import Call, trace
 from mucudnn.tracing.headroom import Limits, find_headroom
 from mucudnn.tracing.undisturbed import undisturbed
 from mucudnn.tuning.cached_filters import cache_filters, cache_filters_together
-from mucudnn.tuning.confirm_model import Step, confirm_model
-from mucudnn.tuning.divide_3d import divide_3d
 from mucudnn.tuning.result import TunedProblem, configurations_of
 from mucudnn.tuning.tuner import machine_and_database, require_callable, tune_tasks
 from mucudnn.words.config import Config, config_or_default

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.modules.conv3d import UNDIVIDED, DividedOperation
-from mucudnn.tuning.divide_3d import divide_3d
+from mucudnn.optimizing.divide_3d import divide_3d
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
 

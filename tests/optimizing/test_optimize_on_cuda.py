@@ -18,8 +18,8 @@ from support.problems.nets import two_convolutions
 from torch import nn
 
 import mucudnn
+from mucudnn.optimizing import optimize as optimizing
 from mucudnn.tracing.convolutions import trace
-from mucudnn.tuning import optimize as optimizing
 from mucudnn.tuning.cached_filters import cache_filters
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError

@@ -19,7 +19,7 @@ from torch import nn
 
 import mucudnn
 from mucudnn.database.database import Database
-from mucudnn.tuning import confirm_model as module
+from mucudnn.optimizing import confirm_model as module
 from mucudnn.tuning.confirmation import Confirmation
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
@@ -134,7 +134,7 @@ def test_inputs_limits_autocast_and_versions_tell_them_apart(machine: Machine, m
     with torch.autocast("cpu", torch.bfloat16):
         assert is_new(confirmed(tuned_net(), OPEN))
     assert not is_new(confirmed(tuned_net(), OPEN))
-    monkeypatch.setattr("mucudnn.tuning.kept_confirmation.algorithm_versions", lambda: {"gemm": 99})
+    monkeypatch.setattr("mucudnn.optimizing.kept_confirmation.algorithm_versions", lambda: {"gemm": 99})
     assert is_new(confirmed(tuned_net(), OPEN))
 
 

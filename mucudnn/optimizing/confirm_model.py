@@ -19,18 +19,18 @@ from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.tuned_module import TunedModule
+from mucudnn.optimizing.confirm import confirm
+from mucudnn.optimizing.in_place import InPlaceTimes
+from mucudnn.optimizing.kept_confirmation import KeptConfirmation
+from mucudnn.optimizing.steps_in_turns import StepTimes, TunedModules
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.environment import current_environment
 from mucudnn.running.filter_cache import FilterCache
-from mucudnn.running.in_place import InPlaceTimes
 from mucudnn.tracing.own_step import OwnStep
 from mucudnn.tuning.choose import baseline_of
-from mucudnn.tuning.confirm import confirm
 from mucudnn.tuning.confirmation import Confirmation, PutBack
-from mucudnn.tuning.kept_confirmation import KeptConfirmation
 from mucudnn.tuning.quiet import Quiet
 from mucudnn.tuning.result import TunedProblem, tuned_of
-from mucudnn.tuning.steps_in_turns import StepTimes, TunedModules
 from mucudnn.words.config import Config
 from mucudnn.words.errors import first_line
 from mucudnn.words.problem import ConvProblem

@@ -10,11 +10,11 @@ from math import inf
 
 import pytest
 
-from mucudnn.running.in_place import Place, Spent
-from mucudnn.tuning.confirm import confirm, confirm_again
+from mucudnn.optimizing.confirm import confirm, confirm_again
+from mucudnn.optimizing.in_place import Place, Spent
+from mucudnn.optimizing.steps_in_turns import Effort, StepTimes, TunedModules
 from mucudnn.tuning.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.tuning.steps_in_turns import Effort, StepTimes, TunedModules
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from mucudnn.running.in_place import Place
+from mucudnn.optimizing.in_place import Place
+from mucudnn.optimizing.steps_in_turns import EFFORT, Effort, Rounds, Steps, StepTimes, TunedModules
 from mucudnn.tuning.choose import baseline_of
 from mucudnn.tuning.confirmation import Confirmation, InPlace, InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem, relative_error_of
-from mucudnn.tuning.steps_in_turns import EFFORT, Effort, Rounds, Steps, StepTimes, TunedModules
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.optimizing.report import WIDTH, Report
 from mucudnn.running.operators import Choices
 from mucudnn.tuning.confirmation import Confirmation, InTurns, PutBack
-from mucudnn.tuning.report import WIDTH, Report
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig

@@ -18,10 +18,10 @@ from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.kernels.registry import algorithm_versions
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.tuned_module import TunedModule
-from mucudnn.tuning.confirm import confirm_again
+from mucudnn.optimizing.confirm import confirm_again
+from mucudnn.optimizing.steps_in_turns import Steps
 from mucudnn.tuning.confirmation import Confirmation, InPlace, InTurns
 from mucudnn.tuning.result import tuned_of
-from mucudnn.tuning.steps_in_turns import Steps
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
 from mucudnn.words.results import Configuration

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mucudnn.running.in_place import Place, Spent
+from mucudnn.optimizing.in_place import Place, Spent
 from mucudnn.tuning.confirmation import InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.results import is_busy
