@@ -100,6 +100,7 @@ def optimize(
             partial(_put_in, config=config),
             device_type=device.type,
             step=step,
+            team=None if team is None else team.again(),
             progress=progress or silent,
         )
     return model
