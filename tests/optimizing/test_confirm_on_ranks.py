@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.ranks.launching import script, torchrun
+from support.ranks.launching import found_by_scenarios
 
 from mucudnn.distributed.exchange import Exchange
 from mucudnn.distributed.fingerprint import Fingerprint
@@ -26,12 +25,7 @@ Found = Sequence[dict[str, Any]]  # by rank
 
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
-    """What all scenarios have found: they run in the same processes, one after the other."""
-    folder = tmp_path_factory.mktemp("scenarios")
-    done = torchrun(script("confirming"), folder, ranks=RANKS)
-    assert done.returncode == 0, done.stderr
-    by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
-    return {name: [found[name] for found in by_rank] for name in by_rank[0]}
+    return found_by_scenarios("confirming", tmp_path_factory.mktemp("scenarios"), RANKS)
 
 
 def same(found: Found) -> dict[str, Any]:
