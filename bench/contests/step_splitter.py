@@ -11,12 +11,10 @@ from statistics import median
 
 from torch import nn
 
-from mucudnn.bench.suites.training.result import StepSplit
-from mucudnn.bench.timing.timer import Clock, Runner
+from mucudnn.bench.contests.step_split import StepSplit
+from mucudnn.bench.timing.timer import Clock, Runner, here
 from mucudnn.optimizing.in_place import InPlaceTimes
 from mucudnn.words.problem import Operation
-
-DEVICES = ("cpu",)  # on a GPU the events of a step are on its thread's stream, which the recorder does not know
 
 
 @dataclass(slots=True, eq=False)
@@ -31,9 +29,11 @@ class StepSplitter:
     _is_warm: bool = False
 
     @classmethod
-    def of(cls, model: nn.Module, step: Callable[[], object], clock: Clock, runner: Runner) -> StepSplitter:
-        """Make one for steps of a model on the CPU. Raises ``UnavailableError`` as ``InPlaceTimes``."""
-        return cls(step, clock, runner, InPlaceTimes(model, "cpu"))
+    def of(
+        cls, model: nn.Module, step: Callable[[], object], clock: Clock, runner: Runner = here, device: str = "cpu"
+    ) -> StepSplitter:
+        """Make one for steps of a model on this type of device. Raises ``UnavailableError`` as ``InPlaceTimes``."""
+        return cls(step, clock, runner, InPlaceTimes(model, device))
 
     def sample(self, steps: int) -> None:
         """Run ``steps`` steps in a row, and note what one took. A first call before, which is not noted, is slower.
