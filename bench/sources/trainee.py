@@ -29,7 +29,7 @@ class Trainee:
     def __init__(self, model: nn.Module, learning_rate: float = 0.01, objective: Objective = CLASSIFICATION) -> None:
         self.model = model
         self.objective = objective
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
 
     def step(self, images: Tensor, labels: Tensor, seed: int) -> TrainedStep:
         """Make one step and wait for it. images: (N, C, H, W), labels: (N,). ``seed`` decides what dropout drops."""

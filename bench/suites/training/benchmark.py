@@ -20,8 +20,8 @@ import mucudnn
 from mucudnn.bench.contests.own_thread import OwnThread
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
 from mucudnn.bench.contests.step_splitter import StepSplitter
-from mucudnn.bench.sources.trainee import Batch, Trainee, labelled_batches
 from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective
+from mucudnn.bench.sources.trainee import Batch, Trainee, labelled_batches
 from mucudnn.bench.suites.training.result import (
     PRECISIONS,
     VARIANTS,

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.bench.contests.own_thread import OwnThread
 from mucudnn.bench.contests.step_split import StepSplit
-from mucudnn.bench.sources.trainee import Trainee
 from mucudnn.bench.sources import networks
+from mucudnn.bench.sources.trainee import Trainee
 from mucudnn.bench.suites.training import benchmark as training_benchmark
 from mucudnn.bench.suites.training.benchmark import TrainingOptions
 from mucudnn.bench.suites.training.report import (
