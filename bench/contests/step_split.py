@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +23,16 @@ class StepSplit:
     @property
     def convolutions_s(self) -> float:
         return self.forward_s + self.backward_s
+
+    @property
+    def step_s(self) -> float:
+        return self.convolutions_s + self.rest_s
+
+    @classmethod
+    def median(cls, samples: Sequence[Self]) -> Self:
+        """Return each part's median; there must be a sample."""
+        return cls(
+            forward_s=median(one.forward_s for one in samples),
+            backward_s=median(one.backward_s for one in samples),
+            rest_s=median(one.rest_s for one in samples),
+        )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median
 
 from torch import nn
 
@@ -47,13 +46,7 @@ class StepSplitter:
 
     def median(self) -> StepSplit | None:
         """Each part's median over the samples; ``None`` without a sample."""
-        if not self.samples:
-            return None
-        return StepSplit(
-            forward_s=median(one.forward_s for one in self.samples),
-            backward_s=median(one.backward_s for one in self.samples),
-            rest_s=median(one.rest_s for one in self.samples),
-        )
+        return StepSplit.median(self.samples) if self.samples else None
 
     def _split(self, steps: int) -> StepSplit:
         with self.times.recording():

@@ -194,7 +194,7 @@ class _Contest:
 
     def results(self) -> Iterator[StepTimes]:
         alone_s = {which: _slowest_s(one.samples_s) for which, one in self.alone.items()}
-        convolutions_s = {which: _convolutions_s(one.splitter.samples) for which, one in self.alone.items()}
+        splits = {which: _slowest_split(one.splitter.samples) for which, one in self.alone.items()}
         for (which, cap), one in self.together.items():
             steps_s = _slowest_s(one.samples_s)
             yield StepTimes(
@@ -203,7 +203,7 @@ class _Contest:
                 step_s=median(steps_s),
                 noise=relative_spread(steps_s),
                 alone_s=median(alone_s[which]),
-                convolutions_s=convolutions_s[which],
+                split=splits[which],
                 bucket_bytes=one.bucket_bytes,
                 equality=Equality(len(one.compared), sum(one.compared)),
             )
@@ -214,8 +214,7 @@ def _slowest_s(samples_s: Sequence[float]) -> list[float]:
     return [max(of_round) for of_round in zip(*gathered(samples_s), strict=True)]
 
 
-def _convolutions_s(samples: Sequence[StepSplit]) -> float:
-    """Return the seconds of the convolutions: the median over the rounds, of the rank whose step was the slowest."""
-    pairs = [(split.convolutions_s + split.rest_s, split.convolutions_s) for split in samples]
-    slowest = [max(of_round) for of_round in zip(*gathered(pairs), strict=True)]
-    return median(convolutions_s for _, convolutions_s in slowest)
+def _slowest_split(samples: Sequence[StepSplit]) -> StepSplit:
+    """Return each part's median over the rounds, of the rank whose step was the slowest in each."""
+    slowest = [max(of_round, key=lambda split: split.step_s) for of_round in zip(*gathered(samples), strict=True)]
+    return StepSplit.median(slowest)

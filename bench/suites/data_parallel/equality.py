@@ -19,7 +19,7 @@ def digest(model: nn.Module) -> str:
     """Return what is equal for equal parameters, and for others in all likelihood is not."""
     found = sha256()
     for parameter in model.parameters():
-        found.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        found.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

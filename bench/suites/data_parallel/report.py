@@ -16,8 +16,8 @@ _COLUMNS: Mapping[str, Callable[[DataParallelResult, StepTimes], str]] = {
     "IQR / median": lambda result, step: f"{step.noise:.1%}",
     "speedup": lambda result, step: ratio(_speedup(result, step)),
     "samples/s": lambda result, step: f"{_throughput(result, step):.1f}",
-    "convolutions ms": lambda result, step: milliseconds(step.convolutions_s),
-    "other compute ms": lambda result, step: milliseconds(step.other_s),
+    "convolutions ms": lambda result, step: milliseconds(step.split.convolutions_s),
+    "other compute ms": lambda result, step: milliseconds(step.split.rest_s),
     "exposed ms": lambda result, step: milliseconds(step.exposed_s),
     "buckets": lambda result, step: str(len(step.bucket_bytes)),
     "ranks equal": lambda result, step: f"{step.equality.equal} of {step.equality.checked}",
@@ -36,7 +36,8 @@ def data_parallel_table(result: DataParallelResult) -> Table:
         cap = "default" if step.bucket_cap_mb is None else f"{step.bucket_cap_mb:g}"
         printed.add_row(cap, step.convolutions, *(shown(result, step) for shown in _COLUMNS.values()))
     printed.caption = (
-        "convolutions, other compute: of a step without communication; exposed: what the step takes longer with it"
+        "convolutions (timed in place), other compute: of steps without communication; exposed: what a step takes "
+        "longer with it"
     )
     return printed
 
@@ -91,8 +92,9 @@ def _row(result: DataParallelResult, step: StepTimes) -> Record:
         "speedup": _speedup(result, step),
         "samples_per_s": _throughput(result, step),
         "alone_s": step.alone_s,
-        "convolutions_s": step.convolutions_s,
-        "other_s": step.other_s,
+        "forward_convolutions_s": step.split.forward_s,
+        "backward_convolutions_s": step.split.backward_s,
+        "other_s": step.split.rest_s,
         "exposed_s": step.exposed_s,
         "buckets": len(step.bucket_bytes),
         "compared": step.equality.checked,

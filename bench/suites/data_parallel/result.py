@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mucudnn.bench.contests.step_split import StepSplit
 from mucudnn.bench.scaling.local_batches import Convolutions
 from mucudnn.running.environment import Environment
 from mucudnn.words.communication import Communication
@@ -46,8 +47,8 @@ class StepTimes:
     """Seconds of a step: medians over the rounds, of the rank that was slowest in each.
 
     bucket_cap_mb: as of DistributedDataParallel; ``None``: its default. step_s, noise: with communication, and its IQR
-    / median. alone_s: without any, on all ranks at the same time. convolutions_s: those of a step without
-    communication, in place. bucket_bytes: gradients in each message, in the order in which they are sent.
+    / median. alone_s: without any, on all ranks at the same time. split: of further steps without communication, whose
+    convolutions are timed in place. bucket_bytes: gradients in each message, in the order in which they are sent.
     """
 
     convolutions: Convolutions
@@ -55,14 +56,9 @@ class StepTimes:
     step_s: float
     noise: float
     alone_s: float
-    convolutions_s: float
+    split: StepSplit
     bucket_bytes: tuple[int, ...]
     equality: Equality
-
-    @property
-    def other_s(self) -> float:
-        """Seconds of all that is neither convolution nor communication."""
-        return self.alone_s - self.convolutions_s
 
     @property
     def exposed_s(self) -> float:

@@ -180,6 +180,8 @@ def data_parallel(
     """
     from mucudnn.words.config import Config
 
+    if communication is Communication.BF16 and device == "cpu":
+        raise click.UsageError("torch sends bf16 between GPUs only: give --communication fp16, or --device cuda")
     ranks = _number_of_ranks(ranks)
     if device == "cuda":
         _require_gpus(ranks_here(ranks))

@@ -117,7 +117,7 @@ def _outcome(told: Connection, process: BaseProcess) -> _Done | _Failed:
     except EOFError:
         process.join()
         code = process.exitcode or 0
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
         return _Failed(0.0, how)  # before all others: they have only lost it
 
 
@@ -129,7 +129,7 @@ def _blame(failed: Mapping[int, _Failed], ranks: int) -> MucudnnError:
     reasons = {outcome.reason for outcome in failed.values()}
     if len(failed) == ranks and reasons == {first.reason}:
         return SharingError(first.reason)
-    return SharingError(f"rank {rank} {first.reason}; all others were ended with it")
+    return SharingError(f"rank {rank}: {first.reason}; all others were ended with it")
 
 
 def _work(job: Callable[[], object], rank: int, ranks: int, device: str, meeting: str, told: Connection) -> None:
@@ -156,10 +156,9 @@ def _told(job: Callable[[], object], is_first: bool) -> _Done | _Failed:
     try:
         result = job()
     except MucudnnError as error:
-        return _Failed(time.monotonic(), f"failed: {error}")
+        return _Failed(time.monotonic(), str(error))
     except Exception as error:
-        reason = f"failed with {type(error).__name__}: {first_line(error)}"
-        return _Failed(time.monotonic(), reason, traceback.format_exc())
+        return _Failed(time.monotonic(), f"{type(error).__name__}: {first_line(error)}", traceback.format_exc())
     return _Done(result if is_first else None)
 
 
