@@ -13,7 +13,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostL
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import ModelAverager, PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
-from torch.distributed.optim.post_localSGD_optimizer import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -51,6 +50,9 @@ class Wire:
         if self.communication is Communication.POWERSGD:
             hooks[self.communication] = PowerSGDState(None, start_powerSGD_iter=_BEFORE_POWERSGD), powerSGD_hook
         if self.communication.averages_parameters:
+            # Here and not above: with it comes all of torch.distributed.optim, which warns of what it uses itself.
+            from torch.distributed.optim.post_localSGD_optimizer import PostLocalSGDOptimizer
+
             hooks[self.communication] = _no_gradients_after(self.period), post_localSGD_hook
             optimizer = PostLocalSGDOptimizer(optimizer, self._averager())
         if self.communication in hooks:
