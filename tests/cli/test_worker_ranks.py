@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -37,7 +38,7 @@ def test_the_rank_that_failed_first_is_named(how: str, message: str, capfd: pyte
 
 
 def test_what_all_ranks_say_is_said_once() -> None:
-    with pytest.raises(SharingError, match="^there is no such network$"):
+    with pytest.raises(SharingError, match=r"^there is no such network$"):
         on_every_rank(Refusing(), 2, "cpu")
 
 
@@ -51,7 +52,7 @@ def test_ranks_end_with_the_command(how: signal.Signals, tmp_path: Path) -> None
         [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     ) as command:
         assert command.stdout is not None
-        assert len(command.stdout.readline().split()) == 2
+        assert len(json.loads(command.stdout.readline())) == 2
         command.send_signal(how)
         command.communicate(timeout=LIMIT_S)  # standard output is closed once nobody has it any more
     assert command.returncode in (-how, 1)

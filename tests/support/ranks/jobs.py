@@ -124,6 +124,6 @@ class Waiting:
         told = [None] * dist.get_world_size()
         dist.all_gather_object(told, os.getpid())
         if dist.get_rank() == 0:
-            print(*told, flush=True)
-            sys.stdin.close()
+            sys.stdout.write(f"{told}\n")
+            sys.stdout.flush()
         signal.pause()
