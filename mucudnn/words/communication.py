@@ -1,4 +1,4 @@
-"""What ranks that train together send each other, the algorithms of an all-reduce, and the link between ranks."""
+"""Communication of ranks that train together, the algorithms of an all-reduce, and the link between ranks."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _BEFORE_POWERSGD = 2  # steps: torch builds the buckets anew in the first of the
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What a model's ranks send each other, by torch's own means.
+    """Communication of a model's ranks, by torch's own means.
 
     period: steps from one averaging of parameters over all ranks to the next, where ``communication`` averages them.
     """
@@ -78,8 +78,8 @@ def levels(period: int, ranks: int) -> OrderedDict[int, int]:
     the ranks can be divided, do in the middle between. Where there are none, or no step is in the middle, all is what
     is left.
 
-    >>> levels(4, 8), levels(4, 2)
-    (OrderedDict({2: 2, 4: 8}), OrderedDict({4: 2}))
+    >>> dict(levels(4, 8)), dict(levels(4, 2))
+    ({2: 2, 4: 8}, {4: 2})
     """
     on_host = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     small = next((n for n in (on_host, *range(2, ranks)) if 1 < n < ranks and ranks % n == 0), None)

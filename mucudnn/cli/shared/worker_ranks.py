@@ -25,6 +25,7 @@ from typing import TypeVar, cast
 
 import click
 
+from mucudnn.cli.shared.commands import show_warning
 from mucudnn.cli.shared.launch import ranks_of_torchrun
 from mucudnn.words.errors import MucudnnError, SharingError, first_line
 
@@ -136,6 +137,7 @@ def _work(job: Callable[[], object], rank: int, ranks: int, device: str, meeting
     """Be a rank. Never returns: threads that torch leaves behind sometimes abort a process that ends as usual."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its ranks
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    warnings.showwarning = show_warning
     if rank:
         warnings.simplefilter("ignore")  # rank 0 tells
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
