@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _MOST_RANKS = 64  # processes that are started on one machine
 _BATCH = {"cuda": 64, "cpu": 8}  # samples of each rank
 _LARGEST_CAP = 65536.0  # MiB
+_LONGEST_PERIOD = 1000  # steps, all of which are run for a sample
 
 
 def parse_caps(text: str) -> tuple[float | None, ...]:
@@ -123,7 +124,7 @@ class _Measuring:
 )
 @click.option(
     "--period",
-    type=options.Count(2),
+    type=options.Count(2, most=_LONGEST_PERIOD),
     default=4,
     show_default=True,
     help="Of post-local-sgd and hierarchical-sgd: steps from one averaging over all ranks to the next.",
