@@ -181,8 +181,7 @@ def data_parallel(
     """
     from mucudnn.words.config import Config
 
-    if communication is Communication.BF16 and device == "cpu":
-        raise click.UsageError("torch sends bf16 between GPUs only: give --communication fp16, or --device cuda")
+    _require_suitable(communication, device, memory_format)
     ranks = _number_of_ranks(ranks)
     if device == "cuda":
         _require_gpus(ranks_here(ranks))
@@ -201,6 +200,17 @@ def data_parallel(
     result = on_every_rank(measuring, ranks, device)
     if result is not None:
         _tell(result, csv_file, json_file)
+
+
+def _require_suitable(communication: Communication, device: str, memory_format: MemoryFormat) -> None:
+    """Raises ``UsageError`` for what torch cannot send, or sends in a way that changes what is measured."""
+    if communication is Communication.BF16 and device == "cpu":
+        raise click.UsageError("torch sends bf16 between GPUs only: give --communication fp16, or --device cuda")
+    if communication.averages_parameters and memory_format is MemoryFormat.CHANNELS_LAST:
+        raise click.UsageError(
+            f"torch's averaging leaves parameters contiguous, so {communication} does not go with "
+            "--memory-format channels-last: leave it out, or give another --communication"
+        )
 
 
 def _number_of_ranks(given: int | None) -> int:

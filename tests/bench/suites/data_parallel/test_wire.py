@@ -7,8 +7,11 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import pytest
+import torch
+import torch.distributed as dist
 from support.ranks.launching import run, script
 from support.ranks.wires import PERIOD, STEPS
+from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
 from mucudnn.bench.suites.data_parallel.wire import Wire, levels
 from mucudnn.words.communication import Communication
@@ -77,3 +80,14 @@ def test_groups_are_hosts_or_the_smallest_there_are(
     if on_host is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(on_host))
     assert levels(period, ranks) == OrderedDict(expected)
+
+
+def test_averaged_parameters_are_contiguous() -> None:
+    """So the command refuses to average those that are not: torch would go on with others."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        w = torch.nn.Parameter(torch.randn(4, 4, 3, 3).contiguous(memory_format=torch.channels_last))
+        average_parameters(iter([w]), dist.group.WORLD)
+        assert w.is_contiguous()
+    finally:
+        dist.destroy_process_group()
