@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.places import TESTS
-from support.ranks.jobs import Failing, Refusing
+from support.ranks.failing_jobs import Failing, Refusing
 
 from mucudnn.cli.shared.launch import cores_of_each, ranks_here, ranks_of_torchrun
 from mucudnn.cli.shared.worker_ranks import on_every_rank
@@ -19,7 +19,7 @@ from mucudnn.words.errors import SharingError
 
 LIMIT_S = 120
 WAITING = """
-from support.ranks.jobs import Waiting
+from support.ranks.failing_jobs import Waiting
 from mucudnn.cli.shared.worker_ranks import on_every_rank
 
 if __name__ == "__main__":

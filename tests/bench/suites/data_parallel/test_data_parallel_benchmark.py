@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from support.ranks.jobs import PARTING, ROUNDS, SETTING, SMALL_CAP, Steps
+from support.ranks.measured_steps import PARTING, ROUNDS, SETTING, SMALL_CAP, Steps
 
 from mucudnn.bench.scaling.local_batches import Convolutions
 from mucudnn.bench.suites.data_parallel.result import Equality, StepTimes

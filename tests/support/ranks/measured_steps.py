@@ -1,10 +1,7 @@
-"""Jobs that every rank of a group runs, each in a process of its own: to be pickled, they have names here."""
+"""Steps that every rank of a group measures, each in a process of its own: to be pickled, the job has a name here."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +16,6 @@ from mucudnn.bench.suites.data_parallel.equality import are_equal
 from mucudnn.bench.suites.data_parallel.result import Setting, StepTimes
 from mucudnn.words.communication import Communication
 from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 
 SETTING = Setting("tiny", 2, 2, "cpu", "float32", MemoryFormat.CONTIGUOUS, Communication.ALLREDUCE, 2)
@@ -94,36 +90,3 @@ class Steps:
             rounds=ROUNDS,
             clock=clock,
         )
-
-
-@dataclass(frozen=True)
-class Failing:
-    """Rank 1 ends in some way while rank 0 waits for it."""
-
-    how: str
-
-    def __call__(self) -> None:
-        if dist.get_rank() == 1:
-            if self.how == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise ValueError("out of patience\nand a stack trace")
-        dist.barrier()
-
-
-@dataclass(frozen=True)
-class Refusing:
-    def __call__(self) -> None:
-        raise InvalidInputError("there is no such network")
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """Tell the number of each process, and wait for what never comes."""
-
-    def __call__(self) -> None:
-        told = [None] * dist.get_world_size()
-        dist.all_gather_object(told, os.getpid())
-        if dist.get_rank() == 0:
-            sys.stdout.write(f"{told}\n")
-            sys.stdout.flush()
-        signal.pause()
