@@ -35,7 +35,7 @@ class UnavailableError(MucudnnError):
 
 
 class SharingError(MucudnnError):
-    """Ranks that tune or train together are not alike, part, or have lost one of them; names ranks and reasons."""
+    """Ranks that tune together are not alike, choose differently, or have lost one of them; names ranks and reasons."""
 
 
 class CapturingError(UnavailableError):

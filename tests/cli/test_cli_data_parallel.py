@@ -26,7 +26,19 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 
 TRAINED = ("bench", "data-parallel", "support.models_by_name:trained", "--input", "3x9x9")
-QUICK = ("--batch", "2", "--rounds", "2", "--algorithms", "gemm", "--time-limit", "10ms", "--threads", "1")
+QUICK = (
+    "--batch",
+    "2",
+    "--rounds",
+    "2",
+    "--algorithms",
+    "gemm",
+    "--time-limit",
+    "10ms",
+    "--threads",
+    "1",
+    "--no-confirm",
+)
 NAMES = [(cap, which) for cap in (None, 0.01) for which in ("torch", "mucudnn")]
 
 

@@ -142,6 +142,7 @@ class _Measuring:
 @options.dtype
 @options.memory_format
 @options.choices(workspace_limit="64MiB", headroom=True)
+@options.confirm
 @click.option(
     "--threads",
     type=options.Count(most=options.MOST_THREADS),

@@ -85,7 +85,9 @@ class Steps:
             net(clock),
             (3, 8, 8),
             SMALL_OUTPUTS,
-            Config(algorithms=("gemm",), time_limit="10ms", operations=("forward",), database=self.database),
+            Config(
+                algorithms=("gemm",), time_limit="10ms", operations=("forward",), database=self.database, confirm=False
+            ),
             bucket_caps=(None, SMALL_CAP) if communication is Communication.FP16 else (None,),
             rounds=ROUNDS,
             clock=clock,
