@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import click
 
 import mucudnn
-from mucudnn.cli.shared.commands import add_commands
+from mucudnn.cli.shared.commands import add_commands, show_warning
 from mucudnn.terminal.streams import Guarded, guarded, occupy_closed, refusal_of_stdout
 from mucudnn.words.errors import MucudnnError, first_line
 
@@ -60,7 +60,7 @@ class CommandGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = _show_warning
+                warnings.showwarning = show_warning
                 return super().invoke(ctx)
         except MucudnnError as error:
             raise CommandError(str(error)) from error
@@ -102,11 +102,6 @@ def _require_printed(output: Guarded) -> None:
     sys.stdout.flush()
     if output.fault is not None and not isinstance(output.fault, BrokenPipeError):
         _end(f"standard output could not be written: {output.fault.strerror}; all files and measurements are kept")
-
-
-def _show_warning(message: Warning | str, *where: object, **_: object) -> None:
-    """Print what a warning says, and not where in the code it is said."""
-    click.echo(f"Warning: {message}", err=True)
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})

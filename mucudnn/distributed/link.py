@@ -34,10 +34,11 @@ def launched_rank() -> int:
 
 
 @contextmanager
-def joined(device: str) -> Iterator[None]:
+def joined(device: str, meeting: str = "env://") -> Iterator[None]:
     """Join the group of all ranks that torchrun has started, and leave it at the end; one that is there is used.
 
-    device: ``cpu`` or ``cuda``; on ``cuda`` every rank takes the GPU of its number on its host.
+    device: ``cpu`` or ``cuda``; on ``cuda`` every rank takes the GPU of its number on its host. meeting: torch's
+    ``init_method``, where the ranks find each other; ``RANK`` and ``WORLD_SIZE`` are in the environment.
 
     Raises what ``torch.distributed.init_process_group`` raises.
     """
@@ -47,7 +48,8 @@ def joined(device: str) -> Iterator[None]:
     kind = torch.device(device).type
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group(_BACKENDS[kind], timeout=_WAIT)
+    rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    dist.init_process_group(_BACKENDS[kind], init_method=meeting, rank=rank, world_size=size, timeout=_WAIT)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The link between ranks, and the algorithms of an all-reduce over it."""
+"""Communication of ranks that train together, the algorithms of an all-reduce, and the link between ranks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,28 @@ from math import inf
 
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.values import real, settle
+
+
+class Communication(StrEnum):
+    """Ways of torch to keep the ranks of data-parallel training together.
+
+    ``ALLREDUCE``: gradients are averaged in every step. ``FP16``, ``BF16``: as numbers of 16 bits. ``POWERSGD``: as
+    products of matrices of rank one (Vogels, Karimireddy and Jaggi, 2019). ``POST_LOCAL_SGD``: parameters are averaged
+    instead, once in several steps (Lin et al., 2018). ``HIERARCHICAL_SGD``: so, within groups of ranks more often than
+    over all of them (Wang et al., 2020).
+    """
+
+    ALLREDUCE = "allreduce"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    POWERSGD = "powersgd"
+    POST_LOCAL_SGD = "post-local-sgd"
+    HIERARCHICAL_SGD = "hierarchical-sgd"
+
+    @property
+    def averages_parameters(self) -> bool:
+        """Whether ranks are equal only after the steps that average their parameters."""
+        return self in (Communication.POST_LOCAL_SGD, Communication.HIERARCHICAL_SGD)
 
 
 class AllReduce(StrEnum):

@@ -6,13 +6,14 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 import torch
+import torch.distributed as dist
 from click.testing import CliRunner
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from torch import nn
 from mucudnn.bench.sources import layers
 from mucudnn.bench.sources.networks import registry
 from mucudnn.bench.suites.solver import benchmark as solver_benchmark
+from mucudnn.cli.bench import data_parallel
 from mucudnn.cli.main import main
 from mucudnn.terminal.command_files import FileType, OutputFile
 
@@ -74,6 +76,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     "limits": ("8MiB", "8MiB,0B", "none"),
     "seconds": ("0", "0.001"),
     "ranks": ("1,2,4,...,64", "3", "1000000", "2,1", "1,2,...,9", "...", "1,,2"),
+    "bucket_caps": ("default,1", "25", "0.001", "-1"),
+    "period": ("2", "3", "1001"),
     "latency": ("5us", "0", "none", "5 parsecs"),
     "bandwidth": ("25GB/s", "1kbit/s", "0GB/s", "25GB", "1e9"),
     "profiles": ("profile.csv", "profile.csv,profile.csv", "own.sqlite,profile.csv", "t.csv", "profile.csv,"),
@@ -104,6 +108,15 @@ def tiny(num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, num_classes))
 
 
+def one_rank(job: Callable[[], object], ranks: int, device: str) -> object:
+    """What ranks run in processes of their own runs here, where networks are small."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return job()
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Files of all kinds, and networks and benchmarks that take little time."""
@@ -113,6 +126,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     front, division = solver_benchmark.time_front, solver_benchmark.time_division
     monkeypatch.setattr(solver_benchmark, "time_front", lambda size, bar_s: front(4, bar_s))
     monkeypatch.setattr(solver_benchmark, "time_division", lambda problems, size, bar_s: division(2, 2, bar_s))
+    monkeypatch.setattr(data_parallel, "on_every_rank", one_rank)
     monkeypatch.delitem(sys.modules, "users", raising=False)
     (tmp_path / "folder").mkdir()
     os.mkfifo("pipe.csv")

@@ -23,8 +23,8 @@ from torch.nn import functional as F
 
 import mucudnn
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes, repeatable_step
+from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.training.side_by_side import train_in_turns
-from mucudnn.bench.suites.training.trainee import labelled_batches
 from mucudnn.tuning import choose as choosing
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation

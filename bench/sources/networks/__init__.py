@@ -15,6 +15,7 @@ from mucudnn.bench.sources.networks.registry import (
     arguments_for,
     build,
     input_shape_of,
+    objective_for,
     objective_of,
 )
 
@@ -28,5 +29,6 @@ __all__ = [
     "arguments_for",
     "build",
     "input_shape_of",
+    "objective_for",
     "objective_of",
 ]

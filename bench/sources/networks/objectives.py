@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
+
+from mucudnn.words.errors import InvalidInputError
 
 _TIMES = 1000  # steps of diffusion
 _KL_WEIGHT = 1e-6  # as in latent diffusion
@@ -66,7 +69,16 @@ def _reconstruction_loss(output: tuple[Tensor, Tensor, Tensor], x: Tensor) -> Te
     return F.mse_loss(decoded, x) + _KL_WEIGHT * divergence
 
 
+def _mean_square(output: Any, target: Tensor) -> Tensor:
+    """Sum the mean squares of all that the model gives: a loss for models of which nothing is known."""
+    outputs = [y for y in tree_leaves(output) if isinstance(y, Tensor) and y.requires_grad]
+    if not outputs:
+        raise InvalidInputError("the model gives nothing that has a gradient, so it cannot be trained")
+    return torch.stack([y.square().mean() for y in outputs]).sum()
+
+
 CLASSIFICATION = Objective(_images, _label_of_image, F.cross_entropy)
 SEGMENTATION = Objective(_images, _label_of_pixels, _segmentation_loss)
 DENOISING = Objective(_images_and_times, _noise, F.mse_loss)
 RECONSTRUCTION = Objective(_images, _image, _reconstruction_loss)
+SMALL_OUTPUTS = Objective(_images, _label_of_image, _mean_square)

@@ -21,6 +21,7 @@ from mucudnn.bench.sources.networks.objectives import (
     DENOISING,
     RECONSTRUCTION,
     SEGMENTATION,
+    SMALL_OUTPUTS,
     Objective,
 )
 from mucudnn.bench.sources.networks.regnet import regnety_400mf
@@ -103,6 +104,11 @@ def arguments_for(source: str, x: Tensor) -> tuple[Tensor, ...]:
     [(2, 3, 32, 32), (2,)]
     """
     return NETWORKS[source].objective.arguments(x) if source in NETWORKS else (x,)
+
+
+def objective_for(source: str) -> Objective:
+    """Objective of the model of a source; models of the user learn to give zeros."""
+    return NETWORKS[source].objective if source in NETWORKS else SMALL_OUTPUTS
 
 
 def _find(name: str) -> Network:

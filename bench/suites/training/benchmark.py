@@ -19,7 +19,9 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.bench.contests.own_thread import OwnThread
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
+from mucudnn.bench.contests.step_splitter import StepSplitter
 from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective
+from mucudnn.bench.sources.trainee import Batch, Trainee, labelled_batches
 from mucudnn.bench.suites.training.result import (
     PRECISIONS,
     VARIANTS,
@@ -30,8 +32,6 @@ from mucudnn.bench.suites.training.result import (
     Variant,
     VariantResult,
 )
-from mucudnn.bench.suites.training.split import DEVICES, StepSplitter
-from mucudnn.bench.suites.training.trainee import Batch, Trainee, labelled_batches
 from mucudnn.bench.timing.rounds import sample_in_rounds
 from mucudnn.bench.timing.synchronized_clock import wall_clock
 from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, Runner, T, Timer
@@ -43,6 +43,7 @@ from mucudnn.words.progress import Progress, silent
 from mucudnn.words.torch_settings import rounding_to_tf32, searching
 
 ROUNDS = 9
+_SPLIT_ON = ("cpu",)  # on a GPU the events of a step are on its thread's stream, which the recorder does not know
 _RULE = replace(EVERY_ROUND, sample_s=0.25)  # short steps follow each other as in training: none is waited for
 
 
@@ -172,7 +173,7 @@ class _MeasuredVariant:
             self.failure = first_line(error)
         else:
             self.timer = Timer(step, self.clock, _RULE, runner=runner)
-            if self.setting.device in DEVICES:
+            if self.setting.device in _SPLIT_ON:
                 self.splitter = StepSplitter.of(model, step, self.clock, runner)
 
     @property

@@ -11,9 +11,9 @@ from mucudnn.bench.analyses.tuning_report import tuning_table
 from mucudnn.bench.sources.layers import load_source
 from mucudnn.bench.sources.networks import build, input_shape_of
 from mucudnn.bench.sources.table_tuning import tune_table
+from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.training.demo_report import training_table
 from mucudnn.bench.suites.training.side_by_side import train_in_turns
-from mucudnn.bench.suites.training.trainee import labelled_batches
 from mucudnn.running.environment import current_environment
 from mucudnn.terminal.console import output, progress_bar
 from mucudnn.words.config import Config

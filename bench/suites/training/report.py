@@ -8,9 +8,10 @@ from itertools import groupby
 
 from rich.table import Table
 
+from mucudnn.bench.contests.step_split import StepSplit
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import memory_bound, milliseconds, new_table, ratio
-from mucudnn.bench.suites.training.result import How, StepCost, StepSplit, Variant, VariantResult
+from mucudnn.bench.suites.training.result import How, StepCost, Variant, VariantResult
 from mucudnn.running.environment import Environment
 from mucudnn.words.config import Config
 from mucudnn.words.units import format_bytes

@@ -16,7 +16,7 @@ from statistics import median
 import torch
 from torch import nn
 
-from mucudnn.bench.suites.training.trainee import Batch, TrainedStep, Trainee
+from mucudnn.bench.sources.trainee import Batch, TrainedStep, Trainee
 
 
 @dataclass(frozen=True, slots=True)

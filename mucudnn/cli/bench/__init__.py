@@ -10,6 +10,7 @@ import click
 from mucudnn.cli.shared.commands import add_commands
 
 COMMANDS = (
+    "data_parallel",
     "inference",
     "limits",
     "memory",

@@ -1,4 +1,4 @@
-"""Puts commands into their group: a command is the function of its file that has the file's name."""
+"""Commands in their group, each the function of its file that has the file's name; how they show warnings."""
 
 from __future__ import annotations
 
@@ -12,3 +12,8 @@ def add_commands(group: click.Group, package: str, names: Iterable[str]) -> None
     """Add the commands that live in these files of a package."""
     for name in names:
         group.add_command(getattr(import_module(f"{package}.{name}"), name))
+
+
+def show_warning(message: Warning | str, *where: object, **_: object) -> None:
+    """Print what a warning says, and not where in the code it is said."""
+    click.echo(f"Warning: {message}", err=True)

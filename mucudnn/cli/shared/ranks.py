@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mucudnn.cli.shared.launch import cores_of_each, ranks_of_torchrun
 from mucudnn.cli.shared.layer_tables import load_limited, tune_with_progress, tuning_environment
 from mucudnn.cli.shared.options import use_threads
 from mucudnn.words.errors import MucudnnError, SharingError
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from mucudnn.bench.sources.table_tuning import TableTuning
     from mucudnn.words.config import Config
 
-_JOIN_BY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells each process
 _LAST_WORDS_S = 5.0
 
 
@@ -71,7 +71,7 @@ def tune_on_ranks(order: TuneTable, device: str, devices: Sequence[str]) -> Tabl
 
 def is_of_torchrun() -> bool:
     """Whether this process is one of several that were started to work together."""
-    return all(name in os.environ for name in _JOIN_BY) and os.environ["WORLD_SIZE"] != "1"
+    return (ranks_of_torchrun() or 1) > 1
 
 
 def _tune_under_torchrun(order: TuneTable, device: str) -> TableTuning | None:
@@ -92,8 +92,7 @@ def _with_own_cores(order: TuneTable, devices: Sequence[str]) -> TuneTable:
     on_cpu = devices.count("cpu")
     if order.threads is not None or on_cpu == 0:
         return order
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return replace(order, threads=max(1, cores // on_cpu))
+    return replace(order, threads=cores_of_each(on_cpu))
 
 
 @contextmanager

@@ -10,12 +10,13 @@ import json
 import os
 import signal
 import sys
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
+from support.ranks.forked import fork_ranks
 from support.ranks.launching import end
 from support.ranks.scenarios import PROBLEMS, choices
 
@@ -44,25 +45,6 @@ def tune_and_die(rank: int, folder: Path, victim: int) -> None:
         raise SystemExit(1)
 
 
-def fork_ranks(folder: Path, size: int, victim: int) -> None:
-    children = []
-    for rank in range(size):
-        child = os.fork()
-        if child == 0:
-            meeting = f"file://{folder}/ranks"
-            dist.init_process_group(
-                "gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=60)
-            )
-            try:
-                tune_and_die(rank, folder, victim)
-            except SystemExit:
-                os._exit(1)
-            os._exit(0)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if "RANK" in os.environ:
@@ -76,4 +58,4 @@ if __name__ == "__main__":
             ranks, killed = map(int, case.split(","))
             place = Path(sys.argv[1]) / case
             place.mkdir()
-            fork_ranks(place, ranks, killed)
+            fork_ranks(place, ranks, partial(tune_and_die, folder=place, victim=killed))

@@ -7,6 +7,7 @@ import copy
 import torch
 from support.snapshots import assert_as_stored
 
+from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.training.demo_report import training_table
 from mucudnn.bench.suites.training.side_by_side import (
     Difference,
@@ -14,7 +15,6 @@ from mucudnn.bench.suites.training.side_by_side import (
     TrainingComparison,
     train_in_turns,
 )
-from mucudnn.bench.suites.training.trainee import labelled_batches
 
 
 def test_training_of_equal_models_has_no_difference() -> None:

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.contests.own_thread import OwnThread
+from mucudnn.bench.contests.step_split import StepSplit
 from mucudnn.bench.sources import networks
+from mucudnn.bench.sources.trainee import Trainee
 from mucudnn.bench.suites.training import benchmark as training_benchmark
 from mucudnn.bench.suites.training.benchmark import TrainingOptions
 from mucudnn.bench.suites.training.report import (
@@ -30,9 +32,8 @@ from mucudnn.bench.suites.training.report import (
     training_summary,
     training_tables,
 )
-from mucudnn.bench.suites.training.result import How, Precision, Setting, StepCost, StepSplit, Variant, VariantResult
+from mucudnn.bench.suites.training.result import How, Precision, Setting, StepCost, Variant, VariantResult
 from mucudnn.bench.suites.training.several import measure_networks
-from mucudnn.bench.suites.training.trainee import Trainee
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat

@@ -12,12 +12,12 @@ from support.training_steps import CONFIG, FLOAT32, measured_variants, tiny
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.bench.contests.step_splitter import StepSplitter
 from mucudnn.bench.suites.training.benchmark import TrainingOptions
 from mucudnn.bench.suites.training.report import (
     training_rows,
 )
 from mucudnn.bench.suites.training.result import How
-from mucudnn.bench.suites.training.split import StepSplitter
 from mucudnn.enabling import switch
 from mucudnn.running import dispatcher
 from mucudnn.running.operators import Choices

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median
 
 from torch import nn
 
-from mucudnn.bench.suites.training.result import StepSplit
-from mucudnn.bench.timing.timer import Clock, Runner
+from mucudnn.bench.contests.step_split import StepSplit
+from mucudnn.bench.timing.timer import Clock, Runner, here
 from mucudnn.optimizing.in_place import InPlaceTimes
 from mucudnn.words.problem import Operation
-
-DEVICES = ("cpu",)  # on a GPU the events of a step are on its thread's stream, which the recorder does not know
 
 
 @dataclass(slots=True, eq=False)
@@ -31,9 +28,11 @@ class StepSplitter:
     _is_warm: bool = False
 
     @classmethod
-    def of(cls, model: nn.Module, step: Callable[[], object], clock: Clock, runner: Runner) -> StepSplitter:
-        """Make one for steps of a model on the CPU. Raises ``UnavailableError`` as ``InPlaceTimes``."""
-        return cls(step, clock, runner, InPlaceTimes(model, "cpu"))
+    def of(
+        cls, model: nn.Module, step: Callable[[], object], clock: Clock, runner: Runner = here, device: str = "cpu"
+    ) -> StepSplitter:
+        """Make one for steps of a model on this type of device. Raises ``UnavailableError`` as ``InPlaceTimes``."""
+        return cls(step, clock, runner, InPlaceTimes(model, device))
 
     def sample(self, steps: int) -> None:
         """Run ``steps`` steps in a row, and note what one took. A first call before, which is not noted, is slower.
@@ -47,13 +46,7 @@ class StepSplitter:
 
     def median(self) -> StepSplit | None:
         """Each part's median over the samples; ``None`` without a sample."""
-        if not self.samples:
-            return None
-        return StepSplit(
-            forward_s=median(one.forward_s for one in self.samples),
-            backward_s=median(one.backward_s for one in self.samples),
-            rest_s=median(one.rest_s for one in self.samples),
-        )
+        return StepSplit.median(self.samples) if self.samples else None
 
     def _split(self, steps: int) -> StepSplit:
         with self.times.recording():

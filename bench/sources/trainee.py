@@ -29,7 +29,7 @@ class Trainee:
     def __init__(self, model: nn.Module, learning_rate: float = 0.01, objective: Objective = CLASSIFICATION) -> None:
         self.model = model
         self.objective = objective
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
 
     def step(self, images: Tensor, labels: Tensor, seed: int) -> TrainedStep:
         """Make one step and wait for it. images: (N, C, H, W), labels: (N,). ``seed`` decides what dropout drops."""
@@ -53,8 +53,12 @@ class Trainee:
         return loss
 
 
-def labelled_batches(steps: int, batch_size: int, shape: tuple[int, int, int], classes: int = 10) -> Iterator[Batch]:
+def labelled_batches(
+    steps: int, batch_size: int, shape: tuple[int, int, int], classes: int = 10, stream: int = 0
+) -> Iterator[Batch]:
     """Random images with labels that can be learnt: each class has its own random pattern, under as much noise.
+
+    stream: each number has other images of the same classes, as ranks need that train together.
 
     Raises ``InvalidInputError`` for batches of too many elements.
 
@@ -65,6 +69,8 @@ def labelled_batches(steps: int, batch_size: int, shape: tuple[int, int, int], c
     x_shape = input_shape(batch_size, shape)
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randn(classes, *shape, generator=generator)
+    if stream:
+        generator = torch.Generator().manual_seed(stream)
     for _ in range(steps):
         labels = torch.randint(classes, (batch_size,), generator=generator)
         yield patterns[labels] + torch.randn(x_shape, generator=generator), labels

@@ -1,0 +1,220 @@
+"""Measures steps of data-parallel training on the ranks of a process group: torch's convolutions and ours, in turns.
+
+A step is forward pass, loss, backward pass and stochastic gradient descent with momentum. Each kind of convolution has
+a copy of the model for each bucket size, in DistributedDataParallel, and one that trains alone, without communication.
+All copies are sampled in every round, in the same order on all ranks, which begin each sample together.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import mucudnn
+from mucudnn.bench.contests.step_split import StepSplit
+from mucudnn.bench.contests.step_splitter import StepSplitter
+from mucudnn.bench.scaling.local_batches import Convolutions
+from mucudnn.bench.sources.headroom import blamed_in_training
+from mucudnn.bench.sources.networks import Objective
+from mucudnn.bench.sources.trainee import Trainee, labelled_batches
+from mucudnn.bench.suites.data_parallel.equality import are_equal, gathered
+from mucudnn.bench.suites.data_parallel.result import Equality, Setting, StepTimes
+from mucudnn.bench.suites.data_parallel.wire import Wire
+from mucudnn.bench.timing.synchronized_clock import wall_clock
+from mucudnn.bench.timing.timer import Clock, relative_spread
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.words.config import Config
+from mucudnn.words.progress import Progress, share_of, silent
+
+_TUNING = 0.5  # share of the work, for the progress that is told
+
+
+def measure_data_parallel(
+    setting: Setting,
+    model: nn.Module,
+    input_shape: tuple[int, int, int],
+    objective: Objective,
+    config: Config,
+    *,
+    bucket_caps: Sequence[float | None] = (None,),
+    rounds: int = 9,
+    clock: Clock | None = None,
+    progress: Progress = silent,
+) -> tuple[StepTimes, ...]:
+    """Measure on all ranks of the default process group, which call it alike; all of them return the same.
+
+    model: on the CPU, in its dtype and memory format; left as it is. input_shape: (C, H, W) of a sample. bucket_caps:
+    values of ``bucket_cap_mb``. clock: of the steps, not of the tuning; ``None``: a wall clock.
+
+    Raises ``InvalidInputError`` for a model that cannot be trained, and what ``mucudnn.optimize`` and torch raise.
+    """
+    batch = _Batch.of_this_rank(setting, input_shape, objective)
+    clock = clock or wall_clock(setting.device)
+    torchs = copy.deepcopy(model).to(setting.device).train()
+    with blamed_in_training(setting.source, batch.arguments[0].shape):  # before others could be to blame
+        Trainee(copy.deepcopy(torchs), objective=objective).learn(batch.arguments, batch.target)
+    tuning = share_of(progress, 0.0, _TUNING)
+    ours = mucudnn.optimize(copy.deepcopy(torchs), batch.arguments, config, progress=tuning)
+    models = {Convolutions.TORCH: torchs, Convolutions.MUCUDNN: ours}
+    contest = _Contest.of(models, bucket_caps, Wire(setting.communication, setting.period), batch, clock)
+    contest.run(rounds, share_of(progress, _TUNING, 1 - _TUNING))
+    return tuple(contest.results())
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """All arguments of the model, the target, and what it is trained for."""
+
+    arguments: tuple[Tensor, ...]
+    target: Tensor
+    objective: Objective
+
+    @classmethod
+    def of_this_rank(cls, setting: Setting, input_shape: tuple[int, int, int], objective: Objective) -> _Batch:
+        """Make random samples of this rank, with labels that can be learnt."""
+        ((images, labels),) = labelled_batches(1, setting.batch_size, input_shape, stream=dist.get_rank())
+        images = images.to(setting.device, getattr(torch, setting.dtype))
+        images = images.contiguous(memory_format=TORCH_FORMATS[setting.memory_format])
+        return cls(objective.arguments(images), objective.target(images, labels.to(setting.device)), objective)
+
+    def step_of(self, trainee: Trainee) -> Callable[[], None]:
+        """Return a training step that leaves no gradients, as it finds none."""
+
+        def step() -> None:
+            trainee.learn(self.arguments, self.target)
+            trainee.optimizer.zero_grad()
+
+        return step
+
+
+@dataclass(slots=True, eq=False)
+class _Alone:
+    """Steps without communication, which all ranks make at the same time, and steps that are split."""
+
+    step: Callable[[], None]
+    clock: Clock
+    splitter: StepSplitter
+    samples_s: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, model: nn.Module, batch: _Batch, clock: Clock) -> _Alone:
+        own = copy.deepcopy(model)
+        step = batch.step_of(Trainee(own, objective=batch.objective))
+        return cls(step, clock, StepSplitter.of(own, step, clock, device=batch.target.device.type))
+
+    def warm_up(self) -> None:
+        self.step()
+
+    def sample(self) -> None:
+        dist.barrier()
+        self.samples_s.append(self.clock.time(self.step, 1))
+        dist.barrier()
+        self.splitter.sample(1)
+
+
+@dataclass(slots=True, eq=False)
+class _Together:
+    """Steps with communication. A sample is one, or as many as it takes until all ranks are equal again."""
+
+    model: DistributedDataParallel
+    step: Callable[[], None]
+    clock: Clock
+    wire: Wire
+    samples_s: list[float] = field(default_factory=list)
+    compared: list[bool] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, model: nn.Module, bucket_cap_mb: float | None, wire: Wire, batch: _Batch, clock: Clock) -> _Together:
+        shared = DistributedDataParallel(copy.deepcopy(model), bucket_cap_mb=bucket_cap_mb)
+        trainee = Trainee(shared, objective=batch.objective)
+        trainee.optimizer = wire.connect(shared, trainee.optimizer)
+        return cls(shared, batch.step_of(trainee), clock, wire)
+
+    def warm_up(self) -> None:
+        for _ in range(self.wire.first_steps):
+            self.step()
+        self.compared.append(are_equal(self.model))
+
+    def sample(self) -> None:
+        dist.barrier()
+        steps = self.wire.steps_to_equality
+        self.samples_s.append(self.clock.time(self.step, steps) / steps)
+        self.compared.append(are_equal(self.model))
+
+    @property
+    def bucket_bytes(self) -> tuple[int, ...]:
+        """Bytes of each bucket, as they are after the first step."""
+        data = self.model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        return tuple(int(size) for size in str(data["rebuilt_bucket_sizes"]).split(","))
+
+
+@dataclass(slots=True, eq=False)
+class _Contest:
+    """All copies of the model, by the convolutions that they run and the bucket sizes that they send."""
+
+    alone: Mapping[Convolutions, _Alone]
+    together: Mapping[tuple[Convolutions, float | None], _Together]
+
+    @classmethod
+    def of(
+        cls,
+        models: Mapping[Convolutions, nn.Module],
+        bucket_caps: Sequence[float | None],
+        wire: Wire,
+        batch: _Batch,
+        clock: Clock,
+    ) -> _Contest:
+        return cls(
+            {which: _Alone.of(model, batch, clock) for which, model in models.items()},
+            {
+                (which, cap): _Together.of(model, cap, wire, batch, clock)
+                for cap in bucket_caps
+                for which, model in models.items()
+            },
+        )
+
+    def run(self, rounds: int, progress: Progress) -> None:
+        every: list[_Alone | _Together] = [*self.alone.values(), *self.together.values()]
+        for one in every:
+            one.warm_up()
+        order = Random(0)  # the same on all ranks
+        for number in range(rounds):
+            progress("steps in turns", number / rounds)
+            order.shuffle(every)
+            for one in every:
+                one.sample()
+
+    def results(self) -> Iterator[StepTimes]:
+        alone_s = {which: _slowest_s(one.samples_s) for which, one in self.alone.items()}
+        splits = {which: _slowest_split(one.splitter.samples) for which, one in self.alone.items()}
+        for (which, cap), one in self.together.items():
+            steps_s = _slowest_s(one.samples_s)
+            yield StepTimes(
+                convolutions=which,
+                bucket_cap_mb=cap,
+                step_s=median(steps_s),
+                noise=relative_spread(steps_s),
+                alone_s=median(alone_s[which]),
+                split=splits[which],
+                bucket_bytes=one.bucket_bytes,
+                equality=Equality(len(one.compared), sum(one.compared)),
+            )
+
+
+def _slowest_s(samples_s: Sequence[float]) -> list[float]:
+    """Return the seconds of the slowest rank, round by round."""
+    return [max(of_round) for of_round in zip(*gathered(samples_s), strict=True)]
+
+
+def _slowest_split(samples: Sequence[StepSplit]) -> StepSplit:
+    """Return each part's median over the rounds, of the rank whose step was the slowest in each."""
+    slowest = [max(of_round, key=lambda split: split.step_s) for of_round in zip(*gathered(samples), strict=True)]
+    return StepSplit.median(slowest)

@@ -1,0 +1,87 @@
+"""Torch's own ways to keep ranks together: hooks of DistributedDataParallel, and averagers of parameters."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import ModelAverager, PeriodicModelAverager
+from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from mucudnn.words.communication import Communication
+
+_BEFORE_POWERSGD = 2  # steps: torch builds the buckets anew in the first of them, and PowerSGD allows no fewer
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """Communication of a model's ranks, by torch's own means.
+
+    period: steps from one averaging of parameters over all ranks to the next, where ``communication`` averages them.
+    """
+
+    communication: Communication
+    period: int
+
+    @property
+    def first_steps(self) -> int:
+        """Steps before the first that is as all later ones; they end with one after which ranks are equal."""
+        return self.period + 1 if self.communication.averages_parameters else _BEFORE_POWERSGD + 1
+
+    @property
+    def steps_to_equality(self) -> int:
+        """Steps from one after which ranks are equal to the next."""
+        return self.period if self.communication.averages_parameters else 1
+
+    def connect(self, model: DistributedDataParallel, optimizer: Optimizer) -> Optimizer:
+        """Let a model send what it is to send. Returns the optimizer to train it with."""
+        hooks: dict[Communication, tuple[Any, Any]] = {
+            Communication.FP16: (None, fp16_compress_hook),
+            Communication.BF16: (None, bf16_compress_hook),
+        }
+        if self.communication is Communication.POWERSGD:
+            hooks[self.communication] = PowerSGDState(None, start_powerSGD_iter=_BEFORE_POWERSGD), powerSGD_hook
+        if self.communication.averages_parameters:
+            # Here and not above: with it comes all of torch.distributed.optim, which warns of what it uses itself.
+            from torch.distributed.optim.post_localSGD_optimizer import PostLocalSGDOptimizer
+
+            hooks[self.communication] = _no_gradients_after(self.period), post_localSGD_hook
+            optimizer = PostLocalSGDOptimizer(optimizer, self._averager())
+        if self.communication in hooks:
+            model.register_comm_hook(*hooks[self.communication])
+        return optimizer
+
+    def _averager(self) -> ModelAverager:
+        if self.communication is Communication.POST_LOCAL_SGD:
+            return PeriodicModelAverager(self.period, warmup_steps=self.period)
+        by_period = levels(self.period, dist.get_world_size())
+        return HierarchicalModelAverager(by_period, warmup_steps=self.period)  # type: ignore[no-untyped-call]
+
+
+def _no_gradients_after(steps: int) -> PostLocalSGDState:
+    """Average gradients over all ranks in the first steps; afterwards they stay where they are."""
+    return PostLocalSGDState(None, None, steps, post_local_gradient_allreduce=False)  # type: ignore[no-untyped-call]
+
+
+def levels(period: int, ranks: int) -> OrderedDict[int, int]:
+    """Return how many ranks average their parameters together, by the number of steps after which they do.
+
+    All of them do every ``period`` steps. Those of a host, where there are several, else the smallest groups into which
+    the ranks can be divided, do in the middle between. Where there are none, or no step is in the middle, all is what
+    is left.
+
+    >>> dict(levels(4, 8)), dict(levels(4, 2))
+    ({2: 2, 4: 8}, {4: 2})
+    """
+    on_host = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    small = next((n for n in (on_host, *range(2, ranks)) if 1 < n < ranks and ranks % n == 0), None)
+    within = {} if small is None or period % 2 else {period // 2: small}
+    return OrderedDict({**within, period: ranks})

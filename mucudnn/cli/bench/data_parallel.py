@@ -1,0 +1,256 @@
+"""``mucudnn bench data-parallel``: steps of data-parallel training, on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mucudnn.bench.report.export import write_csv, write_each, write_json
+from mucudnn.cli.shared import options
+from mucudnn.cli.shared.launch import cores_of_each, ranks_here, ranks_of_torchrun
+from mucudnn.cli.shared.worker_ranks import on_every_rank
+from mucudnn.terminal.command_files import FileCommand
+from mucudnn.words.communication import Communication
+from mucudnn.words.errors import InvalidInputError, SharingError, UnavailableError
+from mucudnn.words.problem import MemoryFormat
+
+if TYPE_CHECKING:
+    from mucudnn.bench.suites.data_parallel.result import DataParallelResult
+    from mucudnn.words.config import Config
+
+_MOST_RANKS = 64  # processes that are started on one machine
+_BATCH = {"cuda": 64, "cpu": 8}  # samples of each rank
+_LARGEST_CAP = 65536.0  # MiB
+_LONGEST_PERIOD = 1000  # steps, all of which are run for a sample
+
+
+def parse_caps(text: str) -> tuple[float | None, ...]:
+    """Read values of ``bucket_cap_mb``; ``default`` stands for torch's. Raises ``InvalidInputError``.
+
+    >>> parse_caps("default, 0.5, 25")
+    (None, 0.5, 25.0)
+    """
+    return tuple(dict.fromkeys(_cap(part.strip(), text) for part in text.split(",")))
+
+
+def _cap(part: str, text: str) -> float | None:
+    if part == "default":
+        return None
+    try:
+        cap = float(part)
+    except ValueError:
+        cap = inf
+    if not 0 < cap <= _LARGEST_CAP:
+        raise InvalidInputError(f"{part!r} in {text!r} is no size of buckets in MiB; write for example default,1,5,25")
+    return cap
+
+
+@dataclass(frozen=True, slots=True)
+class _Measuring:
+    """Work of each rank; ``data_parallel`` has the options. sizes: as for ``trainable_model``."""
+
+    source: str
+    sizes: Mapping[str, Any]
+    batch: int
+    device: str
+    communication: Communication
+    period: int
+    bucket_caps: tuple[float | None, ...]
+    rounds: int
+    threads: int
+    config: Config
+
+    def __call__(self) -> DataParallelResult:
+        import torch
+        import torch.distributed as dist
+
+        from mucudnn.bench.sources.layers import importable_from_here
+        from mucudnn.bench.sources.networks import objective_for
+        from mucudnn.bench.sources.trainable import trainable_model
+        from mucudnn.bench.suites.data_parallel.benchmark import measure_data_parallel
+        from mucudnn.bench.suites.data_parallel.result import DataParallelResult, Setting
+        from mucudnn.running.environment import current_environment
+        from mucudnn.terminal.console import progress_bar
+        from mucudnn.words.progress import silent
+
+        options.use_threads(self.threads)
+        torch.manual_seed(0)
+        setting = Setting(
+            source=self.source,
+            ranks=dist.get_world_size(),
+            batch_size=self.batch,
+            device=self.device,
+            dtype=self.sizes["dtype"],
+            memory_format=self.sizes["memory_format"],
+            communication=self.communication,
+            period=self.period,
+        )
+        model, shape = trainable_model(self.source, **self.sizes)
+        with progress_bar() as progress, importable_from_here():
+            steps = measure_data_parallel(
+                setting,
+                model,
+                shape,
+                objective_for(self.source),
+                self.config,
+                bucket_caps=self.bucket_caps,
+                rounds=self.rounds,
+                progress=silent if dist.get_rank() else progress,
+            )
+        return DataParallelResult(
+            setting, self.config, current_environment(self.device), self.threads, self.rounds, steps
+        )
+
+
+@click.command(cls=FileCommand)
+@options.source_argument
+@click.option(
+    "--ranks",
+    type=options.Count(most=_MOST_RANKS),
+    help="Ranks, each a process of its own; default: 2, or those that torchrun has started.",
+)
+@click.option("--batch", type=options.Count(), help="Samples of each rank; default: 64 on cuda, 8 on cpu.")
+@click.option(
+    "--communication",
+    type=options.choice(Communication),
+    default=Communication.ALLREDUCE,
+    show_default="allreduce",
+    help="What the ranks send each other, and how.",
+)
+@click.option(
+    "--period",
+    type=options.Count(2, most=_LONGEST_PERIOD),
+    default=4,
+    show_default=True,
+    help="Of post-local-sgd and hierarchical-sgd: steps from one averaging over all ranks to the next.",
+)
+@click.option(
+    "--bucket-cap-mb",
+    "bucket_caps",
+    type=options.Text("MIB,...", parse_caps),
+    default=(None,),
+    show_default="default",
+    help="Sizes of buckets, measured in turns: of DistributedDataParallel, as default,1,25.",
+)
+@options.rounds(9, "Samples of each kind of step.")
+@options.input_shape
+@options.dtype
+@options.memory_format
+@options.choices(workspace_limit="64MiB", headroom=True)
+@options.confirm
+@click.option(
+    "--threads",
+    type=options.Count(most=options.MOST_THREADS),
+    help="CPU threads of each rank; default: the cores divided by the ranks of a machine, at least 1.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Where to run: cpu (the ranks exchange over gloo), or cuda (over NCCL, each rank on the GPU of its number).",
+)
+@options.csv_file
+@options.json_file
+def data_parallel(
+    source: str,
+    ranks: int | None,
+    batch: int | None,
+    communication: Communication,
+    period: int,
+    bucket_caps: tuple[float | None, ...],
+    rounds: int,
+    input_shape: tuple[int, int, int] | None,
+    dtype: str,
+    memory_format: MemoryFormat,
+    threads: int | None,
+    device: str,
+    csv_file: Path | None,
+    json_file: Path | None,
+    **choices: Any,
+) -> None:
+    """Steps of data-parallel training of SOURCE, a network or package.module:factory: torch and mucudnn, in turns.
+
+    Every rank trains on samples of its own, in torch's DistributedDataParallel. The time of a step is split into
+    convolutions, other compute, and communication that is not hidden; after the steps the ranks' parameters are
+    compared bit by bit. Also under torchrun: torchrun --nproc-per-node 4 -m mucudnn bench data-parallel SOURCE.
+    """
+    from mucudnn.words.config import Config
+
+    _require_suitable(communication, device, memory_format)
+    ranks = _number_of_ranks(ranks)
+    if device == "cuda":
+        _require_gpus(ranks_here(ranks))
+    measuring = _Measuring(
+        source=source,
+        sizes={"input_shape": input_shape, "dtype": dtype, "memory_format": memory_format},
+        batch=batch or _BATCH[device],
+        device=device,
+        communication=communication,
+        period=period,
+        bucket_caps=bucket_caps,
+        rounds=rounds,
+        threads=threads or cores_of_each(ranks_here(ranks)),
+        config=Config(**choices),
+    )
+    result = on_every_rank(measuring, ranks, device)
+    if result is not None:
+        _tell(result, csv_file, json_file)
+
+
+def _require_suitable(communication: Communication, device: str, memory_format: MemoryFormat) -> None:
+    """Raises ``UsageError`` for what torch cannot send, or sends in a way that changes what is measured."""
+    if communication is Communication.BF16 and device == "cpu":
+        raise click.UsageError("torch sends bf16 between GPUs only: give --communication fp16, or --device cuda")
+    if communication.averages_parameters and memory_format is MemoryFormat.CHANNELS_LAST:
+        raise click.UsageError(
+            f"torch's averaging leaves parameters contiguous, so {communication} does not go with "
+            "--memory-format channels-last: leave it out, or give another --communication"
+        )
+
+
+def _number_of_ranks(given: int | None) -> int:
+    started = ranks_of_torchrun()
+    if started is not None and given not in (None, started):
+        raise click.UsageError(f"torchrun has started {started} ranks, not {given}: leave --ranks out")
+    return started or given or 2
+
+
+def _require_gpus(ranks: int) -> None:
+    """Raises ``UnavailableError`` where there are fewer GPUs than ranks on this machine."""
+    import torch
+
+    from mucudnn.running.environment import require_cuda
+
+    require_cuda()
+    if ranks > torch.cuda.device_count():
+        raise UnavailableError(
+            f"{ranks} ranks need as many GPUs, and there are {torch.cuda.device_count()}: give fewer --ranks"
+        )
+
+
+def _tell(result: DataParallelResult, csv_file: Path | None, json_file: Path | None) -> None:
+    """Raises ``SharingError`` at last, where the parameters of the ranks were not equal."""
+    from mucudnn.bench.suites.data_parallel.report import (
+        data_parallel_record,
+        data_parallel_rows,
+        data_parallel_table,
+        in_words,
+    )
+    from mucudnn.terminal.console import output
+
+    console = output()
+    console.print(data_parallel_table(result))
+    console.print(in_words(result))
+    console.print(str(result.environment))
+    write_each(
+        (csv_file, lambda path: write_csv(path, data_parallel_rows(result))),
+        (json_file, lambda path: write_json(path, data_parallel_record(result))),
+    )
+    if any(step.equality.equal < step.equality.checked for step in result.steps):
+        raise SharingError("the parameters of the ranks were not equal after all steps; see above, and report this")

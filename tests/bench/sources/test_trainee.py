@@ -1,0 +1,52 @@
+"""Models that learn from random images, each rank from others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from mucudnn.bench.sources.networks import objective_for, objective_of
+from mucudnn.bench.sources.networks.objectives import SMALL_OUTPUTS
+from mucudnn.bench.sources.trainee import Trainee, labelled_batches
+from mucudnn.words.errors import InvalidInputError
+
+SHAPE = (3, 8, 8)
+
+
+def test_streams_have_other_images_of_the_same_classes() -> None:
+    """The mean of many images of a class is its pattern, whatever the noise."""
+    (images, labels), (others, others_labels) = (
+        next(labelled_batches(1, 4000, SHAPE, classes=2, stream=stream)) for stream in (1, 2)
+    )
+    assert not torch.equal(images, others)
+    for label in (0, 1):
+        mean, other = images[labels == label].mean(0), others[others_labels == label].mean(0)
+        torch.testing.assert_close(mean, other, rtol=0, atol=0.2)
+    assert (images[labels == 0].mean(0) - images[labels == 1].mean(0)).abs().max() > 1
+
+
+def test_a_stream_is_the_same_every_time() -> None:
+    (first, _), (again, _) = (next(labelled_batches(1, 2, SHAPE, stream=3)) for _ in range(2))
+    assert torch.equal(first, again)
+
+
+def test_networks_learn_what_they_are_for_and_models_of_users_to_give_zeros() -> None:
+    assert objective_for("unet") is objective_of("unet")
+    assert objective_for("package.module:factory") is SMALL_OUTPUTS
+    x = torch.randn(2, *SHAPE)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
+    trainee = Trainee(model, objective=SMALL_OUTPUTS)
+    losses = [trainee.learn((x,), torch.zeros(2)).item() for _ in range(20)]
+    assert losses[-1] < losses[0] / 2
+
+
+def test_the_loss_is_that_of_all_outputs() -> None:
+    a, b = torch.tensor([1.0, 3.0], requires_grad=True), torch.tensor([2.0], requires_grad=True)
+    ignored = torch.ones(1), "text"
+    assert SMALL_OUTPUTS.loss({"a": a, "b": (b, ignored)}, torch.zeros(1)).item() == 5 + 4
+
+
+def test_a_model_without_gradients_cannot_be_trained() -> None:
+    with pytest.raises(InvalidInputError, match="nothing that has a gradient"):
+        SMALL_OUTPUTS.loss(torch.ones(2), torch.zeros(1))

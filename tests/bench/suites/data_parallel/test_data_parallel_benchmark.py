@@ -1,0 +1,77 @@
+"""The benchmark of data-parallel training, on two real ranks of a small net with known times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from support.ranks.measured_steps import PARTING, ROUNDS, SETTING, SMALL_CAP, Steps
+
+from mucudnn.bench.scaling.local_batches import Convolutions
+from mucudnn.bench.suites.data_parallel.result import Equality, StepTimes
+from mucudnn.cli.shared.worker_ranks import on_every_rank
+from mucudnn.words.communication import Communication
+
+SLOWEST_S = 200 + 1  # of a step of rank 1, and for the clock to be read
+GRADIENTS = 4 * (4 * 3 * 9 + 4 + 4 + 4 + 4 * 4 * 9 + 4 + 160 + 10)  # bytes of all of them
+BUCKETS = 8  # with the smallest cap: a bucket for each parameter
+
+Found = Mapping[str, tuple[StepTimes, ...]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    steps = on_every_rank(Steps(tmp_path_factory.mktemp("steps") / "measurements.sqlite"), SETTING.ranks, "cpu")
+    assert steps is not None
+    return steps
+
+
+def test_every_communication_is_measured_with_both_convolutions(found: Found) -> None:
+    assert [*found] == [*(one for one in Communication if one is not Communication.BF16), PARTING]
+    for steps in found.values():
+        assert [step.convolutions for step in steps] == [Convolutions.TORCH, Convolutions.MUCUDNN] * (len(steps) // 2)
+
+
+def test_all_ranks_are_equal_whenever_they_are_compared(found: Found) -> None:
+    """After each sample, and once after the first steps."""
+    compared = {step.equality for name, steps in found.items() for step in steps if name != PARTING}
+    assert compared == {Equality(checked=ROUNDS + 1, equal=ROUNDS + 1)}
+
+
+def test_a_step_takes_as_long_as_on_the_slowest_rank(found: Found) -> None:
+    for communication in (Communication.ALLREDUCE, Communication.POWERSGD):
+        for step in found[communication]:
+            assert (step.step_s, step.alone_s, step.noise) == (SLOWEST_S, SLOWEST_S, 0)
+
+
+def test_a_sample_of_several_steps_counts_as_one(found: Found) -> None:
+    for step in found[Communication.POST_LOCAL_SGD]:
+        assert step.step_s == pytest.approx(SLOWEST_S - 1 + 1 / SETTING.period)
+
+
+def test_communication_is_what_a_step_takes_longer_with_it(found: Found) -> None:
+    """Ten seconds for each message."""
+    for step in found[Communication.FP16]:
+        assert step.alone_s == SLOWEST_S
+        assert step.exposed_s == 10 * len(step.bucket_bytes)
+    assert [len(step.bucket_bytes) for step in found[Communication.FP16]] == [1, 1, BUCKETS, BUCKETS]
+
+
+def test_buckets_have_all_gradients(found: Found) -> None:
+    for step in found[Communication.FP16]:
+        assert sum(step.bucket_bytes) == GRADIENTS
+        assert step.bucket_cap_mb in (None, SMALL_CAP)
+
+
+def test_steps_are_split(found: Found) -> None:
+    """Convolutions are told by the real clock, and take less than the seconds of the other."""
+    for steps in found.values():
+        for step in steps:
+            assert 0 < step.split.forward_s < 1
+            assert 0 < step.split.backward_s < 1
+            assert step.split.step_s == pytest.approx(SLOWEST_S)
+
+
+def test_ranks_that_part_are_counted(found: Found) -> None:
+    """By a millionth of one parameter."""
+    assert {step.equality for step in found[PARTING]} == {Equality(checked=ROUNDS + 1, equal=0)}

@@ -1,0 +1,93 @@
+"""Communication of torch: after which steps all ranks have the same parameters. Four real ranks."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks.launching import run, script
+from support.ranks.wires import PERIOD, STEPS
+from torch.distributed.algorithms.model_averaging.utils import average_parameters
+
+from mucudnn.bench.suites.data_parallel.wire import Wire, levels
+from mucudnn.words.communication import Communication
+
+Digests = Mapping[str, Sequence[Sequence[str]]]  # communication -> step -> rank
+AVERAGING = [one for one in Communication if one.averages_parameters]
+IN_EVERY_STEP = [one for one in Communication if not one.averages_parameters and one is not Communication.BF16]
+
+
+@pytest.fixture(scope="module")
+def digests(tmp_path_factory: pytest.TempPathFactory) -> Digests:
+    folder = tmp_path_factory.mktemp("wires")
+    done = run(script("wires"), folder, 4)
+    assert done.returncode == 0, done.stderr
+    found: Digests = json.loads((folder / "digests.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("communication", IN_EVERY_STEP)
+def test_ranks_are_equal_after_every_step(digests: Digests, communication: Communication) -> None:
+    after = digests[communication]
+    assert [len({*ranks}) for ranks in after] == [1] * STEPS
+    assert len({ranks[0] for ranks in after}) == STEPS, "each step changes the parameters"
+
+
+@pytest.mark.parametrize("communication", AVERAGING)
+def test_ranks_are_equal_where_equality_is_looked_for(digests: Digests, communication: Communication) -> None:
+    """In the first steps gradients are averaged; then ranks part, until parameters are averaged."""
+    wire, different = Wire(communication, PERIOD), [len({*ranks}) > 1 for ranks in digests[communication]]
+    first = wire.first_steps
+    assert not any(different[:first])
+    assert different[first : first + wire.steps_to_equality] == [True] * (PERIOD - 1) + [False]
+
+
+def test_groups_of_ranks_are_equal_in_between(digests: Digests) -> None:
+    middle = Wire(Communication.HIERARCHICAL_SGD, PERIOD).first_steps + PERIOD // 2 - 1
+    first, second, third, fourth = digests[Communication.HIERARCHICAL_SGD][middle]
+    assert (first, third) == (second, fourth)
+    assert first != third
+    assert len({*digests[Communication.POST_LOCAL_SGD][middle]}) == 4
+
+
+def test_less_goes_over_the_wire(digests: Digests) -> None:
+    """What is compressed is not what is averaged whole."""
+    last = {communication: digests[communication][-1][0] for communication in IN_EVERY_STEP}
+    assert len({*last.values()}) == len(IN_EVERY_STEP)
+
+
+@pytest.mark.parametrize(
+    ("period", "ranks", "on_host", "expected"),
+    [
+        (4, 2, None, {4: 2}),
+        (4, 3, None, {4: 3}),
+        (4, 4, None, {2: 2, 4: 4}),
+        (8, 9, None, {4: 3, 8: 9}),
+        (5, 4, None, {5: 4}),
+        (4, 8, 4, {2: 4, 4: 8}),
+        (4, 8, 8, {2: 2, 4: 8}),
+        (4, 8, 1, {2: 2, 4: 8}),
+    ],
+)
+def test_groups_are_hosts_or_the_smallest_there_are(
+    period: int, ranks: int, on_host: int | None, expected: Mapping[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if on_host is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(on_host))
+    assert levels(period, ranks) == OrderedDict(expected)
+
+
+def test_averaged_parameters_are_contiguous() -> None:
+    """So the command refuses to average those that are not: torch would go on with others."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        w = torch.nn.Parameter(torch.randn(4, 4, 3, 3).contiguous(memory_format=torch.channels_last))
+        average_parameters(iter([w]), dist.group.WORLD)
+        assert w.is_contiguous()
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,94 @@
+"""Steps that every rank of a group measures, each in a process of its own: to be pickled, the job has a name here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from support.clock.ticking import TickingClock
+from torch import Tensor, nn
+
+from mucudnn.bench.sources.networks.objectives import SMALL_OUTPUTS
+from mucudnn.bench.suites.data_parallel import benchmark, wire
+from mucudnn.bench.suites.data_parallel.equality import are_equal
+from mucudnn.bench.suites.data_parallel.result import Setting, StepTimes
+from mucudnn.words.communication import Communication
+from mucudnn.words.config import Config
+from mucudnn.words.problem import MemoryFormat
+
+SETTING = Setting("tiny", 2, 2, "cpu", "float32", MemoryFormat.CONTIGUOUS, Communication.ALLREDUCE, 2)
+SMALL_CAP = 1e-6  # a byte
+ROUNDS = 2
+PARTING = "parting"  # steps of ranks that do not stay equal
+
+
+def parting(model: nn.Module) -> bool:
+    """Change a parameter of rank 1 a little, and compare."""
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            next(model.parameters()).view(-1)[0] += 1e-6
+    return are_equal(model)
+
+
+class Slow(nn.Module):
+    """Lets time pass, more of it on rank 1."""
+
+    def __init__(self, clock: TickingClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def __deepcopy__(self, memo: object) -> Slow:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.clock.seconds += 100 * (1 + dist.get_rank())
+        return x
+
+
+def net(clock: TickingClock) -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), Slow(clock)),
+        *(nn.Conv2d(4, 4, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10)),
+    )
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of a small net by each communication, with known times: a message takes ten seconds where fp16 is sent."""
+
+    database: Path
+
+    def __call__(self) -> dict[str, tuple[StepTimes, ...]]:
+        torch.set_num_threads(1)
+        clock = TickingClock()
+        send = wire.fp16_compress_hook
+
+        def fp16_compress_hook(state, bucket):  # type: ignore[no-untyped-def]  # torch would look at annotations
+            clock.seconds += 10
+            return send(state, bucket)
+
+        wire.fp16_compress_hook = fp16_compress_hook
+        found = {
+            communication.value: self.steps(communication, clock)
+            for communication in Communication
+            if communication is not Communication.BF16
+        }
+        benchmark.are_equal = parting  # type: ignore[assignment]
+        return {**found, PARTING: self.steps(Communication.ALLREDUCE, clock)}
+
+    def steps(self, communication: Communication, clock: TickingClock) -> tuple[StepTimes, ...]:
+        torch.manual_seed(0)
+        return benchmark.measure_data_parallel(
+            replace(SETTING, communication=communication),
+            net(clock),
+            (3, 8, 8),
+            SMALL_OUTPUTS,
+            Config(
+                algorithms=("gemm",), time_limit="10ms", operations=("forward",), database=self.database, confirm=False
+            ),
+            bucket_caps=(None, SMALL_CAP) if communication is Communication.FP16 else (None,),
+            rounds=ROUNDS,
+            clock=clock,
+        )
