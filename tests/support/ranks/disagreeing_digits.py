@@ -10,7 +10,7 @@ from support.places import EXAMPLES
 from torch import nn
 
 sys.path.insert(0, str(EXAMPLES))
-import digits_ddp  # type: ignore[import-not-found]  # noqa: E402
+import digits_ddp  # type: ignore[import-not-found]
 
 SEEDS = count()
 seed = torch.manual_seed
