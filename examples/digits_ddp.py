@@ -56,7 +56,7 @@ def parsed_options():
     parser.add_argument("--policies", choices=policies, default=policies, nargs="+", help="of mucudnn.Config")
     parser.add_argument("--batch", type=int, default=64, help="samples of all ranks together")
     parser.add_argument("--epochs", type=int, help="default: 10 of the digits, 4 of the other data")
-    parser.add_argument("--learning-rate", type=float, default=0.05, help="the highest one")
+    parser.add_argument("--learning-rate", type=float, default=0.02, help="the highest one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-least", type=float, default=97.0, help="test accuracy to reach, in percent")
     parser.add_argument("--within", type=float, default=0.5, help="points between mucudnn's accuracy and torch's")
