@@ -35,6 +35,8 @@ FIRST_LOSS_WITHIN = 1e-4  # relative: float32, in another order of operations
 def main():
     options = parsed_options()
     device = join_the_ranks()
+    if options.batch % dist.get_world_size():
+        sys.exit(f"--batch is {options.batch}: {dist.get_world_size()} ranks cannot share it evenly, give a multiple")
     data, network, epochs = DATA[options.data]()
     options.epochs = options.epochs or epochs
     trainings = [Training(policy, data, network, device, options) for policy in (None, *options.policies)]
