@@ -13,6 +13,7 @@ from support.ranks.launching import run, script, torchrun
 
 pytest.importorskip("sklearn")
 EXAMPLE = EXAMPLES / "digits_ddp.py"
+LIMIT_S = 300  # several processes load all of torch, on cores that they share with other tests
 STEPS = 14  # of an epoch: 899 digits, in batches of 64
 ONE_EPOCH = ("--epochs", 1, "--policies", "undivided", "--at-least", 5, "--within", 95)
 
@@ -29,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def agreeing(folder: Path) -> dict[str, Any]:
     """Results of two ranks."""
-    done = torchrun(EXAMPLE, *ONE_EPOCH, "--out", folder / "two", ranks=2)
+    done = torchrun(EXAMPLE, *ONE_EPOCH, "--out", folder / "two", ranks=2, limit_s=LIMIT_S)
     assert done.returncode == 0, done.stderr
     assert "mucudnn and torch agree" in done.stdout
     return results(folder / "two")
@@ -59,7 +60,7 @@ def test_losses_and_accuracies_are_drawn(agreeing: dict[str, Any], folder: Path)
 
 def test_one_process_needs_no_torchrun(agreeing: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUCUDNN_DATABASE", str(folder / "all.sqlite"))  # the same local batch: nothing is measured
-    done = run(EXAMPLE, *ONE_EPOCH, "--batch", 32, "--out", folder / "one")
+    done = run(EXAMPLE, *ONE_EPOCH, "--batch", 32, "--out", folder / "one", limit_s=LIMIT_S)
     assert done.returncode == 0, done.stderr
     found = results(folder / "one")
     assert found["ranks"] == 1
@@ -71,7 +72,7 @@ def test_whatever_disagrees_is_named_and_is_the_exit_status(
 ) -> None:
     monkeypatch.setenv("MUCUDNN_DATABASE", str(folder / "all.sqlite"))
     impossible = (*ONE_EPOCH, "--at-least", 101, "--within", -1)
-    done = torchrun(script("disagreeing_digits"), *impossible, "--out", folder / "wrong", ranks=2)
+    done = torchrun(script("disagreeing_digits"), *impossible, "--out", folder / "wrong", ranks=2, limit_s=LIMIT_S)
     assert done.returncode == 1
     of_ours = "\n".join(one for one in results(folder / "wrong")["disagreements"] if one.startswith("mucudnn"))
     assert of_ours in done.stdout
