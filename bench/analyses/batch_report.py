@@ -9,6 +9,7 @@ from rich.table import Table
 
 from mucudnn.bench.analyses.batch_sizes import BatchSweep, Curves
 from mucudnn.bench.analyses.cliffs import LEAST_MARGIN, Cliff, CliffKind, Curve, Point
+from mucudnn.bench.analyses.starving import ENOUGH
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import long_name, memory_bound, milliseconds, new_table, ratio, short_name
 from mucudnn.words.units import format_bytes
@@ -51,6 +52,8 @@ def explanation(sweep: BatchSweep) -> str:
         f"±: noise above {LEAST_MARGIN:.0%}, of a single sample 50 %",
         "divided: solved for every batch size from these measurements; times are predicted, the sum of the parts",
     ]
+    below = ", ".join(f"{curve} {n}" for curve, n in sweep.starving_below.items())
+    lines.append(f"under {ENOUGH:.0%} of their best throughput, all convolutions together, below a batch of: {below}")
     if sweep.whole_run_speedup is not None:
         speedup = ratio(sweep.whole_run_speedup)
         lines.append(f"whole runs at {sweep.up_to}: what tuning chose for each problem is {speedup} as fast as torch")
@@ -70,6 +73,7 @@ def sweep_record(sweep: BatchSweep) -> Record:
         "up_to": sweep.up_to,
         "measured_sizes": sweep.measured_sizes,
         "whole_run_speedup": sweep.whole_run_speedup,
+        "starving_below": sweep.starving_below,
         "network": _curves_record(sweep.network),
         "problems": [_curves_record(curves) for curves in sweep.problems],
     }

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from mucudnn.bench.analyses.cliffs import SINGLE_SAMPLE, Cliff, Curve, Point, find_cliffs
+from mucudnn.bench.analyses.starving import starving_below
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.running.environment import Environment
 from mucudnn.solver.costs import Costs, pool
@@ -58,6 +59,16 @@ class BatchSweep:
     problems: tuple[Curves, ...]
     network: Curves
     whole_run_speedup: float | None
+
+    @property
+    def starving_below(self) -> Mapping[Curve, int]:
+        """Batch size below which the device starves, of the network's curves; not of one that fits nowhere."""
+        times = {curve: self.network.points[curve].values() for curve in Curve}
+        return {
+            curve: starving_below({point.n: point.time_s if point.fits else inf for point in points})
+            for curve, points in times.items()
+            if any(point.fits for point in points)
+        }
 
     @property
     def all_curves(self) -> tuple[Curves, ...]:

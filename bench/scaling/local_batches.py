@@ -14,8 +14,6 @@ from mucudnn.solver.front import desirable_sets
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.torch_settings import TORCHS_OWN
 
-ENOUGH = 0.8  # of a device's best throughput: below it, the device starves
-
 
 class Convolutions(StrEnum):
     """Convolutions of a step: torch's own, undivided, or the best configuration, which may be torch's own."""
@@ -61,17 +59,6 @@ def local_batches(tuning: TableTuning, up_to: int, largest: int) -> LocalBatches
         ours += row.count * (np.minimum(divided_s, torch_s) if torchs_own_fits else divided_s)
         sizes &= known.keys()
     return LocalBatches(tuple(sorted(sizes)), {Convolutions.TORCH: torchs, Convolutions.MUCUDNN: ours})
-
-
-def starving_below(compute_s: FloatArray) -> int:
-    """Return the least local batch from which on a device has ``ENOUGH`` of its best throughput.
-
-    compute_s: seconds of 0, 1, 2, ... samples; at least of one.
-    """
-    samples = np.arange(1, len(compute_s))
-    throughput = samples / compute_s[1:]
-    starved = np.flatnonzero(throughput < ENOUGH * throughput.max())
-    return int(starved[-1]) + 2 if starved.size else 1
 
 
 def along(known: Mapping[int, float], largest: int) -> FloatArray:

@@ -14,7 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from mucudnn.bench.scaling.local_batches import Convolutions, LocalBatches, along, starving_below
+from mucudnn.bench.analyses.starving import starving_below
+from mucudnn.bench.scaling.local_batches import Convolutions, LocalBatches, along
 from mucudnn.bench.scaling.steps import MeasuredSteps
 from mucudnn.solver.all_reduce import all_reduce_s, lower_bound_s
 from mucudnn.solver.buckets import Buckets, Gradient, best_cap, best_merging, ddp_default
@@ -96,8 +97,8 @@ class Device:
         return np.interp(every, [step.local_batch for step in self.steps.steps], factors)
 
     def starving_below(self, which: Convolutions) -> int:
-        """Return the least local batch that keeps the device busy: see ``local_batches.starving_below``."""
-        return starving_below(self.compute_s(which))
+        """Return the least local batch that keeps the device busy: see ``starving_below``."""
+        return starving_below(dict(enumerate(self.compute_s(which)[1:].tolist(), 1)))
 
     def is_extrapolated(self, n: int) -> bool:
         """Whether a local batch is larger than all that were measured."""

@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 
 from rich.table import Table
 
+from mucudnn.bench.analyses.starving import ENOUGH
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import memory_bound, milliseconds, new_table, ratio
-from mucudnn.bench.scaling.local_batches import ENOUGH, Convolutions
+from mucudnn.bench.scaling.local_batches import Convolutions
 from mucudnn.bench.scaling.prediction import Scaling
 from mucudnn.bench.scaling.result import ScaleResult
 from mucudnn.solver.buckets import Buckets

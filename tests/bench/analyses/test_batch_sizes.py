@@ -238,6 +238,17 @@ def test_a_layer_that_is_called_with_several_samples_for_each() -> None:
     assert points[Curve.DIVIDED][3].runs_as == "native 4 + native 2"
 
 
+def test_each_curve_says_below_which_batch_the_device_starves() -> None:
+    """Torch takes as long for 4 samples as for 1; within the limit the other algorithm computes no more than 2."""
+    latency_bound = [measured_ms("native", n, 4) for n in (1, 2, 4)]
+    quick = [measured_ms("quick", n, n, n * MIB) for n in (1, 2, 4)]
+    result = sweep(layer([*latency_bound, *quick], 4), up_to=4, limit_bytes=2 * MIB)
+    assert result.starving_below == {Curve.TORCH: 4, Curve.UNDIVIDED: 1, Curve.DIVIDED: 1}
+    assert sweep_record(result)["starving_below"] == result.starving_below
+    nowhere = sweep(layer([measured_ms("native", 1, 1, 2 * MIB)], 1), up_to=1, limit_bytes=MIB)
+    assert nowhere.starving_below == {}
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [

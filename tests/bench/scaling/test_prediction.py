@@ -10,7 +10,7 @@ from support.problems.made_up_scaling import GRADIENTS, MIB, RING, UP_TO, made_u
 from support.problems.made_up_sweeps import layer, measured_ms, tuning
 from support.snapshots import assert_as_stored
 
-from mucudnn.bench.scaling.local_batches import Convolutions, along, local_batches, starving_below
+from mucudnn.bench.scaling.local_batches import Convolutions, along, local_batches
 from mucudnn.bench.scaling.plot import draw_scale
 from mucudnn.bench.scaling.prediction import Device, Point, Scaling, predict
 from mucudnn.bench.scaling.report import in_words, scale_record, scale_rows, scale_tables
@@ -55,14 +55,6 @@ def test_what_is_along_lines() -> None:
     assert along({2: 4.0}, 4) == pytest.approx([0, 2, 4, 6, 8])
     assert along({1: 5.0, 2: 1.0}, 3) == pytest.approx([9, 5, 1, 0])
     assert np.isinf(along({}, 2)).all()
-
-
-def test_a_device_starves_below_the_batch_from_which_on_it_is_busy() -> None:
-    latency_bound = np.array([0.0, 10, 10, 10, 10, 10, 12, 14])  # 1..5 samples take the same time
-    assert starving_below(latency_bound) == 4
-    assert starving_below(np.array([0.0, 1, 2, 3])) == 1
-    with_a_dip = np.array([0.0, 1, 2, 30, 4])
-    assert starving_below(with_a_dip) == 4
 
 
 def test_the_rest_is_what_convolutions_leave_of_a_step() -> None:

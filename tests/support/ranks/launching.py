@@ -20,9 +20,10 @@ TIME_LIMIT_S = 120.0  # far more than any of them takes
 _NEW_STORE_FOR_A_RESTART = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-def torchrun(*arguments: object, ranks: int) -> subprocess.CompletedProcess[str]:
+def torchrun(*arguments: object, ranks: int, limit_s: float = TIME_LIMIT_S) -> subprocess.CompletedProcess[str]:
     """Run torchrun's own entry point on this machine."""
-    return run("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *arguments)
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    return run(*launcher, *arguments, limit_s=limit_s)
 
 
 def end() -> NoReturn:
@@ -31,7 +32,7 @@ def end() -> NoReturn:
     os._exit(0)
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, limit_s: float = TIME_LIMIT_S) -> subprocess.CompletedProcess[str]:
     """Run Python; whatever it started is killed at the end."""
     paths = [str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "MUCUDNN_WATCH": "0"}
@@ -45,7 +46,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         start_new_session=True,
     )
     try:
-        output, errors = process.communicate(timeout=TIME_LIMIT_S)
+        output, errors = process.communicate(timeout=limit_s)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
