@@ -6,7 +6,6 @@ Real processes over gloo. The rows about it in docs/compatibility.md.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest

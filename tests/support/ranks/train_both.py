@@ -5,7 +5,6 @@ Arguments: a folder, ``cpu`` or ``cuda``, and the names of ways. Each rank write
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import sys
@@ -18,7 +17,7 @@ import torch
 import torch.distributed as dist
 from support.problems.tuned_by_hand import ran
 from support.ranks.launching import end
-from support.ranks.ways_of_training import ONLY_ON_A_GPU, WAYS, Net, Way, batch, trained
+from support.ranks.ways_of_training import EAGER, ONLY_ON_A_GPU, WAYS, Net, Way, batch, trained
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -53,8 +52,8 @@ class Trainer:
                 module.choices.recipes.clear()
         return ours
 
-    def compare(self, way: Way) -> Found:
-        expected, _ = final(way(self.net()))
+    def compare(self, way: Way, torchs_way: Way) -> Found:
+        expected, _ = final(torchs_way(self.net()))
         return {"optimize": self._optimized(way, expected), "enable": self._enabled(way, expected)}
 
     def shared(self) -> Found:
@@ -152,7 +151,7 @@ def main(folder: Path, device: str, names: Sequence[str]) -> None:
     trainer = Trainer(folder, device)
     found = {"shared": found_by(trainer.shared)}
     ways = {**WAYS, **ONLY_ON_A_GPU}
-    calls = {name: lambda way=way: trainer.compare(way) for name, way in ways.items()}
+    calls = {name: lambda way=way, name=name: trainer.compare(way, EAGER.get(name, way)) for name, way in ways.items()}
     calls |= {"autocast": trainer.autocast, "sync_batch_norm_of_torch": trainer.sync_batch_norm}
     for name in names:
         found[name] = found_by(calls[name])
