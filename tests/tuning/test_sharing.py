@@ -51,6 +51,14 @@ def test_all_ranks_choose_the_same_of_parts_that_each_measures(scenarios: dict[s
     assert only(scenarios[name], "rows") >= ROWS
 
 
+def test_one_two_and_three_ranks_choose_the_same(scenarios: dict[str, Found]) -> None:
+    """Each time with an empty database."""
+    of_two = [one["of_some"] for one in scenarios["some_ranks"] if one["of_some"]]
+    chosen = [only(found, "configurations") for found in (scenarios["alone"], of_two, scenarios["reuse"])]
+    assert chosen == [chosen[0]] * 3
+    assert len(chosen[0]) == len(PROBLEMS)
+
+
 def test_together_they_measure_what_one_alone_would(scenarios: dict[str, Found]) -> None:
     assert sum(steps(scenarios["reuse"])) == only(scenarios["alone"], "steps")
     assert max(steps(scenarios["reuse"])) < only(scenarios["alone"], "steps") / 2
@@ -77,6 +85,18 @@ def test_a_rank_that_cannot_write_works_from_memory_and_says_so(scenarios: dict[
     assert found[0]["told"] == found[2]["told"] == []
 
 
+def test_a_file_in_a_network_folder_is_written_by_one_rank_when_all_have_measured(
+    scenarios: dict[str, Found],
+) -> None:
+    found = scenarios["network_folder"]
+    assert only(found, "configurations") == only(scenarios["reuse"], "configurations")
+    assert only(found, "rows_while_measuring") == [0]
+    assert only(found, "rows") == only(scenarios["reuse"], "rows")
+    for one in found:
+        (told,) = one["told"]
+        assert "network folder (nfs4)" in told
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -84,6 +104,8 @@ def test_a_rank_that_cannot_write_works_from_memory_and_says_so(scenarios: dict[
         ("other_config", "Config.max_relative_error is 1e-05 on rank 1, None on ranks 0, 2"),
         ("other_batch", "batch size is 4 on rank 1, 8 on ranks 0, 2"),
         ("other_problem", "-> 7, 1x1, float32 contiguous, batch 8, limit None, 1 times' on rank 1 only"),
+        ("other_torch", "torch is 9.9.9 on rank 1, "),
+        ("other_library", "library is cuDNN 9.9.9 on rank 1, "),
         ("other_version", "mucudnn is 9.9.9 on rank 1, 0.1.0 on ranks 0, 2"),
     ],
 )
