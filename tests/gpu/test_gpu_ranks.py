@@ -7,15 +7,13 @@ together, and the rest one rank over NCCL. The bodies run on the CPU, too; nothi
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from support.command_line import invoke, one_layer, rows
-from support.ranks.launching import script, torchrun
+from support.ranks import trained as ranks
+from support.ranks.trained import Found
 from support.ranks.ways_of_training import ONLY_ON_A_GPU, WAYS, Net
 
 import mucudnn
@@ -29,42 +27,23 @@ TOGETHER_ON_ONE_GPU = ("ddp", "sync_batch_norm")  # all-reduces, broadcasts and 
 OF_WAYS = [*WAYS, *ONLY_ON_A_GPU]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
-Found = Sequence[dict[str, Any]]  # by rank
-
-
-def trained(folder: Path, device: str, ranks: int, ways: Sequence[str]) -> Found:
-    """What ranks find that train in these ways, one after the other."""
-    done = torchrun(script("train_both"), folder, device, *ways, ranks=ranks)
-    assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-
 
 @pytest.fixture(scope="module", params=DEVICES)
 def of_two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Of two ranks, whether there is a GPU for each of them or not; on the CPU without what it does not have."""
+    """Of two ranks, whether there is a GPU for each of them or not; on the CPU without what torch has on GPUs only."""
     ways = TOGETHER_ON_ONE_GPU if request.param == "cuda" else TOGETHER_ON_ONE_GPU[:1]
-    return trained(tmp_path_factory.mktemp("of_two"), request.param, 2, ways)
+    return ranks.trained(tmp_path_factory.mktemp("of_two"), request.param, 2, ways)
 
 
 @pytest.fixture(scope="module")
 def over_nccl(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Of as many ranks as there are GPUs, up to two, in all ways."""
-    return trained(tmp_path_factory.mktemp("over_nccl"), "cuda", min(2, torch.cuda.device_count()), OF_WAYS)
+    size = min(2, torch.cuda.device_count())
+    return ranks.trained(tmp_path_factory.mktemp("over_nccl"), "cuda", size, [*OF_WAYS, "autocast"])
 
 
-def assert_torchs(found: Found, way: str, how: str) -> None:
-    for of_rank in found:
-        assert "error" not in of_rank[way], of_rank[way]["error"]
-        assert of_rank[way][how]["ran"] == sorted(Operation), "torch's own ran in place of ours"
-        assert of_rank[way][how]["equal"], "the ranks' parameters have parted"
-        assert of_rank[way][how]["difference"] < 1e-12
-
-
-def test_two_ranks_share_the_tuning(of_two: Found) -> None:
-    one, other = (found["shared"] for found in of_two)
-    assert one["choices"] == other["choices"]
-    assert one["measured"] + other["measured"] == len(one["choices"])
-    assert min(one["measured"], other["measured"]) > 0
+def test_two_ranks_tune_together(of_two: Found) -> None:
+    ranks.assert_tuned_together(of_two)
 
 
 @pytest.mark.parametrize("how", ["optimize", "enable"])
@@ -72,14 +51,19 @@ def test_two_ranks_train_as_torch(of_two: Found, how: str) -> None:
     ways = [way for way in TOGETHER_ON_ONE_GPU if way in of_two[0]]
     assert ways
     for way in ways:
-        assert_torchs(of_two, way, how)
+        ranks.assert_torchs(of_two, way, how)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", ["optimize", "enable"])
 @pytest.mark.parametrize("way", OF_WAYS)
 def test_over_nccl_training_is_torchs(over_nccl: Found, way: str, how: str) -> None:
-    assert_torchs(over_nccl, way, how)
+    ranks.assert_torchs(over_nccl, way, how)
+
+
+@pytest.mark.gpu
+def test_over_nccl_autocast_is_as_near_to_float64_as_torch(over_nccl: Found) -> None:
+    ranks.assert_as_near_to_float64_as_torch(over_nccl)
 
 
 def two_devices(device: str) -> tuple[str, str]:

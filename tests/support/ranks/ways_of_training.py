@@ -17,6 +17,7 @@ from torch.distributed.algorithms import Join
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import ModelAverager, PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -151,9 +152,9 @@ def zero(model: Net) -> Steps:
 
 def parameters_sharded(model: Net) -> Steps:
     """By FSDP2: each convolution by itself, then the rest."""
-    for module in (model.first, model.last, model.aside):
-        fully_shard(module)
-    fully_shard(model)
+    mesh = init_device_mesh(model.first.weight.device.type, (dist.get_world_size(),))
+    for module in (model.first, model.last, model.aside, model):
+        fully_shard(module, mesh=mesh)
     for parameters in trained(model):
         yield [parameter.full_tensor() for parameter in parameters]  # type: ignore[attr-defined]
 
