@@ -147,7 +147,7 @@ def zero(model: Net) -> Steps:
     from torch.distributed.optim import ZeroRedundancyOptimizer  # here: torch warns when it is imported
 
     wrapped = DistributedDataParallel(model)
-    yield from trained(wrapped, ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.Adam, lr=0.01))
+    yield from trained(wrapped, ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9))
 
 
 def parameters_sharded(model: Net) -> Steps:
