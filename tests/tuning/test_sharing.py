@@ -183,21 +183,37 @@ def test_a_group_needs_an_initialised_one() -> None:
         tune(PROBLEMS, BATCH, process_group="ranks")  # type: ignore[arg-type]
 
 
-def test_a_rank_that_is_killed_is_named_by_the_others(tmp_path: Path) -> None:
-    """All that was measured is kept, what the killed rank measured, too."""
-    cases = {"3,1": (0, 2), "2,0": (1,)}
-    done = run(script("dying"), tmp_path, *cases)
+KILLED = {"3,1": (0, 2), "2,0": (1,)}  # survivors, by the number of ranks and the killed one
+ABSENT = "2,1,absent"
+
+
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each case of a rank that is lost."""
+    folder = tmp_path_factory.mktemp("lost")
+    done = run(script("dying"), folder, *KILLED, ABSENT)
     assert done.returncode == 0, done.stderr
-    for case, survivors in cases.items():
-        size, victim = map(int, case.split(","))
-        found = [json.loads((tmp_path / case / f"{rank}.json").read_text()) for rank in survivors]
-        assert only(found, "error").startswith(f"rank {victim} ended")
-        assert not (tmp_path / case / f"{victim}.json").exists()
-        with Database(tmp_path / case / "all.sqlite") as database:
-            (rows,) = database.info().environments
-        of_survivors = len(PROBLEMS) * (size - 1) // size
-        assert rows.environment == ENVIRONMENT
-        assert rows.measurements > of_survivors * 2, "what the killed rank measured is lost"
+    return folder
+
+
+@pytest.mark.parametrize(("case", "survivors"), KILLED.items())
+def test_a_rank_that_is_killed_is_named_by_the_others(lost: Path, case: str, survivors: Sequence[int]) -> None:
+    """All that was measured is kept, what the killed rank measured, too."""
+    size, victim = map(int, case.split(","))
+    found = [json.loads((lost / case / f"{rank}.json").read_text()) for rank in survivors]
+    assert only(found, "error").startswith(f"rank {victim} ended")
+    assert not (lost / case / f"{victim}.json").exists()
+    with Database(lost / case / "all.sqlite") as database:
+        (rows,) = database.info().environments
+    of_survivors = len(PROBLEMS) * (size - 1) // size
+    assert rows.environment == ENVIRONMENT
+    assert rows.measurements > of_survivors * 2, "what the killed rank measured is lost"
+
+
+def test_a_rank_that_does_not_come_is_named_after_the_timeout_of_the_group(lost: Path) -> None:
+    found = json.loads((lost / ABSENT / "0.json").read_text())
+    assert found["error"].startswith("rank 1 did not come within the timeout of the process group")
+    assert found["steps"] == 0
 
 
 def test_a_restart_goes_on_with_what_was_measured(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Ranks of which one is killed while it measures: a script.
+"""Ranks of which one is killed while it measures, or never comes to tune: a script.
 
-Arguments: a folder; then cases, each the number of ranks and the one that is killed, as 3,1: they are forked off here.
-Under torchrun it is the rank that is killed, but not after a restart.
+Arguments: a folder; then cases, each the number of ranks and the one that is killed, as 3,1, or that does not come, as
+2,1,absent: they are forked off here. Under torchrun it is the rank that is killed, but not after a restart.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,8 +24,11 @@ from mucudnn.database.database import Database
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.errors import SharingError
 
+ABSENT = "absent"
+PATIENCE = timedelta(seconds=3)  # with a rank that does not come
 
-def tune_and_die(rank: int, folder: Path, victim: int) -> None:
+
+def tune_and_die(rank: int, folder: Path, victim: int, group: dist.ProcessGroup | None = None) -> None:
     """Write what became of the rank; the victim kills itself when it has measured something."""
 
     def die(text: str, _: float) -> None:
@@ -34,8 +38,9 @@ def tune_and_die(rank: int, folder: Path, victim: int) -> None:
     bench, path = Bench(), folder / "all.sqlite"
     database = Database(path)
     before = len(database.rows_that_count(bench.machine.environment))
+    of = {"database": database, "machine": bench.machine, "process_group": group}
     try:
-        tuning = tune(PROBLEMS, BATCH, NO_LIMIT, database=database, machine=bench.machine, progress=die)
+        tuning = tune(PROBLEMS, BATCH, NO_LIMIT, progress=die, **of)
         found = {"choices": choices(tuning), "before": before, "steps": bench.steps}
     except SharingError as error:
         found = {"error": str(error), "steps": bench.steps}
@@ -44,8 +49,9 @@ def tune_and_die(rank: int, folder: Path, victim: int) -> None:
         raise SystemExit(1)
 
 
-def fork_ranks(folder: Path, size: int, victim: int) -> None:
+def fork_ranks(folder: Path, size: int, victim: int, fate: Sequence[str]) -> None:
     children = []
+    others_end, held = os.pipe()  # held by all but an absent rank
     for rank in range(size):
         child = os.fork()
         if child == 0:
@@ -53,12 +59,18 @@ def fork_ranks(folder: Path, size: int, victim: int) -> None:
             dist.init_process_group(
                 "gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=60)
             )
+            group = dist.new_group(timeout=PATIENCE) if ABSENT in fate else None
+            if rank == victim and ABSENT in fate:
+                os.close(held)
+                os.read(others_end, 1)
+                os._exit(0)
             try:
-                tune_and_die(rank, folder, victim)
+                tune_and_die(rank, folder, victim, group)
             except SystemExit:
                 os._exit(1)
             os._exit(0)
         children.append(child)
+    os.close(held)
     for child in children:
         os.waitpid(child, 0)
 
@@ -73,7 +85,7 @@ if __name__ == "__main__":
         end()
     else:
         for case in sys.argv[2:]:
-            ranks, killed = map(int, case.split(","))
+            ranks, killed, *fate = case.split(",")
             place = Path(sys.argv[1]) / case
             place.mkdir()
-            fork_ranks(place, ranks, killed)
+            fork_ranks(place, int(ranks), int(killed), fate)

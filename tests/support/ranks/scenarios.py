@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from support.clock.machine import FORWARD
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
+from support.ranks.errors import error_of
 from support.ranks.launching import end
 
 import mucudnn
@@ -59,14 +60,6 @@ def choices(tuning: Tuning) -> Sequence[str]:
 
 def of(bench: Bench) -> dict[str, Any]:
     return {"machine": bench.machine, "database": bench.database}
-
-
-def error_of(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "none"
 
 
 def reuse(rank: int, size: int, folder: Path) -> Found:

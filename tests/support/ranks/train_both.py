@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from support.problems.tuned_by_hand import ran
+from support.ranks.errors import error_of
 from support.ranks.launching import end
 from support.ranks.ways_of_training import EAGER, ONLY_ON_A_GPU, WAYS, Net, Way, batch, trained
 from torch import Tensor, nn
@@ -126,14 +127,6 @@ def difference(ours: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     return max(float((a.double() - b).norm() / b.norm()) for a, b in zip(ours, expected, strict=True))
 
 
-def error_of(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "none"
-
-
 def found_by(call: Callable[[], Found]) -> Found:
     try:
         return call()
@@ -144,10 +137,11 @@ def found_by(call: Callable[[], Found]) -> Found:
 def main(folder: Path, device: str, names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     choosing.is_gain = lambda run: True  # type: ignore[attr-defined]  # ours runs, whether it is faster or not
-    has_gpu_of_its_own = device == "cuda" and torch.cuda.device_count() >= int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("nccl" if has_gpu_of_its_own else "gloo")
+    gpus = torch.cuda.device_count()
     if device == "cuda":
-        torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % gpus)
+    has_gpu_of_its_own = device == "cuda" and gpus >= int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("nccl" if has_gpu_of_its_own else "gloo")
     trainer = Trainer(folder, device)
     found = {"shared": found_by(trainer.shared)}
     ways = {**WAYS, **ONLY_ON_A_GPU}
