@@ -13,7 +13,7 @@ from typing import NoReturn
 from support.places import TESTS
 
 TIME_LIMIT_S = 300.0  # far more than any of them takes
-
+_GRACE_S = 5.0  # between asking a process to end and killing it
 
 # Without it workers of torch 2.13 that torchrun restarts find the addresses of those before them, and gloo gives up.
 _NEW_STORE_FOR_A_RESTART = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -46,9 +46,17 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     try:
         output, errors = process.communicate(timeout=TIME_LIMIT_S)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        _end(process)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ask it first: torchrun ends its ranks, which are in sessions of their own."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def script(name: str) -> Path:
