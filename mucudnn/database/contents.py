@@ -1,4 +1,4 @@
-"""What is in a database, and what was taken over into it, in numbers."""
+"""Contents of a database, and of what was taken over into it, in numbers."""
 
 from __future__ import annotations
 

@@ -26,26 +26,26 @@ class EnvironmentStore:
     """
 
     def __init__(self, database: Database, environment: Environment) -> None:
-        self._database, self._environment = database, environment
+        self._database, self.environment = database, environment
         self._writable = True
         self._begun: set[tuple[ConvProblem, MicroConfig]] = set()
 
     def results(self, problem: ConvProblem, versions: Mapping[str, int]) -> list[Measurement | Failure]:
         """Return the result of each micro-config that counts."""
-        key = (self._environment, problem, versions)
+        key = (self.environment, problem, versions)
         return [*self._database.measurements(*key), *self._database.failures(*key)]
 
     def every_measurement(self, versions: Mapping[str, int]) -> Mapping[ConvProblem, Sequence[Measurement]]:
         """Return the newest measurement of each micro-config, of all problems."""
-        problems = self._database.problems(self._environment)
-        return self._database.measurements_of_all(self._environment, problems, versions)
+        problems = self._database.problems(self.environment)
+        return self._database.measurements_of_all(self.environment, problems, versions)
 
     def add(self, problem: ConvProblem, version: int, result: Measurement | Failure) -> None:
         """Commit one result of an algorithm of this version. A failure that may not come back is not stored."""
         if isinstance(result, Measurement):
-            self._write(self._database.add, self._environment, problem, version, result)
+            self._write(self._database.add, self.environment, problem, version, result)
         elif result.is_lasting:
-            self._write(self._database.add_failure, self._environment, problem, version, result)
+            self._write(self._database.add_failure, self.environment, problem, version, result)
 
     @contextmanager
     def begun(self, problem: ConvProblem, version: int, micro_config: MicroConfig) -> Iterator[None]:
@@ -56,7 +56,7 @@ class EnvironmentStore:
         if (problem, micro_config) in self._begun:
             yield
             return
-        begun = (self._environment, problem, version, Failure(micro_config, _BEGUN))
+        begun = (self.environment, problem, version, Failure(micro_config, _BEGUN))
         self._begun.add((problem, micro_config))
         try:
             self._write(self._database.add_failure, *begun)
@@ -73,13 +73,13 @@ class EnvironmentStore:
         how: How = None,
     ) -> WholeRun | None:
         """Return the whole run of this configuration that counts, if there was one."""
-        return self._database.whole_run(self._environment, problem, configuration.micro_configs, versions, how)
+        return self._database.whole_run(self.environment, problem, configuration.micro_configs, versions, how)
 
     def whole_runs(
         self, problem: ConvProblem, versions: Mapping[str, int], how: How = None
     ) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
         """Return all of them, of any batch size."""
-        return self._database.whole_runs(self._environment, problem, versions, how)
+        return self._database.whole_runs(self.environment, problem, versions, how)
 
     def add_whole_run(
         self,
@@ -90,26 +90,31 @@ class EnvironmentStore:
         how: How = None,
     ) -> None:
         """Commit a whole run. how: what is special in it."""
-        key = (self._environment, problem, configuration.micro_configs, versions)
+        key = (self.environment, problem, configuration.micro_configs, versions)
         self._write(self._database.add_whole_run, *key, run, how)
 
     def confirmation(self, fingerprint: str) -> tuple[str, dict[str, Any]] | None:
         """Return when the confirmation that counts was made, and its findings; ``None``: there is none."""
-        return self._database.confirmation(self._environment, fingerprint)
+        return self._database.confirmation(self.environment, fingerprint)
 
     def add_confirmation(
-        self, fingerprint: str, versions: Mapping[str, int], findings: Mapping[str, Any], load: float | None
+        self,
+        environment: Environment,
+        fingerprint: str,
+        versions: Mapping[str, int],
+        findings: Mapping[str, Any],
+        load: float | None,
     ) -> None:
-        """Commit what steps of a model have shown. Arguments as for ``Database.add_confirmation``."""
-        self._write(self._database.add_confirmation, self._environment, fingerprint, versions, findings, load)
+        """Commit what steps of a model have shown, here or on another rank. As ``Database.add_confirmation``."""
+        self._write(self._database.add_confirmation, environment, fingerprint, versions, findings, load)
 
     def best_rate(self) -> float:
         """Return the best rate of the known kernel, in runs a second; 0 where none was seen."""
-        return self._database.best_rate(self._environment)
+        return self._database.best_rate(self.environment)
 
     def add_rate(self, rate: float) -> None:
         """Commit a rate of the known kernel, which replaces a lower one."""
-        self._write(self._database.add_rate, self._environment, rate)
+        self._write(self._database.add_rate, self.environment, rate)
 
     def _write(self, add: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         if not self._writable:

@@ -52,7 +52,9 @@ class Exchange:
         if failures:
             self._is_over = True
             each = "; ".join(f"rank {rank}: {why}" for rank, why in failures.items())
-            raise SharingError(f"tuning failed on another rank, so that all end: {each}. What was measured is kept")
+            raise SharingError(
+                f"tuning failed on another rank, so that all end: {each}. What was measured is kept", failures
+            )
         return [cast(T, message) for message, _ in said]
 
     @contextmanager

@@ -82,8 +82,11 @@ class Team:
 
     def gather_of_kind(self, message: T) -> list[T]:
         """Return the messages of the ranks of this kind."""
-        every = self._exchange.gather(message)
-        return [every[rank] for rank in self._mates]
+        return self.of_kind(self._exchange.gather(message))
+
+    def of_kind(self, gathered: Sequence[T]) -> list[T]:
+        """Return what the ranks of this kind have said."""
+        return [gathered[rank] for rank in self._mates]
 
     def own(self, costs: Sequence[float]) -> list[int]:
         """Return the numbers of the pieces of work that this rank does. costs: those of the first of its kind count."""

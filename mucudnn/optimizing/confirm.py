@@ -31,18 +31,19 @@ def confirm(
     back everywhere, but for what would need more workspace than is allowed. What is undecided stays as it was tuned.
     Rounds that others disturbed are run again; where it does not become quiet, nothing is put back for what they show.
     automatic: nothing is done, and ``None`` returned, for steps that are too short to be told apart, or too long.
+    Ranks that run the steps together run equally many, whatever their kinds of device.
 
     Raises what a step raises; the model then runs what it ran last.
     """
     steps.wait()
     torchs_s = _warm_up(steps)
-    if automatic and not effort.shortest_s <= torchs_s <= effort.longest_s:
+    if automatic and steps.anywhere(not effort.shortest_s <= torchs_s <= effort.longest_s):
         return None
     recorded = Rounds.run(steps, effort, recorded=True)
     tuned, lost = _put_back(steps, _with_in_place(recorded, tuned))
-    if any(one.is_allowed for one in lost):
+    if steps.anywhere(any(one.is_allowed for one in lost)):
         recorded = Rounds.run(steps, effort, recorded=True)
-    runs_again = recorded.is_slowed and not recorded.is_disturbed
+    runs_again = steps.anywhere(recorded.is_slowed and not recorded.is_disturbed)
     last = Rounds.run(steps, effort, recorded=False) if runs_again else recorded
     loads = [rounds.load for rounds in (recorded, last) if rounds.load is not None]
     return _concluded(
@@ -96,18 +97,20 @@ def _warm_up(steps: Steps) -> float:
     """Run each side once, which builds what later steps use. Returns seconds of torch's; short ones are run again."""
     first_s = steps.run(ours=False, recorded=False).time_s
     steps.run(ours=True, recorded=True)
-    return first_s if first_s > 1 else min(first_s, steps.run(ours=False, recorded=True).time_s)
+    is_short = steps.anywhere(first_s <= 1)
+    return min(first_s, steps.run(ours=False, recorded=True).time_s) if is_short else first_s
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
     """Calls that are compared: those of equal modules, for which the same was chosen.
 
-    tuned: what was chosen for each of the operations. places: of torch's calls and of ours.
+    tuned: what was chosen for each of the operations. places: of torch's calls and of ours, in an order that is the
+    same in every process, so that sums are.
     """
 
     tuned: tuple[TunedProblem, ...]
-    places: set[Place]
+    places: dict[Place, None]
 
     def in_place(self, rounds: Rounds) -> dict[_Key, InPlace]:
         """Compare a call, and tell what of it loses; nothing where a step did not have any."""
@@ -212,8 +215,8 @@ def _parts(rounds: Rounds, tuned: TunedModules) -> Iterator[_Part]:
     for base, joint in _joint_operations(rounds.torchs):
         chosen = tuple(one for operation, one in by_base.get(base, {}).items() if operation in joint)
         if len(chosen) == len(joint):
-            part = parts.setdefault(tuple(_key(one) for one in chosen), _Part(chosen, set()))
-            part.places.update(place for place in places[base] if joint >= {*place.operations})
+            part = parts.setdefault(tuple(_key(one) for one in chosen), _Part(chosen, {}))
+            part.places.update(dict.fromkeys(place for place in places[base] if joint >= {*place.operations}))
     return iter(parts.values())
 
 
@@ -221,7 +224,7 @@ def _joint_operations(steps: Sequence[StepTimes]) -> Iterator[tuple[_Base, froze
     """Yield, for each module and problem, the operations that torch computes in one call, or in calls that overlap."""
     for base, places in _by_base(steps).items():
         joint: list[frozenset[Operation]] = []
-        for operations in {frozenset(place.operations) for place in places if place.operations}:
+        for operations in dict.fromkeys(frozenset(place.operations) for place in places if place.operations):
             overlapping = [known for known in joint if known & operations]
             joint = [*(known for known in joint if known not in overlapping), operations.union(*overlapping)]
         for operations in joint:
@@ -230,7 +233,7 @@ def _joint_operations(steps: Sequence[StepTimes]) -> Iterator[tuple[_Base, froze
 
 def _by_base(steps: Sequence[StepTimes]) -> dict[_Base, list[Place]]:
     found: dict[_Base, list[Place]] = {}
-    for place in {place for times in steps for place in times.convolutions}:
+    for place in dict.fromkeys(place for times in steps for place in times.convolutions):
         if place.problem is not None:
             found.setdefault((place.module, place.problem, place.batch_size), []).append(place)
     return found

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,11 +17,13 @@ from mucudnn.bench.timing.synchronized_clock import wall_clock
 from mucudnn.bench.timing.timer import Clock
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.distributed.team import Team, telling
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.confirm import confirm
 from mucudnn.optimizing.in_place import InPlaceTimes
 from mucudnn.optimizing.kept_confirmation import KeptConfirmation
+from mucudnn.optimizing.ranks import Alone, Together
 from mucudnn.optimizing.steps_in_turns import StepTimes, TunedModules
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.environment import current_environment
@@ -32,7 +34,7 @@ from mucudnn.tuning.confirmation import Confirmation, PutBack
 from mucudnn.tuning.quiet import Quiet
 from mucudnn.tuning.result import TunedProblem, tuned_of
 from mucudnn.words.config import Config
-from mucudnn.words.errors import first_line
+from mucudnn.words.errors import SharingError, first_line
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.progress import Progress
 
@@ -48,6 +50,7 @@ def confirm_model(
     *,
     device_type: str,
     step: Step | None = None,
+    team: Team | None = None,
     progress: Progress,
 ) -> Confirmation | None:
     """Run the model's own step in turns, torch's own convolutions and ours; put torch's own back where ours is slower.
@@ -55,31 +58,42 @@ def confirm_model(
     step: the user's; ``None``: forward and backward pass on the sample input, in ``eval()`` the forward pass alone.
     What such steps have shown is kept in the database; unless it is asked for, none is run again for what is known.
     Nobody can tell whether a user's step is the same: it is run each time, and nothing of it is kept.
+    team: the ranks that have tuned the model together; all of them call it, run equally many steps, and put back the
+    same. It ends with this.
     Returns what was found, which every module has as ``confirmation``, too; ``None`` where nothing was to be confirmed,
-    or, after a warning, where a step failed: then all runs as it did before. Parameters are kept where a step may
-    change them. Nothing else is: call it where buffers, gradients, mode and random state are kept.
+    or, after a warning, where a step failed, on any rank: then all runs as it did before. Parameters are kept where a
+    step may change them. Nothing else is: call it where buffers, gradients, mode and random state are kept.
+
+    Raises ``SharingError`` where a rank has ended, has no ``step`` while others do, or has decided differently.
     """
     modules = {
         name: module for name, module in model.named_modules() if isinstance(module, TunedModule) and module.tuned
     }
-    if config.confirm is False or all(m.choices is None and _cache_of(m) is None for m in modules.values()):
+    if config.confirm is False:
         return None
+    ranks = Alone() if team is None else Together(team)
     try:
-        with Database(config.database) as database:
-            store = EnvironmentStore(database, current_environment(device_type))
-            quiet = Quiet(watch_of(device_type), store, lambda text: progress(text, 1.0))
-            steps = _ModelSteps(model, modules, step or OwnStep(sample_input), config, put_in, device_type, quiet)
-            kept = None if step is not None else KeptConfirmation(store, model, sample_input, modules, steps, config)
-            found = kept.put_back() if kept is not None and config.confirm is None else None
-            if found is None and _is_wanted(config, model, step):
-                progress("confirming in the model's own step", 1.0)
-                found = _confirmed(steps, automatic=config.confirm is None and step is None, is_users=step is not None)
-                if found is not None and kept is not None:
-                    kept.add(found)
+        with telling(team), _restored_on_failure(modules.values()):
+            if not ranks.anywhere(any(map(_runs_ours, modules.values()))):
+                return None
+            ranks.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
+            with Database(config.database) as database:
+                store = EnvironmentStore(database, current_environment(device_type))
+                quiet = Quiet(watch_of(device_type), store, lambda text: progress(text, 1.0))
+                its_step = step or OwnStep(sample_input)
+                steps = _ModelSteps(model, modules, its_step, config, put_in, device_type, quiet, ranks)
+                kept = None
+                if step is None:
+                    kept = KeptConfirmation(store, model, sample_input, modules, steps, config)
+                found = _known_or_confirmed(steps, kept, progress)
+            if found is not None:
+                ranks.agree(_decided(found, modules))
     except Exception as error:
+        if isinstance(error, SharingError) and not error.failures:
+            raise
         give_back_cache()
-        why = f"{type(error).__name__}: {first_line(error)}"
-        warnings.warn(f"what was tuned is not confirmed in the model's own step: {why}", RuntimeWarning, stacklevel=3)
+        why = f"what was tuned is not confirmed in the model's own step: {_in_words(error)}"
+        warnings.warn(why, RuntimeWarning, stacklevel=3)
         return None
     for module in modules.values():
         module.confirmation = found
@@ -88,14 +102,27 @@ def confirm_model(
     return found
 
 
-def _is_wanted(config: Config, model: nn.Module, step: Step | None) -> bool:
-    """Whether steps were asked for or can be run without asking.
+def _known_or_confirmed(steps: _ModelSteps, kept: KeptConfirmation | None, progress: Progress) -> Confirmation | None:
+    """Put back what is known, or run steps. kept: ``None``: they are the user's, and nothing is known of them."""
+    is_asked_for = bool(steps.config.confirm)
+    found = kept.put_back(steps.ranks) if kept is not None and not is_asked_for else None
+    is_users = kept is None
+    if found is None and steps.ranks.everywhere(is_asked_for or is_users or _runs_unasked(steps)):
+        progress("confirming in the model's own step", 1.0)
+        found = _confirmed(steps, automatic=not (is_asked_for or is_users), is_users=is_users)
+        if found is not None and kept is not None:
+            kept.add(found, steps.ranks)
+    return found
 
-    Steps of processes that work together must be equal in number, and hooks of gradients may train the model.
+
+def _runs_unasked(steps: _ModelSteps) -> bool:
+    """Whether steps can be run without asking.
+
+    Those of processes that work together must be equal in number, which they are where ranks run them together. Hooks
+    of gradients may train the model.
     """
-    if config.confirm or step is not None:
-        return True
-    return model.training and not _is_one_of_several() and not _has_gradient_hooks(model)
+    is_by_itself = _is_one_of_several() and not isinstance(steps.ranks, Together)
+    return steps.model.training and not is_by_itself and not _has_gradient_hooks(steps.model)
 
 
 def _confirmed(steps: _ModelSteps, *, automatic: bool, is_users: bool) -> Confirmation | None:
@@ -105,6 +132,26 @@ def _confirmed(steps: _ModelSteps, *, automatic: bool, is_users: bool) -> Confir
         if is_users or _has_gradient_hooks(steps.model):
             stack.enter_context(_parameters_kept(steps.model))
         return confirm(steps, before, automatic=automatic)
+
+
+def _decided(found: Confirmation, modules: Mapping[str, TunedModule]) -> dict[str, dict[str, str]]:
+    """Return what ranks compare: what runs in each module, and the times that it follows from."""
+    convolutions = {
+        f"{name}, {one.problem}, batch {one.batch_size}": {
+            "configuration": repr(one.configuration.micro_configs),
+            "time in the step": repr(one.in_place),
+        }
+        for name, module in modules.items()
+        for one in tuned_of(module)
+    }
+    return {**convolutions, "the step": {"what it has shown": repr(found)}}
+
+
+def _in_words(error: Exception) -> str:
+    """Say what failed here, or on other ranks."""
+    if isinstance(error, SharingError):
+        return "; ".join(f"rank {rank}: {why}" for rank, why in error.failures.items())
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _is_one_of_several() -> bool:
@@ -139,9 +186,11 @@ class _ModelSteps:
         put_in: PutIn,
         device_type: str,
         quiet: Quiet,
+        ranks: Alone,
     ) -> None:
         self.model, self.modules, self.step = model, modules, step
         self.config, self._put_in, self.device_type, self.quiet = config, put_in, device_type, quiet
+        self.ranks = ranks
 
     @cached_property
     def clock(self) -> Clock:
@@ -164,7 +213,11 @@ class _ModelSteps:
             begun_s = self.clock.now()
             self.step(self.model)
             time_s = self.clock.now() - begun_s
-        return StepTimes(time_s, self.times.take() if recorded else {}, watch.since(mark).share)
+        own = StepTimes(time_s, self.times.take() if recorded else {}, watch.since(mark).share)
+        return self.ranks.of_all(own)
+
+    def anywhere(self, holds: bool) -> bool:
+        return self.ranks.anywhere(holds)
 
     def is_ours(self, module: str, tuned: TunedProblem) -> bool:
         cache = _cache_of(self.modules[module])
@@ -192,18 +245,44 @@ def _torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
     An ``nn.Conv3d`` stays divided: that is for the sake of memory, which torch's own may not take, and nothing that a
     comparison of times could put back.
     """
-    before = [(module, module.choices, _cache_of(module)) for module in modules]
+    every = [*modules]
+    restore = _restoring(every)
     try:
-        for module, _, cache in before:
+        for module in every:
             module.choices = None
-            if cache is not None:
-                cast(Conv2d, module).filter_cache = None
+            if isinstance(module, Conv2d):
+                module.filter_cache = None
         yield
     finally:
-        for module, choices, cache in before:
-            module.choices = choices
-            if cache is not None:
-                cast(Conv2d, module).filter_cache = cache
+        restore()
+
+
+@contextmanager
+def _restored_on_failure(modules: Iterable[TunedModule]) -> Iterator[None]:
+    """Have the modules run what they run now, and nothing else, if what is inside fails."""
+    restore = _restoring(modules)
+    try:
+        yield
+    except BaseException:
+        restore()
+        raise
+
+
+def _restoring(modules: Iterable[TunedModule]) -> Callable[[], None]:
+    """Return a function that has the modules run what they run now."""
+    before = [(module, module.tuned, module.choices, _cache_of(module)) for module in modules]
+
+    def restore() -> None:
+        for module, tuned, choices, cache in before:
+            module.tuned, module.choices = tuned, choices
+            if isinstance(module, Conv2d):
+                module.filter_cache = cache
+
+    return restore
+
+
+def _runs_ours(module: TunedModule) -> bool:
+    return module.choices is not None or _cache_of(module) is not None
 
 
 def _cache_of(module: TunedModule) -> FilterCache | None:

@@ -19,6 +19,7 @@ from mucudnn.kernels.registry import algorithm_versions
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.confirm import confirm_again
+from mucudnn.optimizing.ranks import Alone
 from mucudnn.optimizing.steps_in_turns import Steps
 from mucudnn.tuning.confirmation import Confirmation, InPlace, InTurns
 from mucudnn.tuning.result import tuned_of
@@ -56,23 +57,28 @@ class KeptConfirmation:
         }
         self._fingerprint = sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
-    def put_back(self) -> Confirmation | None:
-        """Put back what was put back then, without a step; ``None``: nothing is known."""
-        known = self._store.confirmation(self._fingerprint)
+    def put_back(self, ranks: Alone) -> Confirmation | None:
+        """Put back what was put back then, without a step; ``None``: nothing is known, or not the same to all ranks."""
+        known = ranks.known_to_all(self._known())
         if known is None:
             return None
-        measured_at, findings = known
-        before = {name: tuned_of(module) for name, module in self._modules.items()}
+        day, findings = known
         in_place = [None if one is None else _in_place(**one) for one in findings["in_place"]]
-        if len(in_place) != sum(map(len, before.values())):  # of a damaged file
-            return None
         step, recorded, convolutions = (InTurns(**findings[name]) for name in _IN_TURNS)
-        day = measured_at.partition("T")[0]
         found = Confirmation(step, recorded, convolutions, findings["over_tuned"], stored_on=day)
+        before = {name: tuned_of(module) for name, module in self._modules.items()}
         return confirm_again(self._steps, before, in_place, found)
 
-    def add(self, found: Confirmation) -> None:
-        """Commit what was found. What others disturbed decides nothing, and is not kept."""
+    def _known(self) -> tuple[str, dict[str, Any]] | None:
+        """Return the day on which the steps ran, and their findings; ``None``: there are none, or damaged ones."""
+        known = self._store.confirmation(self._fingerprint)
+        if known is None or len(known[1]["in_place"]) != sum(len(tuned_of(one)) for one in self._modules.values()):
+            return None
+        measured_at, findings = known
+        return measured_at.partition("T")[0], findings
+
+    def add(self, found: Confirmation, ranks: Alone) -> None:
+        """Commit what was found, on one rank at each place for all. What others disturbed is not kept."""
         if found.is_disturbed:
             return
         every = [one.in_place for module in self._modules.values() for one in tuned_of(module)]
@@ -80,7 +86,9 @@ class KeptConfirmation:
             "over_tuned": found.over_tuned,
             "in_place": [None if one is None else asdict(one) for one in every],
         }
-        self._store.add_confirmation(self._fingerprint, self._versions, findings, found.load)
+        row = (self._store.environment, self._fingerprint, self._versions, findings, found.load)
+        for one in ranks.to_write(row):
+            self._store.add_confirmation(*one)
 
 
 def _in_place(operations: list[str], call: dict[str, Any], loses: bool) -> InPlace:

@@ -71,8 +71,9 @@ def optimize(
     ``DistributedDataParallel`` or ``DataParallel`` is best optimized before, with the input of one device.
 
     Under an initialised ``torch.distributed`` process group of several ranks all of them call it, with the same model
-    and an input of the same shape: each measures its share, and all choose the same. ``process_group``: another one
-    than the default.
+    and an input of the same shape: each measures its share, all choose the same, and all run the same steps to confirm
+    it. So ``step`` may hold collectives; it is given on all ranks or on none. ``process_group``: another one than the
+    default.
 
     Raises what ``tune`` raises, ``InvalidInputError`` for convolutions on several devices and for parameters that were
     made in ``torch.inference_mode()``, and whatever the model raises on ``sample_input``; the model is then unchanged.
@@ -100,6 +101,7 @@ def optimize(
             partial(_put_in, config=config),
             device_type=device.type,
             step=step,
+            team=None if team is None else team.again(),
             progress=progress or silent,
         )
     return model

@@ -37,7 +37,13 @@ class Steps(Protocol):
         """Wait until others leave the cores, as long as there is patience."""
 
     def run(self, *, ours: bool, recorded: bool) -> StepTimes:
-        """Run a step: with what was chosen, or torch's own. recorded: each convolution is timed, too."""
+        """Run a step: with what was chosen, or torch's own. recorded: each convolution is timed, too.
+
+        Ranks that run steps together all get the same times, and decide alike.
+        """
+
+    def anywhere(self, holds: bool) -> bool:
+        """Tell whether something holds here, or on any other rank that runs these steps: so that all go on alike."""
 
     def is_ours(self, module: str, tuned: TunedProblem) -> bool:
         """Tell whether anything else than torch's own runs."""
@@ -81,7 +87,7 @@ class Rounds:
     def run(cls, steps: Steps, effort: Effort, *, recorded: bool) -> Rounds:
         """Run a phase. Returns its quiet rounds; those that others disturbed where it did not become quiet."""
         quiet, disturbed = cls(), cls()
-        while not (quiet._is_over(effort) or quiet._is_clear(effort) or disturbed._is_over(effort)):
+        while steps.anywhere(not (quiet._is_over(effort) or quiet._is_clear(effort) or disturbed._is_over(effort))):
             is_odd = (len(quiet.ours) + len(disturbed.ours)) % 2  # so that neither side always follows the other
             turns = (True, False) if is_odd else (False, True)
             both = {ours: steps.run(ours=ours, recorded=recorded) for ours in turns}

@@ -58,7 +58,8 @@ class Config:
     at most a twentieth of the time (docs/enable.md).
     confirm: whether ``optimize`` ends with steps of the whole model, torch's own convolutions and ours in turns, and
     puts torch's own back where ours is slower there. None: in training, where a step is neither too short nor too long,
-    and where no other process takes part; or where a step is given; what the database has of it is not run again.
+    and where processes that take part tune together; or where a step is given; what the database has of it is not run
+    again.
     thorough: measure every candidate that is not surely slower, with many samples: minutes instead of seconds. The
     default looks at each algorithm once, at the others of its sizes where it is the best, and not at all where like
     problems say that it is hopeless.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class MucudnnError(Exception):
     """Base of all errors that the caller can mend; the command line shows the message and exits with 2."""
@@ -35,7 +37,14 @@ class UnavailableError(MucudnnError):
 
 
 class SharingError(MucudnnError):
-    """Ranks that tune together are not alike, choose differently, or have lost one of them; names ranks and reasons."""
+    """Ranks that tune together are not alike, choose differently, or have lost one of them; names ranks and reasons.
+
+    ``failures``: what each rank said that failed, by its number; empty where the reason is another one.
+    """
+
+    def __init__(self, message: str, failures: Mapping[int, str] | None = None) -> None:
+        super().__init__(message)
+        self.failures = failures or {}
 
 
 class CapturingError(UnavailableError):

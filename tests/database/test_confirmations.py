@@ -184,7 +184,7 @@ def test_where_nothing_can_be_written_it_is_read(path: Path) -> None:
     with Database(path, read_only=True) as database:
         store = EnvironmentStore(database, HERE)
         with pytest.warns(UserWarning, match="what it measures is not stored"):
-            store.add_confirmation(MODEL, {"gemm": 1}, NEWER, None)
+            store.add_confirmation(HERE, MODEL, {"gemm": 1}, NEWER, None)
         known = store.confirmation(MODEL)
     assert known is not None
     assert known[1] == FOUND

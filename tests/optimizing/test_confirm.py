@@ -10,9 +10,9 @@ from math import inf
 
 import pytest
 
-from mucudnn.optimizing.confirm import confirm, confirm_again
+from mucudnn.optimizing.confirm import _parts, confirm, confirm_again
 from mucudnn.optimizing.in_place import Place, Spent
-from mucudnn.optimizing.steps_in_turns import Effort, StepTimes, TunedModules
+from mucudnn.optimizing.steps_in_turns import Effort, Rounds, StepTimes, TunedModules
 from mucudnn.tuning.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import ConvProblem, Operation
@@ -87,6 +87,9 @@ class MadeUpSteps:
             seconds = own_s if one.configuration.is_baseline else self.slow.get(one.problem, own_s / 2)
             yield Place(module, problem, N, (operation,)), seconds
 
+    def anywhere(self, holds: bool) -> bool:
+        return holds
+
     def is_ours(self, module: str, tuned: TunedProblem) -> bool:
         return not tuned.configuration.is_baseline
 
@@ -151,6 +154,15 @@ def test_equal_layers_are_judged_together() -> None:
     steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(SMALL), "c": all_three(LARGE)}, {SMALL: 0.0125})
     assert {one.module for one in confirmed(steps).put_back} == {"a", "b"}
     assert steps.torchs == {("a", FORWARD), ("b", FORWARD)}
+
+
+def test_calls_of_equal_layers_are_added_up_in_the_order_of_the_step() -> None:
+    """The last bits of a sum are then the same in every process; sets of texts have another order in each."""
+    steps = MadeUpSteps({name: all_three(SMALL) for name in "abcdefgh"})
+    parts = list(_parts(Rounds.run(steps, Effort(), recorded=True), steps.tuned))
+    assert [part.tuned[0].problem.operation for part in parts] == [FORWARD, DATA]
+    assert [place.module for place in parts[0].places] == [*"abcdefgh"]
+    assert [place.module for place in parts[1].places] == [name for name in "abcdefgh" for _ in range(3)]
 
 
 def test_layers_with_other_choices_are_judged_apart() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.clock.machine import ENVIRONMENT
 from support.clock.two_algorithms import BATCH
-from support.ranks.launching import run, script, torchrun
+from support.ranks.launching import found_by_scenarios, run, script, torchrun
 from support.ranks.scenarios import PROBLEMS
 
 from mucudnn.database.database import Database
@@ -25,12 +25,7 @@ Found = Sequence[dict[str, Any]]  # by rank
 
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
-    """What all scenarios have found: they run in the same processes, one after the other."""
-    folder = tmp_path_factory.mktemp("scenarios")
-    done = torchrun(script("scenarios"), folder, ranks=RANKS)
-    assert done.returncode == 0, done.stderr
-    by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
-    return {name: [found[name] for found in by_rank] for name in by_rank[0]}
+    return found_by_scenarios("scenarios", tmp_path_factory.mktemp("scenarios"), RANKS)
 
 
 def steps(found: Found) -> list[int]:

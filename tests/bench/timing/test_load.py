@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
+import torch
 from support.clock.shared_machine import SharedProcessors
 
 from mucudnn.bench.timing import load
@@ -209,3 +211,14 @@ def test_a_gpu_that_slows_itself_down_is_throttled(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(load.time, "perf_counter", lambda: next(seconds))
     use = load._GpuUse("GPU-1")
     assert [use().throttled_s for _ in range(4)] == [1.0, 1.0, 1.0, 3.0], "a power cap is how it always works"
+
+
+@pytest.mark.parametrize(("tick_s", "runs"), [(1e-6, 20), (0.05, 5)])
+def test_where_threads_wait_for_a_core_the_known_kernel_runs_less_often(
+    tick_s: float, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks, products = itertools.count(), list[object]()
+    monkeypatch.setattr(load.time, "perf_counter", lambda: tick_s * next(ticks))
+    monkeypatch.setattr(torch, "mm", lambda *args, **kwargs: products.append(args))
+    assert known_rate() == pytest.approx(1 / tick_s)
+    assert len(products) == runs

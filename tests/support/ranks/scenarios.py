@@ -37,6 +37,7 @@ from mucudnn.words.errors import MucudnnError
 
 PROBLEMS = [replace(FORWARD, k=k) for k in (1, 2, 3, 4, 5)]
 Found = Mapping[str, Any]
+Scenario = Callable[[int, int, Path], Found]
 
 
 def tuned(bench: Bench, path: Path | None, config: Config = NO_LIMIT, **given: Any) -> Found:
@@ -259,19 +260,19 @@ def mixed_fates(rank: int, size: int, folder: Path) -> Found:
     return {"error": error_of(lambda: mucudnn.optimize(own, x, Config(database=folder / "all.sqlite")))}
 
 
-SCENARIOS: Sequence[Callable[[int, int, Path], Found]] = (
+SCENARIOS: Sequence[Scenario] = (
     *(reuse, reuse_again, alone, warm_on_one_rank, budget, thorough, read_only, network_folder),
     *(other_threads, other_config, other_batch, other_problem, other_version, other_torch, other_library, other_kind),
     *(failing, infeasible, disagreeing, some_ranks, mixed_fates, model, cached_filters),
 )
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, scenarios: Sequence[Scenario]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     found = {}
-    for scenario in SCENARIOS:
+    for scenario in scenarios:
         place = folder / scenario.__name__
         place.mkdir(exist_ok=True)
         found[scenario.__name__] = scenario(rank, size, place)
@@ -282,4 +283,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), SCENARIOS)

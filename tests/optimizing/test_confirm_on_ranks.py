@@ -1,0 +1,130 @@
+"""Steps that ranks run together: real processes over gloo, on a machine where one rank's convolutions are slow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from support.ranks.launching import found_by_scenarios
+
+from mucudnn.distributed.exchange import Exchange
+from mucudnn.distributed.fingerprint import Fingerprint
+from mucudnn.distributed.team import Team
+from mucudnn.optimizing.in_place import Place, Spent
+from mucudnn.optimizing.ranks import Together
+from mucudnn.optimizing.steps_in_turns import StepTimes
+from mucudnn.words.problem import Operation
+
+RANKS = 2
+OF_FIRST = ["first backward_filter", "first forward"]
+NOT_CONFIRMED = "what was tuned is not confirmed in the model's own step: "
+
+Found = Sequence[dict[str, Any]]  # by rank
+
+
+@pytest.fixture(scope="module")
+def scenarios(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
+    return found_by_scenarios("confirming", tmp_path_factory.mktemp("scenarios"), RANKS)
+
+
+def same(found: Found) -> dict[str, Any]:
+    """What is the same on all ranks."""
+    first, *others = found
+    assert all(other == first for other in others), found
+    return first
+
+
+def test_what_is_slow_on_one_rank_is_put_back_on_all(scenarios: dict[str, Found]) -> None:
+    found = same(scenarios["slow_on_one_rank"])
+    assert found["torchs"] == OF_FIRST
+    assert "is_withdrawn=False" in found["found"]
+    assert found["passes"] == 3 + 2 * 5 + 2 * 5, "warming up, and two phases that are clear"
+
+
+def test_alone_each_rank_has_its_own_verdict_and_needs_to_be_asked(scenarios: dict[str, Found]) -> None:
+    first, slow = scenarios["each_for_itself"]
+    assert (first["torchs"], slow["torchs"]) == ([], OF_FIRST)
+    assert first["unasked"] == slow["unasked"] == "None"
+
+
+def test_a_step_is_as_slow_as_its_slowest_rank(scenarios: dict[str, Found]) -> None:
+    found = same(scenarios["slow_step_on_one_rank"])
+    assert len(found["torchs"]) == 5
+    assert "is_withdrawn=True" in found["found"]
+
+
+def test_ranks_of_other_kinds_judge_for_themselves_after_as_many_steps(scenarios: dict[str, Found]) -> None:
+    first, other = scenarios["other_kind"]
+    assert (first["torchs"], other["torchs"]) == ([], OF_FIRST)
+    assert first["passes"] == other["passes"]
+
+
+def test_a_users_step_may_wait_for_other_ranks(scenarios: dict[str, Found]) -> None:
+    found = same(scenarios["with_data_parallel"])
+    assert found["torchs"] == OF_FIRST
+    assert found["is_restored"]
+    assert not found["told"]
+
+
+@pytest.mark.parametrize("number", [0, 20])
+def test_where_one_ranks_step_fails_all_warn_and_keep_what_was_tuned(scenarios: dict[str, Found], number: int) -> None:
+    """The later one fails after torch's own was put back."""
+    other, failed = scenarios[f"failing_at_{number}"]
+    assert other["told"] == [f"{NOT_CONFIRMED}rank 1: RuntimeError: no memory"]
+    assert failed["told"] == [f"{NOT_CONFIRMED}RuntimeError: no memory"]
+    assert other["found"] == failed["found"] == "None"
+    assert other["torchs"] == failed["torchs"] == []
+    assert (other["passes"], failed["passes"]) == (number + 1, number)
+
+
+def test_a_step_of_one_rank_only_is_refused_on_all(scenarios: dict[str, Found]) -> None:
+    error = same(scenarios["step_on_one_rank"])["error"]
+    assert error == "SharingError: step is given on rank 0, None on rank 1; give it on all ranks, or on none"
+
+
+def test_another_verdict_is_an_error_that_names_layer_and_ranks(scenarios: dict[str, Found]) -> None:
+    found = same(scenarios["other_verdict"])
+    assert found["error"].startswith("SharingError: the ranks chose differently: first, forward 3x8x8 -> 4, 3x3")
+    assert "'native', micro_batch_size=2),) on rank 0" in found["error"]
+    assert "'gemm', micro_batch_size=2),) on rank 1" in found["error"]
+    assert not found["torchs"], "what was tuned runs on"
+
+
+def test_unasked_they_confirm_and_keep_it_and_need_it_on_all_ranks(scenarios: dict[str, Found]) -> None:
+    found = same(scenarios["kept"])
+    runs = [found[name] for name in ("first", "again", "third")]
+    assert [(one["is_kept"], one["passes"] > 0) for one in runs] == [(False, True), (True, False), (False, True)]
+    assert all(one["torchs"] == OF_FIRST for one in runs)
+    assert found["rows"] == 1, "one rank writes for all"
+
+
+def test_a_real_model_runs_alike_on_all_ranks(scenarios: dict[str, Found]) -> None:
+    found = same(scenarios["optimized"])
+    assert len(found["layers"]) == 5
+    assert found["error"] == "none"
+
+
+class Said(Exchange):
+    """What each rank says, as one of them hears it."""
+
+    def __init__(self, said: Sequence[Any], rank: int) -> None:
+        self.said, self.rank, self.size = said, rank, len(said)
+
+    def gather(self, message: Any) -> list[Any]:
+        return [*self.said]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_step_has_the_slowest_ranks_time_the_median_of_convolutions_and_the_largest_load(rank: int) -> None:
+    place, rare = (Place(name, None, 8, (Operation.FORWARD,)) for name in ("a", "b"))
+    loads = (0.1, None, 0.3, 0.2)
+    convolutions = [{place: Spent(2, s)} for s in (0.01, 0.09, 0.02, 1.0)]
+    convolutions[1][rare] = Spent(1, 0.5)
+    said = [StepTimes(s, of, load) for s, of, load in zip((2.0, 3.0, 1.0, 9.0), convolutions, loads, strict=True)]
+    exchange = Said([Fingerprint(kind, "here", {}, {}).plain() for kind in ("x", "x", "x", "y")], rank)
+    team = Team(exchange)
+    team.meet(Fingerprint("x", "here", {}, {}))
+    exchange.said = said
+    seen = Together(team).of_all(said[rank])
+    assert seen == StepTimes(3.0, {place: Spent(2, 0.02), rare: Spent(1, 0.5)}, 0.3)

@@ -1,0 +1,186 @@
+"""What every rank does in tests of confirming together: a script that torchrun starts, as ``scenarios``.
+
+On a made-up machine a convolution takes known seconds, other ones on the last rank. What is found has all that a rank
+decides, and how many forward passes it ran.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.confirmed_net import ASKED, REST_S, Machine, Net, X, confirmed, made_up_machine, torchs, tuned_net
+from support.ranks.scenarios import Found, error_of, main
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import mucudnn
+from mucudnn.database.database import Database
+from mucudnn.distributed.fingerprint import Fingerprint
+from mucudnn.distributed.team import Team
+from mucudnn.words.config import Config
+
+SLOW_S = 0.009  # of a call of ours, that takes torch's own 2 ms and ours elsewhere 1
+
+
+@contextmanager
+def machine(folder: Path) -> Iterator[Machine]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MUCUDNN_DATABASE", str(folder / "measurements.sqlite"))
+        yield made_up_machine(patch)
+
+
+def outcome(net: Net, config: Config = ASKED, **given: Any) -> Found:
+    """Confirm, and tell what was found and what the net runs then."""
+    passes: list[object] = []
+    net.register_forward_hook(lambda *of: passes.append(of[0]))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = confirmed(net, config, **given)
+    own = sorted(f"{name} {operation}" for name, operation in torchs(net))
+    is_kept = found is not None and found.stored_on is not None
+    texts = [str(one.message) for one in told if one.category is RuntimeWarning]
+    return {"found": repr(found), "torchs": own, "passes": len(passes), "told": texts, "is_kept": is_kept}
+
+
+def team() -> Team:
+    found = Team.of(Config())
+    assert found is not None
+    return found
+
+
+def slow_on_one_rank(rank: int, size: int, folder: Path) -> Found:
+    with machine(folder) as made_up:
+        if rank == size - 1:
+            made_up.ours_s[3] = SLOW_S
+        return outcome(tuned_net(), team=team())
+
+
+def slow_step_on_one_rank(rank: int, size: int, folder: Path) -> Found:
+    """All but the convolutions is slower with ours on the last rank: the others wait for it."""
+    with machine(folder) as made_up:
+        if rank == size - 1:
+            made_up.rest_s[True] = 3 * REST_S
+        return outcome(tuned_net(), team=team())
+
+
+def each_for_itself(rank: int, size: int, folder: Path) -> Found:
+    with machine(folder) as made_up:
+        if rank == size - 1:
+            made_up.ours_s[3] = SLOW_S
+        config = Config(database=folder / f"{rank}.sqlite")
+        unasked = outcome(tuned_net(), config)
+        return {"unasked": unasked["found"], **outcome(tuned_net(), replace(config, confirm=True))}
+
+
+def other_kind(rank: int, size: int, folder: Path) -> Found:
+    """The last rank has another device, on which a convolution is slow, and steps that need more rounds."""
+    with machine(folder) as made_up:
+        if rank == size - 1:
+            made_up.ours_s[3] = SLOW_S
+            made_up.rest_s[True] = REST_S + 0.001  # that is undecided
+        ranks = team()
+        ranks.meet(Fingerprint(str(rank == size - 1), "here", {}, {}))
+        return outcome(tuned_net(), team=ranks)
+
+
+def with_data_parallel(rank: int, size: int, folder: Path) -> Found:
+    """A user's step waits for the gradients of all ranks."""
+    with machine(folder) as made_up:
+        if rank == size - 1:
+            made_up.ours_s[3] = SLOW_S
+        net = tuned_net()
+        parallel = DistributedDataParallel(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        before = [p.detach().clone() for p in net.parameters()]
+
+        def step(model: nn.Module) -> None:
+            optimizer.zero_grad()
+            parallel(X + rank).square().sum().backward()
+            optimizer.step()
+
+        found = outcome(net, Config(), step=step, team=team())
+        is_restored = all(torch.equal(p, value) for p, value in zip(net.parameters(), before, strict=True))
+        return {**found, "is_restored": is_restored}
+
+
+def failing(at: int) -> Callable[[int, int, Path], Found]:
+    """A step that fails on the last rank, at a step of this number."""
+
+    def scenario(rank: int, size: int, folder: Path) -> Found:
+        with machine(folder) as made_up:
+            made_up.ours_s[3] = SLOW_S
+            numbers = count()
+
+            def step(model: nn.Module) -> None:
+                if next(numbers) == at and rank == size - 1:
+                    raise RuntimeError("no memory\nand a stack")
+                model(X).sum().backward()
+
+            return outcome(tuned_net(), step=step, team=team())
+
+    scenario.__name__ = f"failing_at_{at}"
+    return scenario
+
+
+def step_on_one_rank(rank: int, size: int, folder: Path) -> Found:
+    def step(model: nn.Module) -> None:
+        model(X).sum().backward()
+
+    with machine(folder):
+        return {"error": error_of(lambda: confirmed(tuned_net(), step=step if rank == 0 else None, team=team()))}
+
+
+def other_verdict(rank: int, size: int, folder: Path) -> Found:
+    """Torch's own may be put back on the first rank only."""
+    with machine(folder) as made_up:
+        made_up.ours_s[3] = SLOW_S
+        net = tuned_net(limit_bytes=1000 if rank == 0 else 999)
+        error = error_of(lambda: confirmed(net, team=team()))
+        return {"error": error, "torchs": len(torchs(net))}
+
+
+def kept(rank: int, size: int, folder: Path) -> Found:
+    """Confirm unasked; again; and once more where the last rank does not know of it."""
+    with machine(folder) as made_up:
+        if rank == size - 1:
+            made_up.ours_s[3] = SLOW_S
+        first, again = outcome(tuned_net(), Config(), team=team()), outcome(tuned_net(), Config(), team=team())
+        dist.barrier()
+        with Database(folder / "measurements.sqlite") as database:
+            rows = database.info().environments[0].confirmations
+        elsewhere = folder / f"{rank}.sqlite" if rank == size - 1 else folder / "measurements.sqlite"
+        config = Config(database=elsewhere)
+        third = outcome(tuned_net(), config, team=team())
+        return {"first": first, "again": again, "third": third, "rows": rows}
+
+
+def optimized(rank: int, size: int, folder: Path) -> Found:
+    """A real model on the real machine, as in a script."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
+    x = torch.randn(4, 8, 16, 16)
+    config = Config(database=folder / "all.sqlite", algorithms=("gemm", "direct", "winograd-2x2"), confirm=True)
+    mucudnn.optimize(net, x, config)
+    report = mucudnn.report(net)
+    shown = [f"{name} {one.problem} {one.configuration} {one.in_place}" for name, one in report.layers]
+    found = [replace(one, load=None) for one in report.confirmations]
+    return {"layers": shown, "found": repr(found), "error": error_of(lambda: net(x).sum().backward())}
+
+
+SCENARIOS = (
+    *(slow_on_one_rank, slow_step_on_one_rank, each_for_itself, other_kind, with_data_parallel),
+    *(failing(0), failing(20), step_on_one_rank, other_verdict, kept, optimized),
+)
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), SCENARIOS)
