@@ -23,7 +23,7 @@ with suppress(ModuleNotFoundError):  # make gpu does without it
 
     settings.register_profile("any machine", deadline=None)  # a busy one takes its time
     settings.load_profile("any machine")
-pytest.register_assert_rewrite("support.snapshots")  # so that a difference is shown
+pytest.register_assert_rewrite("support.snapshots", "support.ranks.trained")  # so that a difference is shown
 
 
 @pytest.fixture(autouse=True)

@@ -1,21 +1,122 @@
-"""Data-parallel training on GPUs: NCCL between two of them where there are two, else one rank alone.
+"""Ranks on GPUs: they tune together, train as torch does, and ``cuda:1`` is a device like ``cuda:0``.
 
-Not run on a GPU yet.
+With two GPUs ranks have one each, over NCCL. With one, what gloo can do for tensors of a GPU two ranks do on it
+together, and the rest one rank over NCCL. The bodies run on the CPU, too; nothing here has been run on a GPU yet.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from support.command_line import invoke
+from support.command_line import invoke, one_layer, rows
+from support.ranks import trained as ranks
+from support.ranks.trained import Found
+from support.ranks.ways_of_training import ONLY_ON_A_GPU, WAYS, Net
 
+import mucudnn
+from mucudnn.tuning import choose as choosing
 from mucudnn.words.communication import Communication
+from mucudnn.words.config import Config
+from mucudnn.words.problem import Operation
 
+pytestmark = pytest.mark.filterwarnings("default")  # what a driver or library warns of is no failure of a convolution
+
+TOGETHER_ON_ONE_GPU = ("ddp", "sync_batch_norm")  # all-reduces, broadcasts and all-gathers only
+OF_WAYS = [*WAYS, *ONLY_ON_A_GPU]
 TRAINED = ("bench", "data-parallel", "support.models_by_name:trained", "--input", "3x9x9", "--device", "cuda")
 QUICK = ("--batch", "2", "--rounds", "2", "--time-limit", "200ms")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def of_two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Of two ranks, whether there is a GPU for each of them or not; on the CPU without what torch has on GPUs only."""
+    ways = TOGETHER_ON_ONE_GPU if request.param == "cuda" else TOGETHER_ON_ONE_GPU[:1]
+    return ranks.trained(tmp_path_factory.mktemp("of_two"), request.param, 2, ways)
+
+
+@pytest.fixture(scope="module")
+def over_nccl(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Of as many ranks as there are GPUs, up to two, in all ways."""
+    size = min(2, torch.cuda.device_count())
+    return ranks.trained(tmp_path_factory.mktemp("over_nccl"), "cuda", size, [*OF_WAYS, "autocast"])
+
+
+def test_two_ranks_tune_together(of_two: Found) -> None:
+    ranks.assert_tuned_together(of_two)
+
+
+@pytest.mark.parametrize("how", ["optimize", "enable"])
+def test_two_ranks_train_as_torch(of_two: Found, how: str) -> None:
+    ways = [way for way in TOGETHER_ON_ONE_GPU if way in of_two[0]]
+    assert ways
+    for way in ways:
+        ranks.assert_torchs(of_two, way, how)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", ["optimize", "enable"])
+@pytest.mark.parametrize("way", OF_WAYS)
+def test_over_nccl_training_is_torchs(over_nccl: Found, way: str, how: str) -> None:
+    ranks.assert_torchs(over_nccl, way, how)
+
+
+@pytest.mark.gpu
+def test_over_nccl_autocast_is_as_near_to_float64_as_torch(over_nccl: Found) -> None:
+    ranks.assert_as_near_to_float64_as_torch(over_nccl)
+
+
+def two_devices(device: str) -> tuple[str, str]:
+    """On the CPU both are the same."""
+    if device == "cpu":
+        return "cpu", "cpu"
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs two GPUs; there is {torch.cuda.device_count()}")
+    return "cuda:0", "cuda:1"
+
+
+def test_what_one_device_measured_the_other_of_its_kind_uses(
+    device: str, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second device is not the current one."""
+    monkeypatch.setattr(choosing, "is_gain", lambda run: True)
+    torchs, config = Net().double(), Config(algorithms="gemm")
+    x = torch.randn(4, 3, 10, 10, dtype=torch.float64)
+    expected, measured, chosen = torchs(x), [], []
+    for name in two_devices(device):
+        ours = mucudnn.optimize(copy.deepcopy(torchs).to(name), x.to(name), config)
+        measured.append(rows(database))
+        chosen.append([f"{layer} {one.configuration}" for layer, one in mucudnn.report(ours).layers])
+        assert ours(x.to(name)).device == torch.device(name)
+        torch.testing.assert_close(ours(x.to(name)).cpu(), expected, rtol=1e-12, atol=1e-12)
+    first, second = measured
+    assert first
+    assert {*first} <= {*second}  # what the second finds it may add to, and measures nothing twice
+    assert len({row[:4] for row in second}) == len(second)
+    assert chosen[0] == chosen[1]
+
+
+def test_the_command_takes_either_device(device: str, tmp_path: Path, database: Path) -> None:
+    measured = []
+    for name in two_devices(device):
+        tuned = invoke("tune", one_layer(tmp_path), "--batch", 2, "--algorithms", "gemm", "--device", name)
+        assert tuned.exit_code == 0, (tuned.output, tuned.exception)
+        measured.append(rows(database))
+    first, second = measured
+    assert first
+    assert {*first} <= {*second}  # what the second finds it may add to, and measures nothing twice
+    assert len({row[:4] for row in second}) == len(second)
+
+
+def test_the_command_deals_out_over_devices(device: str, tmp_path: Path, database: Path) -> None:
+    devices = ",".join(two_devices(device))
+    tuned = invoke("tune", one_layer(tmp_path), "--batch", 2, "--algorithms", "gemm", "--devices", devices)
+    assert tuned.exit_code == 0, (tuned.output, tuned.exception)
+    assert len({problem for problem, *_ in rows(database)}) == len(Operation)
 
 
 @pytest.mark.gpu

@@ -46,6 +46,14 @@ def test_all_ranks_choose_the_same_of_parts_that_each_measures(scenarios: dict[s
     assert only(scenarios[name], "rows") >= ROWS
 
 
+def test_one_two_and_three_ranks_choose_the_same(scenarios: dict[str, Found]) -> None:
+    """Each time with an empty database."""
+    of_two = [one["of_some"] for one in scenarios["some_ranks"] if one["of_some"]]
+    chosen = [only(found, "configurations") for found in (scenarios["alone"], of_two, scenarios["reuse"])]
+    assert chosen == [chosen[0]] * 3
+    assert len(chosen[0]) == len(PROBLEMS)
+
+
 def test_together_they_measure_what_one_alone_would(scenarios: dict[str, Found]) -> None:
     assert sum(steps(scenarios["reuse"])) == only(scenarios["alone"], "steps")
     assert max(steps(scenarios["reuse"])) < only(scenarios["alone"], "steps") / 2
@@ -72,6 +80,18 @@ def test_a_rank_that_cannot_write_works_from_memory_and_says_so(scenarios: dict[
     assert found[0]["told"] == found[2]["told"] == []
 
 
+def test_a_file_in_a_network_folder_is_written_by_one_rank_when_all_have_measured(
+    scenarios: dict[str, Found],
+) -> None:
+    found = scenarios["network_folder"]
+    assert only(found, "configurations") == only(scenarios["reuse"], "configurations")
+    assert only(found, "rows_while_measuring") == [0]
+    assert only(found, "rows") == only(scenarios["reuse"], "rows")
+    for one in found:
+        (told,) = one["told"]
+        assert "network folder (nfs4)" in told
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -79,6 +99,8 @@ def test_a_rank_that_cannot_write_works_from_memory_and_says_so(scenarios: dict[
         ("other_config", "Config.max_relative_error is 1e-05 on rank 1, None on ranks 0, 2"),
         ("other_batch", "batch size is 4 on rank 1, 8 on ranks 0, 2"),
         ("other_problem", "-> 7, 1x1, float32 contiguous, batch 8, limit None, 1 times' on rank 1 only"),
+        ("other_torch", "torch is 9.9.9 on rank 1, "),
+        ("other_library", "library is cuDNN 9.9.9 on rank 1, "),
         ("other_version", "mucudnn is 9.9.9 on rank 1, 0.1.0 on ranks 0, 2"),
     ],
 )
@@ -156,21 +178,37 @@ def test_a_group_needs_an_initialised_one() -> None:
         tune(PROBLEMS, BATCH, process_group="ranks")  # type: ignore[arg-type]
 
 
-def test_a_rank_that_is_killed_is_named_by_the_others(tmp_path: Path) -> None:
-    """All that was measured is kept, what the killed rank measured, too."""
-    cases = {"3,1": (0, 2), "2,0": (1,)}
-    done = run(script("dying"), tmp_path, *cases)
+KILLED = {"3,1": (0, 2), "2,0": (1,)}  # survivors, by the number of ranks and the killed one
+ABSENT = "2,1,absent"
+
+
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each case of a rank that is lost."""
+    folder = tmp_path_factory.mktemp("lost")
+    done = run(script("dying"), folder, *KILLED, ABSENT)
     assert done.returncode == 0, done.stderr
-    for case, survivors in cases.items():
-        size, victim = map(int, case.split(","))
-        found = [json.loads((tmp_path / case / f"{rank}.json").read_text()) for rank in survivors]
-        assert only(found, "error").startswith(f"rank {victim} ended")
-        assert not (tmp_path / case / f"{victim}.json").exists()
-        with Database(tmp_path / case / "all.sqlite") as database:
-            (rows,) = database.info().environments
-        of_survivors = len(PROBLEMS) * (size - 1) // size
-        assert rows.environment == ENVIRONMENT
-        assert rows.measurements > of_survivors * 2, "what the killed rank measured is lost"
+    return folder
+
+
+@pytest.mark.parametrize(("case", "survivors"), KILLED.items())
+def test_a_rank_that_is_killed_is_named_by_the_others(lost: Path, case: str, survivors: Sequence[int]) -> None:
+    """All that was measured is kept, what the killed rank measured, too."""
+    size, victim = map(int, case.split(","))
+    found = [json.loads((lost / case / f"{rank}.json").read_text()) for rank in survivors]
+    assert only(found, "error").startswith(f"rank {victim} ended")
+    assert not (lost / case / f"{victim}.json").exists()
+    with Database(lost / case / "all.sqlite") as database:
+        (rows,) = database.info().environments
+    of_survivors = len(PROBLEMS) * (size - 1) // size
+    assert rows.environment == ENVIRONMENT
+    assert rows.measurements > of_survivors * 2, "what the killed rank measured is lost"
+
+
+def test_a_rank_that_does_not_come_is_named_after_the_timeout_of_the_group(lost: Path) -> None:
+    found = json.loads((lost / ABSENT / "0.json").read_text())
+    assert found["error"].startswith("rank 1 did not come within the timeout of the process group")
+    assert found["steps"] == 0
 
 
 def test_a_restart_goes_on_with_what_was_measured(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Ranks of which one is killed while it measures: a script.
+"""Ranks of which one is killed while it measures, or never comes to tune: a script.
 
-Arguments: a folder; then cases, each the number of ranks and the one that is killed, as 3,1: they are forked off here.
-Under torchrun it is the rank that is killed, but not after a restart.
+Arguments: a folder; then cases, each the number of ranks and the one that is killed, as 3,1, or that does not come, as
+2,1,absent: they are forked off here. Under torchrun it is the rank that is killed, but not after a restart.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +25,11 @@ from mucudnn.database.database import Database
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.errors import SharingError
 
+ABSENT = "absent"
+PATIENCE = timedelta(seconds=3)  # with a rank that does not come
 
-def tune_and_die(rank: int, folder: Path, victim: int) -> None:
+
+def tune_and_die(rank: int, folder: Path, victim: int, group: dist.ProcessGroup | None = None) -> None:
     """Write what became of the rank; the victim kills itself when it has measured something."""
 
     def die(text: str, _: float) -> None:
@@ -35,14 +39,27 @@ def tune_and_die(rank: int, folder: Path, victim: int) -> None:
     bench, path = Bench(), folder / "all.sqlite"
     database = Database(path)
     before = len(database.rows_that_count(bench.machine.environment))
+    of = {"database": database, "machine": bench.machine, "process_group": group}
     try:
-        tuning = tune(PROBLEMS, BATCH, NO_LIMIT, database=database, machine=bench.machine, progress=die)
+        tuning = tune(PROBLEMS, BATCH, NO_LIMIT, progress=die, **of)
         found = {"choices": choices(tuning), "before": before, "steps": bench.steps}
     except SharingError as error:
         found = {"error": str(error), "steps": bench.steps}
     (folder / f"{rank}.json").write_text(json.dumps(found))
     if "error" in found:
         raise SystemExit(1)
+
+
+def tune_or_stay_away(rank: int, folder: Path, victim: int, size: int) -> None:
+    """Tune within a group that has little patience; the victim only waits for the others to end."""
+    group, ended = dist.new_group(timeout=PATIENCE), dist.FileStore(str(folder / "ended"), size)
+    if rank == victim:
+        ended.wait([str(other) for other in range(size) if other != victim])
+        return
+    try:
+        tune_and_die(rank, folder, victim, group)
+    finally:
+        ended.set(str(rank), "")
 
 
 if __name__ == "__main__":
@@ -55,7 +72,8 @@ if __name__ == "__main__":
         end()
     else:
         for case in sys.argv[2:]:
-            ranks, killed = map(int, case.split(","))
+            ranks, victim, *fate = case.split(",")
             place = Path(sys.argv[1]) / case
             place.mkdir()
-            fork_ranks(place, ranks, partial(tune_and_die, folder=place, victim=killed))
+            work = partial(tune_or_stay_away, size=int(ranks)) if ABSENT in fate else tune_and_die
+            fork_ranks(place, int(ranks), partial(work, folder=place, victim=int(victim)))

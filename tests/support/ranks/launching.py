@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from support.places import TESTS
 
-TIME_LIMIT_S = 120.0  # far more than any of them takes
-
+TIME_LIMIT_S = 300.0  # far more than any of them takes
+_GRACE_S = 5.0  # between asking a process to end and killing it
 
 # Without it workers of torch 2.13 that torchrun restarts find the addresses of those before them, and gloo gives up.
 _NEW_STORE_FOR_A_RESTART = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -48,9 +48,17 @@ def run(*arguments: object, limit_s: float = TIME_LIMIT_S) -> subprocess.Complet
     try:
         output, errors = process.communicate(timeout=limit_s)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        _end(process)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ask it first: torchrun ends its ranks, which are in sessions of their own."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def found_by_scenarios(name: str, folder: Path, ranks: int) -> dict[str, list[dict[str, Any]]]:

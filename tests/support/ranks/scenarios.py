@@ -10,21 +10,25 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from support.clock.machine import FORWARD
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
+from support.ranks.errors import error_of
 from support.ranks.launching import end
 
 import mucudnn
 from mucudnn.bench.timing.comparison import Comparison
+from mucudnn.database import copying
 from mucudnn.database.database import Database
 from mucudnn.tuning import cached_filters as cached
+from mucudnn.tuning import choose as choosing
 from mucudnn.tuning import sharing, tuner
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune
@@ -47,7 +51,8 @@ def tuned(bench: Bench, path: Path | None, config: Config = NO_LIMIT, **given: A
         return {"error": str(error), "steps": bench.steps}
     finally:
         rows = [] if path is None else database.rows_that_count(bench.machine.environment)
-    return {"choices": choices(tuning), "steps": bench.steps, "rows": len(rows)}
+    configurations = [f"{one.problem} {one.configuration}" for one in tuning.problems]
+    return {"choices": choices(tuning), "configurations": configurations, "steps": bench.steps, "rows": len(rows)}
 
 
 def choices(tuning: Tuning) -> Sequence[str]:
@@ -56,14 +61,6 @@ def choices(tuning: Tuning) -> Sequence[str]:
 
 def of(bench: Bench) -> dict[str, Any]:
     return {"machine": bench.machine, "database": bench.database}
-
-
-def error_of(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "none"
 
 
 def reuse(rank: int, size: int, folder: Path) -> Found:
@@ -102,10 +99,26 @@ def read_only(rank: int, size: int, folder: Path) -> Found:
     return {**found, "told": [str(one.message) for one in told]}
 
 
+def network_folder(rank: int, size: int, folder: Path) -> Found:
+    """All ranks have a file on a server, as the list of what is mounted would tell."""
+    path, bench, rows_while_measuring = folder / "all.sqlite", Bench(), set()
+
+    def look(text: str, fraction: float) -> None:
+        if fraction == 1:  # all have measured
+            return
+        with closing(Database(path, read_only=True)) as database:
+            rows_while_measuring.add(len(database.rows_that_count(bench.machine.environment)))
+
+    with ExitStack() as patches, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for module in (sharing, copying):
+            patches.enter_context(patch.object(module, "network_file_system", lambda path: "nfs4"))
+        found = tuned(bench, path, progress=look)
+    return {**found, "told": [str(one.message) for one in told], "rows_while_measuring": [*rows_while_measuring]}
+
+
 def other_threads(rank: int, size: int, folder: Path) -> Found:
-    bench = Bench()
-    environment = replace(bench.machine.environment, threads=1 + (rank == 1))
-    return tuned(bench, None, machine=replace(bench.machine, environment=environment))
+    return with_another(rank, threads=2)
 
 
 def other_config(rank: int, size: int, folder: Path) -> Found:
@@ -126,6 +139,21 @@ def other_version(rank: int, size: int, folder: Path) -> Found:
         return tuned(Bench(), None)
     finally:
         sharing.VERSION = before  # type: ignore[attr-defined]
+
+
+def other_torch(rank: int, size: int, folder: Path) -> Found:
+    return with_another(rank, torch="9.9.9+cpu")
+
+
+def other_library(rank: int, size: int, folder: Path) -> Found:
+    """As with another cuDNN: what torch runs its own convolutions with."""
+    return with_another(rank, library="cuDNN 9.9.9")
+
+
+def with_another(rank: int, **environment: Any) -> Found:
+    bench = Bench()
+    changed = replace(bench.machine.environment, **environment) if rank == 1 else bench.machine.environment
+    return tuned(bench, None, machine=replace(bench.machine, environment=changed))
 
 
 def other_kind(rank: int, size: int, folder: Path) -> Found:
@@ -209,7 +237,7 @@ def model(rank: int, size: int, folder: Path) -> Found:
 def cached_filters(rank: int, size: int, folder: Path) -> Found:
     """One rank compares filters that stay prepared with others, and all keep the same ones."""
     torch.manual_seed(0)
-    own = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3, padding=1)).eval()  # winograd is much faster
+    own = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3, padding=1)).eval()
     compared: list[object] = []
 
     def faster(*of: Any, **given: Any) -> Any:
@@ -220,7 +248,8 @@ def cached_filters(rank: int, size: int, folder: Path) -> Found:
     config = Config(
         database=folder / f"{rank}.sqlite", algorithms="winograd-2x2", operations="forward", cache_budget="64MiB"
     )
-    mucudnn.optimize(own, torch.randn(4, 64, 28, 28), config)
+    with patch.object(choosing, "is_gain", lambda run: True):  # however busy the machine is
+        mucudnn.optimize(own, torch.randn(4, 64, 28, 28), config)
     return {"kept": repr(own[0].filter_cache and own[0].filter_cache.filters), "compared": len(compared)}
 
 
@@ -232,8 +261,8 @@ def mixed_fates(rank: int, size: int, folder: Path) -> Found:
 
 
 SCENARIOS: Sequence[Scenario] = (
-    *(reuse, reuse_again, alone, warm_on_one_rank, budget, thorough, read_only),
-    *(other_threads, other_config, other_batch, other_problem, other_version, other_kind),
+    *(reuse, reuse_again, alone, warm_on_one_rank, budget, thorough, read_only, network_folder),
+    *(other_threads, other_config, other_batch, other_problem, other_version, other_torch, other_library, other_kind),
     *(failing, infeasible, disagreeing, some_ranks, mixed_fates, model, cached_filters),
 )
 
