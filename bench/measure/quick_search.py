@@ -211,13 +211,16 @@ class _QuickSession(Session):
         return [c for c in candidates if self.job.is_baseline(c)] or ([] if self._has_answer() else candidates[:1])
 
     def _look_unless_hopeless(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
-        if (reason := self.search.hopeless(candidate, self.times.measurements)) is not None:
+        reason = self.search.hopeless(candidate, self.times.measurements)
+        if reason is None and (part := self._beaten_on_part(candidate)) is not None:
+            yield part
+            few, every = part.micro_config.micro_batch_size, self.job.batch_size
+            reason = f"{few} of {every} samples take longer than all by the fastest"
+        if reason is None:
+            yield from self._look_at(candidate)
+        else:
             self.failures[candidate.micro_config] = passed = passed_over(candidate.micro_config, reason)
             yield passed
-        elif (beaten := self._beaten_on_part(candidate)) is not None:
-            yield beaten
-        else:
-            yield from self._look_at(candidate)
 
     def _beaten_on_part(self, candidate: Candidate) -> Measurement | None:
         """Look at what nothing is known of on a part of the mini-batch, since it may take very long.
