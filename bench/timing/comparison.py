@@ -48,26 +48,29 @@ class Comparison:
 class Rounds:
     """The number of rounds of a comparison: at least, at most, and seconds after which no further one begins.
 
-    time_limit_s: None: ``comparison_s`` of the clock. obvious: a speedup, or its inverse, in each of two rounds, after
-    which no third is needed; None: none is. warms_up: whether a run that does not count comes before the first round.
+    time_limit_s: None: ``comparison_s`` of the clock. sure: rounds after which clear verdicts end it. obvious: a
+    speedup, or its inverse, in each of two rounds that took a third of the limit, after which no third is needed; None:
+    none is. warm_up_s: a first round of less is not counted: it loads code, and touches pages that later calls find.
     """
 
     least: int = 5
     most: int = 25
     time_limit_s: float | None = None
+    sure: int = 5
     obvious: float | None = None
-    warms_up: bool = True
+    warm_up_s: float = inf
 
     def is_enough(self, done: int, results: Sequence[Comparison | Exception], spent_s: float, limit_s: float) -> bool:
         """Tell whether no further round is needed after ``done`` of them, which took ``spent_s`` in all."""
         if done >= self.most:
             return True
-        if self.obvious is not None and done >= 2 and all(_is_obvious(result, self.obvious) for result in results):
+        is_long = done >= 2 and spent_s >= limit_s / 3
+        if self.obvious is not None and is_long and all(_is_obvious(result, self.obvious) for result in results):
             return True
-        return done >= self.least and (spent_s >= limit_s or all(map(_is_settled, results)))
+        return done >= self.least and (spent_s >= limit_s or (done >= self.sure and all(map(_is_settled, results))))
 
 
-THOROUGH, QUICK = Rounds(), Rounds(3, 9, 0.3, obvious=1.25, warms_up=False)
+THOROUGH, QUICK = Rounds(), Rounds(3, 9, 0.3, obvious=1.25, warm_up_s=0.1)
 
 
 def compare_in_turns(
@@ -84,12 +87,17 @@ def compare_in_turns(
     """
     limit_s = clock.comparison_s if rounds.time_limit_s is None else rounds.time_limit_s
     rule = replace(EVERY_ROUND, sample_s=clock.step_rule.sample_s, max_calls=clock.step_rule.max_calls)
-    timers = [Timer(run, clock, rule, warms_up=rounds.warms_up) for run in (baseline, *runs)]
-    for done in sample_in_rounds(timers):
+    timers = [Timer(run, clock, rule, warms_up=False) for run in (baseline, *runs)]
+    for number in sample_in_rounds(timers):
         if timers[0].error is not None:
             raise timers[0].error
+        spent_s = sum(timer.spent_s for timer in timers)
+        if number == 1 and spent_s < rounds.warm_up_s:
+            for timer in timers:
+                timer.samples_s.clear()
+            continue
         results = [timer.error or _comparison(timers[0], timer) for timer in timers[1:]]
-        if rounds.is_enough(done, results, sum(timer.spent_s for timer in timers), limit_s):
+        if rounds.is_enough(len(timers[0].samples_s), results, spent_s, limit_s):
             break
     return results
 

@@ -8,7 +8,7 @@ from itertools import chain, islice, repeat
 import pytest
 from support.clock.machine import FakeClock
 
-from mucudnn.bench.timing.comparison import Comparison, Rounds, compare_in_turns
+from mucudnn.bench.timing.comparison import QUICK, Comparison, Rounds, compare_in_turns
 from mucudnn.bench.timing.rounds import measure_in_turns, sample_in_rounds
 from mucudnn.bench.timing.timer import EVERY_ROUND, Stop, StoppingRule, Timer, WallClock, relative_spread
 
@@ -154,6 +154,21 @@ def test_a_clear_winner_needs_only_the_fewest_rounds() -> None:
     assert result.rounds == 5
     assert result.speedup == pytest.approx(2.0)
     assert result.is_clear
+
+
+def test_in_a_quick_comparison_short_calls_are_warmed_up_and_need_more_rounds_than_long_ones() -> None:
+    def of_calls(seconds: float) -> Comparison:
+        clock = FakeClock()
+        bases = chain([9 * seconds], repeat(2 * seconds))  # torch's first call builds what later ones find
+        (result,) = compare_in_turns(
+            lambda: clock.advance(next(bases)), [lambda: clock.advance(seconds)], clock, rounds=QUICK
+        )
+        assert isinstance(result, Comparison)
+        return result
+
+    short, long = of_calls(0.001), of_calls(0.1)
+    assert (short.rounds, long.rounds) == (5, 2)
+    assert (short.speedup, long.most_speedup) == (pytest.approx(2.0), pytest.approx(9.0))
 
 
 def test_an_unclear_verdict_takes_all_rounds() -> None:
