@@ -47,7 +47,8 @@ class Cluster:
 class Device:
     """Times of one device against its local batch: from 1 to the ``largest`` of the convolutions.
 
-    steps: of the device alone. together: of the same local batches, while other ranks compute at the same time.
+    steps: of the device alone, with torch's convolutions. together: of the same local batches, while other ranks
+    compute at the same time. ours: alone, with ours; ``None``: they take in a step what they take by themselves.
 
     Raises ``InvalidInputError`` where a time of torch's own convolutions is not known.
     """
@@ -55,6 +56,7 @@ class Device:
     convolutions: LocalBatches
     steps: MeasuredSteps
     together: MeasuredSteps | None = None
+    ours: MeasuredSteps | None = None
 
     def __post_init__(self) -> None:
         if not self._torch_s[1:].max() < float("inf"):
@@ -71,11 +73,22 @@ class Device:
         return along(left, self.convolutions.largest)
 
     @cached_property
-    def _in_step(self) -> FloatArray:
-        """Factor of convolutions in a step to those by themselves: below one where whole steps are shorter."""
-        sizes, steps_s, torchs_s = zip(*self._measured, strict=True)
-        factors = np.minimum(np.divide(steps_s, torchs_s), 1.0)
-        return np.interp(np.arange(self.convolutions.largest + 1), sizes, factors)
+    def _in_step(self) -> dict[Convolutions, FloatArray]:
+        """Factors of convolutions in a step to those by themselves, by the local batch.
+
+        Torch's are at most one: what they take longer is in the rest. Ours are what the rest leaves of their steps.
+        """
+        factors = {n: min(step_s / torch_s, 1.0) for n, step_s, torch_s in self._measured}
+        torchs = np.interp(np.arange(self.convolutions.largest + 1), [*factors], [*factors.values()])
+        if self.ours is None:
+            return dict.fromkeys(Convolutions, torchs)
+        sizes = [step.local_batch for step in self.ours.steps]
+        left_s = np.maximum([step.step_s for step in self.ours.steps] - self.rest_s[sizes], 0.0)
+        own = left_s / self.convolutions.times_s[Convolutions.MUCUDNN][sizes]
+        return {
+            Convolutions.TORCH: torchs,
+            Convolutions.MUCUDNN: np.interp(np.arange(self.convolutions.largest + 1), sizes, own),
+        }
 
     @property
     def _measured(self) -> list[tuple[int, float, float]]:
@@ -83,8 +96,8 @@ class Device:
         return [(s.local_batch, s.step_s, float(self._torch_s[s.local_batch])) for s in self.steps.steps]
 
     def compute_s(self, which: Convolutions) -> FloatArray:
-        """Return the seconds of a step of one rank alone; torch's are those that were measured."""
-        return self.convolutions.times_s[which] * self._in_step + self.rest_s
+        """Return the seconds of a step of one rank alone; where steps were measured it is what they took."""
+        return self.convolutions.times_s[which] * self._in_step[which] + self.rest_s
 
     @cached_property
     def slowdown(self) -> FloatArray:

@@ -77,6 +77,7 @@ def scale_record(result: ScaleResult) -> Record:
         "starving_below": {which.value: device.starving_below(which) for which in Convolutions},
         "gradients": [{"name": name, "size_bytes": size} for name, size in device.steps.gradients],
         "steps": [asdict(step) for step in device.steps.steps],
+        "steps_ours": None if device.ours is None else [asdict(step) for step in device.ours.steps],
         "steps_together": None if device.together is None else [asdict(step) for step in device.together.steps],
         "measured_sizes": list(device.convolutions.measured),
         "rest_s": device.rest_s.tolist(),

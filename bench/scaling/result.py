@@ -41,7 +41,7 @@ class ScaleResult:
 
 def predict_from(
     tuning: TableTuning,
-    steps: tuple[MeasuredSteps, MeasuredSteps | None],
+    steps: tuple[MeasuredSteps, MeasuredSteps | None, MeasuredSteps | None],
     cluster: Cluster,
     ranks: Sequence[int],
     *,
@@ -51,7 +51,7 @@ def predict_from(
 ) -> ScaleResult:
     """Predict as ``predict`` does, from a tuning at batch size ``up_to``.
 
-    steps: of one rank alone, and beside the others, where they were measured.
+    steps: of one rank alone, and beside the others, where they were measured; then those of one with our convolutions.
 
     Raises ``InvalidInputError`` as ``local_batches`` and ``Device``.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,7 +158,7 @@ def scale(
     sizes = {"input_shape": input_shape, "dtype": dtype, "memory_format": memory_format}
     measure_steps = partial(_measured_steps, source, up_to, sizes, config, device, rounds)
     if rank == 0:  # the others wait in joined()
-        tuning, steps = _tuned(source, up_to, sizes, config, device), measure_steps()
+        tuning, steps, ours = _tuned(source, up_to, sizes, config, device), measure_steps(), measure_steps(is_ours=True)
     link, together = Link(latency, bandwidth), None
     if measure:
         with joined(device):
@@ -166,7 +167,7 @@ def scale(
         return
     result = predict_from(
         tuning,
-        (steps, together),
+        (steps, together, ours),
         Cluster(link, all_reduce, overlaps),
         ranks,
         up_to=up_to,
@@ -209,9 +210,14 @@ def _measured_steps(
     config: Config,
     device: str,
     rounds: int,
+    *,
+    is_ours: bool = False,
     together: Callable[[], object] = lambda: None,
 ) -> MeasuredSteps:
-    """Steps of a few of the policy's sizes, the smallest and the largest among them; together: see measure_steps."""
+    """Steps of a few of the policy's sizes, the smallest and the largest among them; together: see measure_steps.
+
+    is_ours: with what was chosen in the database; else with torch's convolutions.
+    """
     import torch
 
     from mucudnn.bench.measure import operands
@@ -222,6 +228,7 @@ def _measured_steps(
     from mucudnn.bench.sources.trainable import trainable_model
     from mucudnn.bench.timing.synchronized_clock import wall_clock
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+    from mucudnn.optimizing.optimize import optimize
     from mucudnn.solver.policies import micro_batch_sizes
     from mucudnn.terminal.console import progress_bar
     from mucudnn.words.config import BatchSizePolicy
@@ -232,9 +239,12 @@ def _measured_steps(
     x = x.to(device=device, memory_format=TORCH_FORMATS[sizes["memory_format"]])
     every = micro_batch_sizes(BatchSizePolicy(config.policy), up_to)
     chosen = [every[round(i * (len(every) - 1) / (_STEPS - 1))] for i in range(_STEPS)]
+    model = model.to(device=device).train()
     with progress_bar() as progress, importable_from_here(), blamed_in_training(source, x.shape):
+        if is_ours:
+            optimize(model, arguments_for(source, x), replace(config, confirm=False), progress=progress)
         return measure_steps(
-            model.to(device=device).train(),
+            model,
             lambda n: arguments_for(source, x[:n]),
             chosen,
             wall_clock(device),

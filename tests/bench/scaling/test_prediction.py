@@ -66,6 +66,24 @@ def test_the_rest_is_what_convolutions_leave_of_a_step() -> None:
     assert not device.is_extrapolated(8)
 
 
+def test_steps_of_ours_are_met_where_they_were_measured() -> None:
+    """Between them convolutions take by as much longer as at the sizes beside."""
+    known = made_up_device()
+    alone_s, rest_s = known.convolutions.times_s[OURS], known.rest_s
+    measured = [
+        replace(step, step_s=(1 + step.local_batch / 10) * alone_s[step.local_batch] + rest_s[step.local_batch])
+        for step in known.steps.steps
+    ]
+    device = Device(known.convolutions, known.steps, ours=replace(known.steps, steps=tuple(measured)))
+    for step in measured:
+        assert device.compute_s(OURS)[step.local_batch] == pytest.approx(step.step_s)
+    first, second = (step.local_batch for step in measured[-2:])
+    between = (first + second) // 2
+    factor = np.interp(between, [first, second], [1 + first / 10, 1 + second / 10])
+    assert device.compute_s(OURS)[between] == pytest.approx(factor * alone_s[between] + rest_s[between])
+    assert device.compute_s(TORCH) == pytest.approx(known.compute_s(TORCH))
+
+
 def test_steps_are_met_where_they_were_measured_even_if_convolutions_by_themselves_take_longer() -> None:
     known = made_up_device()
     quicker = [
