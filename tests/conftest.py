@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -23,6 +24,8 @@ with suppress(ModuleNotFoundError):  # make gpu does without it
 
     settings.register_profile("any machine", deadline=None)  # a busy one takes its time
     settings.load_profile("any machine")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests stop processes by it
 pytest.register_assert_rewrite("support.snapshots", "support.ranks.trained")  # so that a difference is shown
 
 

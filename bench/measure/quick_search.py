@@ -138,10 +138,6 @@ class QuickSearch:
         setup_s = 0.0 if self.job.may_keep else measurement.setup_s
         return setup_s + self.job.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
 
-    def is_expected(self, candidate: Candidate) -> bool:
-        """Whether like problems say something of it."""
-        return self._expected(candidate) is not None
-
     def _expected(self, candidate: Candidate) -> float | None:
         return self.prior.expected(self.job.problem, candidate.algorithm.name)
 
@@ -211,30 +207,11 @@ class _QuickSession(Session):
         return [c for c in candidates if self.job.is_baseline(c)] or ([] if self._has_answer() else candidates[:1])
 
     def _look_unless_hopeless(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
-        reason = self.search.hopeless(candidate, self.times.measurements)
-        if reason is None and (part := self._beaten_on_part(candidate)) is not None:
-            yield part
-            few, every = part.micro_config.micro_batch_size, self.job.batch_size
-            reason = f"{few} of {every} samples take longer than all by the fastest"
-        if reason is None:
+        if (reason := self.search.hopeless(candidate, self.times.measurements)) is None:
             yield from self._look_at(candidate)
         else:
             self.failures[candidate.micro_config] = passed = passed_over(candidate.micro_config, reason)
             yield passed
-
-    def _beaten_on_part(self, candidate: Candidate) -> Measurement | None:
-        """Look at what nothing is known of on a part of the mini-batch, since it may take very long.
-
-        Returns what was measured, if that part takes longer than the fastest needs for all; ``None``: it does not.
-        """
-        part = self._part(candidate)
-        if part is None or self.search.is_expected(candidate) or self._is_late():
-            return None
-        entry = self._try_first_sample(part)
-        if isinstance(entry, Exception) or entry.timer.samples_s[0] < self._fastest_s():
-            return None
-        self._add(entry)
-        return entry.measurement()
 
     def _look_at(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
         """Look at one. If it is not hopeless it stays in the race; else the result is yielded."""
@@ -276,13 +253,10 @@ class _QuickSession(Session):
         """Whether it is at most so many times slower than the fastest, by its fastest sample."""
         if not self.job.can_win(entry.candidate, entry.relative_error):
             return False
+        fitting = [m for m in self.times.measurements.values() if m.relative_error <= self.job.max_relative_error]
+        fastest_s = min(map(self.search.total_s, fitting), default=inf)
         own = replace(entry.measurement(is_final=False), step_s=min(entry.timer.samples_s))
-        return self.search.total_s(own) <= margin * self._fastest_s()
-
-    def _fastest_s(self) -> float:
-        """Return the seconds of a mini-batch by the fastest that is exact enough; inf: there is none yet."""
-        exact = [m for m in self.times.measurements.values() if m.relative_error <= self.job.max_relative_error]
-        return min(map(self.search.total_s, exact), default=inf)
+        return self.search.total_s(own) <= margin * fastest_s
 
     def _is_late(self) -> bool:
         return self.job.clock.now() > self.deadline
@@ -301,16 +275,11 @@ class _QuickSession(Session):
 
     def _relative_error(self, candidate: Candidate) -> float:
         """Check an algorithm of ours on few samples: it is tested at every size. Where that fails, on all of them."""
-        part = self._part(candidate)
-        if part is not None:
+        few = [] if candidate.is_foreign else [c for c in self.job.candidates if self._is_part(c, candidate)]
+        for part in few[:1]:
             with suppress(*candidate.errors):
                 return super()._relative_error(part)
         return super()._relative_error(candidate)
-
-    def _part(self, candidate: Candidate) -> Candidate | None:
-        """Return an algorithm of ours on a small part of the mini-batch; None: there is none, or it is not ours."""
-        few = [] if candidate.is_foreign else [c for c in self.job.candidates if self._is_part(c, candidate)]
-        return few[0] if few else None
 
     def _is_part(self, part: Candidate, candidate: Candidate) -> bool:
         """Whether it is the same algorithm on a small part of the mini-batch, but not on a tiny one."""

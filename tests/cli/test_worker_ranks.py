@@ -54,7 +54,10 @@ def test_ranks_end_with_the_command(how: signal.Signals, tmp_path: Path) -> None
         assert command.stdout is not None
         assert len(json.loads(command.stdout.readline())) == 2
         command.send_signal(how)
-        command.communicate(timeout=LIMIT_S)  # standard output is closed once nobody has it any more
+        try:
+            command.communicate(timeout=LIMIT_S)  # standard output is closed once nobody has it any more
+        finally:
+            command.kill()
     assert command.returncode in (-how, 1)
 
 

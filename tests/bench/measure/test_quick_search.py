@@ -41,18 +41,6 @@ def test_the_best_is_measured_at_all_sizes_and_the_others_at_their_largest() -> 
     assert best.step_s == pytest.approx(0.08)
 
 
-def test_what_takes_longer_for_a_part_than_the_fastest_for_all_is_looked_at_no_further() -> None:
-    slow, constant = fake("slow", 0.3), FakeAlgorithm("constant", CLOCK, lambda size: 0.15 + 0.001 * size)
-    results = search(job_of(fake("native", 0.02), slow, constant))
-    assert isinstance(results["slow", 1], Measurement)
-    passed = results["slow", LARGEST]
-    assert isinstance(passed, Failure)
-    assert passed.is_passed_over
-    assert passed.reason == "1 of 8 samples take longer than all by the fastest"
-    assert set(slow.sizes_run) == {1}  # the check, too
-    assert ("constant", LARGEST) in results  # a part does not say how much of it there is once
-
-
 def test_what_is_hopeless_has_one_sample_and_what_is_close_has_more() -> None:
     results = search(job_of(fake("native", 0.02), fake("best", 0.01), fake("close", 0.0105)))
     samples = {name: r.samples for (name, size), r in results.items() if size == LARGEST}
