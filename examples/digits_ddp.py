@@ -12,6 +12,7 @@ are too far apart or too low, or where the parameters of the ranks are not the s
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import os
 import sys
@@ -34,8 +35,9 @@ FIRST_LOSS_WITHIN = 1e-4  # relative: float32, in another order of operations
 
 def main():
     options = parsed_options()
+    require_installed(["sklearn"] * (options.data == "digits") + ["matplotlib"] * (options.out is not None))
     device = join_the_ranks()
-    if options.batch % dist.get_world_size():
+    if options.batch < 1 or options.batch % dist.get_world_size():
         sys.exit(f"--batch is {options.batch}: {dist.get_world_size()} ranks cannot share it evenly, give a multiple")
     data, network, epochs = DATA[options.data]()
     options.epochs = options.epochs or epochs
@@ -49,6 +51,12 @@ def main():
     dist.barrier()  # torchrun ends all ranks when the first one fails
     dist.destroy_process_group()
     return 1 if wrong else 0
+
+
+def require_installed(modules):
+    """Before the training, which takes a minute."""
+    if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
+        sys.exit(f"{' and '.join(missing)} cannot be imported: pip install '.[examples]' in the clone of mucudnn")
 
 
 def parsed_options():

@@ -44,6 +44,7 @@ def in_words(result: ScaleResult) -> str:
         for which in Convolutions
     ]
     measured = ", ".join(map(str, device.convolutions.measured))
+    whole = "whole steps" if device.ours is None else "whole steps with either"
     steps = ", ".join(str(step.local_batch) for step in device.steps.steps)
     origin = "measured on the running process group" if result.is_link_measured else "as given"
     hidden = "beside the backward pass" if result.cluster.overlaps else "after the backward pass"
@@ -54,7 +55,7 @@ def in_words(result: ScaleResult) -> str:
     return "\n".join(
         (
             *lines,
-            f"torch's convolutions were measured at {measured}, whole steps at {steps} samples; ours are solved from "
+            f"torch's convolutions were measured at {measured}, {whole} at {steps} samples; ours are solved from "
             f"one tuning; {_FAR}: larger than all that was measured",
             f"{result.cluster.all_reduce} all-reduce of {format_bytes(device.steps.size_bytes)} in "
             f"{len(device.steps.gradients)} gradients, {hidden}; latency {format_seconds(link.latency_s)}, bandwidth "
