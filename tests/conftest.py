@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -40,6 +41,14 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def compiled_afresh() -> Iterator[None]:
+    """Nothing compiled is left for the next test: torch counts what it compiles of a function, and ends at a limit."""
+    yield
+    if "torch._dynamo" in sys.modules:  # slow to import
+        torch._dynamo.reset()
 
 
 @pytest.fixture(autouse=True)

@@ -202,13 +202,11 @@ def test_a_graph_of_a_training_step(device: str) -> None:
 
 
 @pytest.fixture
-def compile_as(device: str) -> Iterator[dict[str, str]]:
+def compile_as(device: str) -> dict[str, str]:
     """On the CPU without code generation, which takes a compiler and its time."""
     if device == "cuda":
         pytest.importorskip("triton", reason="torch.compile needs Triton on a GPU")
-    torch._dynamo.reset()
-    yield {"mode": "reduce-overhead"} if device == "cuda" else {"backend": "aot_eager"}
-    torch._dynamo.reset()
+    return {"mode": "reduce-overhead"} if device == "cuda" else {"backend": "aot_eager"}
 
 
 def test_compiled_to_graphs(device: str, compile_as: dict[str, Any]) -> None:
