@@ -37,8 +37,8 @@ setup(
     ]
     + [
         Extension(
-            "mucudnn.running._call",
-            sources=["mucudnn/running/_call.cpp"],
+            "mucudnn.running.eager._call",
+            sources=["mucudnn/running/eager/_call.cpp"],
             extra_compile_args=["-std=c++17", "-O2", "-g0", "-fvisibility=hidden", *SANITIZERS],
             extra_link_args=SANITIZERS,
             optional=True,

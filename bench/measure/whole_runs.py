@@ -20,7 +20,7 @@ from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.registry import algorithms, sources
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running.devices import made_current
-from mucudnn.running.eager import convolve
+from mucudnn.running.eager.calls import convolve
 from mucudnn.running.environment import Environment, current_environment
 from mucudnn.running.operators import Measured
 from mucudnn.words.problem import ConvProblem, Operation

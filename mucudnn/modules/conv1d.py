@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mucudnn.modules.tuned_module import TunedModule, are_tuples, operator_takes
-from mucudnn.running import eager
+from mucudnn.running.eager import calls
 from mucudnn.words.problem import Operation
 
 
@@ -47,7 +47,7 @@ class Conv1d(TunedModule, torch.nn.Conv1d):
         if not (torch.compiler.is_compiling() or images.shape in self.choices.x_shapes):
             return None
         geometry = (1, self.stride[0]), (0, padding[0]), (1, self.dilation[0]), self.groups
-        return eager.convolve(Operation.FORWARD, images, weight.unsqueeze(2), bias, *geometry, self.choices).squeeze(2)
+        return calls.convolve(Operation.FORWARD, images, weight.unsqueeze(2), bias, *geometry, self.choices).squeeze(2)
 
     def _padded(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
         """Pad here what is not zeros on both sides alike. Returns the padding that is left for the operator."""

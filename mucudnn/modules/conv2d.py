@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mucudnn.modules.tuned_module import TunedModule, are_pairs, operator_takes
-from mucudnn.running import eager, operators
+from mucudnn.running import operators
+from mucudnn.running.eager import calls
+from mucudnn.running.eager.hot_path import is_eager
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
-from mucudnn.running.hot_path import is_eager
 from mucudnn.words.problem import Operation
 
 _FORWARD = Operation.FORWARD  # looked up in every call
@@ -82,7 +83,7 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
         if choices is None or not (x.shape in choices.x_shapes or torch.compiler.is_compiling()):
             return None
         if is_plain:
-            return eager.convolve_plain(_FORWARD, x, weight, bias, (*geometry, choices))
+            return calls.convolve_plain(_FORWARD, x, weight, bias, (*geometry, choices))
         return operators.conv2d(x, weight, bias, *geometry, choices.handle)
 
     def _padded(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:

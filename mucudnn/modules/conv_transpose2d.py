@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 from mucudnn.modules.tuned_module import TunedModule, are_pairs, operator_takes
 from mucudnn.running import operators
 from mucudnn.running.autocast import autocast_computes
-from mucudnn.running.hot_path import is_eager
+from mucudnn.running.eager.hot_path import is_eager
 from mucudnn.words.problem import Operation
 
 

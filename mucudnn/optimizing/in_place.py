@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
-from mucudnn.running import eager, operators
+from mucudnn.running import operators
 from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, wrapped
+from mucudnn.running.eager import calls
 from mucudnn.running.filter_cache import FilterCache
 from mucudnn.running.problems import DTYPE_NAMES, problem_of
 from mucudnn.words.errors import InvalidInputError
@@ -223,7 +224,7 @@ def _torchs(times: InPlaceTimes) -> Wrapper:
 def _ours(times: InPlaceTimes) -> Iterator[None]:
     """Put functions that record in the place of those that compute what is ours, with a cached filter or without."""
     computed, bias_gradient, convolve = operators.computed, operators.bias_gradient, FilterCache.convolve
-    values, compiled = eager._values, eager._compiled
+    values, compiled = calls._values, calls._compiled
 
     def recorded_values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: Any) -> Tensor:
         return times.record(values, (operation, x, w, third, rest), _ALONE[operation], x, w, *rest[:-1])
@@ -240,10 +241,10 @@ def _ours(times: InPlaceTimes) -> Iterator[None]:
     try:
         operators.computed = recorded  # type: ignore[assignment]
         operators.bias_gradient = recorded_bias_gradient
-        eager._values, eager._compiled = recorded_values, None  # so that gradients are computed one by one
+        calls._values, calls._compiled = recorded_values, None  # so that gradients are computed one by one
         FilterCache.convolve = recorded_convolve  # type: ignore[assignment, method-assign]
         yield
     finally:
         operators.computed, operators.bias_gradient = computed, bias_gradient
-        eager._values, eager._compiled = values, compiled
+        calls._values, calls._compiled = values, compiled
         FilterCache.convolve = convolve  # type: ignore[method-assign]

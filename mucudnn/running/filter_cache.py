@@ -21,9 +21,9 @@ from torch import Tensor
 from mucudnn.kernels.compiled.library import library, loaded_build
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.running.eager.plain import is_plain
 from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.operators import run_forward
-from mucudnn.running.plain import is_plain
 from mucudnn.running.recipe import Recipe, RecipeKey, recipe_of
 from mucudnn.running.workspace import make_releasable
 from mucudnn.words.errors import LibraryError

@@ -24,9 +24,9 @@ from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running.autocast import autocast_computes
 from mucudnn.running.devices import made_current
 from mucudnn.running.dispatcher import untouched
+from mucudnn.running.eager.hot_path import run_known
 from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.flops import count_flops
-from mucudnn.running.hot_path import run_known
 from mucudnn.running.recipe import (
     Recipe,
     RecipeKey,

@@ -17,10 +17,10 @@ from torch import Tensor
 from mucudnn.kernels.contract.algorithm import Algorithm, Bindable, BoundStage, Workspace
 from mucudnn.kernels.libraries import settings_that_bar
 from mucudnn.kernels.registry import algorithm as algorithm_named
-from mucudnn.running.bound import bound_recipe
 from mucudnn.running.devices import made_current
+from mucudnn.running.eager.bound import bound_recipe
+from mucudnn.running.eager.hot_path import Bound, known_key
 from mucudnn.running.fallback import say_once
-from mucudnn.running.hot_path import Bound, known_key
 from mucudnn.running.problems import DTYPE_NAMES, problem_of
 from mucudnn.running.workspace import lasting_buffer, workspace_of
 from mucudnn.words.errors import CapturingError, InvalidInputError, LibraryError, MisalignedError, UnavailableError

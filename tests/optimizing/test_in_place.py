@@ -13,8 +13,9 @@ from torch.nn import functional as F
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.optimizing.in_place import InPlaceTimes, Place
-from mucudnn.running import dispatcher, eager, operators
+from mucudnn.running import dispatcher, operators
 from mucudnn.running.dispatcher import Wrapper
+from mucudnn.running.eager import calls
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.running.operators import Choices
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
@@ -186,7 +187,7 @@ def test_other_wrappers_are_passed_by_while_it_records_and_stay() -> None:
 
 
 def ours() -> tuple[object, ...]:
-    return operators.computed, operators.bias_gradient, FilterCache.convolve, eager._values, eager._compiled
+    return operators.computed, operators.bias_gradient, FilterCache.convolve, calls._values, calls._compiled
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mucudnn.modules import conv2d as module
-from mucudnn.running import eager, hot_path, operators
-from mucudnn.running.hot_path import is_eager_in_python
+from mucudnn.running import operators
+from mucudnn.running.eager import calls, hot_path
+from mucudnn.running.eager.hot_path import is_eager_in_python
 from mucudnn.running.workspace import release_workspaces
 from mucudnn.words.problem import Operation
 
@@ -22,9 +23,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     if request.param == "python":
         monkeypatch.setattr(hot_path, "is_built", False)
         monkeypatch.setattr(operators, "run_known", lambda *_: NotImplemented)
-        monkeypatch.setattr(eager, "_compiled", None)
-        monkeypatch.setattr(eager, "_values", eager._values_of_rest)
-        for user in (eager, module):
+        monkeypatch.setattr(calls, "_compiled", None)
+        monkeypatch.setattr(calls, "_values", calls._values_of_rest)
+        for user in (calls, module):
             monkeypatch.setattr(user, "is_eager", is_eager_in_python)
     yield request.param
     release_workspaces()
@@ -38,7 +39,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
     def noting(operation: Operation, operator: Any) -> Callable[..., Any]:
         return lambda *given: called.append(operation) or operator(*given)
 
-    monkeypatch.setattr(eager, "_OPERATORS", {o: noting(o, operator) for o, operator in eager._OPERATORS.items()})
+    monkeypatch.setattr(calls, "_OPERATORS", {o: noting(o, operator) for o, operator in calls._OPERATORS.items()})
     forward = operators.conv2d
     monkeypatch.setattr(operators, "conv2d", noting(Operation.FORWARD, forward))
     return called

@@ -11,7 +11,8 @@ from support.eager_layers import COMPILED, GEOMETRY, TOLERANCE, C, K, N, choices
 from torch import Tensor
 from torch.nn import functional as F
 
-from mucudnn.running import eager, operators
+from mucudnn.running import operators
+from mucudnn.running.eager import calls
 from mucudnn.words.problem import MemoryFormat, Operation
 
 # ---- values and gradients -------------------------------------------------------------------------------------------
@@ -47,7 +48,7 @@ def test_derivatives_of_three_orders_are_those_of_float64(
     directions = [torch.randn(N, K, 9, 8)]
 
     def ours(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-        return eager.convolve(Operation.FORWARD, x, w, bias, *GEOMETRY, chosen)
+        return calls.convolve(Operation.FORWARD, x, w, bias, *GEOMETRY, chosen)
 
     def definition(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
         return F.conv2d(x, w, bias, padding=1)

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mucudnn.running import eager, operators
+from mucudnn.running import operators
+from mucudnn.running.eager import calls
 from mucudnn.running.workspace import release_workspaces
 from mucudnn.words.problem import Operation
 
@@ -138,7 +139,7 @@ def test_what_is_not_tuned_is_torchs_own() -> None:
     ours = layer()
     assert ours.choices is not None
     x, w = images()[:2], ours.weight
-    y = eager.convolve(Operation.FORWARD, x, w, None, *GEOMETRY, ours.choices)
+    y = calls.convolve(Operation.FORWARD, x, w, None, *GEOMETRY, ours.choices)
     assert torch.equal(y, F.conv2d(x, w, padding=1))
     assert y.grad_fn is not None
     y.sum().backward()

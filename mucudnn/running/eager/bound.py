@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import BoundStage
-from mucudnn.running.hot_path import Bound, bound_in_cpp
+from mucudnn.running.eager.hot_path import Bound, bound_in_cpp
 from mucudnn.running.workspace import is_advised, on_huge_pages, workspace_of
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 

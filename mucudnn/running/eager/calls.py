@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.running import operators
-from mucudnn.running.hot_path import compiled_functions, is_eager
+from mucudnn.running.eager.hot_path import compiled_functions, is_eager
 from mucudnn.running.operators import Choices, Measured
 from mucudnn.words.problem import Operation, Pair
 

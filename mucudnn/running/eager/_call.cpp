@@ -500,7 +500,7 @@ PyType_Slot bound_slots[] = {
     {0, nullptr},
 };
 
-PyType_Spec bound_spec = {"mucudnn.running._call.Bound", sizeof(Bound), 0,
+PyType_Spec bound_spec = {"mucudnn.running.eager._call.Bound", sizeof(Bound), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL, bound_slots};
 
 PyModuleDef module_definition = {

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from mucudnn.kernels.contract.algorithm import BoundStage
-from mucudnn.running import plain
+from mucudnn.running.eager import plain
 from mucudnn.running.workspace import kept_by_each_thread
 from mucudnn.words.problem import Operation
 
@@ -35,7 +35,7 @@ def set_up(unusual: tuple[str, ...] = UNUSUAL) -> None:
 
 
 try:
-    from mucudnn.running import _call
+    from mucudnn.running.eager import _call
 
     set_up()
 except (ImportError, AttributeError, ValueError):  # it was not built, or torch does not describe its tensors to it
