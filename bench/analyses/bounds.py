@@ -1,4 +1,4 @@
-"""How far a convolution is from the machine's limit: a bound of its time, and what kind of layer it belongs to.
+"""Bounds of a convolution's time on this machine, and what kind of layer it belongs to.
 
 The bound is the larger of two times: of moving each tensor once, at the rate of a copy, and of the direct method's
 arithmetic, at the rate of a matrix product (the roofline of Williams, Waterman, Patterson 2009). Winograd and FFT need
