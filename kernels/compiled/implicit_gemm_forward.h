@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include "implicit_gemm_windows.h"
+#include "implicit_gemm_pixels.h"
 #include "matmul.h"
 
 constexpr int WINDOW_FLOATS = 96 * 1024;  // of a core's L2, for one window; the filter streams through the rest
@@ -14,7 +15,7 @@ struct Band {
 
 // Outputs that are computed from one window: few enough for the cache and for all threads to have work.
 inline Band choose_band(const Product& product, int channels, const Images& y, int threads) {
-  Band band{y.h, std::min(y.w, 8 * MR)};
+  Band band{y.h, is_planar(channels) ? y.w : std::min(y.w, 8 * MR)};
   band.columns = ceil_div(y.w, ceil_div(y.w, band.columns));
   const auto floats = [&] {
     return window_shape(is_planar(channels), channels, product.taps, product.stride_h, product.stride_w,
@@ -55,21 +56,27 @@ inline std::vector<ptrdiff_t> inner_offsets(const Taps& taps, const WindowShape&
   return offsets;
 }
 
-// One row of outputs, NV vectors of output channels: to[vector][column][VL].
-template <int VECTORS, int ROW, int STEP>
-void multiply_row(Layout<ROW, STEP> layout, const float* window, const std::vector<ptrdiff_t>& offsets, int steps,
-                  int columns, const float* filter, ptrdiff_t filter_stream, float* to) {
+// Where a row of outputs is written, output channels in the vectors: vector j of column i at data[i * column + j * stream].
+struct RowTarget {
+  float* data;
+  ptrdiff_t column, stream;
+};
+
+// One row of outputs, VECTORS vectors of output channels.
+template <int VECTORS, int ROW>
+void multiply_row(Layout<ROW, 1> layout, const float* window, const std::vector<ptrdiff_t>& offsets, int steps,
+                  int columns, const float* filter, ptrdiff_t filter_stream, const RowTarget& to) {
   for_row_tiles(columns, [&](int first, int count) {
     const float* from = window + first * layout.row();
     const auto block_of = [&](int block) { return from + offsets[block]; };
     register_tile_of<MR, VECTORS, false>(count, layout, block_of, int(offsets.size()), steps, filter, filter_stream,
-                                         to + ptrdiff_t(first) * VL, ptrdiff_t(columns) * VL);
+                                         to.data + first * to.column, to.stream, to.column);
   });
 }
 
 template <int VECTORS>
 void multiply_row(const WindowShape& shape, int stride_w, const float* window, const std::vector<ptrdiff_t>& offsets,
-                  int columns, const float* filter, ptrdiff_t filter_stream, float* to) {
+                  int columns, const float* filter, ptrdiff_t filter_stream, const RowTarget& to) {
   if (shape.planar)
     multiply_row<VECTORS>(Layout<1, 1>{}, window, offsets, 1, columns, filter, filter_stream, to);
   else if (stride_w == 1)
@@ -81,8 +88,11 @@ void multiply_row(const WindowShape& shape, int stride_w, const float* window, c
                           to);
 }
 
-inline void add_to_all(float* vectors, int count, Vec offset) {
-  for (int i = 0; i < count; ++i) store(vectors + i * VL, load(vectors + i * VL) + offset);
+inline void add_to_column(const RowTarget& row, int vector, int columns, Vec offset) {
+  for (ptrdiff_t i = 0; i < columns; ++i) {
+    float* at = row.data + i * row.column + vector * row.stream;
+    store(at, load(at) + offset);
+  }
 }
 
 // A product of a call, and all of it that is the same for every group; y: the view of the first group's.
@@ -107,39 +117,56 @@ inline int64_t scratch_bytes_of(const std::vector<Plan>& plans, int threads) {
   return bytes_of(times(most, threads));
 }
 
-inline void run(const Plan& plan, const Images& x, const float* filter, const float* bias, const Images& y, float* scratch,
-         int threads) {
+// The outputs of one filled window; `result`: where vectors go that cannot be computed in y itself.
+inline void multiply_band(const Plan& plan, const BandOfImage& band, const std::vector<ptrdiff_t>& offsets,
+                          const float* window, const float* filter, ptrdiff_t filter_stream, const float* bias,
+                          const Images& y, float* result) {
+  const WindowShape& shape = plan.scratch.window;
+  const int stride_h = plan.product.stride_h, stride_w = plan.product.stride_w, width = band.width;
+  const int together = plan.product.joins_rows() && width == plan.scratch.band.columns ? band.height : 1;
+  const int outputs = together * width;
+  for_column_blocks(blocks_of(y.c), [&](auto vectors, int k) {
+    const bool in_place = y.sc == 1 && (k + vectors.value) * VL <= y.c && (together == 1 || y.sh == width * y.sw);
+    for (int i = 0; i < band.height; i += together) {
+      const RowTarget to = in_place ? RowTarget{y.at(band.image, k * VL, band.top + i, band.left), y.sw, VL}
+                                    : RowTarget{result, VL, ptrdiff_t(outputs) * VL};
+      multiply_row<vectors.value>(shape, stride_w, window + i * stride_h * shape.row(), offsets, outputs,
+                                  filter + k * filter_stream, filter_stream, to);
+      for (int j = 0; j < vectors.value; ++j) {
+        const int channel = (k + j) * VL;
+        if (bias) add_to_column(to, j, outputs, load_first(bias + channel, y.c - channel));
+        if (in_place) continue;
+        float* lanes = to.data + j * to.stream;
+        scatter(y, {band.image, channel, band.top + i, band.left, together, width}, {lanes, ptrdiff_t(width) * VL, VL},
+                lanes);
+      }
+    }
+  });
+}
+
+inline void run(const Plan& plan, const Images& x, const float* packed, const float* bias, const Images& y,
+                float* scratch, int threads) {
   const Product& product = plan.product;
   const ProductScratch& layout = plan.scratch;
   const Band band = layout.band;
   const std::vector<ptrdiff_t> offsets = inner_offsets(product.taps, layout.window);
   const Span rows = span_of(product.taps, &Tap::row), columns = span_of(product.taps, &Tap::column);
+  const float* filter = packed + product.filter_offset;
   const ptrdiff_t stream = ptrdiff_t(product.taps.size()) * padded(x.c) * VL;
   const int64_t down = ceil_div(y.h, band.rows), across = ceil_div(y.w, band.columns), tasks = y.n * down * across;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (int64_t task = 0; task < tasks; ++task) {
-    const int64_t image = task / (down * across);
     const int top = int(task / across % down) * band.rows, left = int(task % across) * band.columns;
-    const int height = std::min(band.rows, y.h - top), width = std::min(band.columns, y.w - left);
+    const BandOfImage part{task / (down * across), top, left, std::min(band.rows, y.h - top),
+                           std::min(band.columns, y.w - left)};
     float* window = scratch + omp_get_thread_num() * layout.floats();
-    float* result = window + layout.window.floats();
     fill_window(x,
-                {image, 0, top * product.stride_h + rows.first, left * product.stride_w + columns.first,
+                {part.image, 0, top * product.stride_h + rows.first, left * product.stride_w + columns.first,
                  layout.window.height, layout.window.width},
                 layout.window, window);
-    const int together = product.joins_rows() && width == band.columns ? height : 1;
-    for_column_blocks(blocks_of(y.c), [&](auto vectors, int k) {
-      for (int i = 0; i < height; i += together) {
-        const int outputs = together * width;
-        multiply_row<vectors.value>(layout.window, product.stride_w,
-                                    window + i * product.stride_h * layout.window.row(), offsets, outputs,
-                                    filter + product.filter_offset + k * stream, stream, result);
-        for (int j = 0; j < vectors.value; ++j) {
-          float* lanes = result + ptrdiff_t(j) * outputs * VL;
-          if (bias) add_to_all(lanes, outputs, load_first(bias + (k + j) * VL, y.c - (k + j) * VL));
-          scatter(y, {image, (k + j) * VL, top + i, left, together, width}, {lanes, ptrdiff_t(width) * VL, VL}, lanes);
-        }
-      }
-    });
+    if (layout.window.planar && y.sw == 1 && part.width >= VL)
+      multiply_pixels(layout.window, product.stride_h, part, offsets, window, filter, stream, bias, y);
+    else
+      multiply_band(plan, part, offsets, window, filter, stream, bias, y, window + layout.window.floats());
   }
 }
