@@ -57,11 +57,11 @@ int64_t mucudnn_implicit_gemm_scratch_bytes(const Geometry* g, int backward_data
 }
 
 int64_t mucudnn_implicit_gemm_gradient_scratch_bytes(const Geometry* g, int64_t n, int64_t c, int64_t k, int64_t p,
-                                                     int64_t q) {
+                                                     int64_t q, int threads) {
   return refusable([&] {
-    require_sizes(*g, n, {c, k, p, q}, 1);
+    require_sizes(*g, n, {c, k, p, q}, threads);
     const Geometry seen = make_call(*g, false, Images{}, Images{}).geometry;
-    return filter_gradient(seen, n, int(c), int(k), int(p), int(q)).scratch_bytes();
+    return filter_gradient(seen, n, int(c), int(k), int(p), int(q)).scratch_bytes(threads);
   });
 }
 
@@ -114,10 +114,9 @@ int64_t mucudnn_implicit_gemm_accumulate(const Geometry* g, const TensorArgument
     const Images& y = call.y;
     const FilterGradient f = filter_gradient(call.geometry, y.n, call.x.c, y.c, y.h, y.w);
     require_bytes("prepared", du_bytes, prepared_bytes(*g, call.x.c, y.c));
-    require_bytes("scratch", scratch_bytes, f.scratch_bytes());
+    require_bytes("scratch", scratch_bytes, f.scratch_bytes(threads));
     for (int64_t i = 0; i < g->groups; ++i)
-      accumulate(call.geometry, f, call.x.group(i), y.group(i), du + i * filter_floats(*g, call.x.c, y.c), scratch,
-                 threads);
+      accumulate(f, call.x.group(i), y.group(i), du + i * filter_floats(*g, call.x.c, y.c), scratch, threads);
     return 0;
   });
 }
@@ -128,7 +127,7 @@ int64_t mucudnn_implicit_gemm_add_filter_gradient(const Geometry* g, const float
     require_filter(*g, false, *dw, du_bytes, threads);
     for (int64_t i = 0; i < g->groups; ++i) {
       const FilterView view = dw->filter(i, g->groups, false);
-      add_filter_gradient(*g, du + i * filter_floats(*g, view.rows, view.lanes), view, threads);
+      add_filter_gradient(du + i * filter_floats(*g, view.rows, view.lanes), view, threads);
     }
     return 0;
   });

@@ -46,16 +46,6 @@ inline ProductScratch product_scratch(const Product& product, int channels, cons
           band, product.joins_rows() ? band.rows : 1};
 }
 
-// Distance of each block of the product's inner dimension from a window's start: (channel or channel block, tap).
-inline std::vector<ptrdiff_t> inner_offsets(const Taps& taps, const WindowShape& shape) {
-  std::vector<ptrdiff_t> offsets;
-  const Span rows = span_of(taps, &Tap::row), columns = span_of(taps, &Tap::column);
-  for (int c = 0; c < shape.planes(); ++c)
-    for (const Tap& tap : taps)
-      offsets.push_back(c * shape.plane() + shape.at(tap.row - rows.first, tap.column - columns.first));
-  return offsets;
-}
-
 // Where a row of outputs is written, output channels in the vectors: vector j of column i at data[i * column + j * stream].
 struct RowTarget {
   float* data;

@@ -27,6 +27,16 @@ inline WindowShape window_shape(bool planar, int channels, const Taps& taps, int
   return shape;
 }
 
+// Distance of each block of the product's inner dimension from a window's start: (channel or channel block, tap).
+inline std::vector<ptrdiff_t> inner_offsets(const Taps& taps, const WindowShape& shape) {
+  std::vector<ptrdiff_t> offsets;
+  const Span rows = span_of(taps, &Tap::row), columns = span_of(taps, &Tap::column);
+  for (int c = 0; c < shape.planes(); ++c)
+    for (const Tap& tap : taps)
+      offsets.push_back(c * shape.plane() + shape.at(tap.row - rows.first, tap.column - columns.first));
+  return offsets;
+}
+
 inline void fill_planar(const Images& x, const Region& r, const WindowShape& shape, float* to) {
   std::memset(to, 0, shape.floats() * sizeof(float));
   const int top = std::max(0, -r.top), bottom = std::min(shape.height, x.h - r.top);
