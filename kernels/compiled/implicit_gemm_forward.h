@@ -9,6 +9,8 @@
 
 constexpr int WINDOW_FLOATS = 96 * 1024;  // of a core's L2, for one window; the filter streams through the rest
 
+constexpr int NARROW = 3 * MR;  // columns
+
 struct Band {
   int rows, columns;
 };
@@ -34,22 +36,28 @@ inline Band choose_band(const Product& product, int channels, const Images& y, i
 struct ProductScratch {
   WindowShape window;
   Band band;
-  int result_rows;
-  int64_t floats() const { return plus(window.floats(), times(int64_t(NV) * VL * result_rows, band.columns)); }
+  int rows_at_once;
+  int64_t floats() const { return plus(window.floats(), times(int64_t(NV) * VL * rows_at_once, band.columns)); }
 };
+
+// Rows of outputs that share register tiles: several where a row by itself leaves tiles far from full.
+inline int rows_at_once(const Band& band) {
+  return band.columns >= NARROW ? 1 : std::min(band.rows, ceil_div(8 * MR, band.columns));
+}
 
 inline ProductScratch product_scratch(const Product& product, int channels, const Images& y, int threads) {
   const Band band = choose_band(product, channels, y, threads);
   const bool planar = is_planar(channels);
   return {window_shape(planar, channels, product.taps, product.stride_h, product.stride_w,
                        planar ? product.stride_w : 1, band.rows, band.columns),
-          band, product.joins_rows() ? band.rows : 1};
+          band, rows_at_once(band)};
 }
 
-// Where a row of outputs is written, output channels in the vectors: vector j of column i at data[i * column + j * stream].
+// Where rows of outputs are written, output channels in the vectors: vector k of output (i, j) at
+// data[i * row + j * column + k * stream].
 struct RowTarget {
   float* data;
-  ptrdiff_t column, stream;
+  ptrdiff_t row, column, stream;
 };
 
 // One row of outputs, VECTORS vectors of output channels.
@@ -78,11 +86,72 @@ void multiply_row(const WindowShape& shape, int stride_w, const float* window, c
                           to);
 }
 
-inline void add_to_column(const RowTarget& row, int vector, int columns, Vec offset) {
-  for (ptrdiff_t i = 0; i < columns; ++i) {
-    float* at = row.data + i * row.column + vector * row.stream;
-    store(at, load(at) + offset);
+// OUTPUTS neighbours in the outputs of rows of `width`, from number `first` on, whichever rows they are in: each has a
+// pointer of its own into the window, pixels are `row` and `column` floats apart there.
+template <int OUTPUTS, int VECTORS>
+INLINE void tile_across_rows(int first, int width, const float* window, ptrdiff_t row, ptrdiff_t column,
+                             const std::vector<ptrdiff_t>& offsets, int steps, const float* filter,
+                             ptrdiff_t filter_stream, const RowTarget& to) {
+  const float* pixels[OUTPUTS];
+#pragma GCC unroll 16
+  for (int i = 0; i < OUTPUTS; ++i) pixels[i] = window + (first + i) / width * row + (first + i) % width * column;
+  Vec sum[OUTPUTS][VECTORS];
+#pragma GCC unroll 16
+  for (int i = 0; i < OUTPUTS; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; ++j) sum[i][j] = Vec{};
+  for (const ptrdiff_t offset : offsets)
+    for (ptrdiff_t element = offset; element < offset + steps; ++element, filter += VL) {
+      Vec right[VECTORS];
+#pragma GCC unroll 4
+      for (int j = 0; j < VECTORS; ++j) right[j] = load(filter + j * filter_stream);
+#pragma GCC unroll 16
+      for (int i = 0; i < OUTPUTS; ++i) {
+        const Vec left = broadcast(pixels[i][element]);
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; ++j) sum[i][j] += left * right[j];
+      }
+    }
+#pragma GCC unroll 16
+  for (int i = 0; i < OUTPUTS; ++i) {
+    float* at = to.data + (first + i) / width * to.row + (first + i) % width * to.column;
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; ++j) store(at + j * to.stream, sum[i][j]);
   }
+}
+
+template <int OUTPUTS, int VECTORS>
+INLINE void tile_across_rows(int outputs, int first, int width, const float* window, ptrdiff_t row, ptrdiff_t column,
+                             const std::vector<ptrdiff_t>& offsets, int steps, const float* filter,
+                             ptrdiff_t filter_stream, const RowTarget& to) {
+  if constexpr (OUTPUTS > 1) {
+    if (outputs < OUTPUTS)
+      return tile_across_rows<OUTPUTS - 1, VECTORS>(outputs, first, width, window, row, column, offsets, steps, filter,
+                                                    filter_stream, to);
+  }
+  tile_across_rows<OUTPUTS, VECTORS>(first, width, window, row, column, offsets, steps, filter, filter_stream, to);
+}
+
+// `rows` rows of `width` outputs, VECTORS vectors of output channels.
+template <int VECTORS>
+void multiply_rows(const WindowShape& shape, const Product& product, const float* window,
+                   const std::vector<ptrdiff_t>& offsets, int rows, int width, const float* filter,
+                   ptrdiff_t filter_stream, const RowTarget& to) {
+  if (rows == 1)
+    return multiply_row<VECTORS>(shape, product.stride_w, window, offsets, width, filter, filter_stream, to);
+  const ptrdiff_t row = product.stride_h * shape.row(), column = shape.planar ? 1 : product.stride_w * VL;
+  for_row_tiles(rows * width, [&](int first, int count) {
+    tile_across_rows<MR, VECTORS>(count, first, width, window, row, column, offsets, shape.planar ? 1 : VL, filter,
+                                  filter_stream, to);
+  });
+}
+
+inline void add_to_rows(const RowTarget& to, int vector, int rows, int columns, Vec offset) {
+  for (ptrdiff_t i = 0; i < rows; ++i)
+    for (ptrdiff_t j = 0; j < columns; ++j) {
+      float* at = to.data + i * to.row + j * to.column + vector * to.stream;
+      store(at, load(at) + offset);
+    }
 }
 
 // A product of a call, and all of it that is the same for every group; y: the view of the first group's.
@@ -112,23 +181,22 @@ inline void multiply_band(const Plan& plan, const BandOfImage& band, const std::
                           const float* window, const float* filter, ptrdiff_t filter_stream, const float* bias,
                           const Images& y, float* result) {
   const WindowShape& shape = plan.scratch.window;
-  const int stride_h = plan.product.stride_h, stride_w = plan.product.stride_w, width = band.width;
-  const int together = plan.product.joins_rows() && width == plan.scratch.band.columns ? band.height : 1;
-  const int outputs = together * width;
+  const ptrdiff_t row = plan.product.stride_h * shape.row(), width = band.width;
   for_column_blocks(blocks_of(y.c), [&](auto vectors, int k) {
-    const bool in_place = y.sc == 1 && (k + vectors.value) * VL <= y.c && (together == 1 || y.sh == width * y.sw);
-    for (int i = 0; i < band.height; i += together) {
-      const RowTarget to = in_place ? RowTarget{y.at(band.image, k * VL, band.top + i, band.left), y.sw, VL}
-                                    : RowTarget{result, VL, ptrdiff_t(outputs) * VL};
-      multiply_row<vectors.value>(shape, stride_w, window + i * stride_h * shape.row(), offsets, outputs,
-                                  filter + k * filter_stream, filter_stream, to);
+    const bool in_place = y.sc == 1 && (k + vectors.value) * VL <= y.c;
+    for (int i = 0; i < band.height; i += plan.scratch.rows_at_once) {
+      const int rows = std::min(plan.scratch.rows_at_once, band.height - i);
+      const RowTarget to = in_place
+                               ? RowTarget{y.at(band.image, k * VL, band.top + i, band.left), y.sh, y.sw, VL}
+                               : RowTarget{result, width * VL, VL, rows * width * VL};
+      multiply_rows<vectors.value>(shape, plan.product, window + i * row, offsets, rows, band.width,
+                                   filter + k * filter_stream, filter_stream, to);
       for (int j = 0; j < vectors.value; ++j) {
         const int channel = (k + j) * VL;
-        if (bias) add_to_column(to, j, outputs, load_first(bias + channel, y.c - channel));
+        if (bias) add_to_rows(to, j, rows, band.width, load_first(bias + channel, y.c - channel));
         if (in_place) continue;
         float* lanes = to.data + j * to.stream;
-        scatter(y, {band.image, channel, band.top + i, band.left, together, width}, {lanes, ptrdiff_t(width) * VL, VL},
-                lanes);
+        scatter(y, {band.image, channel, band.top + i, band.left, rows, band.width}, {lanes, to.row, VL}, lanes);
       }
     }
   });

@@ -51,9 +51,6 @@ struct Product {
   Taps taps;
   int stride_h, stride_w;
   ptrdiff_t filter_offset;  // where its part of the packed filter begins, in floats
-
-  // The outputs of a whole window are one long row: that of the next output row goes on where this one ends.
-  bool joins_rows() const { return taps.size() == 1 && stride_h == 1 && stride_w == 1; }
 };
 
 inline Taps forward_taps(const Geometry& g) {
