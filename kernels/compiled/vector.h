@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -27,9 +27,11 @@ constexpr int REGISTERS = 16;
 #if defined(__SANITIZE_ADDRESS__)  // where every access is checked, all of it inlined takes the compiler an hour
 #define INLINE static inline
 #define INLINE_MEMBER inline
+#define INLINE_LAMBDA
 #else
 #define INLINE static inline __attribute__((always_inline))
 #define INLINE_MEMBER inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
 #endif
 
 typedef float Vec __attribute__((vector_size(VL * sizeof(float))));
@@ -40,12 +42,21 @@ INLINE Vec load(const float* from) { return *reinterpret_cast<const UnalignedVec
 INLINE void store(float* to, Vec value) { *reinterpret_cast<UnalignedVec*>(to) = value; }
 INLINE Vec broadcast(float value) { return value - Vec{}; }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// All bits set in the first `count` lanes.
+INLINE __m256i first_lanes(int count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
+
 // The first `count` lanes, zero behind them: never touches memory past from[count - 1].
 INLINE Vec load_first(const float* from, int count) {
   if (count >= VL) return load(from);
   if (count <= 0) return Vec{};
 #if defined(__AVX512F__)
   return (Vec)_mm512_maskz_loadu_ps(__mmask16((1u << count) - 1), from);
+#elif defined(__AVX2__)
+  return (Vec)_mm256_maskload_ps(from, first_lanes(count));
 #else
   Vec value = {};
   std::memcpy(&value, from, count * sizeof(float));
@@ -58,6 +69,8 @@ INLINE void store_first(float* to, Vec value, int count) {
   if (count <= 0) return;
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(to, __mmask16((1u << count) - 1), (__m512)value);
+#elif defined(__AVX2__)
+  _mm256_maskstore_ps(to, first_lanes(count), (__m256)value);
 #else
   std::memcpy(to, &value, count * sizeof(float));
 #endif
