@@ -21,6 +21,12 @@ static inline Images joined_rows(Images x) {
   return x;
 }
 
+static inline Images channels_of(Images x, int first, int count) {
+  x.data += first * x.sc;
+  x.c = count;
+  return x;
+}
+
 // Neighbours in one row of an image: `count` pixels, of which the first is number `offset` of the range.
 struct Run {
   int64_t image;
@@ -49,27 +55,11 @@ INLINE Vec load_every(const float* from, ptrdiff_t step) {
 
 // ---- planes --------------------------------------------------------------------------------------------------------
 
-// Copies floats that are `step` apart next to each other.
-INLINE void copy_every(const float* from, ptrdiff_t step, int count, float* to) {
-  int i = 0;
-  for (; i + VL <= count; i += VL) store(to + i, load_every(from + i * step, step));
-  if (step == 1) return store_first(to + i, load_first(from + i, count - i), count - i);
-  for (; i < count; ++i) to[i] = from[i * step];
-}
-
-// `count` pixels of every channel: pixel p of channel c at to[c * row + p]; zeros up to a whole number of vectors.
-static inline void copy_planes(const Images& x, int channels, int64_t first, int count, float* to, ptrdiff_t row) {
-  for (int c = 0; c < channels; ++c) store(to + c * row + (count - 1) / VL * VL, Vec{});
-  for_runs(x, first, count, [&](const Run& run) {
-    const float* from = x.at(run.image, 0, run.row, run.column);
-    for (int c = 0; c < channels; ++c) copy_every(from + c * x.sc, x.sw, run.count, to + c * row + run.offset);
-  });
-}
-
-// The same in blocks of VL pixels: pixel p of channel c at to[(p / VL * channels + c) * VL + p % VL].
-static inline void copy_blocked_planes(const Images& x, int64_t first, int count, float* to) {
+// `count` pixels of every channel in blocks of VL: pixel p of channel c at to[(p / VL * stride + c) * VL + p % VL]; zeros
+// up to a whole number of vectors.
+static inline void copy_planes(const Images& x, int64_t first, int count, int stride, float* to) {
   constexpr int ROWS = 8;  // of x at once: as many streams as a processor follows, and whole cache lines of the result
-  const ptrdiff_t block = ptrdiff_t(x.c) * VL;
+  const ptrdiff_t block = ptrdiff_t(stride) * VL;
   for (int c = 0; c < x.c; ++c) store(to + (count - 1) / VL * block + c * VL, Vec{});
   for_runs(x, first, count, [&](const Run& run) {
     const int head = std::min(run.count, (VL - run.offset % VL) % VL);
@@ -84,7 +74,7 @@ static inline void copy_blocked_planes(const Images& x, int64_t first, int count
       for (; i + VL <= run.count; i += VL, vectors += block)
         for (int c = begin; c < end; ++c) store(vectors + ptrdiff_t(c) * VL, load_every(from + c * x.sc + i * x.sw, x.sw));
       for (int c = begin; c < end && i < run.count; ++c)
-        copy_every(from + c * x.sc + i * x.sw, x.sw, run.count - i, vectors + ptrdiff_t(c) * VL);
+        for (int j = i; j < run.count; ++j) vectors[ptrdiff_t(c) * VL + j - i] = from[c * x.sc + j * x.sw];
     }
   });
 }
@@ -105,13 +95,14 @@ static inline void copy_rows(const Images& x, int64_t first, int count, float* t
   });
 }
 
-// VL channels of `count` pixels from channel `channel` on: [pixels][VL]; zeros where there is no such channel.
-static inline void copy_blocked_rows(const Images& x, int channel, int64_t first, int count, float* to) {
-  const int channels = x.c - channel;
+// All channels of `count` pixels in blocks of VL: channel c of pixel p at to[c / VL * block + p * VL + c % VL]; zeros up
+// to a whole number of vectors.
+static inline void copy_blocked_rows(const Images& x, int64_t first, int count, float* to, ptrdiff_t block) {
   for_runs(x, first, count, [&](const Run& run) {
-    const float* from = x.at(run.image, channel, run.row, run.column);
+    const float* from = x.at(run.image, 0, run.row, run.column);
     for (int i = 0; i < run.count; ++i)
-      store(to + ptrdiff_t(run.offset + i) * VL, load_first(from + i * x.sw, channels));
+      for (int c = 0; c < x.c; c += VL)
+        store(to + c / VL * block + ptrdiff_t(run.offset + i) * VL, load_first(from + i * x.sw + c, x.c - c));
   });
 }
 

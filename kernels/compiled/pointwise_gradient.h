@@ -25,59 +25,58 @@ INLINE void add_outer_products(TileSums<ROWS, VECTORS> sum, const MatrixPlace& t
   }
 }
 
-constexpr int DOT_ROWS = VL == 16 ? 4 : 3;  // of dy
+constexpr int DOT_ROWS = VL == 16 ? 6 : 3;  // of dy
 constexpr int DOT_COLUMNS = 4;              // of x; accumulators, a vector of x and DOT_ROWS of dy fit the registers
 typedef float Dots __attribute__((vector_size(DOT_COLUMNS * sizeof(float)), aligned(4), may_alias));
 
-// Lane i becomes the sum of all lanes of vectors[i]: the stages of a transpose, each followed by an addition.
-template <int D = 1>
-INLINE Vec lane_sums(Vec (&vectors)[VL]) {
-  if constexpr (D < VL) {
-#pragma GCC unroll 16
-    for (int i = 0; i < VL; i += 2 * D) {
-      exchange<D>(vectors[i], vectors[i + D]);
-      vectors[i] += vectors[i + D];
-    }
-    return lane_sums<2 * D>(vectors);
+// Sums of neighbouring lanes: in every four lanes two of a, then two of b.
+INLINE Vec pair_sums(Vec a, Vec b) {
+  Vec even, odd;
+  for (int i = 0; i < VL; ++i) {
+    const int pair = i / 4 * 4 + i % 2 * 2;
+    even[i] = i % 4 < 2 ? a[pair] : b[pair];
+    odd[i] = i % 4 < 2 ? a[pair + 1] : b[pair + 1];
   }
-  return vectors[0];
+  return even + odd;
+}
+
+// The sums of all lanes of each vector.
+INLINE Dots lane_sums(const Vec (&sum)[DOT_COLUMNS]) {
+  float quarters[VL];
+  store(quarters, pair_sums(pair_sums(sum[0], sum[1]), pair_sums(sum[2], sum[3])));
+  Dots dots = *reinterpret_cast<const Dots*>(quarters);
+  for (int i = DOT_COLUMNS; i < VL; i += DOT_COLUMNS) dots += *reinterpret_cast<const Dots*>(quarters + i);
+  return dots;
 }
 
 template <int ROWS>
 INLINE void add_dot_products(const Vec (&sum)[ROWS][DOT_COLUMNS], const MatrixPlace& to) {
-  constexpr int TOGETHER = VL / DOT_COLUMNS;
-#pragma GCC unroll 4
-  for (int i = 0; i < ROWS; i += TOGETHER) {
-    Vec part[VL];
-#pragma GCC unroll 16
-    for (int j = 0; j < VL; ++j)
-      part[j] = i + j / DOT_COLUMNS < ROWS ? sum[i + j / DOT_COLUMNS][j % DOT_COLUMNS] : Vec{};
-    float dots[VL];
-    store(dots, lane_sums(part));
-    for (int r = 0; r < std::min(TOGETHER, ROWS - i); ++r) {
-      float* at = to.data + (i + r) * to.row;
-      const float* from = dots + r * DOT_COLUMNS;
-      if (to.columns >= DOT_COLUMNS)
-        *reinterpret_cast<Dots*>(at) += *reinterpret_cast<const Dots*>(from);
-      else
-        for (int j = 0; j < to.columns; ++j) at[j] += from[j];
-    }
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i) {
+    const Dots dots = lane_sums(sum[i]);
+    float* at = to.data + i * to.row;
+    if (to.columns >= DOT_COLUMNS)
+      *reinterpret_cast<Dots*>(at) += dots;
+    else
+      for (int j = 0; j < to.columns; ++j) at[j] += dots[j];
   }
 }
 
-// a: ROWS planes, a_row floats apart; b: DOT_COLUMNS planes, b_row apart; `steps` vectors of each.
+// a: vector `step` of row i at a[(step * ROWS + i) * VL]; b: of column j at b[(step * DOT_COLUMNS + j) * VL].
 template <int ROWS>
-INLINE void dot_tile(int steps, const float* a, ptrdiff_t a_row, const float* b, ptrdiff_t b_row,
-                     const MatrixPlace& to) {
+INLINE void dot_tile_of(int rows, int steps, const float* a, const float* b, const MatrixPlace& to) {
+  if constexpr (ROWS > 1) {
+    if (rows < ROWS) return dot_tile_of<ROWS - 1>(rows, steps, a, b, to);
+  }
   Vec sum[ROWS][DOT_COLUMNS] = {};
-  for (int step = 0; step < steps; ++step, a += VL, b += VL) {
+  for (int step = 0; step < steps; ++step, a += ROWS * VL, b += DOT_COLUMNS * VL) {
     Vec left[ROWS];
-#pragma GCC unroll 4
-    for (int i = 0; i < ROWS; ++i) left[i] = load(a + i * a_row);
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i) left[i] = load(a + i * VL);
 #pragma GCC unroll 4
     for (int j = 0; j < DOT_COLUMNS; ++j) {
-      const Vec right = load(b + j * b_row);
-#pragma GCC unroll 4
+      const Vec right = load(b + j * VL);
+#pragma GCC unroll 8
       for (int i = 0; i < ROWS; ++i) sum[i][j] += left[i] * right;
     }
   }
@@ -100,26 +99,29 @@ struct FilterGradient {
   bool pixels_are_rows() const { return x.sc == 1; }
   int64_t pixels() const { return times(dy.n, pixels_of_image(dy)); }
 
+  // Pixels of which a block of dy and a register tile's channels of x fit L1 together.
   int chunk() const {
-    constexpr int64_t CHUNK_FLOATS = 256 * 1024;
-    const int64_t most = std::clamp<int64_t>(CHUNK_FLOATS / x.c, 256, pixels_are_rows() ? 512 : 1024);
+    constexpr int64_t L1_FLOATS = 7 * 1024;
+    const int64_t most = L1_FLOATS / (k_block() + (pixels_are_rows() ? NV_TRANSPOSED * VL : DOT_COLUMNS));
     const int64_t own = ceil_div(pixels(), parts());
     return int(ceil_div(ceil_div(own, ceil_div(own, most)), int64_t(VL)) * VL);
   }
-  ptrdiff_t plane() const { return chunk() + 2 * VL; }  // planes a power of two apart would share lines of the cache
 
-  int k_block() const { return pixels_are_rows() ? VL : 2 * DOT_ROWS; }
+  int k_block() const { return pixels_are_rows() ? 4 * MR_TRANSPOSED : 4 * DOT_ROWS; }
   int k_blocks() const { return ceil_div(dy.c, k_block()); }
+
+  // Channels of x whose chunk stays in a core's L2 while all of dy passes by.
   int c_block() const {
-    constexpr int64_t BLOCK_FLOATS = 64 * 1024;  // of a core's L2
-    const int team = int(threads / parts());
-    int block = int(std::clamp<int64_t>(BLOCK_FLOATS / plane() / (NV_TRANSPOSED * VL), 1, 1 << 20)) * NV_TRANSPOSED * VL;
-    while (block > NV_TRANSPOSED * VL && int64_t(ceil_div(x.c, block)) * k_blocks() < 2 * team) block -= NV_TRANSPOSED * VL;
+    constexpr int64_t L2_FLOATS = 64 * 1024;
+    constexpr int UNIT = NV_TRANSPOSED * VL;
+    const int64_t team = threads / parts();
+    int block = int(std::max<int64_t>(1, L2_FLOATS / chunk() / UNIT)) * UNIT;
+    while (block > UNIT && int64_t(ceil_div(x.c, block)) * k_blocks() < 2 * team) block -= UNIT;
     return block;
   }
 
-  int64_t x_floats() const { return times(blocks_of(x.c) * int64_t(VL), plane()); }
-  int64_t dy_floats() const { return times(k_block(), plane()); }
+  int64_t x_floats() const { return times(blocks_of(x.c) * int64_t(VL), chunk()); }
+  int64_t dy_floats() const { return times(ceil_div(k_block(), VL) * VL, chunk()); }
   int64_t scratch_floats() const { return plus(times(parts(), x_floats()), times(threads, dy_floats())); }
 };
 
@@ -129,47 +131,46 @@ struct GradientTask {
   int count, c, c_end, k;
 };
 
+// Blocks of VL channels of x.
 inline void copy_x(const FilterGradient& f, const Images& x, int64_t first, int count, int block, float* to) {
-  if (f.pixels_are_rows()) return copy_blocked_rows(x, block * VL, first, count, to + block * VL * f.plane());
-  Images planes = x;
-  planes.data += block * VL * x.sc;
-  copy_planes(planes, std::min(VL, x.c - block * VL), first, count, to + block * VL * f.plane(), f.plane());
+  const int channel = block * VL, channels = std::min(VL, x.c - channel);
+  float* at = to + ptrdiff_t(channel) * f.chunk();
+  if (f.pixels_are_rows()) return copy_blocked_rows(channels_of(x, channel, channels), first, count, at, 0);
+  for (int c = 0; c < channels; c += DOT_COLUMNS)
+    copy_planes(channels_of(x, channel + c, std::min(DOT_COLUMNS, channels - c)), first, count, DOT_COLUMNS,
+                at + ptrdiff_t(c) * f.chunk());
 }
 
-inline void add_task(const FilterGradient& f, const GradientTask& task, const float* x, float* dy, float* dw) {
-  const ptrdiff_t plane = f.plane();
+inline void add_outer_products(const FilterGradient& f, const GradientTask& task, const float* x, float* dy,
+                               float* dw) {
   const int rows = std::min(f.k_block(), f.dy.c - task.k);
-  float* to = dw + ptrdiff_t(task.k) * f.x.c;
-  if (f.pixels_are_rows()) {
-    copy_blocked_rows(f.dy, task.k, task.first, task.count, dy);
-    for_even_column_blocks<NV_TRANSPOSED>(blocks_of(task.c_end - task.c), [&](auto vectors, int block) {
-      constexpr int VECTORS = vectors.value;
-      const int c = task.c + block * VL;
-      for (int i = 0; i < rows; i += MR_TRANSPOSED) {
-        const MatrixPlace place{to + ptrdiff_t(i) * f.x.c + c, f.x.c, rows - i, f.x.c - c};
-        register_sums<MR_TRANSPOSED, VECTORS>(
-            Layout<1, VL>{}, [&](int) { return dy + i; }, 1, task.count, x + c * plane, plane * VL,
-            [&](TileSums<MR_TRANSPOSED, VECTORS> sum)
-                INLINE_LAMBDA { add_outer_products<MR_TRANSPOSED, VECTORS>(sum, place); });
-      }
-    });
-    return;
+  const ptrdiff_t block_floats = ptrdiff_t(f.chunk()) * VL;
+  copy_blocked_rows(channels_of(f.dy, task.k, rows), task.first, task.count, dy, block_floats);
+  for_even_column_blocks<NV_TRANSPOSED>(blocks_of(task.c_end - task.c), [&](auto vectors, int block) {
+    constexpr int VECTORS = vectors.value;
+    const int c = task.c + block * VL;
+    for (int i = 0; i < rows; i += MR_TRANSPOSED) {
+      const MatrixPlace to{dw + ptrdiff_t(task.k + i) * f.x.c + c, f.x.c, rows - i, f.x.c - c};
+      register_sums<MR_TRANSPOSED, VECTORS>(
+          Layout<1, VL>{}, [&](int) { return dy + i / VL * block_floats + i % VL; }, 1, task.count,
+          x + ptrdiff_t(c) * f.chunk(), block_floats, [&](TileSums<MR_TRANSPOSED, VECTORS> sum)
+              INLINE_LAMBDA { add_outer_products<MR_TRANSPOSED, VECTORS>(sum, to); });
+    }
+  });
+}
+
+inline void add_dot_products(const FilterGradient& f, const GradientTask& task, const float* x, float* dy, float* dw) {
+  const int rows = std::min(f.k_block(), f.dy.c - task.k), steps = blocks_of(task.count);
+  const Images planes = joined_rows(f.dy);
+  for (int i = 0; i < rows; i += DOT_ROWS) {
+    const int tile_rows = std::min(DOT_ROWS, rows - i);
+    copy_planes(channels_of(planes, task.k + i, tile_rows), task.first, task.count, tile_rows,
+                dy + ptrdiff_t(i) * f.chunk());
   }
-  Images planes = joined_rows(f.dy);
-  planes.data += task.k * planes.sc;
-  copy_planes(planes, rows, task.first, task.count, dy, plane);
-  const int steps = blocks_of(task.count);
   for (int c = task.c; c < task.c_end; c += DOT_COLUMNS)
     for (int i = 0; i < rows; i += DOT_ROWS) {
-      const MatrixPlace place{to + ptrdiff_t(i) * f.x.c + c, f.x.c, rows - i, f.x.c - c};
-      const float *a = dy + i * plane, *b = x + c * plane;
-      if (rows - i >= DOT_ROWS) {
-        dot_tile<DOT_ROWS>(steps, a, plane, b, plane, place);
-      } else {
-        for (int r = i; r < rows; ++r)
-          dot_tile<1>(steps, dy + r * plane, plane, b, plane,
-                      {place.data + (r - i) * place.row, place.row, 1, place.columns});
-      }
+      const MatrixPlace to{dw + ptrdiff_t(task.k + i) * f.x.c + c, f.x.c, rows - i, f.x.c - c};
+      dot_tile_of<DOT_ROWS>(rows - i, steps, dy + ptrdiff_t(i) * f.chunk(), x + ptrdiff_t(c) * f.chunk(), to);
     }
 }
 
@@ -187,7 +188,11 @@ inline void add_pixels(const FilterGradient& f, int64_t begin, int64_t end, int 
     }
     for (int64_t index = tasks * rank / size; index < tasks * (rank + 1) / size; ++index) {
       const int c = int(index / k_blocks) * c_block;
-      add_task(f, {first, count, c, std::min(f.x.c, c + c_block), int(index % k_blocks) * f.k_block()}, x, dy, dw);
+      const GradientTask task{first, count, c, std::min(f.x.c, c + c_block), int(index % k_blocks) * f.k_block()};
+      if (f.pixels_are_rows())
+        add_outer_products(f, task, x, dy, dw);
+      else
+        add_dot_products(f, task, x, dy, dw);
     }
     if (size > 1) {
 #pragma omp barrier

@@ -20,40 +20,52 @@ struct MatrixPlace {
 template <int ROWS, int VECTORS>
 using TileSums = const Vec (&)[ROWS][VECTORS];
 
+// What the sums of a tile are added to: the bias, which may be null, or what is there from earlier channels.
+struct Addend {
+  const float* bias;
+  bool earlier;
+};
+
 // Of pixels that are rows: a bias for every column.
 template <int ROWS, int VECTORS>
-INLINE void store_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const float* bias) {
+INLINE void store_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const Addend& addend) {
 #pragma GCC unroll 4
   for (int j = 0; j < VECTORS; ++j) {
     const int columns = to.columns - j * VL;
-    const Vec added = bias ? load_first(bias + j * VL, columns) : Vec{};
+    const Vec bias = addend.bias ? load_first(addend.bias + j * VL, columns) : Vec{};
 #pragma GCC unroll 16
-    for (int i = 0; i < ROWS; ++i) store_first(to.data + i * to.row + j * VL, sum[i][j] + added, columns);
+    for (int i = 0; i < ROWS; ++i) {
+      float* at = to.data + i * to.row + j * VL;
+      store_first(at, sum[i][j] + (addend.earlier ? load_first(at, columns) : bias), columns);
+    }
   }
 }
 
 // Of channels that are rows: a bias for every row.
 template <int ROWS, int VECTORS>
-INLINE void store_channels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const float* bias) {
+INLINE void store_channels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const Addend& addend) {
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; ++i) {
     if (i >= to.rows) return;
-    const Vec added = broadcast(bias ? bias[i] : 0);
+    const Vec bias = broadcast(addend.bias ? addend.bias[i] : 0);
 #pragma GCC unroll 4
-    for (int j = 0; j < VECTORS; ++j)
-      store_first(to.data + i * to.row + j * VL, sum[i][j] + added, to.columns - j * VL);
+    for (int j = 0; j < VECTORS; ++j) {
+      float* at = to.data + i * to.row + j * VL;
+      const int columns = to.columns - j * VL;
+      store_first(at, sum[i][j] + (addend.earlier ? load_first(at, columns) : bias), columns);
+    }
   }
 }
 
 template <int ROWS, int VECTORS>
-INLINE void pixels_tile_of(int rows, int steps, const float* a, ptrdiff_t a_row, const float* b, const MatrixPlace& to,
-                           const float* bias) {
+INLINE void pixels_tile_of(int rows, int steps, const float* a, ptrdiff_t a_row, const float* b, ptrdiff_t b_stream,
+                           const MatrixPlace& to, const Addend& addend) {
   if constexpr (ROWS > 1) {
-    if (rows < ROWS) return pixels_tile_of<ROWS - 1, VECTORS>(rows, steps, a, a_row, b, to, bias);
+    if (rows < ROWS) return pixels_tile_of<ROWS - 1, VECTORS>(rows, steps, a, a_row, b, b_stream, to, addend);
   }
   register_sums<ROWS, VECTORS>(
-      Layout<AT_RUN_TIME, 1>{a_row}, [&](int) { return a; }, 1, steps, b, ptrdiff_t(steps) * VL,
-      [&](TileSums<ROWS, VECTORS> sum) INLINE_LAMBDA { store_pixels<ROWS, VECTORS>(sum, to, bias); });
+      Layout<AT_RUN_TIME, 1>{a_row}, [&](int) { return a; }, 1, steps, b, b_stream,
+      [&](TileSums<ROWS, VECTORS> sum) INLINE_LAMBDA { store_pixels<ROWS, VECTORS>(sum, to, addend); });
 }
 
 // How the work of one group is cut: ranges of pixels, each in one image or counted through all of them, times ranges of
@@ -99,6 +111,12 @@ struct Product {
   bool buffers_result() const { return !out.is_dense() || (joins_images() && !pixels_are_rows()); }
   bool copies_input() const { return !pixels_are_rows() || !is_one_row(in); }
 
+  // Channels that are summed up before the sums are written: a register tile's share of both operands fits L1.
+  int steps() const {
+    constexpr int MOST = 256;
+    return ceil_div(in.c, ceil_div(in.c, MOST));
+  }
+
   Cut cut() const {
     constexpr int64_t RANGE_FLOATS = 48 * 1024;  // of a core's L2, for the pixels of a range
     const int64_t of_image = pixels_of_image(in);
@@ -106,7 +124,7 @@ struct Product {
     cut.spans = joins_images() ? 1 : in.n;
     cut.pixels_of_span = joins_images() ? times(in.n, of_image) : of_image;
     const int unit = pixels_are_rows() ? MR : NV_TRANSPOSED * VL;
-    int64_t most = std::clamp<int64_t>(RANGE_FLOATS / in.c, unit, pixels_are_rows() ? 16 * MR : 512);
+    int64_t most = std::clamp<int64_t>(RANGE_FLOATS / steps(), unit, 512);
     const auto ranges = [&] { return times(cut.spans, ceil_div(cut.pixels_of_span, most)); };
     while (most > 2 * unit && ranges() < int64_t{4} * threads) most /= 2;
     most = ceil_div(most, int64_t(unit)) * unit;
@@ -119,10 +137,9 @@ struct Product {
   }
 
   // Of one thread: copied pixels, then results that wait to be written.
-  int64_t input_floats(const Cut& cut) const { return copies_input() ? times(cut.pixels, in.c) : 0; }
+  int64_t input_floats(const Cut& cut) const { return copies_input() ? times(cut.pixels, steps()) : 0; }
   int64_t result_floats(const Cut& cut) const {
-    if (!buffers_result()) return 0;
-    return times(cut.pixels, pixels_are_rows() ? channels() : VL);
+    return buffers_result() ? times(cut.pixels, int64_t(cut.blocks) * VL) : 0;
   }
   int64_t scratch_floats() const {
     const Cut cut = this->cut();
@@ -130,9 +147,16 @@ struct Product {
   }
 };
 
-inline void multiply_pixels(const Product& p, const ProductTask& task, const float* packed, const float* bias,
-                            float* input, float* result) {
-  const Images& in = p.in;
+// The results of a task: in the images themselves, or in a buffer with `row` floats to a row.
+struct Results {
+  float* data;
+  ptrdiff_t row;
+};
+
+// Adds channels [first_step, first_step + steps) of the pixels of a task to its results.
+inline void multiply_pixels(const Product& p, const ProductTask& task, int first_step, int steps, const float* packed,
+                            const float* bias, float* input, const Results& results) {
+  const Images in = channels_of(p.in, first_step, steps);
   const float* a = in.data + task.first * in.sw;
   ptrdiff_t a_row = in.sw;
   if (p.copies_input()) {
@@ -140,45 +164,52 @@ inline void multiply_pixels(const Product& p, const ProductTask& task, const flo
     a = input;
     a_row = in.c;
   }
-  const bool buffered = p.buffers_result();
-  float* c = buffered ? result : p.out.whole.data + task.first * p.out.whole.sw;
-  const ptrdiff_t c_row = buffered ? p.channels() : p.out.whole.sw;
   for_column_blocks(task.last_block - task.first_block, [&](auto vectors, int block) {
-    const int channel = (task.first_block + block) * VL;
+    const int column = block * VL, channel = task.first_block * VL + column;
+    const float* b = packed + ptrdiff_t(channel) * p.in.c + first_step * VL;
+    const Addend addend{bias ? bias + channel : nullptr, first_step > 0};
     for_row_tiles(task.count, [&](int first, int rows) {
-      const MatrixPlace to{c + first * c_row + channel, c_row, rows, p.channels() - channel};
-      pixels_tile_of<MR, vectors.value>(rows, in.c, a + first * a_row, a_row, packed + ptrdiff_t(channel) * in.c, to,
-                                        bias ? bias + channel : nullptr);
+      const MatrixPlace to{results.data + first * results.row + column, results.row, rows, p.channels() - channel};
+      pixels_tile_of<MR, vectors.value>(rows, steps, a + first * a_row, a_row, b, ptrdiff_t(p.in.c) * VL, to, addend);
     });
   });
-  if (!buffered) return;
-  const int channel = task.first_block * VL, channels = std::min(p.channels(), task.last_block * VL) - channel;
-  spread_rows(p.out, channel, channels, task.first, task.count, result + channel, c_row);
 }
 
-inline void multiply_channels(const Product& p, const ProductTask& task, const float* packed, const float* bias,
-                              float* input, float* result) {
-  const int steps = p.in.c;
+inline void multiply_channels(const Product& p, const ProductTask& task, int first_step, int steps,
+                              const float* packed, const float* bias, float* input, const Results& results) {
+  copy_planes(channels_of(joined_rows(p.in), first_step, steps), task.first, task.count, steps, input);
+  for (int row = 0; row < (task.last_block - task.first_block) * VL; row += MR_TRANSPOSED) {
+    const int channel = task.first_block * VL + row;
+    if (channel >= p.channels()) return;
+    const float* a = packed + ptrdiff_t(channel / VL * VL) * p.in.c + first_step * VL + channel % VL;
+    const Addend addend{bias ? bias + channel : nullptr, first_step > 0};
+    for_even_column_blocks<NV_TRANSPOSED>(blocks_of(task.count), [&](auto vectors, int first) {
+      constexpr int VECTORS = vectors.value;
+      const MatrixPlace to{results.data + row * results.row + first * VL, results.row, p.channels() - channel,
+                           task.count - first * VL};
+      register_sums<MR_TRANSPOSED, VECTORS>(
+          Layout<1, VL>{}, [&](int) { return a; }, 1, steps, input + ptrdiff_t(first) * steps * VL,
+          ptrdiff_t(steps) * VL, [&](TileSums<MR_TRANSPOSED, VECTORS> sum)
+              INLINE_LAMBDA { store_channels<MR_TRANSPOSED, VECTORS>(sum, to, addend); });
+    });
+  }
+}
+
+// input, result: this thread's parts of the scratch.
+inline void run_task(const Product& p, const ProductTask& task, const float* packed, const float* bias, float* input,
+                     float* result) {
   const Images& y = p.out.whole;
-  const int64_t of_image = pixels_of_image(p.in);
-  const bool buffered = p.buffers_result();
-  copy_blocked_planes(joined_rows(p.in), task.first, task.count, input);
-  for (int block = task.first_block; block < task.last_block; ++block) {
-    const int channels = std::min(VL, p.channels() - block * VL);
-    float* c = buffered ? result : y.data + task.first / of_image * y.sn + block * VL * y.sc + task.first % of_image;
-    const ptrdiff_t c_row = buffered ? ceil_div(task.count, VL) * VL : y.sc;
-    for (int i = 0; i < channels; i += MR_TRANSPOSED)
-      for_even_column_blocks<NV_TRANSPOSED>(blocks_of(task.count), [&](auto vectors, int first) {
-        constexpr int VECTORS = vectors.value;
-        const MatrixPlace to{c + i * c_row + first * VL, c_row, channels - i, task.count - first * VL};
-        const float* of_bias = bias ? bias + block * VL + i : nullptr;
-        register_sums<MR_TRANSPOSED, VECTORS>(
-            Layout<1, VL>{}, [&](int) { return packed + (ptrdiff_t(block) * steps) * VL + i; }, 1, steps,
-            input + ptrdiff_t(first) * steps * VL, ptrdiff_t(steps) * VL,
-            [&](TileSums<MR_TRANSPOSED, VECTORS> sum)
-                INLINE_LAMBDA { store_channels<MR_TRANSPOSED, VECTORS>(sum, to, of_bias); });
-      });
-    if (buffered) spread_planes(p.out, block * VL, channels, task.first, task.count, result, c_row);
+  const int channel = task.first_block * VL, channels = std::min(p.channels(), task.last_block * VL) - channel;
+  const bool rows = p.pixels_are_rows(), buffered = p.buffers_result();
+  const int64_t image = task.first / pixels_of_image(p.in), pixel = task.first % pixels_of_image(p.in);
+  Results results{y.data + image * y.sn + pixel * y.sw + channel * y.sc, rows ? y.sw : y.sc};
+  if (buffered) results = {result, (rows ? task.last_block - task.first_block : blocks_of(task.count)) * VL};
+  for (int step = 0; step < p.in.c; step += p.steps()) {
+    const int steps = std::min(p.steps(), p.in.c - step);
+    (rows ? multiply_pixels : multiply_channels)(p, task, step, steps, packed, bias, input, results);
+  }
+  if (buffered) {
+    (rows ? spread_rows : spread_planes)(p.out, channel, channels, task.first, task.count, results.data, results.row);
   }
 }
 
@@ -191,12 +222,7 @@ inline void multiply(const Product& p, const float* packed, const float* bias, f
     float* input = scratch + omp_get_thread_num() * (input_floats + result_floats);
     float* result = input + input_floats;
 #pragma omp for schedule(dynamic)
-    for (int64_t index = 0; index < cut.tasks(); ++index) {
-      const ProductTask task = task_of(cut, p.blocks(), index);
-      if (p.pixels_are_rows())
-        multiply_pixels(p, task, packed, bias, input, result);
-      else
-        multiply_channels(p, task, packed, bias, input, result);
-    }
+    for (int64_t index = 0; index < cut.tasks(); ++index)
+      run_task(p, task_of(cut, p.blocks(), index), packed, bias, input, result);
   }
 }
