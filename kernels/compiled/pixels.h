@@ -5,6 +5,7 @@
 #include "checks.h"
 #include "filter.h"
 #include "image.h"
+#include "matmul.h"
 
 constexpr int64_t pixels_of_image(const Images& x) { return int64_t(x.h) * x.w; }
 
@@ -49,32 +50,67 @@ INLINE void for_runs(const Images& x, int64_t first, int count, Body body) {
 INLINE Vec load_every(const float* from, ptrdiff_t step) {
   if (step == 1) return load(from);
   Vec value;
+  if (step == 2) {  // the second half overlaps the first by one float
+    Lanes even;
+    for (int i = 0; i < VL; ++i) even[i] = 2 * i < VL ? 2 * i : 2 * i + 1;
+    return shuffled(load(from), load(from + VL - 1), even);
+  }
   for (int i = 0; i < VL; ++i) value[i] = from[i * step];
   return value;
 }
 
+// Writes floats `step` apart and zeros between and behind them, `width` in all.
+INLINE void store_every(const float* from, int count, ptrdiff_t step, float* to, int width) {
+  int i = 0;
+  if (step == 2) {
+    Lanes low, high;
+    for (int lane = 0; lane < VL; ++lane) {
+      low[lane] = lane % 2 ? VL : lane / 2;
+      high[lane] = lane % 2 ? VL : (VL + lane) / 2;
+    }
+    for (; i + VL <= count && 2 * (i + VL) <= width; i += VL) {
+      const Vec value = load(from + i);
+      store(to + 2 * i, shuffled(value, Vec{}, low));
+      store(to + 2 * i + VL, shuffled(value, Vec{}, high));
+    }
+  }
+  std::memset(to + i * step, 0, std::max<ptrdiff_t>(0, width - i * step) * sizeof(float));
+  for (; i < count; ++i) to[i * step] = from[i];
+}
+
 // ---- planes --------------------------------------------------------------------------------------------------------
+
+// The pixels of a run, of channels [begin, end): see copy_planes.
+template <int STEP>
+INLINE void copy_run(const Images& x, const Run& run, int begin, int end, int stride, float* to) {
+  const ptrdiff_t block = ptrdiff_t(stride) * VL, step = STEP == AT_RUN_TIME ? x.sw : STEP;
+  const int head = std::min(run.count, (VL - run.offset % VL) % VL);
+  const float* from = x.at(run.image, 0, run.row, run.column);
+  float* part = to + run.offset / VL * block + run.offset % VL;  // of a vector that another run begins
+  for (int c = begin; c < end && head; ++c)
+    for (int i = 0; i < head; ++i) part[ptrdiff_t(c) * VL + i] = from[c * x.sc + i * step];
+  float* vectors = to + (run.offset + head) / VL * block;
+  int i = head;
+  for (; i + VL <= run.count; i += VL, vectors += block)
+    for (int c = begin; c < end; ++c) store(vectors + ptrdiff_t(c) * VL, load_every(from + c * x.sc + i * step, step));
+  for (int c = begin; c < end && i < run.count; ++c)
+    for (int j = i; j < run.count; ++j) vectors[ptrdiff_t(c) * VL + j - i] = from[c * x.sc + j * step];
+}
 
 // `count` pixels of every channel in blocks of VL: pixel p of channel c at to[(p / VL * stride + c) * VL + p % VL]; zeros
 // up to a whole number of vectors.
 static inline void copy_planes(const Images& x, int64_t first, int count, int stride, float* to) {
   constexpr int ROWS = 8;  // of x at once: as many streams as a processor follows, and whole cache lines of the result
-  const ptrdiff_t block = ptrdiff_t(stride) * VL;
-  for (int c = 0; c < x.c; ++c) store(to + (count - 1) / VL * block + c * VL, Vec{});
+  for (int c = 0; c < x.c; ++c) store(to + (ptrdiff_t((count - 1) / VL) * stride + c) * VL, Vec{});
   for_runs(x, first, count, [&](const Run& run) {
-    const int head = std::min(run.count, (VL - run.offset % VL) % VL);
     for (int begin = 0; begin < x.c; begin += ROWS) {
       const int end = std::min(x.c, begin + ROWS);
-      const float* from = x.at(run.image, 0, run.row, run.column);
-      float* part = to + run.offset / VL * block + run.offset % VL;  // of a vector that another run begins
-      for (int c = begin; c < end && head; ++c)
-        for (int i = 0; i < head; ++i) part[ptrdiff_t(c) * VL + i] = from[c * x.sc + i * x.sw];
-      float* vectors = to + (run.offset + head) / VL * block;
-      int i = head;
-      for (; i + VL <= run.count; i += VL, vectors += block)
-        for (int c = begin; c < end; ++c) store(vectors + ptrdiff_t(c) * VL, load_every(from + c * x.sc + i * x.sw, x.sw));
-      for (int c = begin; c < end && i < run.count; ++c)
-        for (int j = i; j < run.count; ++j) vectors[ptrdiff_t(c) * VL + j - i] = from[c * x.sc + j * x.sw];
+      if (x.sw == 1)
+        copy_run<1>(x, run, begin, end, stride, to);
+      else if (x.sw == 2)
+        copy_run<2>(x, run, begin, end, stride, to);
+      else
+        copy_run<AT_RUN_TIME>(x, run, begin, end, stride, to);
     }
   });
 }
@@ -138,10 +174,10 @@ static inline void spread_planes(const Spread& y, int channel, int channels, int
   for_runs(y.pixels(), first, count, [&](const Run& run) {
     with_cell(y, run, [&](int top, int bottom, int left, int right) {
       for (int c = 0; c < channels; ++c) {
-        for (int i = top; i < bottom; ++i)
-          std::memset(y.whole.at(run.image, channel + c, i, left), 0, (right - left) * sizeof(float));
         float* to = y.whole.at(run.image, channel + c, top, left);
-        for (int i = 0; i < run.count; ++i) to[i * y.stride_w] = from[c * row + run.offset + i];
+        store_every(from + c * row + run.offset, run.count, y.stride_w, to, right - left);
+        for (int i = top + 1; i < bottom; ++i)
+          std::memset(y.whole.at(run.image, channel + c, i, left), 0, (right - left) * sizeof(float));
       }
     });
   });

@@ -31,13 +31,12 @@ typedef float Dots __attribute__((vector_size(DOT_COLUMNS * sizeof(float)), alig
 
 // Sums of neighbouring lanes: in every four lanes two of a, then two of b.
 INLINE Vec pair_sums(Vec a, Vec b) {
-  Vec even, odd;
+  Lanes even, odd;
   for (int i = 0; i < VL; ++i) {
-    const int pair = i / 4 * 4 + i % 2 * 2;
-    even[i] = i % 4 < 2 ? a[pair] : b[pair];
-    odd[i] = i % 4 < 2 ? a[pair + 1] : b[pair + 1];
+    even[i] = i / 4 * 4 + i % 2 * 2 + (i % 4 < 2 ? 0 : VL);
+    odd[i] = even[i] + 1;
   }
-  return even + odd;
+  return shuffled(a, b, even) + shuffled(a, b, odd);
 }
 
 // The sums of all lanes of each vector.
@@ -90,6 +89,13 @@ INLINE void dot_tile_of(int rows, int steps, const float* a, const float* b, con
 struct FilterGradient {
   Images x, dy;  // pixel by pixel
   int threads;
+  int k_block, chunk, c_block;
+
+  FilterGradient(const Images& of_x, const Images& of_dy, int thread_count) : x(of_x), dy(of_dy), threads(thread_count) {
+    k_block = 4 * (pixels_are_rows() ? MR_TRANSPOSED : DOT_ROWS);
+    chunk = choose_chunk();
+    c_block = choose_c_block();
+  }
 
   static int64_t parts(int64_t filter_floats, int threads) {
     constexpr int64_t LARGEST_COPY = 128 * 1024;  // floats
@@ -100,28 +106,27 @@ struct FilterGradient {
   int64_t pixels() const { return times(dy.n, pixels_of_image(dy)); }
 
   // Pixels of which a block of dy and a register tile's channels of x fit L1 together.
-  int chunk() const {
+  int choose_chunk() const {
     constexpr int64_t L1_FLOATS = 7 * 1024;
-    const int64_t most = L1_FLOATS / (k_block() + (pixels_are_rows() ? NV_TRANSPOSED * VL : DOT_COLUMNS));
+    const int64_t most = L1_FLOATS / (k_block + (pixels_are_rows() ? NV_TRANSPOSED * VL : DOT_COLUMNS));
     const int64_t own = ceil_div(pixels(), parts());
     return int(ceil_div(ceil_div(own, ceil_div(own, most)), int64_t(VL)) * VL);
   }
 
-  int k_block() const { return pixels_are_rows() ? 4 * MR_TRANSPOSED : 4 * DOT_ROWS; }
-  int k_blocks() const { return ceil_div(dy.c, k_block()); }
+  int k_blocks() const { return ceil_div(dy.c, k_block); }
 
   // Channels of x whose chunk stays in a core's L2 while all of dy passes by.
-  int c_block() const {
+  int choose_c_block() const {
     constexpr int64_t L2_FLOATS = 64 * 1024;
     constexpr int UNIT = NV_TRANSPOSED * VL;
     const int64_t team = threads / parts();
-    int block = int(std::max<int64_t>(1, L2_FLOATS / chunk() / UNIT)) * UNIT;
+    int block = int(std::max<int64_t>(1, L2_FLOATS / chunk / UNIT)) * UNIT;
     while (block > UNIT && int64_t(ceil_div(x.c, block)) * k_blocks() < 2 * team) block -= UNIT;
     return block;
   }
 
-  int64_t x_floats() const { return times(blocks_of(x.c) * int64_t(VL), chunk()); }
-  int64_t dy_floats() const { return times(ceil_div(k_block(), VL) * VL, chunk()); }
+  int64_t x_floats() const { return times(blocks_of(x.c) * int64_t(VL), chunk); }
+  int64_t dy_floats() const { return times(ceil_div(k_block, VL) * VL, chunk); }
   int64_t scratch_floats() const { return plus(times(parts(), x_floats()), times(threads, dy_floats())); }
 };
 
@@ -134,17 +139,17 @@ struct GradientTask {
 // Blocks of VL channels of x.
 inline void copy_x(const FilterGradient& f, const Images& x, int64_t first, int count, int block, float* to) {
   const int channel = block * VL, channels = std::min(VL, x.c - channel);
-  float* at = to + ptrdiff_t(channel) * f.chunk();
+  float* at = to + ptrdiff_t(channel) * f.chunk;
   if (f.pixels_are_rows()) return copy_blocked_rows(channels_of(x, channel, channels), first, count, at, 0);
   for (int c = 0; c < channels; c += DOT_COLUMNS)
     copy_planes(channels_of(x, channel + c, std::min(DOT_COLUMNS, channels - c)), first, count, DOT_COLUMNS,
-                at + ptrdiff_t(c) * f.chunk());
+                at + ptrdiff_t(c) * f.chunk);
 }
 
 inline void add_outer_products(const FilterGradient& f, const GradientTask& task, const float* x, float* dy,
                                float* dw) {
-  const int rows = std::min(f.k_block(), f.dy.c - task.k);
-  const ptrdiff_t block_floats = ptrdiff_t(f.chunk()) * VL;
+  const int rows = std::min(f.k_block, f.dy.c - task.k);
+  const ptrdiff_t block_floats = ptrdiff_t(f.chunk) * VL;
   copy_blocked_rows(channels_of(f.dy, task.k, rows), task.first, task.count, dy, block_floats);
   for_even_column_blocks<NV_TRANSPOSED>(blocks_of(task.c_end - task.c), [&](auto vectors, int block) {
     constexpr int VECTORS = vectors.value;
@@ -153,24 +158,24 @@ inline void add_outer_products(const FilterGradient& f, const GradientTask& task
       const MatrixPlace to{dw + ptrdiff_t(task.k + i) * f.x.c + c, f.x.c, rows - i, f.x.c - c};
       register_sums<MR_TRANSPOSED, VECTORS>(
           Layout<1, VL>{}, [&](int) { return dy + i / VL * block_floats + i % VL; }, 1, task.count,
-          x + ptrdiff_t(c) * f.chunk(), block_floats, [&](TileSums<MR_TRANSPOSED, VECTORS> sum)
+          x + ptrdiff_t(c) * f.chunk, block_floats, [&](TileSums<MR_TRANSPOSED, VECTORS> sum)
               INLINE_LAMBDA { add_outer_products<MR_TRANSPOSED, VECTORS>(sum, to); });
     }
   });
 }
 
 inline void add_dot_products(const FilterGradient& f, const GradientTask& task, const float* x, float* dy, float* dw) {
-  const int rows = std::min(f.k_block(), f.dy.c - task.k), steps = blocks_of(task.count);
+  const int rows = std::min(f.k_block, f.dy.c - task.k), steps = blocks_of(task.count);
   const Images planes = joined_rows(f.dy);
   for (int i = 0; i < rows; i += DOT_ROWS) {
     const int tile_rows = std::min(DOT_ROWS, rows - i);
     copy_planes(channels_of(planes, task.k + i, tile_rows), task.first, task.count, tile_rows,
-                dy + ptrdiff_t(i) * f.chunk());
+                dy + ptrdiff_t(i) * f.chunk);
   }
   for (int c = task.c; c < task.c_end; c += DOT_COLUMNS)
     for (int i = 0; i < rows; i += DOT_ROWS) {
       const MatrixPlace to{dw + ptrdiff_t(task.k + i) * f.x.c + c, f.x.c, rows - i, f.x.c - c};
-      dot_tile_of<DOT_ROWS>(rows - i, steps, dy + ptrdiff_t(i) * f.chunk(), x + ptrdiff_t(c) * f.chunk(), to);
+      dot_tile_of<DOT_ROWS>(rows - i, steps, dy + ptrdiff_t(i) * f.chunk, x + ptrdiff_t(c) * f.chunk, to);
     }
 }
 
@@ -178,7 +183,7 @@ inline void add_dot_products(const FilterGradient& f, const GradientTask& task, 
 inline void add_pixels(const FilterGradient& f, int64_t begin, int64_t end, int rank, int size, float* x, float* dy,
                        float* dw) {
   const Images seen = f.pixels_are_rows() ? f.x : joined_rows(f.x);
-  const int chunk = f.chunk(), c_block = f.c_block(), k_blocks = f.k_blocks();
+  const int chunk = f.chunk, c_block = f.c_block, k_blocks = f.k_blocks();
   const int64_t tasks = int64_t(ceil_div(f.x.c, c_block)) * k_blocks;
   for (int64_t first = begin; first < end; first += chunk) {
     const int count = int(std::min<int64_t>(chunk, end - first));
@@ -188,7 +193,7 @@ inline void add_pixels(const FilterGradient& f, int64_t begin, int64_t end, int 
     }
     for (int64_t index = tasks * rank / size; index < tasks * (rank + 1) / size; ++index) {
       const int c = int(index / k_blocks) * c_block;
-      const GradientTask task{first, count, c, std::min(f.x.c, c + c_block), int(index % k_blocks) * f.k_block()};
+      const GradientTask task{first, count, c, std::min(f.x.c, c + c_block), int(index % k_blocks) * f.k_block};
       if (f.pixels_are_rows())
         add_outer_products(f, task, x, dy, dw);
       else

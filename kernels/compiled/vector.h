@@ -76,6 +76,17 @@ INLINE void store_first(float* to, Vec value, int count) {
 #endif
 }
 
+// Lane i is lane `lanes[i]` of a and b one after the other.
+INLINE Vec shuffled(Vec a, Vec b, Lanes lanes) {
+#if defined(__clang__)
+  Vec result;
+  for (int i = 0; i < VL; ++i) result[i] = lanes[i] < VL ? a[lanes[i]] : b[lanes[i] - VL];
+  return result;
+#else
+  return __builtin_shuffle(a, b, lanes);
+#endif
+}
+
 // Lanes whose bit D is clear come from a, the others from b, each exchanged with its partner: one butterfly of a
 // transpose.
 template <int D>
@@ -85,17 +96,9 @@ INLINE void exchange(Vec& a, Vec& b) {
     low[i] = (i & D) ? VL + (i ^ D) : i;
     high[i] = (i & D) ? VL + i : (i ^ D);
   }
-#if defined(__clang__)
-  Vec x = a, y = b;
-  for (int i = 0; i < VL; ++i) {
-    a[i] = low[i] < VL ? x[low[i]] : y[low[i] - VL];
-    b[i] = high[i] < VL ? x[high[i]] : y[high[i] - VL];
-  }
-#else
-  Vec x = __builtin_shuffle(a, b, low);
-  b = __builtin_shuffle(a, b, high);
-  a = x;
-#endif
+  const Vec first = shuffled(a, b, low);
+  b = shuffled(a, b, high);
+  a = first;
 }
 
 template <int D>
