@@ -63,6 +63,25 @@ int64_t packed_bytes_of(const Geometry& g, int64_t rows, int64_t lanes) {
   return bytes_of(times(g.groups, packed_floats(rows, lanes)));
 }
 
+constexpr int PACKED_TOGETHER = 8;  // blocks of lanes: whole cache lines of a filter whose lanes follow each other
+
+// Blocks of VL lanes from `first_block` on: lane l of row r at packed[(l / VL * rows + r) * VL + l % VL].
+void pack_lanes(const FilterView& view, int first_block, float* packed) {
+  const int last_block = std::min(blocks_of(view.lanes), first_block + PACKED_TOGETHER);
+  for (int row = 0; row < view.rows; row += VL)
+    for (int block = first_block; block < last_block; ++block) {
+      float* to = packed + (ptrdiff_t(block) * view.rows + row) * VL;
+      const FilterBlock of_view{view, block * VL, row};
+      if (of_view.rows() == VL) {
+        load_filter_block(of_view, to);
+      } else {
+        alignas(64) float last[VL * VL];
+        load_filter_block(of_view, last);
+        std::memcpy(to, last, sizeof(float) * VL * of_view.rows());
+      }
+    }
+}
+
 int64_t copies_floats(int64_t c, int64_t k, int threads) {
   const int64_t filter = times(c, k);
   return times(FilterGradient::parts(filter, threads) - 1, filter);
@@ -114,17 +133,11 @@ int64_t mucudnn_pointwise_pack_filter(const Geometry* g, int backward_data, cons
     const FilterView first = w->filter(0, g->groups, backward_data);
     require_bytes("prepared", packed_bytes, packed_bytes_of(*g, first.rows, first.lanes));
     const int64_t of_group = packed_floats(first.rows, first.lanes), blocks = blocks_of(first.lanes);
+    const int64_t parts = ceil_div(blocks, int64_t(PACKED_TOGETHER));
 #pragma omp parallel for num_threads(threads) collapse(2)
     for (int64_t group = 0; group < g->groups; ++group)
-      for (int64_t block = 0; block < blocks; ++block) {
-        const FilterView view = w->filter(group, g->groups, backward_data);
-        float* to = packed + group * of_group + block * VL * view.rows;
-        for (int row = 0; row < view.rows; row += VL) {
-          alignas(64) float part[VL * VL];
-          load_filter_block({view, int(block) * VL, row}, part);
-          std::memcpy(to + ptrdiff_t(row) * VL, part, sizeof(float) * VL * std::min(VL, view.rows - row));
-        }
-      }
+      for (int64_t part = 0; part < parts; ++part)
+        pack_lanes(w->filter(group, g->groups, backward_data), int(part * PACKED_TOGETHER), packed + group * of_group);
     return 0;
   });
 }

@@ -119,18 +119,20 @@ struct Product {
 
   Cut cut() const {
     constexpr int64_t RANGE_FLOATS = 48 * 1024;  // of a core's L2, for the pixels of a range
-    const int64_t of_image = pixels_of_image(in);
+    constexpr int64_t SMALL_FILTER_FLOATS = 64 * 1024;  // a larger one is cut, too, rather than read for each small range
+    const int64_t of_image = pixels_of_image(in), wanted_tasks = int64_t{4} * threads;
     Cut cut{};
     cut.spans = joins_images() ? 1 : in.n;
     cut.pixels_of_span = joins_images() ? times(in.n, of_image) : of_image;
     const int unit = pixels_are_rows() ? MR : NV_TRANSPOSED * VL;
     int64_t most = std::clamp<int64_t>(RANGE_FLOATS / steps(), unit, 512);
     const auto ranges = [&] { return times(cut.spans, ceil_div(cut.pixels_of_span, most)); };
-    while (most > 2 * unit && ranges() < int64_t{4} * threads) most /= 2;
+    const bool is_small = times(in.c, channels()) <= SMALL_FILTER_FLOATS;
+    while (is_small && most > 2 * unit && ranges() < wanted_tasks) most /= 2;
     most = ceil_div(most, int64_t(unit)) * unit;
     cut.pixels = int(ceil_div(ceil_div(cut.pixels_of_span, ceil_div(cut.pixels_of_span, most)), int64_t(VL)) * VL);
     cut.ranges_of_span = ceil_div(cut.pixels_of_span, int64_t(cut.pixels));
-    const int64_t wanted = ceil_div(int64_t{2} * threads, times(cut.spans, cut.ranges_of_span));
+    const int64_t wanted = ceil_div(wanted_tasks, times(cut.spans, cut.ranges_of_span));
     cut.blocks = int(ceil_div(int64_t(blocks()), std::min<int64_t>(wanted, std::max(1, blocks() / 4))));
     cut.block_ranges = ceil_div(int64_t(blocks()), int64_t(cut.blocks));
     return cut;
