@@ -22,6 +22,15 @@ struct Images {
   }
 };
 
+// Every stride-th pixel alone, from the first on: what a 1x1 filter sees.
+static inline Images every(Images x, int64_t stride_h, int64_t stride_w) {
+  x.h = int((x.h + stride_h - 1) / stride_h);
+  x.w = int((x.w + stride_w - 1) / stride_w);
+  x.sh *= stride_h;
+  x.sw *= stride_w;
+  return x;
+}
+
 // Rows and columns of VL channels: vector (i, j) at data[i * row + j * column].
 struct Window {
   float* data;

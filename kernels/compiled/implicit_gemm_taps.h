@@ -88,14 +88,6 @@ inline Taps backward_data_taps(const Geometry& g, int a, int b) {
   return taps;
 }
 
-inline Images every(Images x, int64_t stride_h, int64_t stride_w) {
-  x.h = ceil_div(x.h, int(stride_h));
-  x.w = ceil_div(x.w, int(stride_w));
-  x.sh *= stride_h;
-  x.sw *= stride_w;
-  return x;
-}
-
 // Calls body(product, view of y) for the one product of forward, or for each residue of backward data that any tap
 // reaches.
 template <class Body>

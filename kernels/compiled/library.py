@@ -106,6 +106,11 @@ def geometry(problem: ConvProblem) -> Geometry:
     return Geometry(problem.r, problem.s, *problem.stride, *problem.padding, *problem.dilation, problem.groups)
 
 
+def operation_number(problem: ConvProblem) -> int:
+    """Return the number by which the libraries know the problem's operation."""
+    return _OPERATIONS.index(problem.operation)
+
+
 def bound_stage(
     name: str, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace, tile: int = 0
 ) -> CompiledStage:
@@ -118,7 +123,7 @@ def bound_stage(
     stage = Stage(
         geometry(problem),
         *map(whole, (problem.x_shape(batch_size), problem.w_shape(), problem.y_shape(batch_size))),
-        _OPERATIONS.index(problem.operation),
+        operation_number(problem),
         tile,
         problem.k * _ITEM_BYTES,
         workspace.prepared_bytes,
@@ -164,6 +169,13 @@ _SIGNATURES: dict[str, list[type]] = {
     "implicit_gemm_accumulate": [_geometry, _operand, _operand, *_buffer, *_buffer, _int],
     "implicit_gemm_add_filter_gradient": [_geometry, *_buffer, _operand, _int],
     "implicit_gemm_stage": _stage,
+    "pointwise_prepared_bytes": [_geometry, _int, *[_Size] * 2, _int],
+    "pointwise_scratch_bytes": [_geometry, _int, _int, *[_Size] * 5, _int],
+    "pointwise_pack_filter": [_geometry, _int, _operand, *_buffer, _int],
+    "pointwise_multiply": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
+    "pointwise_accumulate": [_geometry, _operand, _operand, _operand, *_buffer, *_buffer, _int],
+    "pointwise_add_copies": [_geometry, *_buffer, _operand, _int],
+    "pointwise_stage": _stage,
 }
 
 

@@ -10,6 +10,7 @@
 constexpr int NV = 2;
 constexpr int MR = REGISTERS == 32 ? 14 : 6;
 constexpr int MR_TRANSPOSED = REGISTERS == 32 && VL == 16 ? 8 : 4;  // divides VL
+constexpr int NV_TRANSPOSED = 3;  // vectors beside as many rows, where a tile may be that wide
 
 constexpr int AT_RUN_TIME = 0;  // for ROW and STEP
 
@@ -21,13 +22,12 @@ struct Layout {
   INLINE_MEMBER ptrdiff_t step() const { return STEP == AT_RUN_TIME ? run_time_step : STEP; }
 };
 
-// C[i][j] (+)= sum over blocks and steps of A * B.
+// Sums over blocks and steps of A * B, handed to finish(sum) as an array of ROWS x VECTORS.
 //   block_of(i): pointer to block i of A
 //   b: vector j of a step at b[j * b_stream], the next step VL floats further
-//   c: vector j of row i at c[j * c_stream + i * c_row]
-template <int ROWS, int VECTORS, bool ADD, int ROW, int STEP, class BlockOf>
-INLINE void register_tile(Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps, const float* b,
-                          ptrdiff_t b_stream, float* c, ptrdiff_t c_stream, ptrdiff_t c_row = VL) {
+template <int ROWS, int VECTORS, int ROW, int STEP, class BlockOf, class Finish>
+INLINE void register_sums(Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps, const float* b,
+                          ptrdiff_t b_stream, Finish finish) {
   Vec sum[ROWS][VECTORS];
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; ++i)
@@ -47,13 +47,23 @@ INLINE void register_tile(Layout<ROW, STEP> layout, BlockOf block_of, int blocks
       }
     }
   }
+  finish(sum);
+}
+
+// C[i][j] (+)= those sums; c: vector j of row i at c[j * c_stream + i * c_row]
+template <int ROWS, int VECTORS, bool ADD, int ROW, int STEP, class BlockOf>
+INLINE void register_tile(Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps, const float* b,
+                          ptrdiff_t b_stream, float* c, ptrdiff_t c_stream, ptrdiff_t c_row = VL) {
+  const auto finish = [&](const Vec(&sum)[ROWS][VECTORS]) INLINE_LAMBDA {
 #pragma GCC unroll 16
-  for (int i = 0; i < ROWS; ++i)
+    for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < VECTORS; ++j) {
-      float* to = c + j * c_stream + i * c_row;
-      store(to, ADD ? load(to) + sum[i][j] : sum[i][j]);
-    }
+      for (int j = 0; j < VECTORS; ++j) {
+        float* to = c + j * c_stream + i * c_row;
+        store(to, ADD ? load(to) + sum[i][j] : sum[i][j]);
+      }
+  };
+  register_sums<ROWS, VECTORS>(layout, block_of, blocks, steps, b, b_stream, finish);
 }
 
 // The same for 1..ROWS rows known at run time.
@@ -75,11 +85,31 @@ struct Vectors {
   static constexpr int value = VECTORS;
 };
 
+// Calls body(vectors, first) for 1..MOST vectors known at run time.
+template <int MOST, class Body>
+INLINE void with_vectors(int vectors, int first, Body body) {
+  if constexpr (MOST > 1) {
+    if (vectors < MOST) return with_vectors<MOST - 1>(vectors, first, body);
+  }
+  body(Vectors<MOST>{}, first);
+}
+
 template <class Body>
 INLINE void for_column_blocks(int column_blocks, Body body) {
   int k = 0;
   for (; k + NV <= column_blocks; k += NV) body(Vectors<NV>{}, k);
   for (; k < column_blocks; ++k) body(Vectors<1>{}, k);
+}
+
+// The same in blocks of nearly equal width, at most MOST: none is left that is too narrow to keep the processor busy.
+template <int MOST, class Body>
+INLINE void for_even_column_blocks(int column_blocks, Body body) {
+  const int tiles = (column_blocks + MOST - 1) / MOST;
+  for (int i = 0, first = 0; i < tiles; ++i) {
+    const int end = int(int64_t(column_blocks) * (i + 1) / tiles);
+    with_vectors<MOST>(end - first, first, body);
+    first = end;
+  }
 }
 
 // Calls body(first, count) over rows, in tiles of nearly equal height.

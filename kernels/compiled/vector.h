@@ -27,9 +27,11 @@ constexpr int REGISTERS = 16;
 #if defined(__SANITIZE_ADDRESS__)  // where every access is checked, all of it inlined takes the compiler an hour
 #define INLINE static inline
 #define INLINE_MEMBER inline
+#define INLINE_LAMBDA
 #else
 #define INLINE static inline __attribute__((always_inline))
 #define INLINE_MEMBER inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
 #endif
 
 typedef float Vec __attribute__((vector_size(VL * sizeof(float))));
@@ -40,6 +42,13 @@ INLINE Vec load(const float* from) { return *reinterpret_cast<const UnalignedVec
 INLINE void store(float* to, Vec value) { *reinterpret_cast<UnalignedVec*>(to) = value; }
 INLINE Vec broadcast(float value) { return value - Vec{}; }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// All bits set in the first `count` lanes.
+INLINE __m256i first_lanes(int count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
+
 // The first `count` lanes, zero behind them: never touches memory past from[count - 1].
 INLINE Vec load_first(const float* from, int count) {
   if (count >= VL) return load(from);
@@ -47,8 +56,7 @@ INLINE Vec load_first(const float* from, int count) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_maskz_loadu_ps(__mmask16((1u << count) - 1), from);
 #elif defined(__AVX2__)
-  static const int32_t masks[2 * VL] = {-1, -1, -1, -1, -1, -1, -1, -1};
-  return (Vec)_mm256_maskload_ps(from, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(masks + VL - count)));
+  return (Vec)_mm256_maskload_ps(from, first_lanes(count));
 #else
   Vec value = {};
   std::memcpy(&value, from, count * sizeof(float));
@@ -79,6 +87,17 @@ INLINE void store_first(float* to, Vec value, int count) {
 #endif
 }
 
+// Lane i is lane `lanes[i]` of a and b one after the other.
+INLINE Vec shuffled(Vec a, Vec b, Lanes lanes) {
+#if defined(__clang__)
+  Vec result;
+  for (int i = 0; i < VL; ++i) result[i] = lanes[i] < VL ? a[lanes[i]] : b[lanes[i] - VL];
+  return result;
+#else
+  return __builtin_shuffle(a, b, lanes);
+#endif
+}
+
 // Lanes whose bit D is clear come from a, the others from b, each exchanged with its partner: one butterfly of a
 // transpose.
 template <int D>
@@ -88,17 +107,9 @@ INLINE void exchange(Vec& a, Vec& b) {
     low[i] = (i & D) ? VL + (i ^ D) : i;
     high[i] = (i & D) ? VL + i : (i ^ D);
   }
-#if defined(__clang__)
-  Vec x = a, y = b;
-  for (int i = 0; i < VL; ++i) {
-    a[i] = low[i] < VL ? x[low[i]] : y[low[i] - VL];
-    b[i] = high[i] < VL ? x[high[i]] : y[high[i] - VL];
-  }
-#else
-  Vec x = __builtin_shuffle(a, b, low);
-  b = __builtin_shuffle(a, b, high);
-  a = x;
-#endif
+  const Vec first = shuffled(a, b, low);
+  b = shuffled(a, b, high);
+  a = first;
 }
 
 template <int D>

@@ -17,7 +17,7 @@ from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 by_operation = pytest.mark.parametrize("operation", Operation)
-NAMES = ("winograd-2x2", "winograd-6x6", "winograd-2x2-5x5", "implicit-gemm")
+NAMES = ("winograd-2x2", "winograd-6x6", "winograd-2x2-5x5", "implicit-gemm", "pointwise")
 SLICES = {
     "whole": (slice(0, 5),),
     "cut": (slice(0, 2), slice(2, 4), slice(4, 5)),
@@ -30,6 +30,8 @@ def problem_for(name: str, operation: Operation, memory_format: MemoryFormat, **
     sizes: dict[str, Any] = {"c": 6, "h": 9, "w": 8, "k": 10, "r": taps, "s": taps, "padding": (1, 2)} | changes
     if name == "implicit-gemm":
         sizes |= {"stride": (2, 1), "dilation": (1, 2)}
+    if name == "pointwise":
+        sizes |= {"c": 8, "r": 1, "s": 1, "padding": (0, 0), "stride": (2, 1)}
     return ConvProblem(operation, memory_format=memory_format, **sizes)
 
 
@@ -84,7 +86,7 @@ def run(stage: CompiledStage, problem: ConvProblem, n: int) -> list[Tensor]:
 
 
 @by_operation
-@pytest.mark.parametrize("name", ["winograd-4x4", "implicit-gemm"])
+@pytest.mark.parametrize("name", ["winograd-4x4", "implicit-gemm", "pointwise"])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -100,12 +102,14 @@ def run(stage: CompiledStage, problem: ConvProblem, n: int) -> list[Tensor]:
 def test_what_does_not_belong_together_is_refused(
     name: str, operation: Operation, changes: dict[str, Any], message: str
 ) -> None:
-    problem = ConvProblem(operation, 4, 8, 8, 4, 3, 3, padding=(1, 1))
+    torch.set_num_threads(2)  # with one thread, some need no buffer
+    taps = 1 if name == "pointwise" else 3
+    problem = ConvProblem(operation, 4, 8, 8, 4, taps, taps, padding=(taps // 2, taps // 2))
     declared = algorithm(name).workspace(problem, 2)
     workspace = Workspace(
         declared.prepared_bytes + changes.get("prepared", 0), declared.scratch_bytes + changes.get("scratch", 0)
     )
-    entry, tile = ("winograd", 4) if name == "winograd-4x4" else ("implicit_gemm", 0)
+    entry, tile = ("winograd", 4) if name == "winograd-4x4" else (name.replace("-", "_"), 0)
     stage = bound_stage(entry, problem, 2, changes.get("slices", (slice(0, 2),)), workspace, tile)
     with pytest.raises(InvalidInputError, match=message):
         run(stage, problem, 2)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.compiled import implicit_gemm
+from mucudnn.kernels.compiled import implicit_gemm, pointwise
 from mucudnn.kernels.compiled.library import build_name
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
@@ -27,7 +27,7 @@ _MICRO_BATCHES = (2, 1)
 _GEOMETRIES: dict[str, dict[str, int]] = {
     "few": {"c": 3, "k": 5, "h": 10, "w": 13},
     "many": {"c": 35, "k": 21, "h": 9, "w": 7},
-    "grouped": {"c": 6, "k": 10, "h": 7, "w": 8, "groups": 2},
+    "grouped": {"c": 8, "k": 10, "h": 7, "w": 8, "groups": 2},
 }
 
 
@@ -65,16 +65,17 @@ def _cases() -> Iterator[tuple[Algorithm, str, ConvProblem]]:
             r=r,
             s=r,
             stride=(stride, 1),
-            padding=(r // 2, 1),
+            padding=(r // 2, 1) if r > 1 else (0, 0),
             memory_format=memory_format,
         )
-        yield algorithm, f"{algorithm.name} {operation} {memory_format} {name}", problem
+        yield algorithm, f"{algorithm.name} {operation} {memory_format} {name} {stride}", problem
 
 
 def _algorithms() -> Iterator[tuple[Algorithm, int, int]]:
     """With the size and the vertical stride of the filter."""
     yield from ((algorithm, algorithm.r, 1) for algorithm in winograd.ALGORITHMS)
     yield from ((algorithm, 3, 2) for algorithm in implicit_gemm.ALGORITHMS)
+    yield from ((algorithm, 1, stride) for algorithm in pointwise.ALGORITHMS for stride in (1, 2))
 
 
 if __name__ == "__main__":
