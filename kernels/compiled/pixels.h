@@ -1,5 +1,5 @@
-// Pixels counted through a mini-batch: image by image, row by row. Ranges of them are copied to small matrices and back,
-// one channel a row (*planes*) or one pixel a row (*rows*), as they lie in memory: nothing is transposed.
+// Pixels counted through a mini-batch: image by image, row by row. Ranges of them are copied to small matrices and
+// back, one channel a row (*planes*) or one pixel a row (*rows*), as they lie in memory: nothing is transposed.
 #pragma once
 
 #include "checks.h"
@@ -97,8 +97,8 @@ INLINE void copy_run(const Images& x, const Run& run, int begin, int end, int st
     for (int j = i; j < run.count; ++j) vectors[ptrdiff_t(c) * VL + j - i] = from[c * x.sc + j * step];
 }
 
-// `count` pixels of every channel in blocks of VL: pixel p of channel c at to[(p / VL * stride + c) * VL + p % VL]; zeros
-// up to a whole number of vectors.
+// `count` pixels of every channel in blocks of VL: pixel p of channel c at to[(p / VL * stride + c) * VL + p % VL];
+// zeros up to a whole number of vectors.
 static inline void copy_planes(const Images& x, int64_t first, int count, int stride, float* to) {
   constexpr int ROWS = 8;  // of x at once: as many streams as a processor follows, and whole cache lines of the result
   for (int c = 0; c < x.c; ++c) store(to + (ptrdiff_t((count - 1) / VL) * stride + c) * VL, Vec{});
@@ -131,8 +131,8 @@ static inline void copy_rows(const Images& x, int64_t first, int count, float* t
   });
 }
 
-// All channels of `count` pixels in blocks of VL: channel c of pixel p at to[c / VL * block + p * VL + c % VL]; zeros up
-// to a whole number of vectors.
+// All channels of `count` pixels in blocks of VL: channel c of pixel p at to[c / VL * block + p * VL + c % VL]; zeros
+// up to a whole number of vectors.
 static inline void copy_blocked_rows(const Images& x, int64_t first, int count, float* to, ptrdiff_t block) {
   for_runs(x, first, count, [&](const Run& run) {
     const float* from = x.at(run.image, 0, run.row, run.column);

@@ -52,8 +52,9 @@ FilterGradient gradient_of(const Geometry& g, const Operands& of, int threads) {
 Operands operands_of(const Geometry& g, bool channels_last, int64_t n, int64_t c, int64_t k, int64_t h, int64_t w) {
   for (const int64_t size : {c, k, h, w}) require_size("a number of channels or pixels", size);
   require_between("the number of samples", n, 1, INT64_MAX);
-  const TensorArgument x{nullptr, 0, n, c * g.groups, h, w, channels_last};
-  const TensorArgument y{nullptr, 0, n, k * g.groups, (h - 1) / g.stride_h + 1, (w - 1) / g.stride_w + 1, channels_last};
+  const int64_t p = (h - 1) / g.stride_h + 1, q = (w - 1) / g.stride_w + 1;
+  const TensorArgument x{nullptr, 0, n, times(c, g.groups), h, w, channels_last};
+  const TensorArgument y{nullptr, 0, n, times(k, g.groups), p, q, channels_last};
   return {x, y};
 }
 

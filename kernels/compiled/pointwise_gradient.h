@@ -91,7 +91,8 @@ struct FilterGradient {
   int threads;
   int k_block, chunk, c_block;
 
-  FilterGradient(const Images& of_x, const Images& of_dy, int thread_count) : x(of_x), dy(of_dy), threads(thread_count) {
+  FilterGradient(const Images& of_x, const Images& of_dy, int thread_count)
+      : x(of_x), dy(of_dy), threads(thread_count) {
     k_block = 4 * (pixels_are_rows() ? MR_TRANSPOSED : DOT_ROWS);
     chunk = choose_chunk();
     c_block = choose_c_block();
@@ -136,13 +137,14 @@ struct GradientTask {
   int count, c, c_end, k;
 };
 
-// Blocks of VL channels of x.
-inline void copy_x(const FilterGradient& f, const Images& x, int64_t first, int count, int block, float* to) {
-  const int channel = block * VL, channels = std::min(VL, x.c - channel);
+constexpr int COPIED_CHANNELS = 4 * VL;  // of x at once: whole cache lines where they follow each other
+
+inline void copy_x(const FilterGradient& f, const Images& x, int64_t first, int count, int channel, float* to) {
+  const Images part = channels_of(x, channel, std::min(COPIED_CHANNELS, x.c - channel));
   float* at = to + ptrdiff_t(channel) * f.chunk;
-  if (f.pixels_are_rows()) return copy_blocked_rows(channels_of(x, channel, channels), first, count, at, 0);
-  for (int c = 0; c < channels; c += DOT_COLUMNS)
-    copy_planes(channels_of(x, channel + c, std::min(DOT_COLUMNS, channels - c)), first, count, DOT_COLUMNS,
+  if (f.pixels_are_rows()) return copy_blocked_rows(part, first, count, at, ptrdiff_t(f.chunk) * VL);
+  for (int c = 0; c < part.c; c += DOT_COLUMNS)
+    copy_planes(channels_of(part, c, std::min(DOT_COLUMNS, part.c - c)), first, count, DOT_COLUMNS,
                 at + ptrdiff_t(c) * f.chunk);
 }
 
@@ -187,7 +189,7 @@ inline void add_pixels(const FilterGradient& f, int64_t begin, int64_t end, int 
   const int64_t tasks = int64_t(ceil_div(f.x.c, c_block)) * k_blocks;
   for (int64_t first = begin; first < end; first += chunk) {
     const int count = int(std::min<int64_t>(chunk, end - first));
-    for (int block = rank; block < blocks_of(f.x.c); block += size) copy_x(f, seen, first, count, block, x);
+    for (int c = rank * COPIED_CHANNELS; c < f.x.c; c += size * COPIED_CHANNELS) copy_x(f, seen, first, count, c, x);
     if (size > 1) {
 #pragma omp barrier
     }

@@ -1,8 +1,8 @@
 // Forward and backward data of 1x1 convolutions: out = w in at every pixel, with w or its transpose packed.
 //
-// Where the channels of a pixel lie next to each other, pixels are the rows of a register tile, read in their place, and
-// the vectors run along the packed filter. Where pixels lie next to each other, channels of the result are the rows, the
-// vectors run along the pixels, and a range of pixels is first copied to where its vectors follow each other.
+// Where the channels of a pixel lie next to each other, pixels are the rows of a register tile, read in their place,
+// and the vectors run along the packed filter. Where pixels lie next to each other, channels of the result are the
+// rows, the vectors run along the pixels, and a range of pixels is first copied to where its vectors follow each other.
 #pragma once
 
 #include <omp.h>
@@ -119,7 +119,7 @@ struct Product {
 
   Cut cut() const {
     constexpr int64_t RANGE_FLOATS = 48 * 1024;  // of a core's L2, for the pixels of a range
-    constexpr int64_t SMALL_FILTER_FLOATS = 64 * 1024;  // a larger one is cut, too, rather than read for each small range
+    constexpr int64_t SMALL_FILTER_FLOATS = 64 * 1024;  // a larger one is cut, not read for each small range
     const int64_t of_image = pixels_of_image(in), wanted_tasks = int64_t{4} * threads;
     Cut cut{};
     cut.spans = joins_images() ? 1 : in.n;
