@@ -148,9 +148,9 @@ int64_t mucudnn_implicit_gemm_stage(const Stage* stage, float* x, float* w, floa
       if (stage->operation == BACKWARD_FILTER)
         return mucudnn_implicit_gemm_accumulate(g, &of_x, &of_y, prepared, stage->prepared_bytes, scratch,
                                                 stage->scratch_bytes, threads);
-      return mucudnn_implicit_gemm_forward(g, backward, backward ? &of_y : &of_x, prepared, stage->prepared_bytes,
-                                           bias, stage->bias_bytes, backward ? &of_x : &of_y, scratch,
-                                           stage->scratch_bytes, threads);
+      return mucudnn_implicit_gemm_forward(g, backward, backward ? &of_y : &of_x, prepared, stage->prepared_bytes, bias,
+                                           stage->bias_bytes, backward ? &of_x : &of_y, scratch, stage->scratch_bytes,
+                                           threads);
     };
     const auto close = [&](const TensorArgument& of_w) {
       return mucudnn_implicit_gemm_add_filter_gradient(g, prepared, stage->prepared_bytes, &of_w, threads);
