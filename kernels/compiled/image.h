@@ -79,6 +79,25 @@ INLINE void scatter_planar_row(const float* from, int columns, float* to, ptrdif
   }
 }
 
+// The same where neighbouring pixels lie `pixel_stride` floats apart.
+INLINE void scatter_spread_row(const float* from, int columns, float* to, ptrdiff_t pixel_stride,
+                               ptrdiff_t channel_stride, int channels) {
+  for (int j = 0; j < columns; j += VL) {
+    const int count = std::min(VL, columns - j);
+    Vec block[VL];
+#pragma GCC unroll 16
+    for (int i = 0; i < VL; ++i) block[i] = i < count ? load(from + (j + i) * VL) : Vec{};
+    transpose(block);
+    alignas(64) float pixels[VL][VL];
+#pragma GCC unroll 16
+    for (int i = 0; i < VL; ++i) store(pixels[i], block[i]);
+    for (int i = 0; i < channels; ++i) {
+      float* at = to + i * channel_stride + j * pixel_stride;
+      for (int pixel = 0; pixel < count; ++pixel, at += pixel_stride) *at = pixels[i][pixel];
+    }
+  }
+}
+
 // Copies VL channels of a region to [rows][columns][VL]; what lies outside the image is zero.
 static inline void fill(const Images& x, const Region& r, float* buffer) {
   const int channels = std::min(VL, x.c - r.channel);
@@ -129,7 +148,6 @@ static inline void scatter(const Images& y, const Region& r, const Window& windo
     else if (y.sw == 1)
       scatter_planar_row(from, columns, to, y.sc, channels);
     else
-      for (ptrdiff_t j = 0; j < columns; ++j)
-        for (int c = 0; c < channels; ++c) to[j * y.sw + c * y.sc] = from[j * VL + c];
+      scatter_spread_row(from, columns, to, y.sw, y.sc, channels);
   }
 }

@@ -139,8 +139,7 @@ INLINE void tile_across_rows(int first, int width, const float* window, ptrdiff_
   for (int i = 0; i < OUTPUTS; ++i) {
     float* at = to.data + (first + i) / width * to.row + (first + i) % width * to.column;
 #pragma GCC unroll 4
-    for (int j = 0; j < VECTORS; ++j)
-      store(at + j * to.stream, ADD ? load(at + j * to.stream) + sum[i][j] : sum[i][j]);
+    for (int j = 0; j < VECTORS; ++j) store(at + j * to.stream, ADD ? load(at + j * to.stream) + sum[i][j] : sum[i][j]);
   }
 }
 
@@ -205,13 +204,12 @@ inline void multiply_band(const Plan& plan, const BandOfImage& band, const std::
     const bool in_place = y.sc == 1 && (k + vectors.value) * VL <= y.c;
     for (int i = 0; i < band.height; i += plan.scratch.rows_at_once) {
       const int rows = std::min(plan.scratch.rows_at_once, band.height - i);
-      const RowTarget to = in_place
-                               ? RowTarget{y.at(band.image, k * VL, band.top + i, band.left), y.sh, y.sw, VL}
-                               : RowTarget{result, width * VL, VL, rows * width * VL};
+      const RowTarget to = in_place ? RowTarget{y.at(band.image, k * VL, band.top + i, band.left), y.sh, y.sw, VL}
+                                    : RowTarget{result, width * VL, VL, rows * width * VL};
       for_inner_parts(offsets, shape.planar ? 1 : VL, filter + k * filter_stream, filter_stream,
                       [&](const Inner& inner, bool is_first) {
-                        const auto multiply = is_first ? multiply_rows<vectors.value, false>
-                                                       : multiply_rows<vectors.value, true>;
+                        const auto multiply =
+                            is_first ? multiply_rows<vectors.value, false> : multiply_rows<vectors.value, true>;
                         multiply(shape, plan.product, window + i * row, inner, rows, band.width, to);
                       });
       for (int j = 0; j < vectors.value; ++j) {
