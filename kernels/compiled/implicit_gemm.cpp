@@ -26,8 +26,9 @@ int64_t output_size(int64_t size, int64_t pad, int64_t taps, int64_t dilation, i
 // x and y as in forward.
 void require_images(const Geometry& g, const TensorArgument& x, const TensorArgument& y) {
   g.require();
-  x.require("x");
-  y.require("y");
+  x.require("x", FLOAT16);
+  y.require("y", FLOAT16);
+  require_same_elements(x, y);
   require_groups(g.groups, x.c, y.c);
   require_equal("the number of samples of y", y.n, x.n);
   require_equal("the height of y", y.h, output_size(x.h, g.pad_h, g.r, g.dilation_h, g.stride_h));
@@ -171,7 +172,8 @@ WindowShape window_shape(bool planar, int channels, const Taps& taps, int stride
   return shape;
 }
 
-void fill_planar(const Images& x, const Region& r, const WindowShape& shape, float* to) {
+template <class T>
+void fill_planar(const T* first_element, const Images& x, const Region& r, const WindowShape& shape, float* to) {
   std::memset(to, 0, shape.floats() * sizeof(float));
   const int top = std::max(0, -r.top), bottom = std::min(shape.height, x.h - r.top);
   for (int c = 0; c < shape.channels; ++c)
@@ -180,16 +182,16 @@ void fill_planar(const Images& x, const Region& r, const WindowShape& shape, flo
         const int left = r.left + residue;  // columns left + j * residues, of which those in the image are copied
         const int first = left < 0 ? ceil_div(-left, shape.residues) : 0;
         const int last = std::min(shape.width, left < x.w ? ceil_div(x.w - left, shape.residues) : 0);
-        const float* from = x.at(r.image, c, r.top + i, left);
+        const T* from = first_element + x.offset(r.image, c, r.top + i, left);
         const ptrdiff_t step = shape.residues * x.sw;
         float* row = to + c * shape.plane() + i * shape.row() + ptrdiff_t(residue) * shape.width;
-        for (int j = first; j < last; ++j) row[j] = from[j * step];
+        for (int j = first; j < last; ++j) row[j] = value_of(from[j * step]);
       }
 }
 
 // `r` without channel: all channels of the image.
 void fill_window(const Images& x, Region r, const WindowShape& shape, float* to) {
-  if (shape.planar) return fill_planar(x, r, shape, to);
+  if (shape.planar) return x.data.visit([&](const auto* first) { fill_planar(first, x, r, shape, to); });
   for (int block = 0; block < blocks_of(x.c); ++block) {
     r.channel = block * VL;
     fill(x, r, to + block * shape.plane());
@@ -299,7 +301,7 @@ int64_t scratch_bytes_of(const std::vector<Plan>& plans, int threads) {
   return bytes_of(times(most, threads));
 }
 
-void run(const Plan& plan, const Images& x, const float* filter, const float* bias, const Images& y, float* scratch,
+void run(const Plan& plan, const Images& x, const float* filter, Elements bias, const Images& y, float* scratch,
          int threads) {
   const Product& product = plan.product;
   const ProductScratch& layout = plan.scratch;
@@ -514,7 +516,7 @@ int64_t prepared_bytes(const Geometry& g, int rows, int lanes) {
 
 void require_filter(const Geometry& g, bool lanes_are_c, const TensorArgument& w, int64_t prepared, int threads) {
   g.require();
-  w.require_filter(g.groups, g.r, g.s);
+  w.require_filter(g.groups, g.r, g.s, FLOAT16);
   const FilterView view = w.filter(0, g.groups, lanes_are_c);
   require_bytes("prepared", prepared, prepared_bytes(g, view.rows, view.lanes));
   require_threads(threads);
@@ -546,7 +548,7 @@ int64_t mucudnn_implicit_gemm_scratch_bytes(const Geometry* g, int backward_data
                                             int64_t lanes, int64_t h, int64_t w, int threads) {
   return refusable([&] {
     require_sizes(*g, n, {rows, lanes, h, w}, threads);
-    const Images y{nullptr, n, int(lanes), int(h), int(w), 0, 1, 0, 0};
+    const Images y{{}, n, int(lanes), int(h), int(w), 0, 1, 0, 0};
     const Call call = make_call(*g, backward_data, Images{}, y);
     return scratch_bytes_of(plans_of(call.geometry, backward_data, int(rows), call.y, threads), threads);
   });
@@ -568,7 +570,7 @@ int64_t mucudnn_implicit_gemm_pack_filter(const Geometry* g, int backward_data, 
     for (int64_t i = 0; i < g->groups; ++i) {
       const FilterView view = w->filter(i, g->groups, backward_data);
       float* to = packed + i * filter_floats(*g, view.rows, view.lanes);
-      const Images whole{nullptr, 1, view.lanes, int(g->stride_h), int(g->stride_w), 0, 1, 0, 0};
+      const Images whole{{}, 1, view.lanes, int(g->stride_h), int(g->stride_w), 0, 1, 0, 0};
       const Call call = make_call(*g, backward_data, Images{}, whole);
       for_products(call.geometry, backward_data, view.rows, call.y, [&](const Product& product, const Images&) {
         pack_filter(view, product.taps, to + product.filter_offset, threads);
@@ -580,7 +582,7 @@ int64_t mucudnn_implicit_gemm_pack_filter(const Geometry* g, int backward_data, 
 
 // Forward: x -> y. Backward data: x = dy, y = dx.
 int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, const TensorArgument* x,
-                                      const float* packed, int64_t packed_bytes, const float* bias, int64_t bias_bytes,
+                                      const float* packed, int64_t packed_bytes, void* bias, int64_t bias_bytes,
                                       const TensorArgument* y, float* scratch, int64_t scratch_bytes, int threads) {
   return refusable([&]() -> int64_t {
     require_images(*g, backward_data ? *y : *x, backward_data ? *x : *y);
@@ -590,11 +592,11 @@ int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, cons
     const std::vector<Plan> plans = plans_of(call.geometry, backward_data, rows, call.y, threads);
     require_bytes("prepared", packed_bytes, prepared_bytes(*g, rows, lanes));
     require_bytes("scratch", scratch_bytes, scratch_bytes_of(plans, threads));
-    if (bias) require_bytes("the bias", bias_bytes, bytes_of(y->c));
-    if (backward_data && leaves_gaps(*g)) set_to_zero(y->data, y->n * y->c * y->h * y->w, threads);
+    const Elements of_bias = checked_bias(bias, bias_bytes, *y);
+    if (backward_data && leaves_gaps(*g)) set_to_zero(y->data, y->bytes, threads);
     for (int64_t i = 0; i < g->groups; ++i)
       for (const Plan& plan : plans)
-        run(plan, call.x.group(i), packed + i * filter_floats(*g, rows, lanes), bias ? bias + i * lanes : nullptr,
+        run(plan, call.x.group(i), packed + i * filter_floats(*g, rows, lanes), of_bias + i * lanes,
             plan.y.group(i), scratch, threads);
     return 0;
   });
@@ -630,8 +632,8 @@ int64_t mucudnn_implicit_gemm_add_filter_gradient(const Geometry* g, const float
   });
 }
 
-int64_t mucudnn_implicit_gemm_stage(const Stage* stage, float* x, float* w, float* y, const float* bias,
-                                    float* prepared, float* scratch) {
+int64_t mucudnn_implicit_gemm_stage(const Stage* stage, void* x, void* w, void* y, void* bias, float* prepared,
+                                    float* scratch) {
   return refusable([&] {
     const Geometry* g = &stage->geometry;
     const bool backward = stage->operation == BACKWARD_DATA;
