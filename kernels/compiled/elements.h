@@ -32,10 +32,11 @@ struct BFloat16 {
 struct Float16 {
   uint16_t bits;
 
-#if defined(__AVX512F__)
-  INLINE_MEMBER static Vec widened(HalfBits half) { return (Vec)_mm512_cvtph_ps((__m256i)half); }
+#if defined(__AVX512F__)  // of all lanes, by masks: GCC warns of the forms without
+  INLINE_MEMBER static Vec widened(HalfBits half) { return (Vec)_mm512_maskz_cvtph_ps(0xffff, (__m256i)half); }
   INLINE_MEMBER static HalfBits rounded(Vec value) {
-    return (HalfBits)_mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    constexpr int NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return (HalfBits)_mm512_maskz_cvtps_ph(0xffff, (__m512)value, NEAREST);
   }
 #elif defined(__F16C__)
   INLINE_MEMBER static Vec widened(HalfBits half) { return (Vec)_mm256_cvtph_ps((__m128i)half); }
