@@ -35,7 +35,7 @@ class ImplicitGemm(BaseAlgorithm):
     """See the module's docstring."""
 
     name: str = "implicit-gemm"
-    version: int = 1
+    version: int = 2
     deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:
@@ -54,7 +54,7 @@ class ImplicitGemm(BaseAlgorithm):
         prepared = library().mucudnn_implicit_gemm_prepared_bytes(shape, rows, lanes)
         if problem.operation is Operation.BACKWARD_FILTER:
             scratch = library().mucudnn_implicit_gemm_gradient_scratch_bytes(
-                shape, micro_batch_size, c, k, problem.p, problem.q
+                shape, micro_batch_size, c, k, problem.p, problem.q, torch.get_num_threads()
             )
         else:
             backward = problem.operation is Operation.BACKWARD_DATA

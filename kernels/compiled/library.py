@@ -175,7 +175,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "winograd_stage": _stage,
     "implicit_gemm_prepared_bytes": [_geometry, _Size, _Size],
     "implicit_gemm_scratch_bytes": [_geometry, _int, *[_Size] * 5, _int],
-    "implicit_gemm_gradient_scratch_bytes": [_geometry, *[_Size] * 5],
+    "implicit_gemm_gradient_scratch_bytes": [_geometry, *[_Size] * 5, _int],
     "implicit_gemm_pack_filter": [_geometry, _int, _operand, *_buffer, _int],
     "implicit_gemm_forward": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
     "implicit_gemm_accumulate": [_geometry, _operand, _operand, *_buffer, *_buffer, _int],

@@ -24,10 +24,10 @@ struct Layout {
 // C[i][j] (+)= sum over blocks and steps of A * B.
 //   block_of(i): pointer to block i of A
 //   b: vector j of a step at b[j * b_stream], the next step VL floats further
-//   c: vector j of row i at c[j * c_stream + i * VL]
+//   c: vector j of row i at c[j * c_stream + i * c_row]
 template <int ROWS, int VECTORS, bool ADD, int ROW, int STEP, class BlockOf>
 INLINE void register_tile(Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps, const float* b,
-                          ptrdiff_t b_stream, float* c, ptrdiff_t c_stream) {
+                          ptrdiff_t b_stream, float* c, ptrdiff_t c_stream, ptrdiff_t c_row = VL) {
   Vec sum[ROWS][VECTORS];
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; ++i)
@@ -51,7 +51,7 @@ INLINE void register_tile(Layout<ROW, STEP> layout, BlockOf block_of, int blocks
   for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 4
     for (int j = 0; j < VECTORS; ++j) {
-      float* to = c + j * c_stream + i * VL;
+      float* to = c + j * c_stream + i * c_row;
       store(to, ADD ? load(to) + sum[i][j] : sum[i][j]);
     }
 }
@@ -59,12 +59,14 @@ INLINE void register_tile(Layout<ROW, STEP> layout, BlockOf block_of, int blocks
 // The same for 1..ROWS rows known at run time.
 template <int ROWS, int VECTORS, bool ADD, int ROW, int STEP, class BlockOf>
 INLINE void register_tile_of(int rows, Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps,
-                             const float* b, ptrdiff_t b_stream, float* c, ptrdiff_t c_stream) {
+                             const float* b, ptrdiff_t b_stream, float* c, ptrdiff_t c_stream,
+                             ptrdiff_t c_row = VL) {
   if constexpr (ROWS > 1) {
     if (rows < ROWS)
-      return register_tile_of<ROWS - 1, VECTORS, ADD>(rows, layout, block_of, blocks, steps, b, b_stream, c, c_stream);
+      return register_tile_of<ROWS - 1, VECTORS, ADD>(rows, layout, block_of, blocks, steps, b, b_stream, c, c_stream,
+                                                      c_row);
   }
-  register_tile<ROWS, VECTORS, ADD>(layout, block_of, blocks, steps, b, b_stream, c, c_stream);
+  register_tile<ROWS, VECTORS, ADD>(layout, block_of, blocks, steps, b, b_stream, c, c_stream, c_row);
 }
 
 // Calls body(vectors, first) over column blocks: NV at a time, the rest one by one. `vectors` is an integral constant.

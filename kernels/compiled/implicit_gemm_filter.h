@@ -1,0 +1,43 @@
+// The packed filter of implicit GEMM.
+#pragma once
+
+#include <omp.h>
+
+#include "implicit_gemm_taps.h"
+
+inline int64_t filter_floats(const Geometry& g, int rows, int lanes) {
+  return times(g.r * g.s, times(padded(rows), blocks_of(lanes) * int64_t(VL)));
+}
+
+// Each thread's buffers for one block of the filter: allocated where a failure can be caught, before threads begin.
+class TapBuffers {
+ public:
+  TapBuffers(int taps, int threads) : floats_(size_t(VL) * taps * VL), memory_(times(floats_, threads)) {}
+  float* mine() { return memory_.data() + omp_get_thread_num() * floats_; }
+
+ private:
+  size_t floats_;
+  std::vector<float> memory_;
+};
+
+// [lane block][row or row block][tap][row in block][VL]: in the order in which a register tile reads it.
+inline void pack_filter(const FilterView& w, const Taps& taps, float* to, int threads) {
+  const int rows = padded(w.rows), in_block = is_planar(w.rows) ? 1 : VL, count = int(taps.size());
+  TapBuffers buffers(w.taps(), threads);
+#pragma omp parallel num_threads(threads)
+  {
+    float* buffer = buffers.mine();
+#pragma omp for collapse(2)
+    for (int block = 0; block < blocks_of(w.lanes); ++block)
+      for (int first = 0; first < rows; first += VL) {
+        load_filter_block({w, block * VL, first}, buffer);
+        for (int row = first; row < std::min(first + VL, rows); ++row)
+          for (int t = 0; t < count; ++t) {
+            const ptrdiff_t outer = ptrdiff_t(block) * (rows / in_block) + row / in_block;
+            const float* vector =
+                buffer + (ptrdiff_t(row - first) * w.taps() + taps[t].r * w.s + taps[t].s) * VL;
+            store(to + ((outer * count + t) * in_block + row % in_block) * VL, load(vector));
+          }
+      }
+  }
+}
