@@ -116,12 +116,6 @@ INLINE float value_of(Half element) {
   return Half::widened(bits)[0];
 }
 
-INLINE void assign(float& to, float value) { to = value; }
-template <class Half>
-INLINE void assign(Half& to, float value) {
-  to.bits = Half::rounded(broadcast(value))[0];
-}
-
 // Where elements of a type lie that is known at run time.
 struct Elements {
   void* first;

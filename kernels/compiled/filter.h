@@ -53,7 +53,8 @@ INLINE void for_runs(T* w, const FilterBlock& block, float* buffer, Body body) {
     for (int t = 0; t < taps; t += VL) {  // t counts in memory order; a turned filter is filled from its end
       const int count = std::min(VL, taps - t);
       const int tap = v.turned ? taps - 1 - t : t;
-      body(w + block.offset(0, row, tap), buffer + (ptrdiff_t(row) * taps + tap) * VL, count, ptrdiff_t(v.turned ? -VL : VL));
+      body(w + block.offset(0, row, tap), buffer + (ptrdiff_t(row) * taps + tap) * VL, count,
+           ptrdiff_t(v.turned ? -VL : VL));
     }
 }
 

@@ -120,7 +120,8 @@ INLINE Window target(const Images& y, const Region& r, float* buffer) {
 }
 
 template <class T>
-static inline void scatter_to(T* first_element, const Images& y, const Region& r, const Window& window, const float* buffer) {
+static inline void scatter_to(T* first_element, const Images& y, const Region& r, const Window& window,
+                              const float* buffer) {
   const int channels = std::min(VL, y.c - r.channel);
   const int rows = std::min(r.rows, y.h - r.top), columns = std::min(r.columns, y.w - r.left);
   for (int i = 0; i < rows; ++i) {
@@ -131,8 +132,11 @@ static inline void scatter_to(T* first_element, const Images& y, const Region& r
     else if (y.sw == 1)
       scatter_planar_row(from, columns, to, y.sc, channels);
     else
-      for (ptrdiff_t j = 0; j < columns; ++j)
-        for (int c = 0; c < channels; ++c) assign(to[j * y.sw + c * y.sc], from[j * VL + c]);
+      for (ptrdiff_t j = 0; j < columns; ++j) {
+        T pixel[VL];
+        store(pixel, load(from + j * VL));
+        for (int c = 0; c < channels; ++c) to[j * y.sw + c * y.sc] = pixel[c];
+      }
   }
 }
 

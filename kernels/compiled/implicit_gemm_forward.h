@@ -218,13 +218,14 @@ inline void run(const Plan& plan, const Images& x, const float* packed, Elements
     const BandOfImage part{task / (down * across), top, left, std::min(band.rows, y.h - top),
                            std::min(band.columns, y.w - left)};
     float* window = scratch + omp_get_thread_num() * layout.floats();
+    float* result = window + layout.window.floats();
     fill_window(x,
                 {part.image, 0, top * product.stride_h + rows.first, left * product.stride_w + columns.first,
                  layout.window.height, layout.window.width},
                 layout.window, window);
     if (layout.window.planar && y.sw == 1 && part.width >= VL)
-      multiply_pixels(layout.window, product.stride_h, part, offsets, window, filter, stream, bias, y);
+      multiply_pixels(layout.window, product.stride_h, part, offsets, window, filter, stream, bias, y, result);
     else
-      multiply_band(plan, part, offsets, window, filter, stream, bias, y, window + layout.window.floats());
+      multiply_band(plan, part, offsets, window, filter, stream, bias, y, result);
   }
 }
