@@ -1,4 +1,4 @@
-"""Explains what was measured: budgets, headroom, batch sizes, engines.
+"""Explains what was measured: budgets, headroom, batch sizes, engines, the machine's bounds.
 
 Nothing is run here but what tuning runs.
 """

@@ -133,6 +133,16 @@ class ConvProblem:
         """Count additions and multiplications of the direct method for ``n`` samples."""
         return 2 * n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
 
+    def least_bytes(self, n: int) -> int:
+        """Count the bytes of x, w and y for ``n`` samples, each once. Rows of x that a stride passes over are not read.
+
+        BACKWARD_DATA writes all of them, with zeros.
+        """
+        is_written = self.operation is Operation.BACKWARD_DATA
+        rows = self.h if is_written else min(self.h, self.p * self.r)
+        sizes = prod(self.x_shape(n)) // self.h * rows, prod(self.w_shape()), prod(self.y_shape(n))
+        return sum(sizes) * self.item_bytes
+
     def countable_samples(self) -> int:
         """Return the most samples of which neither x nor y has more than ``MOST_ELEMENTS``."""
         return MOST_ELEMENTS // max(prod(self.x_shape(1)), prod(self.y_shape(1)))

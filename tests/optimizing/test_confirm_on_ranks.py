@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ranks.launching import found_by_scenarios
+from support.ranks.launching import found_by_scenarios, run, script
 
 from mucudnn.distributed.exchange import Exchange
 from mucudnn.distributed.fingerprint import Fingerprint
@@ -103,6 +105,14 @@ def test_a_real_model_runs_alike_on_all_ranks(scenarios: dict[str, Found]) -> No
     found = same(scenarios["optimized"])
     assert len(found["layers"]) == 5
     assert found["error"] == "none"
+
+
+def test_a_rank_that_is_killed_in_a_step_is_named_and_what_was_tuned_runs_on(tmp_path: Path) -> None:
+    done = run(script("dying"), tmp_path, "3,1,confirming")
+    assert done.returncode == 0, done.stderr
+    found = [json.loads((tmp_path / "3,1,confirming" / f"{rank}.json").read_text()) for rank in (0, 2)]
+    assert all(one["error"].startswith("SharingError: rank 1 ended") for one in found), found
+    assert [one["torchs"] for one in found] == [0, 0]
 
 
 class Said(Exchange):

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from mucudnn.bench.analyses.bounds import MachineLimits
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
 from mucudnn.bench.measure.whole_runs import Machine, run_torch, training_operands, whole_run
@@ -60,7 +61,8 @@ def benchmark_network(
             tuned = {f: chosen[replace(problem, memory_format=f), layer.batch_size] for f in memory_formats}
             formats = _measure(tuned, variants, device, rounds, clock or machine.clock)
             results.append(ProblemResult(layer.names, problem.operation, layer.count, formats))
-    return NetworkBenchmark(table.source, config, machine.environment, tuple(results), rounds)
+    limits = MachineLimits.measured(device, wanted[0][1].dtype)
+    return NetworkBenchmark(table.source, config, machine.environment, tuple(results), rounds, limits)
 
 
 def _in_formats(table: LayerTable, memory_formats: Sequence[MemoryFormat]) -> LayerTable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from rich.table import Table
 
 from mucudnn.bench.report.records import Record, configuration_record, key_of, record_header
@@ -23,25 +25,34 @@ def network_table(benchmark: NetworkBenchmark) -> Table:
         totals += comparison(
             benchmark.torch_s(memory_format), benchmark.mucudnn_s(memory_format), benchmark.speedup(memory_format)
         )
+        if benchmark.limits.are_known:
+            columns.append("/ bound")
+            totals.append("")
     batch_sizes = ", ".join(str(n) for n in sorted({result.batch_size for result in benchmark.problems}))
     title = f"{benchmark.network}, batch {batch_sizes}"
     printed = new_table(
         title, ("layer", "operation", "faster configuration"), columns, footer=("total", "", "", *totals)
     )
     for result in benchmark.problems:
-        printed.add_row(*_result_cells(result))
+        printed.add_row(*_result_cells(benchmark, result))
     printed.caption = (
         f"better torch / better mucudnn: {ratio(benchmark.speedup_best)}; "
         f"predicted against measured time: median error {benchmark.prediction_error:.1%}, "
         f"and {benchmark.prediction_error_when_tuned:.1%} right after tuning"
     )
+    if means := benchmark.over_bound_by_kind():
+        shown = ", ".join(f"{kind} {value:.2f}" for kind, value in means.items())
+        printed.caption += (
+            f"\n/ bound: mucudnn's time over that of the direct method at {benchmark.limits}; "
+            f"geometric mean in the faster format: {shown}"
+        )
     every = [measured.tuned for result in benchmark.problems for measured in result.formats.values()]
     if left_out := left_out_in_words(every):
         printed.caption += f"\n{left_out}"
     return printed
 
 
-def _result_cells(result: ProblemResult) -> tuple[str, ...]:
+def _result_cells(benchmark: NetworkBenchmark, result: ProblemResult) -> tuple[str, ...]:
     cells = [
         short_name(result.names),
         str(result.operation),
@@ -51,6 +62,8 @@ def _result_cells(result: ProblemResult) -> tuple[str, ...]:
     for measured in result.formats.values():
         cells += [milliseconds(cell.time_s) for cell in measured.torch_benchmarks.values()]
         cells += comparison(measured.torch.time_s, measured.mucudnn.time_s, measured.speedup)
+        if benchmark.limits.are_known:
+            cells.append(f"{benchmark.over_bound(measured):.2f}")
     return tuple(cells)
 
 
@@ -59,7 +72,8 @@ def network_record(benchmark: NetworkBenchmark) -> Record:
 
     ``configuration``, ``workspace_bytes`` and ``relative_error`` of a problem are those of ``memory_format``, the one
     in which mucudnn is faster. ``formats`` has them for each format, with noise and predicted time. Torch's benchmark
-    modes have keys of their own, ``torch_benchmark_10_contiguous_s``, where they were measured.
+    modes have keys of their own, ``torch_benchmark_10_contiguous_s``, where they were measured. ``limits`` has the
+    machine's best rates, ``over_bound`` our time over the bound that they set; null on a GPU.
     """
     total: Record = {}
     for memory_format in benchmark.memory_formats:
@@ -71,16 +85,18 @@ def network_record(benchmark: NetworkBenchmark) -> Record:
     total["speedup_best"] = benchmark.speedup_best
     total["prediction_error"] = benchmark.prediction_error
     total["prediction_error_when_tuned"] = benchmark.prediction_error_when_tuned
+    total["over_bound"] = benchmark.over_bound_by_kind()
     return {
         **record_header(benchmark.config, benchmark.environment, benchmark.date),
         "network": benchmark.network,
         "rounds": benchmark.rounds,
-        "problems": [_problem(result) for result in benchmark.problems],
+        "limits": asdict(benchmark.limits) if benchmark.limits.are_known else None,
+        "problems": [_problem(benchmark, result) for result in benchmark.problems],
         "total": total,
     }
 
 
-def _problem(result: ProblemResult) -> Record:
+def _problem(benchmark: NetworkBenchmark, result: ProblemResult) -> Record:
     record: Record = {
         "layer": long_name(result.names),
         "operation": result.operation,
@@ -98,11 +114,11 @@ def _problem(result: ProblemResult) -> Record:
         "memory_format": result.best_format,
         **configuration_record(best.configuration),
         "relative_error": best.relative_error,
-        "formats": {memory_format: _format(measured) for memory_format, measured in result.formats.items()},
+        "formats": {memory_format: _format(benchmark, measured) for memory_format, measured in result.formats.items()},
     }
 
 
-def _format(measured: FormatResult) -> Record:
+def _format(benchmark: NetworkBenchmark, measured: FormatResult) -> Record:
     tuned = measured.tuned
     return {
         **configuration_record(tuned.configuration),
@@ -113,5 +129,6 @@ def _format(measured: FormatResult) -> Record:
         "torch_noise": measured.torch.noise,
         **{f"{key_of(name)}_noise": cell.noise for name, cell in measured.torch_benchmarks.items()},
         "mucudnn_noise": measured.mucudnn.noise,
+        "over_bound": benchmark.over_bound(measured) if benchmark.limits.are_known else None,
         "reason": tuned.reason,
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import median
 
+from mucudnn.bench.analyses.bounds import MachineLimits, means_by_kind
 from mucudnn.bench.contests.timing import MedianTime
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.result import TunedProblem
@@ -63,6 +64,7 @@ class NetworkBenchmark:
     environment: Environment
     problems: tuple[ProblemResult, ...]
     rounds: int
+    limits: MachineLimits
     date: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @property
@@ -90,6 +92,15 @@ class NetworkBenchmark:
     def speedup_best(self) -> float:
         """Torch in its better memory format over mucudnn in its better one."""
         return min(map(self.torch_s, self.memory_formats)) / min(map(self.mucudnn_s, self.memory_formats))
+
+    def over_bound(self, result: FormatResult) -> float:
+        """Our time over the machine's bound of the direct method (``MachineLimits``)."""
+        return result.mucudnn.time_s / self.limits.bound_s(result.tuned.problem, result.tuned.batch_size)
+
+    def over_bound_by_kind(self) -> dict[str, float]:
+        """Geometric means of the same in our faster format, by kind of layer; empty where no limits are known."""
+        faster = [problem.formats[problem.best_format] for problem in self.problems]
+        return means_by_kind((r.tuned.problem, self.over_bound(r)) for r in faster) if self.limits.are_known else {}
 
     @property
     def prediction_error(self) -> float:

@@ -1,7 +1,8 @@
-"""Ranks of which one is killed while it measures, or never comes to tune: a script.
+"""Ranks of which one is killed while it measures or confirms, or never comes to tune: a script.
 
-Arguments: a folder; then cases, each the number of ranks and the one that is killed, as 3,1, or that does not come, as
-2,1,absent: they are forked off here. Under torchrun it is the rank that is killed, but not after a restart.
+Arguments: a folder; then cases, each the number of ranks and the one that is killed, as 3,1 or 3,1,confirming, or that
+does not come, as 2,1,absent: they are forked off here. Under torchrun it is the rank that is killed, but not after a
+restart.
 """
 
 from __future__ import annotations
@@ -12,20 +13,25 @@ import signal
 import sys
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
+from support.confirmed_net import X, confirmed, torchs, tuned_net
+from support.ranks.confirming import machine, team
 from support.ranks.forked import fork_ranks
 from support.ranks.launching import end
-from support.ranks.scenarios import PROBLEMS, choices
+from support.ranks.scenarios import PROBLEMS, choices, error_of
+from torch import nn
 
 from mucudnn.database.database import Database
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.errors import SharingError
 
-ABSENT = "absent"
+ABSENT, CONFIRMING = "absent", "confirming"
+LAST_STEP = 7  # of the victim that confirms: in the middle of the rounds
 PATIENCE = timedelta(seconds=3)  # with a rank that does not come
 
 
@@ -48,6 +54,20 @@ def tune_and_die(rank: int, folder: Path, victim: int, group: dist.ProcessGroup 
     (folder / f"{rank}.json").write_text(json.dumps(found))
     if "error" in found:
         raise SystemExit(1)
+
+
+def confirm_and_die(rank: int, folder: Path, victim: int) -> None:
+    """Write what became of a model that is confirmed; the victim kills itself within a step."""
+    numbers, net = count(), tuned_net()
+
+    def step(model: nn.Module) -> None:
+        if next(numbers) == LAST_STEP and rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        model(X).sum().backward()
+
+    with machine(folder):
+        found = {"error": error_of(lambda: confirmed(net, step=step, team=team())), "torchs": len(torchs(net))}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
 
 
 def tune_or_stay_away(rank: int, folder: Path, victim: int, size: int) -> None:
@@ -75,5 +95,6 @@ if __name__ == "__main__":
             ranks, victim, *fate = case.split(",")
             place = Path(sys.argv[1]) / case
             place.mkdir()
-            work = partial(tune_or_stay_away, size=int(ranks)) if ABSENT in fate else tune_and_die
+            works = {ABSENT: partial(tune_or_stay_away, size=int(ranks)), CONFIRMING: confirm_and_die}
+            work = works[fate[0]] if fate else tune_and_die
             fork_ranks(place, int(ranks), partial(work, folder=place, victim=int(victim)))

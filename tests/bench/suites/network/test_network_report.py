@@ -7,6 +7,7 @@ import json
 import pytest
 from support.snapshots import assert_as_stored
 
+from mucudnn.bench.analyses.bounds import MachineLimits
 from mucudnn.bench.contests.timing import MedianTime
 from mucudnn.bench.suites.network.report import network_record, network_table
 from mucudnn.bench.suites.network.result import FormatResult, NetworkBenchmark, ProblemResult
@@ -18,6 +19,7 @@ from mucudnn.words.results import Configuration, MicroConfig
 
 ENVIRONMENT = Environment("a CPU", "AVX2", 2, "2.13.0", "oneDNN 3.12.0", "avx2")
 PROBLEM = ConvProblem(Operation.FORWARD, 64, 56, 56, 64, 3, 3, padding=(1, 1))
+LIMITS = MachineLimits(200e9, 25e9)
 CHOSEN = Configuration((MicroConfig("winograd-4x4", 8),) * 4, time_s=0.021, workspace_bytes=3 << 20)
 
 
@@ -25,13 +27,13 @@ def tuned(baseline_s: float = 0.06, time_s: float = 0.02) -> TunedProblem:
     return TunedProblem(PROBLEM, 32, CHOSEN, baseline_s, time_s, 2e-6, "faster than torch")
 
 
-def benchmark() -> NetworkBenchmark:
+def benchmark(limits: MachineLimits = LIMITS) -> NetworkBenchmark:
     formats = {
         MemoryFormat.CONTIGUOUS: FormatResult(MedianTime(0.06, 0.01), MedianTime(0.02, 0.02), tuned()),
         MemoryFormat.CHANNELS_LAST: FormatResult(MedianTime(0.03, 0.01), MedianTime(0.024, 0.02), tuned()),
     }
     problem = ProblemResult(("conv1",), Operation.FORWARD, 2, formats)
-    return NetworkBenchmark("mynet", Config(), ENVIRONMENT, (problem,), rounds=15)
+    return NetworkBenchmark("mynet", Config(), ENVIRONMENT, (problem,), 15, limits)
 
 
 def test_network_totals_count_each_convolution_as_often_as_it_occurs() -> None:
@@ -51,6 +53,22 @@ def test_network_record_has_both_formats_and_the_faster_one() -> None:
     assert (problem["torch_contiguous_s"], problem["mucudnn_channels_last_s"]) == (0.06, 0.024)
     assert problem["formats"]["channels_last"]["predicted_s"] == 0.021
     assert problem["formats"]["channels_last"]["torch_noise"] == 0.01
+
+
+def test_time_over_the_bound_of_the_machine() -> None:
+    record = json.loads(json.dumps(network_record(benchmark())))
+    bound_s = PROBLEM.flops(32) / 200e9
+    assert record["limits"] == {"flops_per_s": 200e9, "bytes_per_s": 25e9}
+    assert record["problems"][0]["formats"]["channels_last"]["over_bound"] == pytest.approx(0.024 / bound_s)
+    assert record["total"]["over_bound"] == {"3x3": pytest.approx(0.02 / bound_s)}
+
+
+def test_without_limits_there_is_no_bound() -> None:
+    unknown = benchmark(MachineLimits())
+    record = json.loads(json.dumps(network_record(unknown)))
+    assert record["limits"] is record["problems"][0]["formats"]["contiguous"]["over_bound"] is None
+    assert record["total"]["over_bound"] == {}
+    assert "bound" not in str(network_table(unknown).caption)
 
 
 def test_network_table_compares_both_formats() -> None:

@@ -1,0 +1,69 @@
+"""Bounds of a convolution's time on this machine, and what kind of layer it belongs to.
+
+The bound is the larger of two times: of moving each tensor once, at the rate of a copy, and of the direct method's
+arithmetic, at the rate of a matrix product (the roofline of Williams, Waterman, Patterson 2009). Winograd and FFT need
+fewer products, and can be faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf, isfinite
+from statistics import geometric_mean
+
+from mucudnn.bench.timing.peak_rate import copied_bytes_per_s, peak_flops_per_s
+from mucudnn.words.problem import ITEM_BYTES, ConvProblem
+
+_FIRST_LAYER_CHANNELS = 4  # of images
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLimits:
+    """Best rates of a machine: additions and multiplications a second, bytes read and written a second.
+
+    Infinite where they were not measured.
+    """
+
+    flops_per_s: float = inf
+    bytes_per_s: float = inf
+
+    @classmethod
+    def measured(cls, device: str, dtype: str) -> MachineLimits:
+        """Measure them with torch's number of threads, once a process; on the CPU only.
+
+        Half precision has the rate of float32: what units for its products there are differs, and what torch reaches
+        with them is no limit.
+        """
+        return cls(peak_flops_per_s(device, "float32" if ITEM_BYTES[dtype] == 2 else dtype), copied_bytes_per_s(device))
+
+    def bound_s(self, problem: ConvProblem, n: int) -> float:
+        """Return the least seconds of the direct method for ``n`` samples; 0 where nothing was measured."""
+        return max(problem.flops(n) / self.flops_per_s, problem.least_bytes(n) / self.bytes_per_s)
+
+    @property
+    def are_known(self) -> bool:
+        return isfinite(self.flops_per_s) and isfinite(self.bytes_per_s)
+
+    def __str__(self) -> str:
+        """Text for people: ``212 GFLOP/s, 27.0 GB/s``."""
+        return f"{self.flops_per_s / 1e9:.0f} GFLOP/s, {self.bytes_per_s / 1e9:.1f} GB/s"
+
+
+def kind_of_layer(problem: ConvProblem) -> str:
+    """Name the kind of layer: by what limits it, and which algorithms there are for it."""
+    if problem.groups > 1:
+        return "depthwise" if problem.groups == problem.c else "grouped"
+    if problem.r == problem.s == 1:
+        return "pointwise"
+    if problem.c <= _FIRST_LAYER_CHANNELS:
+        return "first layer"
+    return "strided" if max(problem.stride) > 1 else f"{problem.r}x{problem.s}"
+
+
+def means_by_kind(over_bound: Iterable[tuple[ConvProblem, float]]) -> dict[str, float]:
+    """Return the geometric mean of time / bound over the problems of each kind of layer."""
+    by_kind: dict[str, list[float]] = {}
+    for problem, value in over_bound:
+        by_kind.setdefault(kind_of_layer(problem), []).append(value)
+    return {kind: geometric_mean(values) for kind, values in by_kind.items()}
