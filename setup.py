@@ -19,7 +19,7 @@ if SANITIZERS:  # -fno-wrapv: Python's own flags let signed sums wrap, so that n
     FLAGS += [*SANITIZERS, "-O0", "-g1", "-fno-wrapv", "-fno-omit-frame-pointer"]
 X86_BUILDS = {
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
-    "avx2": ["-mavx2", "-mfma"],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
 BUILDS = {"plain": [], **(X86_BUILDS if platform.machine() in ("x86_64", "AMD64") else {})}
 

@@ -5,24 +5,29 @@
 #include "filter.h"
 #include "image.h"
 
-// A dense float32 tensor: x or y (N, C, H, W), or w or dw (K, C // groups, R, S).
+// A dense tensor: x or y (N, C, H, W), or w or dw (K, C // groups, R, S).
 struct TensorArgument {
-  float* data;
-  int64_t bytes, n, c, h, w, channels_last;
+  void* data;
+  int64_t bytes, n, c, h, w, channels_last, element;
+
+  Elements elements() const { return {data, Element(element)}; }
+  float* floats() const { return static_cast<float*>(data); }  // of float32 alone
 
   ptrdiff_t stride_n() const { return c * h * w; }
   ptrdiff_t stride_c() const { return channels_last ? 1 : h * w; }
   ptrdiff_t stride_h() const { return channels_last ? w * c : w; }
   ptrdiff_t stride_w() const { return channels_last ? c : 1; }
 
-  void require(const char* name) const {
+  // most: FLOAT32 where an entry computes with nothing else.
+  void require(const char* name, Element most = FLOAT32) const {
+    require_between("the type of elements", element, FLOAT32, most);
     for (const int64_t size : {c, h, w}) require_size(name, size);
     require_between(name, n, 1, INT64_MAX);
-    require_all_bytes(name, bytes, bytes_of(times(times(n, c), times(h, w))));
+    require_all_bytes(name, bytes, times(times(n, c), times(h, w)), elements().element_bytes());
   }
 
-  void require_filter(int64_t groups, int64_t r, int64_t s) const {
-    require("the filter");
+  void require_filter(int64_t groups, int64_t r, int64_t s, Element most = FLOAT32) const {
+    require("the filter", most);
     require_size("the number of filters", n);
     require_size("the number of elements of a filter", times(h, w));
     require_equal("the height of the filter", h, r);
@@ -31,16 +36,26 @@ struct TensorArgument {
   }
 
   Images images(int64_t groups) const {  // the first group's
-    return {data, n, int(c / groups), int(h), int(w), stride_n(), stride_c(), stride_h(), stride_w()};
+    return {elements(), n, int(c / groups), int(h), int(w), stride_n(), stride_c(), stride_h(), stride_w()};
   }
 
   FilterView filter(int64_t group, int64_t groups, bool lanes_are_c, bool turned = false) const {
-    float* from = data + group * (n / groups) * stride_n();
+    const Elements from = elements() + group * (n / groups) * stride_n();
     const FilterView view{from,       int(n / groups), int(c),     int(h),     int(w),
                           stride_n(), stride_c(),      stride_h(), stride_w(), turned};
     return lanes_are_c ? view.exchanged() : view;
   }
 };
+
+inline void require_same_elements(const TensorArgument& x, const TensorArgument& y) {
+  require_equal("the type of elements of y", y.element, x.element);
+}
+
+// A bias of y, with elements of the same type; or none.
+inline Elements checked_bias(void* bias, int64_t bytes, const TensorArgument& y) {
+  if (bias) require_bytes("the bias", bytes, times(y.c, y.elements().element_bytes()));
+  return {bias, y.elements().type};
+}
 
 inline void require_groups(int64_t groups, int64_t channels_in, int64_t channels_out) {
   require_divides(groups, channels_in);

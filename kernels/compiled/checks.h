@@ -79,10 +79,11 @@ inline void require_bytes(const char* buffer, int64_t holds, int64_t needs) {
 }
 
 // Of a dense tensor: as many bytes with another element size are another dtype.
-inline void require_all_bytes(const char* tensor, int64_t holds, int64_t needs) {
+inline void require_all_bytes(const char* tensor, int64_t holds, int64_t elements, int64_t element_bytes) {
+  const int64_t needs = times(elements, element_bytes);
   if (holds == needs) return;
-  refuse(TOO_SMALL, std::string(tensor) + " holds " + std::to_string(holds) + " bytes; in float32 its sizes are " +
-                        std::to_string(needs) + " bytes");
+  refuse(TOO_SMALL, std::string(tensor) + " holds " + std::to_string(holds) + " bytes; in elements of " +
+                        std::to_string(element_bytes) + " bytes its sizes are " + std::to_string(needs) + " bytes");
 }
 
 inline void require_threads(int64_t threads) { require_between("the number of threads", threads, 1, INT32_MAX); }

@@ -18,7 +18,7 @@ int64_t prepared_bytes(const Geometry& g, int rows, int lanes) {
 
 void require_filter(const Geometry& g, bool lanes_are_c, const TensorArgument& w, int64_t prepared, int threads) {
   g.require();
-  w.require_filter(g.groups, g.r, g.s);
+  w.require_filter(g.groups, g.r, g.s, FLOAT16);
   const FilterView view = w.filter(0, g.groups, lanes_are_c);
   require_bytes("prepared", prepared, prepared_bytes(g, view.rows, view.lanes));
   require_threads(threads);
@@ -50,7 +50,7 @@ int64_t mucudnn_implicit_gemm_scratch_bytes(const Geometry* g, int backward_data
                                             int64_t lanes, int64_t h, int64_t w, int threads) {
   return refusable([&] {
     require_sizes(*g, n, {rows, lanes, h, w}, threads);
-    const Images y{nullptr, n, int(lanes), int(h), int(w), 0, 1, 0, 0};
+    const Images y{{}, n, int(lanes), int(h), int(w), 0, 1, 0, 0};
     const Call call = make_call(*g, backward_data, Images{}, y);
     return scratch_bytes_of(plans_of(call.geometry, backward_data, int(rows), call.y, threads), threads);
   });
@@ -72,7 +72,7 @@ int64_t mucudnn_implicit_gemm_pack_filter(const Geometry* g, int backward_data, 
     for (int64_t i = 0; i < g->groups; ++i) {
       const FilterView view = w->filter(i, g->groups, backward_data);
       float* to = packed + i * filter_floats(*g, view.rows, view.lanes);
-      const Images whole{nullptr, 1, view.lanes, int(g->stride_h), int(g->stride_w), 0, 1, 0, 0};
+      const Images whole{{}, 1, view.lanes, int(g->stride_h), int(g->stride_w), 0, 1, 0, 0};
       const Call call = make_call(*g, backward_data, Images{}, whole);
       std::vector<PackedTaps> products;
       for_products(call.geometry, backward_data, view.rows, call.y, [&](Product product, const Images&) {
@@ -86,7 +86,7 @@ int64_t mucudnn_implicit_gemm_pack_filter(const Geometry* g, int backward_data, 
 
 // Forward: x -> y. Backward data: x = dy, y = dx.
 int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, const TensorArgument* x,
-                                      const float* packed, int64_t packed_bytes, const float* bias, int64_t bias_bytes,
+                                      const float* packed, int64_t packed_bytes, void* bias, int64_t bias_bytes,
                                       const TensorArgument* y, float* scratch, int64_t scratch_bytes, int threads) {
   return refusable([&]() -> int64_t {
     require_images(*g, backward_data ? *y : *x, backward_data ? *x : *y);
@@ -96,11 +96,11 @@ int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, cons
     const std::vector<Plan> plans = plans_of(call.geometry, backward_data, rows, call.y, threads);
     require_bytes("prepared", packed_bytes, prepared_bytes(*g, rows, lanes));
     require_bytes("scratch", scratch_bytes, scratch_bytes_of(plans, threads));
-    if (bias) require_bytes("the bias", bias_bytes, bytes_of(y->c));
-    if (backward_data && leaves_gaps(*g)) set_to_zero(y->data, y->n * y->c * y->h * y->w, threads);
+    const Elements of_bias = checked_bias(bias, bias_bytes, *y);
+    if (backward_data && leaves_gaps(*g)) set_to_zero(y->data, y->bytes, threads);
     for (int64_t i = 0; i < g->groups; ++i)
       for (const Plan& plan : plans)
-        run(plan, call.x.group(i), packed + i * filter_floats(*g, rows, lanes), bias ? bias + i * lanes : nullptr,
+        run(plan, call.x.group(i), packed + i * filter_floats(*g, rows, lanes), of_bias + i * lanes,
             plan.y.group(i), scratch, threads);
     return 0;
   });
@@ -135,8 +135,8 @@ int64_t mucudnn_implicit_gemm_add_filter_gradient(const Geometry* g, const float
   });
 }
 
-int64_t mucudnn_implicit_gemm_stage(const Stage* stage, float* x, float* w, float* y, const float* bias,
-                                    float* prepared, float* scratch) {
+int64_t mucudnn_implicit_gemm_stage(const Stage* stage, void* x, void* w, void* y, void* bias, float* prepared,
+                                    float* scratch) {
   return refusable([&] {
     const Geometry* g = &stage->geometry;
     const bool backward = stage->operation == BACKWARD_DATA;

@@ -1,7 +1,8 @@
 """Implicit GEMM: one matrix product over all taps and channels with no im2col matrix (compiled/implicit_gemm.cpp).
 
 The im2col matrix of ``gemm`` is never written: register tiles read it from small packed windows of the image. Any
-stride, padding, dilation and groups; it exists only compiled, in float32, on the CPU.
+stride, padding, dilation and groups; it exists only compiled, on the CPU. Half precision is widened where windows are
+packed and rounded where results are written; all between is in float32.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.compiled.library import (
+    HALF_TOO,
+    bias_span,
     bound_stage,
     geometry,
     library,
@@ -36,7 +39,7 @@ class ImplicitGemm(BaseAlgorithm):
     deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:
-        return why_not(problem) or why_too_large(problem)
+        return why_not(problem, HALF_TOO) or why_too_large(problem)
 
     def is_local(self, problem: ConvProblem) -> bool:
         return True
@@ -103,7 +106,7 @@ class ImplicitGemm(BaseAlgorithm):
             backward,
             of_y if backward else of_x,
             *span(prepared),
-            *span(bias),
+            *bias_span(problem, bias),
             of_x if backward else of_y,
             *span(scratch),
             torch.get_num_threads(),

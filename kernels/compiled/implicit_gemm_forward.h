@@ -196,12 +196,12 @@ inline int64_t scratch_bytes_of(const std::vector<Plan>& plans, int threads) {
 
 // The outputs of one filled window; `result`: where vectors go that cannot be computed in y itself.
 inline void multiply_band(const Plan& plan, const BandOfImage& band, const std::vector<ptrdiff_t>& offsets,
-                          const float* window, const float* filter, ptrdiff_t filter_stream, const float* bias,
+                          const float* window, const float* filter, ptrdiff_t filter_stream, Elements bias,
                           const Images& y, float* result) {
   const WindowShape& shape = plan.scratch.window;
   const ptrdiff_t row = plan.product.stride_h * shape.row(), width = band.width;
   for_column_blocks(blocks_of(y.c), [&](auto vectors, int k) {
-    const bool in_place = y.sc == 1 && (k + vectors.value) * VL <= y.c;
+    const bool in_place = y.data.type == FLOAT32 && y.sc == 1 && (k + vectors.value) * VL <= y.c;
     for (int i = 0; i < band.height; i += plan.scratch.rows_at_once) {
       const int rows = std::min(plan.scratch.rows_at_once, band.height - i);
       const RowTarget to = in_place ? RowTarget{y.at(band.image, k * VL, band.top + i, band.left), y.sh, y.sw, VL}
@@ -223,7 +223,7 @@ inline void multiply_band(const Plan& plan, const BandOfImage& band, const std::
   });
 }
 
-inline void run(const Plan& plan, const Images& x, const float* packed, const float* bias, const Images& y,
+inline void run(const Plan& plan, const Images& x, const float* packed, Elements bias, const Images& y,
                 float* scratch, int threads) {
   const Product& product = plan.product;
   const ProductScratch& layout = plan.scratch;
@@ -239,13 +239,14 @@ inline void run(const Plan& plan, const Images& x, const float* packed, const fl
     const BandOfImage part{task / (down * across), top, left, std::min(band.rows, y.h - top),
                            std::min(band.columns, y.w - left)};
     float* window = scratch + omp_get_thread_num() * layout.floats();
+    float* result = window + layout.window.floats();
     fill_window(x,
                 {part.image, 0, top * product.stride_h + rows.first, left * product.stride_w + columns.first,
                  layout.window.height, layout.window.width},
                 layout.window, window);
     if (layout.window.planar && y.sw == 1 && part.width >= VL)
-      multiply_pixels(layout.window, product.stride_h, part, offsets, window, filter, stream, bias, y);
+      multiply_pixels(layout.window, product.stride_h, part, offsets, window, filter, stream, bias, y, result);
     else
-      multiply_band(plan, part, offsets, window, filter, stream, bias, y, window + layout.window.floats());
+      multiply_band(plan, part, offsets, window, filter, stream, bias, y, result);
   }
 }

@@ -12,9 +12,8 @@ struct BandOfImage {
 
 constexpr int PIXEL_VECTORS = 3;  // MR_TRANSPOSED filters by so many vectors of pixels fill the registers
 
-// FILTERS filters by VECTORS vectors of pixels.
-//   window + offsets[i]: the pixels that element i of the filters meets
-//   filter + i * VL: that element of each filter
+// FILTERS filters by VECTORS vectors of pixels; bias: a float for each filter.
+//   window + offsets[i]: the pixels that element i of the filters meets; filter + i * VL: that element, filter by filter
 template <int FILTERS, int VECTORS>
 INLINE void tile_of_pixels(const float* window, const std::vector<ptrdiff_t>& offsets, const float* filter,
                            const float* bias, float* y, ptrdiff_t channel_stride) {
@@ -22,7 +21,7 @@ INLINE void tile_of_pixels(const float* window, const std::vector<ptrdiff_t>& of
 #pragma GCC unroll 16
   for (int i = 0; i < FILTERS; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < VECTORS; ++j) sum[i][j] = bias ? broadcast(bias[i]) : Vec{};
+    for (int j = 0; j < VECTORS; ++j) sum[i][j] = broadcast(bias[i]);
   for (const ptrdiff_t offset : offsets) {
     Vec pixels[VECTORS];
 #pragma GCC unroll 4
@@ -71,13 +70,31 @@ INLINE void row_of_pixels(int filters, const float* window, const std::vector<pt
   });
 }
 
-// The outputs of one filled window, of at least VL columns.
+// `rows` rows of `columns` floats, one behind the other.
+template <class T>
+void write_rows(const float* from, int rows, int columns, T* to, ptrdiff_t stride) {
+  for (int i = 0; i < rows; ++i)
+    for (int j = 0; j < columns; j += VL)
+      store_first(to + i * stride + j, load_first(from + ptrdiff_t(i) * columns + j, columns - j), columns - j);
+}
+
+static_assert(MR_TRANSPOSED <= NV * VL);  // rows of results, for which there is room
+
+// The outputs of one filled window, of at least VL columns; `result`: where they go first unless y has floats.
 inline void multiply_pixels(const WindowShape& shape, int stride_h, const BandOfImage& band,
                             const std::vector<ptrdiff_t>& offsets, const float* window, const float* filter,
-                            ptrdiff_t filter_stream, const float* bias, const Images& y) {
+                            ptrdiff_t filter_stream, Elements bias, const Images& y, float* result) {
+  const bool in_place = y.data.type == FLOAT32;
   for (int i = 0; i < band.height; ++i)
-    for (int k = 0; k < y.c; k += MR_TRANSPOSED)
-      row_of_pixels<MR_TRANSPOSED>(std::min(MR_TRANSPOSED, y.c - k), window + i * stride_h * shape.row(), offsets,
-                                   filter + k / VL * filter_stream + k % VL, bias ? bias + k : nullptr, band.width,
-                                   y.at(band.image, k, band.top + i, band.left), y.sc);
+    for (int k = 0; k < y.c; k += MR_TRANSPOSED) {
+      const int filters = std::min(MR_TRANSPOSED, y.c - k);
+      const ptrdiff_t offset = y.offset(band.image, k, band.top + i, band.left);
+      alignas(Vec) float of_filters[VL];
+      store(of_filters, bias ? load_first(bias + k, filters) : Vec{});
+      row_of_pixels<MR_TRANSPOSED>(filters, window + i * stride_h * shape.row(), offsets,
+                                   filter + k / VL * filter_stream + k % VL, of_filters, band.width,
+                                   in_place ? y.data.as<float>() + offset : result, in_place ? y.sc : band.width);
+      if (!in_place)
+        y.data.visit([&](auto* first) { write_rows(result, filters, band.width, first + offset, y.sc); });
+    }
 }

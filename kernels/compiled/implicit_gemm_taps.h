@@ -17,8 +17,9 @@ inline int64_t output_size(int64_t size, int64_t pad, int64_t taps, int64_t dila
 // x and y as in forward.
 inline void require_images(const Geometry& g, const TensorArgument& x, const TensorArgument& y) {
   g.require();
-  x.require("x");
-  y.require("y");
+  x.require("x", FLOAT16);
+  y.require("y", FLOAT16);
+  require_same_elements(x, y);
   require_groups(g.groups, x.c, y.c);
   require_equal("the number of samples of y", y.n, x.n);
   require_equal("the height of y", y.h, output_size(x.h, g.pad_h, g.r, g.dilation_h, g.stride_h));

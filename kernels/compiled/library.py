@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -30,9 +30,13 @@ from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operati
 BUILDS = ("avx512", "avx2", "plain")
 _LARGEST_BUILD = {"AVX512": "avx512", "AVX2": "avx2"}  # by torch.backends.cpu.get_cpu_capability()
 
+HALF_TOO = ("float32", "bfloat16", "float16")  # of algorithms that widen what they read, and round what they write
+
 _LARGEST_SIZE = 2**30  # checks.h has the same
 _NO_MEMORY = -5  # among its refusals
 _CHANNELS_LAST = MemoryFormat.CHANNELS_LAST  # looked up in every call
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
+_ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2}  # elements.h has the same
 
 
 class _Size(ctypes.c_int64):
@@ -48,11 +52,11 @@ _buffer = (_pointer, _int64)  # prepared, scratch or a bias, and its bytes
 
 
 class Operand(ctypes.Structure):
-    """x, y, w or dw: dense float32 in one of the memory formats."""
+    """x, y, w or dw: dense in one of the memory formats. element: the number of its type among ``_ELEMENTS``."""
 
     _fields_ = [
         ("data", _pointer),
-        *((name, _int64) for name in ("bytes", "size_0", "size_1", "size_2", "size_3", "channels_last")),
+        *((name, _int64) for name in ("bytes", "size_0", "size_1", "size_2", "size_3", "channels_last", "element")),
     ]
 
 
@@ -83,20 +87,33 @@ class Stage(ctypes.Structure):
 def operand(problem: ConvProblem, tensor: Tensor) -> Operand:
     """Describe a tensor of the problem as the libraries see it.
 
-    Raises ``InvalidInputError`` where it is not dense in the problem's memory format; where it is no float32 the
-    libraries refuse it, because of its bytes.
+    Raises ``InvalidInputError`` where it is not dense in the problem's memory format, or of another dtype.
     """
+    require_dtype(problem, "a tensor", tensor)
     channels_last = problem.memory_format is _CHANNELS_LAST
     if not (tensor.is_contiguous(memory_format=torch.channels_last) if channels_last else tensor.is_contiguous()):
         raise InvalidInputError(
             f"a tensor of {tuple(tensor.shape)} has the strides {tensor.stride()}; it must be dense and "
             f"{problem.memory_format} for the compiled algorithms"
         )
-    return Operand(tensor.data_ptr(), tensor.nbytes, *tensor.shape, channels_last)
+    return Operand(tensor.data_ptr(), tensor.nbytes, *tensor.shape, channels_last, _ELEMENTS[problem.dtype])
+
+
+def bias_span(problem: ConvProblem, bias: Tensor | None) -> tuple[int | None, int]:
+    """Return where a bias, or none, begins, and its bytes. Raises ``InvalidInputError`` for one of another dtype."""
+    if bias is not None:
+        require_dtype(problem, "the bias", bias)
+    return span(bias)
+
+
+def require_dtype(problem: ConvProblem, what: str, tensor: Tensor) -> None:
+    """Raise ``InvalidInputError`` where a tensor of the problem has another dtype."""
+    if tensor.dtype is not _DTYPES[problem.dtype]:
+        raise InvalidInputError(f"{what} has dtype {tensor.dtype}; it must be that of the problem, {problem.dtype}")
 
 
 def span(buffer: Tensor | None) -> tuple[int | None, int]:
-    """Return where a buffer, or a bias, begins, and its bytes."""
+    """Return where a buffer begins, and its bytes."""
     return (None, 0) if buffer is None else (buffer.data_ptr(), buffer.nbytes)
 
 
@@ -117,7 +134,8 @@ def bound_stage(
     """Bind what does not change from call to call to the entry of this name."""
 
     def whole(shape: tuple[int, int, int, int]) -> Operand:
-        return Operand(None, prod(shape) * _ITEM_BYTES, *shape, problem.memory_format is _CHANNELS_LAST)
+        size_bytes, is_channels_last = prod(shape) * problem.item_bytes, problem.memory_format is _CHANNELS_LAST
+        return Operand(None, size_bytes, *shape, is_channels_last, _ELEMENTS[problem.dtype])
 
     bounds = [bound for each in slices for bound in (each.start, each.stop - each.start)]
     stage = Stage(
@@ -125,7 +143,7 @@ def bound_stage(
         *map(whole, (problem.x_shape(batch_size), problem.w_shape(), problem.y_shape(batch_size))),
         operation_number(problem),
         tile,
-        problem.k * _ITEM_BYTES,
+        problem.k * problem.item_bytes,
         workspace.prepared_bytes,
         workspace.scratch_bytes,
         torch.get_num_threads(),
@@ -149,7 +167,6 @@ class CompiledStage:
         self._function(self._stage, x, w, y, bias, prepared, scratch)
 
 
-_ITEM_BYTES = ITEM_BYTES["float32"]
 _OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)  # stage.h has the same order
 _operand, _geometry = ctypes.POINTER(Operand), ctypes.POINTER(Geometry)
 _stage: list[type] = [ctypes.POINTER(Stage), *[_pointer] * 6]
@@ -229,10 +246,13 @@ def why_too_large(problem: ConvProblem) -> str | None:
     return None
 
 
-def why_not(problem: ConvProblem) -> str | None:
-    """Return why the compiled algorithms cannot compute with this problem's dtype here, or ``None``."""
-    if problem.dtype != "float32":
-        return f"the dtype is {problem.dtype}; the compiled algorithms compute in float32"
+def why_not(problem: ConvProblem, dtypes: Collection[str] = ("float32",)) -> str | None:
+    """Return why a compiled algorithm cannot compute with this problem's dtype here, or ``None``.
+
+    dtypes: those that it takes.
+    """
+    if problem.dtype not in dtypes:
+        return f"the dtype is {problem.dtype}; compiled is this algorithm for {', '.join(dtypes)}"
     return loaded_build().why_not_compiled or None
 
 

@@ -23,7 +23,7 @@ static inline Images joined_rows(Images x) {
 }
 
 static inline Images channels_of(Images x, int first, int count) {
-  x.data += first * x.sc;
+  x.data = x.data + first * x.sc;
   x.c = count;
   return x;
 }

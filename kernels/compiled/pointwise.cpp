@@ -53,8 +53,8 @@ Operands operands_of(const Geometry& g, bool channels_last, int64_t n, int64_t c
   for (const int64_t size : {c, k, h, w}) require_size("a number of channels or pixels", size);
   require_between("the number of samples", n, 1, INT64_MAX);
   const int64_t p = (h - 1) / g.stride_h + 1, q = (w - 1) / g.stride_w + 1;
-  const TensorArgument x{nullptr, 0, n, times(c, g.groups), h, w, channels_last};
-  const TensorArgument y{nullptr, 0, n, times(k, g.groups), p, q, channels_last};
+  const TensorArgument x{nullptr, 0, n, times(c, g.groups), h, w, channels_last, FLOAT32};
+  const TensorArgument y{nullptr, 0, n, times(k, g.groups), p, q, channels_last, FLOAT32};
   return {x, y};
 }
 
@@ -180,7 +180,7 @@ int64_t mucudnn_pointwise_accumulate(const Geometry* g, const TensorArgument* x,
     require_equal("the number of filters", dw->n, dy->c);
     require_equal("the number of channels of the filter", dw->c, c);
     for (int64_t i = 0; i < g->groups; ++i)
-      add_gradient({gradient.x.group(i), gradient.dy.group(i), threads}, dw->data + i * c * k,
+      add_gradient({gradient.x.group(i), gradient.dy.group(i), threads}, dw->floats() + i * c * k,
                    copies + i * copies_floats(c, k, threads), scratch);
     return 0;
   });
@@ -197,7 +197,7 @@ int64_t mucudnn_pointwise_add_copies(const Geometry* g, const float* copies, int
 #pragma omp parallel for num_threads(threads)
     for (int64_t i = 0; i < g->groups * of_group; ++i) {
       const float* copy = copies + i / of_group * count * of_group + i % of_group;
-      for (int64_t j = 0; j < count; ++j) dw->data[i] += copy[j * of_group];
+      for (int64_t j = 0; j < count; ++j) dw->floats()[i] += copy[j * of_group];
     }
     return 0;
   });

@@ -159,7 +159,7 @@ struct Results {
 inline void multiply_pixels(const Product& p, const ProductTask& task, int first_step, int steps, const float* packed,
                             const float* bias, float* input, const Results& results) {
   const Images in = channels_of(p.in, first_step, steps);
-  const float* a = in.data + task.first * in.sw;
+  const float* a = in.floats() + task.first * in.sw;
   ptrdiff_t a_row = in.sw;
   if (p.copies_input()) {
     copy_rows(in, task.first, task.count, input);
@@ -204,7 +204,7 @@ inline void run_task(const Product& p, const ProductTask& task, const float* pac
   const int channel = task.first_block * VL, channels = std::min(p.channels(), task.last_block * VL) - channel;
   const bool rows = p.pixels_are_rows(), buffered = p.buffers_result();
   const int64_t image = task.first / pixels_of_image(p.in), pixel = task.first % pixels_of_image(p.in);
-  Results results{y.data + image * y.sn + pixel * y.sw + channel * y.sc, rows ? y.sw : y.sc};
+  Results results{y.floats() + image * y.sn + pixel * y.sw + channel * y.sc, rows ? y.sw : y.sc};
   if (buffered) results = {result, (rows ? task.last_block - task.first_block : blocks_of(task.count)) * VL};
   for (int step = 0; step < p.in.c; step += p.steps()) {
     const int steps = std::min(p.steps(), p.in.c - step);

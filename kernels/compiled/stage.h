@@ -20,20 +20,20 @@ struct Stage {
 };
 
 struct Addresses {
-  float *x, *w, *y;
+  void *x, *w, *y;
 };
 
-inline void set_to_zero(float* data, int64_t count, int threads) {
-  constexpr int64_t PIECE = 1 << 16;
+inline void set_to_zero(void* data, int64_t bytes, int threads) {
+  constexpr int64_t PIECE = 1 << 18;
 #pragma omp parallel for num_threads(threads)
-  for (int64_t i = 0; i < count; i += PIECE) std::memset(data + i, 0, std::min(PIECE, count - i) * sizeof(float));
+  for (int64_t i = 0; i < bytes; i += PIECE) std::memset(static_cast<char*>(data) + i, 0, std::min(PIECE, bytes - i));
 }
 
 // These samples of a mini-batch, which is what its sizes say.
-inline TensorArgument samples(TensorArgument images, float* data, int64_t first, int64_t count) {
-  const int64_t floats = images.c * images.h * images.w;
-  images.data = data + first * floats;
-  images.bytes = bytes_of(times(count, floats));
+inline TensorArgument samples(TensorArgument images, void* data, int64_t first, int64_t count) {
+  const int64_t of_sample = images.c * images.h * images.w;
+  images.data = (Elements{data, images.elements().type} + first * of_sample).first;
+  images.bytes = times(times(count, of_sample), images.elements().element_bytes());
   images.n = count;
   return images;
 }
@@ -44,11 +44,11 @@ template <class Open, class Step, class Close>
 int64_t run_stage(const Stage& stage, const Addresses& at, float* prepared, Open open, Step step, Close close) {
   const bool of_filter = stage.operation == BACKWARD_FILTER;
   require_between("the operation", stage.operation, FORWARD, BACKWARD_FILTER);
-  stage.x.require("x");
-  stage.y.require("y");
+  stage.x.require("x", FLOAT16);
+  stage.y.require("y", FLOAT16);
   TensorArgument w = stage.w;
   w.data = at.w;
-  if (of_filter) set_to_zero(prepared, stage.prepared_bytes / int64_t(sizeof(float)), stage.thread_count());
+  if (of_filter) set_to_zero(prepared, stage.prepared_bytes, stage.thread_count());
   if (const int64_t result = of_filter ? 0 : open(w); result < 0) return result;
   for (int64_t i = 0; i < stage.slice_count; ++i) {
     const int64_t first = stage.slices[2 * i], count = stage.slices[2 * i + 1];

@@ -114,7 +114,7 @@ struct Winograd {
     });
   }
 
-  static void from_planes(const Planes& planes, const float* bias, const Images& y, const Tiling& tiling,
+  static void from_planes(const Planes& planes, Elements bias, const Images& y, const Tiling& tiling,
                           int64_t begin, int64_t end, int64_t origin, int first, int last) {
     alignas(64) float buffer[M * 32 * VL];
     for_strips<M>(tiling, begin, end, 0, 0, [&](int64_t t, int count, Region region) {
@@ -154,7 +154,7 @@ struct Winograd {
       multiply(tiles, u.rows, u.column_blocks, v.at(point), u.at(point), m.at(point));
   }
 
-  static void forward(const Images& x, const Planes& u, const float* bias, const Images& y, int pad_h, int pad_w,
+  static void forward(const Images& x, const Planes& u, Elements bias, const Images& y, int pad_h, int pad_w,
                       const Plan& plan, float* scratch, int threads) {
     if (plan.schedule.shared)
       forward_shared(x, u, bias, y, pad_h, pad_w, plan.tiling, plan.schedule.tiles, scratch, threads);
@@ -162,7 +162,7 @@ struct Winograd {
       forward_private(x, u, bias, y, pad_h, pad_w, plan.tiling, plan.schedule.tiles, scratch, threads);
   }
 
-  static void forward_private(const Images& x, const Planes& u, const float* bias, const Images& y, int pad_h,
+  static void forward_private(const Images& x, const Planes& u, Elements bias, const Images& y, int pad_h,
                               int pad_w, const Tiling& tiling, int block, float* scratch, int threads) {
     const ptrdiff_t own = block_floats(block, x.c, y.c);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
@@ -177,7 +177,7 @@ struct Winograd {
     }
   }
 
-  static void forward_shared(const Images& x, const Planes& u, const float* bias, const Images& y, int pad_h, int pad_w,
+  static void forward_shared(const Images& x, const Planes& u, Elements bias, const Images& y, int pad_h, int pad_w,
                              const Tiling& tiling, int block, float* scratch, int threads) {
 #pragma omp parallel num_threads(threads)
     for (int64_t begin = 0; begin < tiling.count; begin += block) {
@@ -269,8 +269,9 @@ int64_t prepared_bytes(Transforms, int64_t groups, int64_t c, int64_t k) {
 // Checks of the images that entries go through. x: what is read, padded; y: of the size of the output.
 void require_images(int r, int64_t groups, int64_t pad_h, int64_t pad_w, const TensorArgument& x,
                     const TensorArgument& y, int64_t threads) {
-  x.require("the input");
-  y.require("the output");
+  x.require("the input", FLOAT16);
+  y.require("the output", FLOAT16);
+  require_same_elements(x, y);
   require_groups(groups, x.c, y.c);
   require_equal("the number of samples of the output", y.n, x.n);
   for (const int64_t pad : {pad_h, pad_w}) require_between("the padding", pad, -LARGEST_SIZE, LARGEST_SIZE);
@@ -282,7 +283,7 @@ void require_images(int r, int64_t groups, int64_t pad_h, int64_t pad_w, const T
 template <class Transforms>
 void require_filter(Transforms winograd, bool lanes_are_c, int r, int64_t groups, const TensorArgument& w,
                     int64_t prepared, int64_t threads) {
-  w.require_filter(groups, r, r);
+  w.require_filter(groups, r, r, FLOAT16);
   const FilterView view = w.filter(0, groups, lanes_are_c);
   require_bytes("prepared", prepared, prepared_bytes(winograd, groups, view.rows, view.lanes));
   require_threads(threads);
@@ -340,7 +341,7 @@ int64_t mucudnn_winograd_transform_filter(int m, int r, int64_t groups, int back
 
 // y = x * w + bias; backward data with x = dy, y = dx, padding r - 1 - padding and the turned filter.
 int64_t mucudnn_winograd_forward(int m, int r, int64_t groups, int64_t pad_h, int64_t pad_w, const TensorArgument* x,
-                                 float* u, int64_t u_bytes, const float* bias, int64_t bias_bytes,
+                                 float* u, int64_t u_bytes, void* bias, int64_t bias_bytes,
                                  const TensorArgument* y, float* scratch, int64_t scratch_bytes, int threads) {
   return refusable([&] {
     return dispatch(m, r, [&](auto winograd) -> int64_t {
@@ -349,11 +350,11 @@ int64_t mucudnn_winograd_forward(int m, int r, int64_t groups, int64_t pad_h, in
       const Plan plan = winograd.forward_plan(to.n, from.c, to.c, to.h, to.w, threads);
       require_bytes("prepared", u_bytes, prepared_bytes(winograd, groups, from.c, to.c));
       require_bytes("scratch", scratch_bytes, bytes_of(plan.scratch_floats));
-      if (bias) require_bytes("the bias", bias_bytes, bytes_of(y->c));
+      const Elements of_bias = checked_bias(bias, bias_bytes, *y);
       for (int64_t g = 0; g < groups; ++g) {
         const Planes planes = filter_planes(u + g * winograd.filter_floats(from.c, to.c), from.c, to.c);
-        winograd.forward(from.group(g), planes, bias ? bias + g * to.c : nullptr, to.group(g), int(pad_h), int(pad_w),
-                         plan, scratch, threads);
+        winograd.forward(from.group(g), planes, of_bias + g * to.c, to.group(g), int(pad_h), int(pad_w), plan, scratch,
+                         threads);
       }
       return 0;
     });
@@ -397,7 +398,7 @@ int64_t mucudnn_winograd_add_filter_gradient(int m, int r, int64_t groups, float
   });
 }
 
-int64_t mucudnn_winograd_stage(const Stage* stage, float* x, float* w, float* y, const float* bias, float* prepared,
+int64_t mucudnn_winograd_stage(const Stage* stage, void* x, void* w, void* y, void* bias, float* prepared,
                                float* scratch) {
   return refusable([&] {
     const Geometry& g = stage->geometry;

@@ -74,7 +74,7 @@ class Winograd(BaseAlgorithm):
     m: int
     r: int
     device_type: str = "cpu"
-    version: int = 1
+    version: int = 2
     deterministic: bool = True
 
     @property

@@ -1,7 +1,8 @@
-"""Winograd convolution in C++ (compiled/winograd.cpp): float32 on the CPU, in either memory format.
+"""Winograd convolution in C++ (compiled/winograd.cpp): on the CPU, in either memory format.
 
 Tiles are transformed, multiplied and transformed back block by block in the cores' caches, so that the scratch is a few
-blocks, whatever the micro-batch is.
+blocks, whatever the micro-batch is. Half precision is widened where it is read and rounded where it is written; all
+between is in float32.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.compiled.library import bound_stage, library, operand, span, why_not
+from mucudnn.kernels.compiled.library import HALF_TOO, bias_span, bound_stage, library, operand, span, why_not
 from mucudnn.kernels.contract.algorithm import BoundStage, Workspace
 from mucudnn.kernels.winograd.cook_toom import CookToom
 from mucudnn.kernels.winograd.tiling import source_padding, tiling
@@ -23,7 +24,7 @@ class CompiledWinograd:
     """The arithmetic of ``Winograd``; see ``WinogradBackend`` there for the shapes."""
 
     def supports(self, problem: ConvProblem) -> str | None:
-        return why_not(problem)
+        return why_not(problem, HALF_TOO)
 
     def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
         tiles = tiling(matrices, problem, n)
@@ -63,7 +64,7 @@ class CompiledWinograd:
             *source_padding(matrices, problem),
             byref(operand(problem, source)),
             *span(prepared),
-            *span(bias),
+            *bias_span(problem, bias),
             byref(operand(problem, target)),
             *span(scratch),
             torch.get_num_threads(),

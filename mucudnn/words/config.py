@@ -177,7 +177,8 @@ class Config:
         return DEFAULT_MAX_RELATIVE_ERROR[dtype]
 
 
-# float32: what the bar of the project promises; the others: a few units in the last place of the stored result.
+# float32: what the bar of the project promises. float64: some units in the last place of the stored result. Half
+# precision: about twice torch's own error where it rounds sums on the way (docs/numerics.md).
 # TF32 keeps 10 bits of a factor's mantissa: 2**-11 of each is lost at most, and torch's own convolution loses it too.
 TF32_MAX_RELATIVE_ERROR = 1e-3
 DEFAULT_MAX_RELATIVE_ERROR = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}

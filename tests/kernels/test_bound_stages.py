@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mucudnn.kernels.compiled.library import CompiledStage, bound_stage, loaded_build
 from mucudnn.kernels.contract.algorithm import Bindable, Workspace
+from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.registry import algorithm
 from mucudnn.testing.guarded_call import Call
 from mucudnn.words.errors import InvalidInputError
@@ -43,15 +44,15 @@ def largest_workspace(name: str, problem: ConvProblem, slices: tuple[slice, ...]
 @by_operation
 @pytest.mark.parametrize("slices", SLICES.values(), ids=SLICES)
 @pytest.mark.parametrize("memory_format", MemoryFormat)
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("groups", "dtype"), [(1, "float32"), (2, "float32"), (2, "bfloat16"), (1, "float16")])
 @pytest.mark.parametrize("name", NAMES)
 def test_one_call_is_open_every_step_and_close(
-    name: str, groups: int, memory_format: MemoryFormat, slices: tuple[slice, ...], operation: Operation
+    name: str, groups: int, dtype: str, memory_format: MemoryFormat, slices: tuple[slice, ...], operation: Operation
 ) -> None:
-    problem = problem_for(name, operation, memory_format, groups=groups)
+    problem = problem_for(name, operation, memory_format, groups=groups, dtype=dtype)
     chosen = algorithm(name)
     workspace = largest_workspace(name, problem, slices)
-    bias = torch.randn(problem.k) if operation is Operation.FORWARD else None
+    bias = torch.randn(problem.k).to(torch_dtype(problem)) if operation is Operation.FORWARD else None
     results = []
     for is_bound in (False, True):
         torch.manual_seed(0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.build_results import Results
+from support.build_results import CHANNELS, DTYPES, HALF, Results, unlike_products
 from support.places import SUPPORT
 
 from mucudnn.kernels.compiled import library
@@ -19,10 +19,12 @@ from mucudnn.kernels.compiled.library import BUILDS, build_name, loaded_build
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.winograd import algorithms as winograd
 from mucudnn.testing.guarded_call import Call
-from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 PROGRAM = SUPPORT / "build_results.py"
 TOLERANCE = 1e-5
+TOLERANCES = DEFAULT_MAX_RELATIVE_ERROR | {"float32": TOLERANCE}
 PROBLEM = ConvProblem(Operation.FORWARD, c=5, h=9, w=8, k=7, r=3, s=3, padding=(1, 1))
 
 
@@ -44,6 +46,10 @@ def _start(build: str, file: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, PROGRAM, file], env=environment, stderr=subprocess.PIPE, text=True)
 
 
+def tolerance(case: str) -> float:
+    return TOLERANCES[case.split()[-1]]
+
+
 def of_build(results: dict[str, Results], build: str) -> Results:
     if build not in results:
         pytest.skip(f"this processor does not run {build}, or nothing is compiled")
@@ -55,15 +61,15 @@ def of_build(results: dict[str, Results], build: str) -> Results:
 @pytest.mark.parametrize("build", [*BUILDS, "torch"])
 def test_every_build_computes_the_convolution(results: dict[str, Results], build: str) -> None:
     errors = of_build(results, build).errors
-    assert {case: error for case, error in errors.items() if not error <= TOLERANCE} == {}
-    assert len(errors) >= len(winograd.ALGORITHMS) * len(Operation)
+    assert {case: error for case, error in errors.items() if not error <= tolerance(case)} == {}
+    assert len(errors) >= len(winograd.ALGORITHMS) * len(Operation) * len(DTYPES)
 
 
 @pytest.mark.parametrize("build", BUILDS)
 def test_every_build_gives_the_result_of_torch_s_operators(results: dict[str, Results], build: str) -> None:
     compiled, in_torch = of_build(results, build).outputs, results["torch"].outputs
     differences = {case: relative_l2_error(compiled[case], output.double()) for case, output in in_torch.items()}
-    assert {case: difference for case, difference in differences.items() if not difference <= TOLERANCE} == {}
+    assert {case: difference for case, difference in differences.items() if not difference <= tolerance(case)} == {}
 
 
 @pytest.mark.parametrize("build", [build for build in BUILDS if build != "plain"])
@@ -73,7 +79,26 @@ def test_every_build_gives_the_result_of_plain_instructions(results: dict[str, R
     assert mine.outputs.keys() == plain.outputs.keys()
     assert mine.reasons == {}
     for case, output in mine.outputs.items():
-        assert relative_l2_error(output, plain.outputs[case].double()) <= TOLERANCE, case
+        assert relative_l2_error(output, plain.outputs[case].double()) <= tolerance(case), case
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_every_build_reads_every_half_and_rounds_as_torch_does(results: dict[str, Results], build: str) -> None:
+    unlike = of_build(results, build).unlike
+    assert len(unlike) == len(HALF) * len(MemoryFormat) * len(CHANNELS)
+    assert set(unlike.values()) == {0}, unlike
+
+
+@pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
+@pytest.mark.parametrize("memory_format", MemoryFormat)
+def test_subnormal_halves_are_kept_where_subnormal_floats_are_flushed(memory_format: MemoryFormat) -> None:
+    torch.set_num_threads(1)  # flushing is of each thread
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush")
+    try:
+        assert unlike_products("float16", memory_format, channels=1) == 0
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def test_torch_s_operators_are_all_there_is_where_that_is_asked_for(results: dict[str, Results]) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.compiled.implicit_gemm import ImplicitGemm
-from mucudnn.kernels.compiled.library import build_name, library, loaded_build
+from mucudnn.kernels.compiled.library import Geometry, Operand, build_name, library, loaded_build
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm
@@ -124,8 +124,8 @@ def test_more_threads_than_the_scratch_was_declared_for_are_refused(name: str, o
         (lambda t: t[1:], "number of samples"),
         (lambda t: torch.cat([t, t[:, :, :1]], 2), "height of"),
         (lambda t: torch.cat([t, t[..., :1]], 3), "width of"),
-        (lambda t: t.half(), "bytes; in float32 its sizes are"),
-        (lambda t: t.double(), "bytes; in float32 its sizes are"),
+        (lambda t: t.half(), "has dtype torch.float16; it must be that of the problem, float32"),
+        (lambda t: t.double(), "has dtype torch.float64"),
         (lambda t: t[:1].expand(2, -1, -1, -1), "strides"),
         (lambda t: t.to(memory_format=torch.channels_last), "dense and contiguous"),
         (lambda t: torch.cat([t] * 64, 1), "prepared holds"),
@@ -151,7 +151,7 @@ def test_images_that_do_not_belong_together_are_refused(
         (lambda w: torch.cat([w, w], 2), "the height of the filter is"),
         (lambda w: torch.cat([w, w], 3), "the width of the filter is"),
         (lambda w: torch.cat([w] * 64), "prepared holds"),
-        (lambda w: w.half(), "bytes; in float32 its sizes are"),
+        (lambda w: w.half(), "has dtype torch.float16; it must be that of the problem, float32"),
         (lambda w: w[:1].expand(22, -1, -1, -1), "strides"),
     ],
     ids=["height", "width", "filters", "half", "expanded"],
@@ -169,6 +169,45 @@ def test_a_bias_that_is_too_short_is_refused(name: str) -> None:
     operands = Operands(problem_for(name, Operation.FORWARD), algorithm(name))
     operands.tensors["bias"] = torch.ones(21)
     operands.assert_refused("step", "the bias holds 84 bytes; the call needs 88")
+
+
+@by_name
+def test_a_bias_of_another_dtype_is_refused(name: str) -> None:
+    operands = Operands(problem_for(name, Operation.FORWARD), algorithm(name))
+    operands.tensors["bias"] = torch.ones(22, dtype=torch.float64)
+    operands.assert_refused("step", "the bias has dtype torch.float64; it must be that of the problem, float32")
+
+
+def described(t: Tensor, element: int, size_bytes: int | None = None) -> Operand:
+    return Operand(t.data_ptr(), t.nbytes if size_bytes is None else size_bytes, *t.shape, False, element)
+
+
+@pytest.mark.parametrize(
+    ("of_x", "of_y", "message"),
+    [
+        ((0, 2 * 4 * 64), (0, None), "holds 512 bytes; in elements of 4 bytes its sizes are 1024 bytes"),
+        ((1, None), (1, None), "holds 1024 bytes; in elements of 2 bytes its sizes are 512 bytes"),
+        ((1, 512), (2, 512), "the type of elements of y is 2; the other operands make it 1"),
+        ((3, 512), (3, 512), "the type of elements is 3; allowed is 0 to 2"),
+        ((-1, 512), (-1, 512), "the type of elements is -1; allowed is 0 to 2"),
+    ],
+    ids=["half as many bytes", "twice as many bytes", "two types", "unknown", "negative"],
+)
+def test_elements_that_are_not_what_they_are_said_to_be_are_refused(
+    of_x: tuple[int, int | None], of_y: tuple[int, int | None], message: str
+) -> None:
+    x, y, u, scratch = torch.ones(1, 4, 8, 8), torch.ones(1, 4, 8, 8), torch.ones(2**14), torch.ones(2**16)
+    buffers = (u.data_ptr(), u.nbytes), (scratch.data_ptr(), scratch.nbytes)
+    described_x, described_y = described(x, *of_x), described(y, *of_y)
+    with pytest.raises(InvalidInputError, match=message):
+        library().mucudnn_winograd_forward(
+            4, 3, 1, 1, 1, described_x, *buffers[0], None, 0, described_y, *buffers[1], 1
+        )
+    shape = Geometry(3, 3, 1, 1, 1, 1, 1, 1, 1)
+    with pytest.raises(InvalidInputError, match=message):
+        library().mucudnn_implicit_gemm_forward(
+            shape, False, described_x, *buffers[0], None, 0, described_y, *buffers[1], 1
+        )
 
 
 @by_name

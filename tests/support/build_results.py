@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.compiled import implicit_gemm, pointwise
-from mucudnn.kernels.compiled.library import build_name
+from mucudnn.kernels.compiled.library import build_name, loaded_build
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.winograd import algorithms as winograd
 from mucudnn.testing.guarded_call import Call
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
+HALF = ("bfloat16", "float16")
+DTYPES = ("float32", *HALF)
+CHANNELS = (1, 16)  # a window of planes, and one of vectors
 _MICRO_BATCHES = (2, 1)
 # Channels that are no multiple of any vector, below and above the longest; maps that are no multiple of any tile.
 _GEOMETRIES: dict[str, dict[str, int]] = {
@@ -33,17 +36,26 @@ _GEOMETRIES: dict[str, dict[str, int]] = {
 
 @dataclass
 class Results:
-    """By case: what was computed, and its error against float64. By algorithm that cannot: the reason."""
+    """By case: what was computed, and its error against float64. By algorithm that cannot: the reason.
+
+    ``unlike``: by case, how many products of half precision are not what torch makes of them.
+    """
 
     build: str
     outputs: dict[str, Tensor] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    unlike: dict[str, int] = field(default_factory=dict)
 
 
 def compute() -> Results:
     torch.set_num_threads(1)  # the contract suite has more
     results = Results(build_name())
+    if loaded_build().library is not None:
+        results.unlike = {
+            f"{dtype} {memory_format} {channels}": unlike_products(dtype, memory_format, channels)
+            for dtype, memory_format, channels in product(HALF, MemoryFormat, CHANNELS)
+        }
     for algorithm, case, problem in _cases():
         torch.manual_seed(1)
         call = Call(problem, sum(_MICRO_BATCHES))
@@ -56,9 +68,31 @@ def compute() -> Results:
     return results
 
 
+def unlike_products(dtype: str, memory_format: MemoryFormat, channels: int) -> int:
+    """Multiply all 2^16 values of a dtype with numbers that round in every way; count what torch rounds otherwise.
+
+    A product of two such numbers is exact in float32 or rounded there once, so that only what is read and written
+    differs. It is computed as a 1x1 convolution of one channel; further ones are zero.
+    """
+    of_dtype: torch.dtype = getattr(torch, dtype)
+    numbers = torch.finfo(of_dtype)
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(of_dtype)
+    torch.manual_seed(0)
+    chosen = [1.0, -1.0, 0.5, 0.75, 1 + numbers.eps, numbers.tiny, numbers.max, numbers.smallest_normal * numbers.eps]
+    factors = torch.cat([torch.tensor(chosen), torch.randn(12), torch.inf * torch.ones(1)]).to(of_dtype)
+    problem = ConvProblem(Operation.FORWARD, channels, 256, 256, len(factors), 1, 1, dtype=dtype)
+    problem = replace(problem, memory_format=memory_format)
+    call = Call(problem, 1)
+    call.x.zero_()[0, -1] = every.view(256, 256)
+    call.w.fill_(1)[:, -1] = factors.view(-1, 1, 1)
+    expected = (every.float() * factors.float().view(-1, 1)).to(of_dtype)
+    computed = call.run(implicit_gemm.ImplicitGemm(), [1])[0].flatten(1)
+    return int(((computed != expected) & ~(computed.isnan() & expected.isnan())).sum())
+
+
 def _cases() -> Iterator[tuple[Algorithm, str, ConvProblem]]:
     geometries = product(Operation, MemoryFormat, _GEOMETRIES)
-    for (operation, memory_format, name), (algorithm, r, stride) in product(geometries, _algorithms()):
+    for (operation, memory_format, name), (algorithm, r, stride), dtype in product(geometries, _algorithms(), DTYPES):
         problem = ConvProblem(
             operation,
             **_GEOMETRIES[name],
@@ -66,9 +100,10 @@ def _cases() -> Iterator[tuple[Algorithm, str, ConvProblem]]:
             s=r,
             stride=(stride, 1),
             padding=(r // 2, 1) if r > 1 else (0, 0),
+            dtype=dtype,
             memory_format=memory_format,
         )
-        yield algorithm, f"{algorithm.name} {operation} {memory_format} {name} {stride}", problem
+        yield algorithm, f"{algorithm.name} {operation} {memory_format} {name} {stride} {dtype}", problem
 
 
 def _algorithms() -> Iterator[tuple[Algorithm, int, int]]:

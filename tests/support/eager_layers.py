@@ -19,11 +19,14 @@ COMPILED = "implicit-gemm" if loaded_build().library is not None else "gemm"
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 
 
-def choices_of(*algorithms: str, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS, n: int = N) -> Choices:
+def choices_of(
+    *algorithms: str, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS, n: int = N, dtype: str = "float32"
+) -> Choices:
     """All three operations, each sample by one of these in turn, or all by the only one."""
     names = [algorithms[i % len(algorithms)] for i in range(n)]
     parts = tuple(MicroConfig(name, 1) for name in names) if len(algorithms) > 1 else (MicroConfig(names[0], n),)
-    problem = ConvProblem(Operation.FORWARD, C, 9, 8, K, 3, 3, padding=(1, 1), memory_format=memory_format)
+    shape = (C, 9, 8, K, 3, 3)
+    problem = ConvProblem(Operation.FORWARD, *shape, padding=(1, 1), dtype=dtype, memory_format=memory_format)
     chosen = Choices.of({problem.with_operation(o): {n: Configuration(parts, 1.0, 0)} for o in Operation})
     chosen.recipes.clear()
     return chosen
