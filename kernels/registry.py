@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 from mucudnn.kernels import plug_ins
-from mucudnn.kernels.compiled import implicit_gemm, pointwise
+from mucudnn.kernels.compiled import depthwise, implicit_gemm, pointwise
 from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
 from mucudnn.kernels.cudnn.backend import cudnn_backend
@@ -31,6 +31,7 @@ _CPU: tuple[Algorithm, ...] = (
     *direct.ALGORITHMS,
     *implicit_gemm.ALGORITHMS,
     *pointwise.ALGORITHMS,
+    *depthwise.ALGORITHMS,
     *winograd.ALGORITHMS,
     *fft.ALGORITHMS,
 )

@@ -76,3 +76,24 @@ struct Geometry {
     require_size("the number of groups", groups);
   }
 };
+
+// The size of y along one dimension.
+inline int64_t output_size(int64_t size, int64_t pad, int64_t taps, int64_t dilation, int64_t stride) {
+  const int64_t padded = size + 2 * pad, extent = dilation * (taps - 1) + 1;
+  require_size("a size of the padded input", padded);
+  require_between("the extent of the filter", extent, 1, padded);
+  return (padded - extent) / stride + 1;
+}
+
+// x and y as in forward; most: FLOAT32 where an entry computes with nothing else.
+inline void require_images(const Geometry& g, const TensorArgument& x, const TensorArgument& y,
+                           Element most = FLOAT32) {
+  g.require();
+  x.require("x", most);
+  y.require("y", most);
+  require_same_elements(x, y);
+  require_groups(g.groups, x.c, y.c);
+  require_equal("the number of samples of y", y.n, x.n);
+  require_equal("the height of y", y.h, output_size(x.h, g.pad_h, g.r, g.dilation_h, g.stride_h));
+  require_equal("the width of y", y.w, output_size(x.w, g.pad_w, g.s, g.dilation_w, g.stride_w));
+}

@@ -89,7 +89,7 @@ int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, cons
                                       const float* packed, int64_t packed_bytes, void* bias, int64_t bias_bytes,
                                       const TensorArgument* y, float* scratch, int64_t scratch_bytes, int threads) {
   return refusable([&]() -> int64_t {
-    require_images(*g, backward_data ? *y : *x, backward_data ? *x : *y);
+    require_images(*g, backward_data ? *y : *x, backward_data ? *x : *y, FLOAT16);
     require_threads(threads);
     const Call call = make_call(*g, backward_data, x->images(g->groups), y->images(g->groups));
     const int rows = call.x.c, lanes = call.y.c;
@@ -110,7 +110,7 @@ int64_t mucudnn_implicit_gemm_accumulate(const Geometry* g, const TensorArgument
                                          float* du, int64_t du_bytes, float* scratch, int64_t scratch_bytes,
                                          int threads) {
   return refusable([&]() -> int64_t {
-    require_images(*g, *x, *dy);
+    require_images(*g, *x, *dy, FLOAT16);
     require_threads(threads);
     const Call call = make_call(*g, false, x->images(g->groups), dy->images(g->groups));
     const Images& y = call.y;

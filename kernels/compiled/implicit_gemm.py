@@ -7,42 +7,29 @@ packed and rounded where results are written; all between is in float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from mucudnn.kernels.compiled.library import (
-    HALF_TOO,
-    bias_span,
-    bound_stage,
-    geometry,
-    library,
-    operand,
-    span,
-    why_not,
-    why_too_large,
-)
-from mucudnn.kernels.contract.algorithm import BoundStage, Workspace
-from mucudnn.kernels.contract.base import BaseAlgorithm
+from mucudnn.kernels.compiled.library import HALF_TOO, geometry, library, why_not, why_too_large
+from mucudnn.kernels.compiled.packed_filter import PackedFilterAlgorithm
+from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.words.problem import ConvProblem, Operation
 
 
 @dataclass(frozen=True, slots=True)
-class ImplicitGemm(BaseAlgorithm):
+class ImplicitGemm(PackedFilterAlgorithm):
     """See the module's docstring."""
 
+    entry: ClassVar[str] = "implicit_gemm"
     name: str = "implicit-gemm"
     version: int = 2
     deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:
         return why_not(problem, HALF_TOO) or why_too_large(problem)
-
-    def is_local(self, problem: ConvProblem) -> bool:
-        return True
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return problem.flops(micro_batch_size)
@@ -63,68 +50,6 @@ class ImplicitGemm(BaseAlgorithm):
                 shape, backward, micro_batch_size, rows, lanes, *target, torch.get_num_threads()
             )
         return Workspace(prepared, scratch)
-
-    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        return 0
-
-    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        if problem.operation is Operation.BACKWARD_FILTER:
-            prepared.zero_()
-            return
-        library().mucudnn_implicit_gemm_pack_filter(
-            byref(geometry(problem)),
-            problem.operation is Operation.BACKWARD_DATA,
-            byref(operand(problem, w)),
-            *span(prepared),
-            torch.get_num_threads(),
-        )
-
-    def step(
-        self,
-        problem: ConvProblem,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        bias: Tensor | None,
-        prepared: Tensor,
-        scratch: Tensor,
-    ) -> None:
-        shape, of_x, of_y = byref(geometry(problem)), byref(operand(problem, x)), byref(operand(problem, y))
-        if problem.operation is Operation.BACKWARD_FILTER:
-            library().mucudnn_implicit_gemm_accumulate(
-                shape,
-                of_x,
-                of_y,
-                *span(prepared),
-                *span(scratch),
-                torch.get_num_threads(),
-            )
-            return
-        backward = problem.operation is Operation.BACKWARD_DATA
-        library().mucudnn_implicit_gemm_forward(
-            shape,
-            backward,
-            of_y if backward else of_x,
-            *span(prepared),
-            *bias_span(problem, bias),
-            of_x if backward else of_y,
-            *span(scratch),
-            torch.get_num_threads(),
-        )
-
-    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        if problem.operation is Operation.BACKWARD_FILTER:
-            library().mucudnn_implicit_gemm_add_filter_gradient(
-                byref(geometry(problem)),
-                *span(prepared),
-                byref(operand(problem, w)),
-                torch.get_num_threads(),
-            )
-
-    def bound(
-        self, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace
-    ) -> BoundStage | None:
-        return bound_stage("implicit_gemm", problem, batch_size, slices, workspace)
 
 
 ALGORITHMS: tuple[ImplicitGemm, ...] = (ImplicitGemm(),)

@@ -6,26 +6,6 @@
 
 #include "abi.h"
 
-// The size of y along one dimension.
-inline int64_t output_size(int64_t size, int64_t pad, int64_t taps, int64_t dilation, int64_t stride) {
-  const int64_t padded = size + 2 * pad, extent = dilation * (taps - 1) + 1;
-  require_size("a size of the padded input", padded);
-  require_between("the extent of the filter", extent, 1, padded);
-  return (padded - extent) / stride + 1;
-}
-
-// x and y as in forward.
-inline void require_images(const Geometry& g, const TensorArgument& x, const TensorArgument& y) {
-  g.require();
-  x.require("x", FLOAT16);
-  y.require("y", FLOAT16);
-  require_same_elements(x, y);
-  require_groups(g.groups, x.c, y.c);
-  require_equal("the number of samples of y", y.n, x.n);
-  require_equal("the height of y", y.h, output_size(x.h, g.pad_h, g.r, g.dilation_h, g.stride_h));
-  require_equal("the width of y", y.w, output_size(x.w, g.pad_w, g.s, g.dilation_w, g.stride_w));
-}
-
 // Filter element (r, s), and which input pixel it meets: (output row * stride + row, output column * stride + column).
 struct Tap {
   int row, column, r, s;

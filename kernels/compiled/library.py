@@ -112,6 +112,12 @@ def require_dtype(problem: ConvProblem, what: str, tensor: Tensor) -> None:
         raise InvalidInputError(f"{what} has dtype {tensor.dtype}; it must be that of the problem, {problem.dtype}")
 
 
+def shape_of(problem: ConvProblem, shape: tuple[int, int, int, int]) -> Operand:
+    """Describe a tensor of the problem without its data."""
+    size_bytes, is_channels_last = prod(shape) * problem.item_bytes, problem.memory_format is _CHANNELS_LAST
+    return Operand(None, size_bytes, *shape, is_channels_last, _ELEMENTS[problem.dtype])
+
+
 def span(buffer: Tensor | None) -> tuple[int | None, int]:
     """Return where a buffer begins, and its bytes."""
     return (None, 0) if buffer is None else (buffer.data_ptr(), buffer.nbytes)
@@ -133,14 +139,11 @@ def bound_stage(
 ) -> CompiledStage:
     """Bind what does not change from call to call to the entry of this name."""
 
-    def whole(shape: tuple[int, int, int, int]) -> Operand:
-        size_bytes, is_channels_last = prod(shape) * problem.item_bytes, problem.memory_format is _CHANNELS_LAST
-        return Operand(None, size_bytes, *shape, is_channels_last, _ELEMENTS[problem.dtype])
-
+    shapes = problem.x_shape(batch_size), problem.w_shape(), problem.y_shape(batch_size)
     bounds = [bound for each in slices for bound in (each.start, each.stop - each.start)]
     stage = Stage(
         geometry(problem),
-        *map(whole, (problem.x_shape(batch_size), problem.w_shape(), problem.y_shape(batch_size))),
+        *(shape_of(problem, shape) for shape in shapes),
         operation_number(problem),
         tile,
         problem.k * problem.item_bytes,
@@ -193,6 +196,13 @@ _SIGNATURES: dict[str, list[type]] = {
     "pointwise_accumulate": [_geometry, _operand, _operand, _operand, *_buffer, *_buffer, _int],
     "pointwise_add_copies": [_geometry, *_buffer, _operand, _int],
     "pointwise_stage": _stage,
+    "depthwise_prepared_bytes": [_geometry, _int64, _operand],
+    "depthwise_scratch_bytes": [_geometry, _int64, _operand, _operand, _int],
+    "depthwise_pack_filter": [_geometry, _int, _operand, *_buffer, _int],
+    "depthwise_forward": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
+    "depthwise_accumulate": [_geometry, _operand, _operand, *_buffer, *_buffer, _int],
+    "depthwise_add_filter_gradient": [_geometry, *_buffer, _operand, _int],
+    "depthwise_stage": _stage,
 }
 
 

@@ -12,14 +12,9 @@ void require_pointwise(const Geometry& g) {
 }
 
 // x and y as in forward.
-void require_images(const Geometry& g, const TensorArgument& x, const TensorArgument& y) {
+void require_call(const Geometry& g, const TensorArgument& x, const TensorArgument& y) {
   require_pointwise(g);
-  x.require("x");
-  y.require("y");
-  require_groups(g.groups, x.c, y.c);
-  require_equal("the number of samples of y", y.n, x.n);
-  require_equal("the height of y", y.h, (x.h - 1) / g.stride_h + 1);
-  require_equal("the width of y", y.w, (x.w - 1) / g.stride_w + 1);
+  require_images(g, x, y);
   require_equal("the memory format of y", y.channels_last, x.channels_last);
 }
 
@@ -148,7 +143,7 @@ int64_t mucudnn_pointwise_multiply(const Geometry* g, int backward_data, const T
                                    int64_t packed_bytes, const float* bias, int64_t bias_bytes,
                                    const TensorArgument* y, float* scratch, int64_t scratch_bytes, int threads) {
   return refusable([&]() -> int64_t {
-    require_images(*g, *x, *y);
+    require_call(*g, *x, *y);
     require_threads(threads);
     Product product = product_of(*g, backward_data, {*x, *y}, threads);
     const int64_t of_group = packed_floats(product.in.c, product.channels());
@@ -170,7 +165,7 @@ int64_t mucudnn_pointwise_accumulate(const Geometry* g, const TensorArgument* x,
                                      const TensorArgument* dw, float* copies, int64_t bytes_of_copies, float* scratch,
                                      int64_t scratch_bytes, int threads) {
   return refusable([&]() -> int64_t {
-    require_images(*g, *x, *dy);
+    require_call(*g, *x, *dy);
     require_threads(threads);
     const FilterGradient gradient = gradient_of(*g, {*x, *dy}, threads);
     const int64_t c = gradient.x.c, k = gradient.dy.c;

@@ -112,6 +112,30 @@ INLINE void exchange(Vec& a, Vec& b) {
   a = first;
 }
 
+// The lanes of a and b in turns: a begins with the first of both, b goes on in their middle.
+INLINE void zip(Vec& a, Vec& b) {
+  Lanes low, high;
+  for (int i = 0; i < VL; ++i) {
+    low[i] = i / 2 + i % 2 * VL;
+    high[i] = low[i] + VL / 2;
+  }
+  const Vec x = a;
+  a = shuffled(x, b, low);
+  b = shuffled(x, b, high);
+}
+
+// The opposite: a gets every other lane of both, b the rest.
+INLINE void unzip(Vec& a, Vec& b) {
+  Lanes even, odd;
+  for (int i = 0; i < VL; ++i) {
+    even[i] = 2 * i;
+    odd[i] = 2 * i + 1;
+  }
+  const Vec x = a;
+  a = shuffled(x, b, even);
+  b = shuffled(x, b, odd);
+}
+
 template <int D>
 INLINE void transpose_stage(Vec (&rows)[VL]) {
 #pragma GCC unroll 16

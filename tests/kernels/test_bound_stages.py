@@ -18,7 +18,7 @@ from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 by_operation = pytest.mark.parametrize("operation", Operation)
-NAMES = ("winograd-2x2", "winograd-6x6", "winograd-2x2-5x5", "implicit-gemm", "pointwise")
+NAMES = ("winograd-2x2", "winograd-6x6", "winograd-2x2-5x5", "implicit-gemm", "pointwise", "depthwise")
 SLICES = {
     "whole": (slice(0, 5),),
     "cut": (slice(0, 2), slice(2, 4), slice(4, 5)),
@@ -29,7 +29,7 @@ SLICES = {
 def problem_for(name: str, operation: Operation, memory_format: MemoryFormat, **changes: Any) -> ConvProblem:
     taps = 5 if "5x5" in name else 3
     sizes: dict[str, Any] = {"c": 6, "h": 9, "w": 8, "k": 10, "r": taps, "s": taps, "padding": (1, 2)} | changes
-    if name == "implicit-gemm":
+    if name in ("implicit-gemm", "depthwise"):
         sizes |= {"stride": (2, 1), "dilation": (1, 2)}
     if name == "pointwise":
         sizes |= {"c": 8, "r": 1, "s": 1, "padding": (0, 0), "stride": (2, 1)}
@@ -87,7 +87,7 @@ def run(stage: CompiledStage, problem: ConvProblem, n: int) -> list[Tensor]:
 
 
 @by_operation
-@pytest.mark.parametrize("name", ["winograd-4x4", "implicit-gemm", "pointwise"])
+@pytest.mark.parametrize("name", ["winograd-4x4", "implicit-gemm", "pointwise", "depthwise"])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -74,7 +74,7 @@ def test_every_build_gives_the_result_of_torch_s_operators(results: dict[str, Re
 
 @pytest.mark.parametrize("build", [build for build in BUILDS if build != "plain"])
 def test_every_build_gives_the_result_of_plain_instructions(results: dict[str, Results], build: str) -> None:
-    """Of all algorithms: two are there only where something is compiled."""
+    """Of all algorithms: three are there only where something is compiled."""
     mine, plain = of_build(results, build), of_build(results, "plain")
     assert mine.outputs.keys() == plain.outputs.keys()
     assert mine.reasons == {}
@@ -104,7 +104,7 @@ def test_subnormal_halves_are_kept_where_subnormal_floats_are_flushed(memory_for
 def test_torch_s_operators_are_all_there_is_where_that_is_asked_for(results: dict[str, Results]) -> None:
     assert results["torch"].build == "torch"
     reason = "MUCUDNN_BUILD=torch asks for torch's operators"
-    assert results["torch"].reasons == {"implicit-gemm": reason, "pointwise": reason}
+    assert results["torch"].reasons == {"implicit-gemm": reason, "pointwise": reason, "depthwise": reason}
 
 
 @pytest.fixture

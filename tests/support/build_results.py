@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.compiled import implicit_gemm, pointwise
+from mucudnn.kernels.compiled import depthwise, implicit_gemm, pointwise
 from mucudnn.kernels.compiled.library import build_name, loaded_build
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
@@ -31,6 +31,7 @@ _GEOMETRIES: dict[str, dict[str, int]] = {
     "few": {"c": 3, "k": 5, "h": 10, "w": 13},
     "many": {"c": 35, "k": 21, "h": 9, "w": 7},
     "grouped": {"c": 8, "k": 10, "h": 7, "w": 8, "groups": 2},
+    "depthwise": {"c": 19, "k": 19, "h": 13, "w": 37, "groups": 19},
 }
 
 
@@ -93,6 +94,8 @@ def unlike_products(dtype: str, memory_format: MemoryFormat, channels: int) -> i
 def _cases() -> Iterator[tuple[Algorithm, str, ConvProblem]]:
     geometries = product(Operation, MemoryFormat, _GEOMETRIES)
     for (operation, memory_format, name), (algorithm, r, stride), dtype in product(geometries, _algorithms(), DTYPES):
+        if algorithm in depthwise.ALGORITHMS and "groups" not in _GEOMETRIES[name]:
+            continue
         problem = ConvProblem(
             operation,
             **_GEOMETRIES[name],
@@ -109,8 +112,8 @@ def _cases() -> Iterator[tuple[Algorithm, str, ConvProblem]]:
 def _algorithms() -> Iterator[tuple[Algorithm, int, int]]:
     """With the size and the vertical stride of the filter."""
     yield from ((algorithm, algorithm.r, 1) for algorithm in winograd.ALGORITHMS)
-    yield from ((algorithm, 3, 2) for algorithm in implicit_gemm.ALGORITHMS)
     yield from ((algorithm, 1, stride) for algorithm in pointwise.ALGORITHMS for stride in (1, 2))
+    yield from ((algorithm, 3, 2) for algorithm in (*implicit_gemm.ALGORITHMS, *depthwise.ALGORITHMS))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,94 @@
+"""Common to the compiled algorithms that pack the filter, and sum up its gradient in the same place.
+
+Their entries in C++ have the same names, behind the algorithm's own, and take the same arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import byref
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.compiled.library import bias_span, bound_stage, geometry, library, operand, span
+from mucudnn.kernels.contract.algorithm import BoundStage, Workspace
+from mucudnn.kernels.contract.base import BaseAlgorithm
+from mucudnn.words.problem import ConvProblem, Operation
+
+
+class PackedFilterAlgorithm(BaseAlgorithm):
+    """Runs the entries ``mucudnn_<entry>_...`` of the compiled library."""
+
+    __slots__ = ()
+    entry: ClassVar[str]
+
+    def is_local(self, problem: ConvProblem) -> bool:
+        return True
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return 0
+
+    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        if problem.operation is Operation.BACKWARD_FILTER:
+            prepared.zero_()
+            return
+        self._function("pack_filter")(
+            byref(geometry(problem)),
+            problem.operation is Operation.BACKWARD_DATA,
+            byref(operand(problem, w)),
+            *span(prepared),
+            torch.get_num_threads(),
+        )
+
+    def step(
+        self,
+        problem: ConvProblem,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        shape, of_x, of_y = byref(geometry(problem)), byref(operand(problem, x)), byref(operand(problem, y))
+        if problem.operation is Operation.BACKWARD_FILTER:
+            self._function("accumulate")(
+                shape,
+                of_x,
+                of_y,
+                *span(prepared),
+                *span(scratch),
+                torch.get_num_threads(),
+            )
+            return
+        backward = problem.operation is Operation.BACKWARD_DATA
+        self._function("forward")(
+            shape,
+            backward,
+            of_y if backward else of_x,
+            *span(prepared),
+            *bias_span(problem, bias),
+            of_x if backward else of_y,
+            *span(scratch),
+            torch.get_num_threads(),
+        )
+
+    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        if problem.operation is Operation.BACKWARD_FILTER:
+            self._function("add_filter_gradient")(
+                byref(geometry(problem)),
+                *span(prepared),
+                byref(operand(problem, w)),
+                torch.get_num_threads(),
+            )
+
+    def bound(
+        self, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace
+    ) -> BoundStage | None:
+        return bound_stage(self.entry, problem, batch_size, slices, workspace)
+
+    def _function(self, part: str) -> Callable[..., int]:
+        function: Callable[..., int] = getattr(library(), f"mucudnn_{self.entry}_{part}")
+        return function
