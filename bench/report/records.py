@@ -18,7 +18,7 @@ Record = dict[str, Any]
 
 _OF_MODELS = ("confirm", "first_call_time", "background")  # choices of the config that decide nothing here
 # Choices that records have only where they are not as before.
-_NEW = {"thorough": False, "limits_torch": None, "share_tuning": True}
+_NEW = {"thorough": False, "limits_torch": None, "share_tuning": True, "fuse": False}
 
 
 def record_header(config: Config, environment: Environment, date: datetime) -> Record:

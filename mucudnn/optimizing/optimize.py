@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, cast
@@ -20,6 +21,7 @@ from mucudnn.modules.tuned_classes import make_tunable, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.confirm_model import Step, confirm_model
 from mucudnn.optimizing.divide_3d import divide_3d
+from mucudnn.optimizing.fuse import fuse
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.operators import Choices
@@ -67,6 +69,11 @@ def optimize(
     forward and backward pass on the sample input, or in ``eval()`` the forward pass. Afterwards parameters, gradients,
     buffers, mode and random state are as they were; the state of an optimizer that ``step`` uses is not.
 
+    With ``config.fuse``, for inference, the model stays as it is. A graph of it is returned (``torch.fx.GraphModule``),
+    which shares its tensors. In it batch norm is folded into the convolutions, additions and ReLUs are computed with
+    them, and what is left is tuned, the forward operation alone. The model itself is tuned and returned where nothing
+    can be fused, after a warning where no graph can stand for it.
+
     A model on a GPU is tuned there, whichever is the current one. One that is to be wrapped in
     ``DistributedDataParallel`` or ``DataParallel`` is best optimized before, with the input of one device.
 
@@ -75,13 +82,16 @@ def optimize(
     it. So ``step`` may hold collectives; it is given on all ranks or on none. ``process_group``: another one than the
     default.
 
-    Raises what ``tune`` raises, ``InvalidInputError`` for convolutions on several devices and for parameters that were
-    made in ``torch.inference_mode()``, and whatever the model raises on ``sample_input``; the model is then unchanged.
+    Raises what ``tune`` raises; ``InvalidInputError`` for convolutions on several devices, for parameters that were
+    made in ``torch.inference_mode()``, and for a model in training mode that is to be fused; and whatever the model
+    raises on ``sample_input``. The model is then unchanged.
     """
     config = config_or_default(config)
     require_callable(progress)
     _require_step(step)
     _require_own_tensors(instance(torch.nn.Module, model, "model"))
+    if config.fuse:
+        model, config = fuse(model, sample_input), replace(config, operations=(Operation.FORWARD,))
     device = device_of_convolutions(model)
     if device.type == "cuda" and config.deterministic and not TorchSettings.current().deterministic:
         warnings.warn(

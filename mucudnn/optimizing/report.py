@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.conv3d import UNDIVIDED, Conv3d, DividedOperation
 from mucudnn.modules.conv_transpose2d import ConvTranspose2d
+from mucudnn.modules.fused import FusedConvolution
 from mucudnn.modules.tuned_classes import OURS, torchs_class, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.running.filter_cache import CachedFilter
@@ -48,7 +49,8 @@ class Report:
     inference. convolutions: how many the model has of the kinds that can be tuned. untuned: module name and why torch's
     own runs. transposed: names of the layers whose forward is backward data of their problem. divided: module name and
     the micro-batches of one operation of a ``Conv3d``.
-    confirmations: what steps of the whole model have shown; of each part of it that was optimized by itself.
+    confirmations: what steps of the whole model have shown; of each part of it that was optimized by itself. fused:
+    module name and what is fused with its convolution.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
@@ -58,6 +60,7 @@ class Report:
     transposed: tuple[str, ...] = ()
     divided: tuple[tuple[str, DividedOperation], ...] = ()
     confirmations: tuple[Confirmation, ...] = ()
+    fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -79,7 +82,12 @@ class Report:
         if not every:
             return self._why_empty()
         return "\n".join(
-            (*(f"{_named(name)}: {chosen}" for name, chosen in every), *self._confirmed(), *self._untuned_in_words())
+            (
+                *(f"{_named(name)}: {chosen}" for name, chosen in every),
+                *(f"{name}: fused with {', '.join(parts)}" for name, parts in self.fused),
+                *self._confirmed(),
+                *self._untuned_in_words(),
+            )
         )
 
     def to_frame(self) -> pandas.DataFrame:
@@ -148,8 +156,16 @@ class Report:
             yield from _named_in("slower in the step, but torch's own is above the workspace limit,", confirmation.kept)
         if left_out := left_out_in_words(every):
             yield _filled(left_out)
+        yield from self._fused_in_words()
         yield from self._divided_in_words()
         yield from self._untuned_in_words()
+
+    def _fused_in_words(self) -> Iterator[str]:
+        """A line with how many convolutions are fused, and how many of them with what."""
+        if self.fused:
+            counted = Counter(part for _, parts in self.fused for part in parts)
+            several = ", ".join(f"{part} in {count}" for part, count in counted.items())
+            yield _filled(f"fused for inference: {len(self.fused)} convolutions; {several}")
 
     def _confirmed(self) -> Iterator[str]:
         return (f"{confirmation.heading}: {confirmation.details()}" for confirmation in self.confirmations)
@@ -192,6 +208,7 @@ def report(model: torch.nn.Module) -> Report:
         tuple(name for name, module in modules if isinstance(module, ConvTranspose2d)),
         tuple((name, one) for name, module in every if isinstance(module, Conv3d) for one in module.divided),
         tuple(dict.fromkeys(_confirmation_of(module) for _, module in modules if module.confirmation is not None)),
+        tuple((name, module.parts) for name, module in every if isinstance(module, FusedConvolution)),
     )
 
 

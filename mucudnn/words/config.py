@@ -66,6 +66,9 @@ class Config:
     share_tuning: under an initialised ``torch.distributed`` process group of more than one rank, ``optimize`` and
     ``tune`` deal the measuring out over the ranks, and all ranks choose alike (docs/training.md). ``False``: each rank
     tunes for itself.
+    fuse: for inference, ``optimize`` returns a graph of the model, in which batch norm is folded into convolutions, and
+    additions and ReLUs are computed with them (docs/inference.md). Only the forward operation is tuned then, whatever
+    ``operations`` says.
     limits_torch: whether torch's own convolution, too, must be within the workspace limit, so that something slower
     runs in its place where it is not. None: with every limit but the default one.
 
@@ -99,6 +102,7 @@ class Config:
     confirm: bool | None = None
     limits_torch: bool | None = None
     share_tuning: bool = True
+    fuse: bool = False
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -119,6 +123,7 @@ class Config:
             confirm=None if self.confirm is None else flag(self.confirm, "confirm"),
             limits_torch=None if self.limits_torch is None else flag(self.limits_torch, "limits_torch"),
             share_tuning=flag(self.share_tuning, "share_tuning"),
+            fuse=flag(self.fuse, "fuse"),
             time_limit=_amount(parse_seconds, self.time_limit, "time_limit"),
             first_call_time=_amount(parse_seconds, self.first_call_time, "first_call_time"),
             background=flag(self.background, "background"),

@@ -1,15 +1,21 @@
-"""Report of the inference benchmark: a table in milliseconds and MiB for people, a record for programs."""
+"""Report of the inference benchmark: tables in milliseconds and MiB for people, records for programs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 
 from rich.table import Table
 
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import milliseconds, new_table, ratio
-from mucudnn.bench.suites.inference.result import InferenceBenchmark, LayerResult, Variants
+from mucudnn.bench.suites.inference.result import (
+    InferenceBenchmark,
+    LayerResult,
+    RuntimeResult,
+    RuntimesComparison,
+    Variants,
+)
 from mucudnn.words.units import format_bytes
 
 _COLUMNS: Mapping[str, Callable[[Variants], str]] = {
@@ -19,6 +25,14 @@ _COLUMNS: Mapping[str, Callable[[Variants], str]] = {
     "± %": lambda variants: f"{variants.kept.noise:.0%}",
     "over torch": lambda variants: ratio(variants.speedup),
     "over not kept": lambda variants: ratio(variants.gain),
+}
+
+_RUNTIME_COLUMNS: Mapping[str, Callable[[RuntimesComparison, RuntimeResult], str]] = {
+    "ms": lambda result, one: "" if one.time is None else milliseconds(one.time.time_s),
+    "± %": lambda result, one: "" if one.time is None else f"{one.time.noise:.0%}",
+    "over torch": lambda result, one: "" if (speedup := result.speedup(one)) is None else ratio(speedup),
+    "difference": lambda result, one: "" if one.difference is None else f"{one.difference:.1e}",
+    "ready after s": lambda result, one: "" if one.ready_after_s is None else f"{one.ready_after_s:.1f}",
 }
 
 
@@ -48,6 +62,58 @@ def inference_record(benchmark: InferenceBenchmark) -> Record:
         "filter_bytes": benchmark.filter_bytes,
         "kept_bytes": benchmark.kept_bytes,
         "layers": [_layer(layer) for layer in benchmark.layers],
+    }
+
+
+def runtimes_table(comparison: RuntimesComparison) -> Table:
+    """A row for each runtime; what has failed or computes something else is said below."""
+    shape = "×".join(map(str, comparison.input_shape))
+    threads = "1 thread" if comparison.threads == 1 else f"{comparison.threads} threads"
+    title = f"{comparison.name}, inference of {shape}, {threads}: runtimes in turns"
+    table = new_table(title, ("runtime", "version"), [*_RUNTIME_COLUMNS])
+    for one in comparison.runtimes:
+        table.add_row(one.runtime, one.version, *(cell(comparison, one) for cell in _RUNTIME_COLUMNS.values()))
+    table.caption = "\n".join(_notes(comparison))
+    return table
+
+
+def _notes(comparison: RuntimesComparison) -> Iterator[str]:
+    best, over_best = comparison.best_other, comparison.over_best_other
+    if best is not None and over_best is not None:
+        fused = "fused" if comparison.config.fuse else "not fused"
+        yield f"best of the others, {best.runtime} / mucudnn, {fused}: {ratio(over_best)}"
+    yield "each in a process of its own; ±: spread (IQR / median); difference: of outputs from torch's, relative L2"
+    for one in comparison.runtimes:
+        if one.failure is not None:
+            yield f"{one.runtime} has no time: {one.failure}"
+        elif not one.computes_the_same:
+            yield f"{one.runtime} does not compute what torch does: its time says nothing"
+
+
+def runtimes_record(comparison: RuntimesComparison) -> Record:
+    """The object that ``mucudnn bench inference --no-layers --json`` writes, and adds to the one of layers. Seconds."""
+    return {
+        **record_header(comparison.config, comparison.environment, comparison.date),
+        "network": comparison.name,
+        "input_shape": list(comparison.input_shape),
+        "rounds": comparison.rounds,
+        "threads": comparison.threads,
+        "fused": comparison.config.fuse,
+        "best_other_over_mucudnn": comparison.over_best_other,
+        "runtimes": [_runtime(comparison, one) for one in comparison.runtimes],
+    }
+
+
+def _runtime(comparison: RuntimesComparison, one: RuntimeResult) -> Record:
+    return {
+        "runtime": one.runtime.value,
+        "version": one.version,
+        "time_s": None if one.time is None else one.time.time_s,
+        "noise": None if one.time is None else one.time.noise,
+        "speedup": comparison.speedup(one),
+        "relative_difference": one.difference,
+        "ready_after_s": one.ready_after_s,
+        "failure": one.failure,
     }
 
 

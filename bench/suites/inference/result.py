@@ -1,15 +1,19 @@
-"""Result of the inference benchmark: times of the whole model and of each of its convolution modules."""
+"""Results of the inference benchmark: times of the whole model and of each convolution, and of other runtimes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import inf
 
 from mucudnn.bench.contests.timing import MedianTime
+from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.running.environment import Environment
 from mucudnn.running.filter_cache import CachedFilter
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
+
+MOST_DIFFERENCE = 1e-3  # of outputs in float32, above which a runtime has not computed the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +71,60 @@ class InferenceBenchmark:
     def filter_bytes(self) -> int:
         """Bytes of the filters themselves."""
         return sum(layer.filter_bytes for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeResult:
+    """A runtime in a process of its own.
+
+    difference: of its outputs from torch's, relative L2. ready_after_s: seconds until it was ready: started, exported,
+    compiled or tuned. failure: why it has no time; ``None``: it has one.
+    """
+
+    runtime: Runtime
+    version: str
+    time: MedianTime | None = None
+    difference: float | None = None
+    ready_after_s: float | None = None
+    failure: str | None = None
+
+    @property
+    def computes_the_same(self) -> bool:
+        """Whether it has a time, and its outputs are torch's but for the rounding of float32."""
+        return self.time is not None and self.difference is not None and self.difference <= MOST_DIFFERENCE
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimesComparison:
+    """Calls of one model by several runtimes, torch's first. threads: of each runtime."""
+
+    name: str
+    input_shape: tuple[int, ...]
+    config: Config
+    environment: Environment
+    threads: int
+    runtimes: tuple[RuntimeResult, ...]
+    rounds: int
+    date: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def speedup(self, result: RuntimeResult) -> float | None:
+        """Return the speedup over torch; ``None`` for a runtime that failed."""
+        torchs = self.runtimes[0].time
+        return None if result.time is None or torchs is None else torchs.time_s / result.time.time_s
+
+    @property
+    def best_other(self) -> RuntimeResult | None:
+        """The fastest runtime that is not ours, of those that compute the same."""
+        others = [one for one in self.runtimes if one.computes_the_same and one.runtime is not Runtime.MUCUDNN]
+        return min(others, key=_time_s, default=None)
+
+    @property
+    def over_best_other(self) -> float | None:
+        """The time of the fastest other runtime over ours; ``None`` where ours has none, or computes something else."""
+        best = self.best_other
+        ours = next((one for one in self.runtimes if one.runtime is Runtime.MUCUDNN and one.computes_the_same), None)
+        return None if ours is None or best is None else _time_s(best) / _time_s(ours)
+
+
+def _time_s(result: RuntimeResult) -> float:
+    return inf if result.time is None else result.time.time_s

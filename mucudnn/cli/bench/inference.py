@@ -1,17 +1,35 @@
-"""``mucudnn bench inference``: what kept filters bring."""
+"""``mucudnn bench inference``: what kept filters bring, and other runtimes in comparison."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from mucudnn.bench.report.export import write_json
+from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.cli.shared import options
 from mucudnn.terminal.command_files import FileCommand
+from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.units import parse_bytes
+
+
+def parse_runtimes(text: str) -> tuple[Runtime, ...]:
+    """Read names of runtimes, all or none. Raises ``InvalidInputError``.
+
+    >>> [runtime.value for runtime in parse_runtimes("openvino, mucudnn")]
+    ['openvino', 'mucudnn']
+    """
+    if text in ("all", "none"):
+        return tuple(Runtime) if text == "all" else ()
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in [*Runtime]:
+            raise InvalidInputError(f"{name!r} is no runtime; allowed are {', '.join(Runtime)}, or all, or none")
+    return tuple(map(Runtime, names))
 
 
 @click.command(cls=FileCommand)
@@ -35,6 +53,20 @@ from mucudnn.words.units import parse_bytes
 @options.time_limit
 @options.database
 @options.threads
+@click.option(
+    "--runtimes",
+    type=options.Text("NAME,...|none", parse_runtimes),
+    default=tuple(Runtime),
+    show_default="all",
+    help=f"Compare calls of the whole network by these, each in a process of its own, in turns: {', '.join(Runtime)}.",
+)
+@click.option(
+    "--fuse/--no-fuse",
+    default=True,
+    show_default=True,
+    help="Whether ours in that comparison has batch norm, additions and ReLUs in its convolutions.",
+)
+@click.option("--layers/--no-layers", default=True, show_default=True, help="Time every convolution by itself.")
 @options.json_file
 def inference(
     network: str,
@@ -42,34 +74,58 @@ def inference(
     memory_format: MemoryFormat,
     rounds: int,
     threads: int | None,
+    runtimes: tuple[Runtime, ...],
+    fuse: bool,
+    layers: bool,
     json_file: Path | None,
     **choices: Any,
 ) -> None:
     """Inference of the network NAME: torch, mucudnn, and mucudnn with kept filters, whole and layer by layer.
 
-    On the CPU, where alone filters are kept.
+    Then torch, torch.compile with frozen parameters, ONNX Runtime, OpenVINO and mucudnn take turns in calls of the
+    whole network. What is not installed (pip install 'mucudnn[runtimes]') is told, and the others go on. On the CPU,
+    where alone filters are kept.
     """
+    if not (layers or runtimes):
+        raise click.UsageError("nothing to measure: leave out --no-layers, or name --runtimes")
     import torch
 
     from mucudnn.bench.measure.operands import input_shape
     from mucudnn.bench.sources.networks import arguments_for, build, input_shape_of
     from mucudnn.bench.suites.inference.benchmark import benchmark_inference
-    from mucudnn.bench.suites.inference.report import inference_record, inference_table
+    from mucudnn.bench.suites.inference.comparison import compare_runtimes
+    from mucudnn.bench.suites.inference.report import (
+        inference_record,
+        inference_table,
+        runtimes_record,
+        runtimes_table,
+    )
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
     from mucudnn.terminal.console import output, progress_bar
     from mucudnn.words.config import Config
 
     config = Config(**choices)
     options.use_threads(threads)
+    torch.manual_seed(0)
     torch_format = TORCH_FORMATS[memory_format]
-    model = build(network).to(memory_format=torch_format)  # type: ignore[call-overload]
+    model = build(network).eval().to(memory_format=torch_format)  # type: ignore[call-overload]
     x = torch.randn(input_shape(batch, input_shape_of(network))).contiguous(memory_format=torch_format)
-    with progress_bar() as progress:
-        benchmark = benchmark_inference(
-            model, arguments_for(network, x), config, name=network, rounds=rounds, progress=progress
-        )
-    console = output()
-    console.print(inference_table(benchmark))
-    console.print(str(benchmark.environment))
+    arguments = arguments_for(network, x)
+    console, record = output(), {}
+    if layers:
+        with progress_bar() as progress:
+            benchmark = benchmark_inference(model, arguments, config, name=network, rounds=rounds, progress=progress)
+        console.print(inference_table(benchmark))
+        console.print(str(benchmark.environment))
+        record = inference_record(benchmark)
+    if runtimes:
+        config = replace(config, fuse=fuse)
+        with progress_bar() as progress:
+            comparison = compare_runtimes(
+                model, arguments, config, name=network, rounds=rounds, runtimes=runtimes, progress=progress
+            )
+        console.print(runtimes_table(comparison))
+        console.print(str(comparison.environment))
+        record = runtimes_record(comparison) | record
     if json_file is not None:
-        write_json(json_file, inference_record(benchmark))
+        write_json(json_file, record)

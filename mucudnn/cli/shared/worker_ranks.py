@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 import time
 import traceback
 import warnings
@@ -25,6 +24,7 @@ from typing import TypeVar, cast
 
 import click
 
+from mucudnn.bench.contests.child_process import end_with_parent, how_it_ended
 from mucudnn.cli.shared.commands import show_warning
 from mucudnn.cli.shared.launch import ranks_of_torchrun
 from mucudnn.words.errors import MucudnnError, SharingError, first_line
@@ -116,10 +116,7 @@ def _outcome(told: Connection, process: BaseProcess) -> _Done | _Failed:
     try:
         return cast(_Done | _Failed, told.recv())
     except EOFError:
-        process.join()
-        code = process.exitcode or 0
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-        return _Failed(0.0, how)  # before all others: they have only lost it
+        return _Failed(0.0, how_it_ended(process))  # before all others: they have only lost it
 
 
 def _blame(failed: Mapping[int, _Failed], ranks: int) -> MucudnnError:
@@ -136,7 +133,7 @@ def _blame(failed: Mapping[int, _Failed], ranks: int) -> MucudnnError:
 def _work(job: Callable[[], object], rank: int, ranks: int, device: str, meeting: str, told: Connection) -> None:
     """Be a rank. Never returns: threads that torch leaves behind sometimes abort a process that ends as usual."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its ranks
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     warnings.showwarning = show_warning
     if rank:
         warnings.simplefilter("ignore")  # rank 0 tells
@@ -162,11 +159,3 @@ def _told(job: Callable[[], object], is_first: bool) -> _Done | _Failed:
     except Exception as error:
         return _Failed(time.monotonic(), f"{type(error).__name__}: {first_line(error)}", traceback.format_exc())
     return _Done(result if is_first else None)
-
-
-def _end_with_parent() -> None:
-    """Wait for the end of the process that started this one, and end: nobody else would end it."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -83,7 +83,19 @@ def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr(networks, "build", lambda name: tiny())
     monkeypatch.setattr(networks, "input_shape_of", lambda name: (3, 8, 8))
     file = tmp_path / "inference.json"
-    arguments = ["bench", "inference", "tiny", "--rounds", "1", "--cache-budget", "1KiB", "--time-limit", "50ms"]
+    arguments = [
+        "bench",
+        "inference",
+        "tiny",
+        "--rounds",
+        "1",
+        "--cache-budget",
+        "1KiB",
+        "--time-limit",
+        "50ms",
+        "--runtimes",
+        "none",
+    ]
     done = CliRunner().invoke(main, [*arguments, "--memory-format", "channels-last", "--json", str(file)])
     assert done.exit_code == 0, done.output
     assert "the whole model" in done.output

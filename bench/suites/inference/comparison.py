@@ -1,0 +1,123 @@
+"""Compares runtimes in inference: each in a process of its own, in turns, on the same model, input and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
+from math import inf, isfinite
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mucudnn.bench.contests.own_process import OwnProcess, OwnProcessError, Ready
+from mucudnn.bench.contests.timing import MedianTime
+from mucudnn.bench.suites.inference.result import RuntimeResult, RuntimesComparison
+from mucudnn.bench.suites.inference.runtime import Runtime
+from mucudnn.bench.suites.inference.runtime_job import RuntimeJob, store_model, version_of
+from mucudnn.bench.timing.rounds import sample_in_rounds
+from mucudnn.bench.timing.timer import EVERY_ROUND, Timer
+from mucudnn.running.environment import current_environment
+from mucudnn.words.config import Config
+from mucudnn.words.errors import UnavailableError
+from mucudnn.words.problem import Operation
+from mucudnn.words.progress import Progress, silent
+
+_Arrays = list[np.ndarray[Any, Any]]
+_Process = OwnProcess[_Arrays]
+
+READY_S, SAMPLE_S = 3600.0, 600.0  # most seconds that a runtime may take
+_RULE = replace(EVERY_ROUND, sample_s=0.2)
+PAUSE_S = 0.2  # before each sample: idle threads of the runtime that ran before it spin for a while
+
+
+def compare_runtimes(
+    model: nn.Module,
+    x: Tensor | tuple[Tensor, ...],
+    config: Config | None = None,
+    *,
+    name: str = "model",
+    rounds: int,
+    runtimes: Sequence[Runtime] = tuple(Runtime),
+    job: Callable[..., Callable[[], Ready[_Arrays]]] = RuntimeJob,
+    ready_s: float = READY_S,
+    sample_s: float = SAMPLE_S,
+    pause_s: float = PAUSE_S,
+    progress: Progress = silent,
+) -> RuntimesComparison:
+    """Get each runtime ready in a process of its own, one after the other, and time their calls of the model in turns.
+
+    x: (N, C, H, W), in the memory format in which torch and ours read it; or a tuple of all arguments, x the first.
+    config: how ours is tuned; its operations do not count. runtimes: torch's own is always one of them, with which
+    outputs are compared. job: makes the job of a runtime. ready_s, sample_s: most seconds to get ready, and of a
+    sample: a runtime that takes longer is ended. pause_s: between samples.
+
+    A runtime that is not installed, raises, is killed or takes too long is told with its reason, and the others go on.
+    Raises ``UnavailableError`` where the model cannot be pickled, or torch itself fails.
+    """
+    arguments = x if isinstance(x, tuple) else (x,)
+    config = replace(config or Config(workspace_limit=None, cache_budget=None), operations=(Operation.FORWARD,))
+    asked = [runtime for runtime in Runtime if runtime in runtimes or runtime is Runtime.TORCH]
+    threads = torch.get_num_threads()
+    failures: dict[Runtime, str] = {}
+    processes: dict[Runtime, _Process] = {}
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        file = Path(folder) / "model.pickle"
+        store_model(model, arguments, file)
+        for index, runtime in enumerate(asked):
+            progress(f"{runtime} gets ready", index / len(asked) / 2)
+            try:
+                its_job = job(runtime, file, threads, config)
+                process = OwnProcess(its_job, ready_s=ready_s, sample_s=sample_s, pause_s=pause_s)
+                processes[runtime] = stack.enter_context(process)
+            except OwnProcessError as error:
+                failures[runtime] = str(error)
+        _require_torch(failures)
+        timers = {runtime: Timer(process.call, process, _RULE) for runtime, process in processes.items()}
+        for done in islice(sample_in_rounds([*timers.values()]), rounds):
+            progress(f"round {done} of {rounds}", 0.5 + done / rounds / 2)
+        failures |= {runtime: str(timer.error) for runtime, timer in timers.items() if timer.error is not None}
+        _require_torch(failures)
+        torchs = processes[Runtime.TORCH].found
+        results = tuple(_result(runtime, failures, timers, processes, torchs) for runtime in asked)
+    shape = tuple(arguments[0].shape)
+    return RuntimesComparison(name, shape, config, current_environment(), threads, results, rounds)
+
+
+def _require_torch(failures: Mapping[Runtime, str]) -> None:
+    if Runtime.TORCH in failures:
+        raise UnavailableError(f"torch, with which all others are compared, fails: {failures[Runtime.TORCH]}")
+
+
+def _result(
+    runtime: Runtime,
+    failures: Mapping[Runtime, str],
+    timers: Mapping[Runtime, Timer],
+    processes: Mapping[Runtime, _Process],
+    torchs: _Arrays,
+) -> RuntimeResult:
+    if runtime in failures:
+        return RuntimeResult(runtime, version_of(runtime), failure=failures[runtime])
+    process = processes[runtime]
+    difference = relative_difference(process.found, torchs)
+    time_ = MedianTime.of(timers[runtime])
+    return RuntimeResult(runtime, version_of(runtime), time_, difference, process.ready_after_s)
+
+
+def relative_difference(outputs: _Arrays, expected: _Arrays) -> float:
+    """Return the L2 norm of the difference over that of what is expected, of all arrays together, in float64.
+
+    It is infinite where shapes differ or numbers are not finite, and where zeros are expected alone.
+    """
+    if [array.shape for array in outputs] != [array.shape for array in expected]:
+        return inf
+    found, right = (np.concatenate([each.ravel() for each in one]).astype(np.float64) for one in (outputs, expected))
+    difference, norm = float(np.linalg.norm(found - right)), float(np.linalg.norm(right))
+    if difference == 0.0:
+        return 0.0
+    return difference / norm if isfinite(difference) and norm > 0 else inf

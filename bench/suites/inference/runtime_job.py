@@ -1,0 +1,176 @@
+"""Gets each runtime ready for one model and one input, in a process of its own.
+
+Each has its own ways of preparing a model: it is exported, compiled, frozen or tuned. All are given the same float32
+parameters, the same input and the same number of threads. ONNX Runtime and OpenVINO read the same file, which torch
+exports; they are the extra ``runtimes``, and nothing else needs them.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import mucudnn
+from mucudnn.bench.contests.own_process import Ready
+from mucudnn.bench.suites.inference.runtime import Runtime
+from mucudnn.words.config import Config
+from mucudnn.words.errors import UnavailableError
+
+_Arrays = list[np.ndarray[Any, Any]]
+_Outputs = Callable[[], _Arrays]  # one call of the model
+_OF_EXPORT = ("onnx", "onnxscript")
+
+
+_PACKAGES: Mapping[Runtime, tuple[str, ...]] = MappingProxyType(
+    {Runtime.ONNX_RUNTIME: ("onnxruntime", *_OF_EXPORT), Runtime.OPENVINO: ("openvino", *_OF_EXPORT)}
+)
+
+
+def version_of(runtime: Runtime) -> str:
+    """Return the version of the package that runs the model; empty where it is not installed."""
+    if runtime is Runtime.MUCUDNN:
+        return mucudnn.__version__
+    try:
+        return version("torch" if runtime is Runtime.TORCH_COMPILE else runtime.value)
+    except PackageNotFoundError:
+        return ""
+
+
+def require_installed(runtime: Runtime) -> None:
+    """Raise ``UnavailableError`` where a package of the runtime is not installed."""
+    missing = [package for package in _PACKAGES.get(runtime, ()) if find_spec(package) is None]
+    if missing:
+        raise UnavailableError(f"{', '.join(missing)} not installed: pip install 'mucudnn[runtimes]'")
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeJob:
+    """Gets a runtime ready in a process of its own.
+
+    model_file: what ``store_model`` wrote. config: how ours is tuned. Called, it returns what is timed, one call of the
+    model, and the model's outputs as arrays, in order.
+
+    Raises ``UnavailableError`` where the runtime is not installed, and whatever it raises.
+    """
+
+    runtime: Runtime
+    model_file: Path
+    threads: int
+    config: Config
+
+    def __call__(self) -> Ready[_Arrays]:
+        require_installed(self.runtime)
+        torch.set_num_threads(self.threads)
+        torch.set_grad_enabled(False)
+        with self.model_file.open("rb") as file:
+            model, arguments = pickle.load(file)
+        outputs = _PREPARE[self.runtime](model.eval(), arguments, self)
+        return Ready(outputs, [np.array(array) for array in outputs()])
+
+
+def store_model(model: nn.Module, arguments: Sequence[Tensor], file: Path) -> None:
+    """Write the model for processes. Raises ``UnavailableError`` where it cannot be pickled."""
+    try:
+        with file.open("wb") as stream:
+            pickle.dump((model, tuple(arguments)), stream)
+    except Exception as error:  # a class may raise anything when it is pickled
+        raise UnavailableError(
+            "each runtime has a process of its own, for which the model cannot be pickled: make it picklable, or leave "
+            f"the comparison out ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _torch(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
+    return partial(_outputs_of, model, arguments)
+
+
+def _torch_compile(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
+    import torch._inductor.config as inductor
+
+    inductor.freezing = True  # of this process alone
+    compiled: Any = torch.compile(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled(*arguments)
+    return partial(_outputs_of, compiled, arguments)
+
+
+def _mucudnn(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
+    return partial(_outputs_of, mucudnn.optimize(model, arguments, job.config), arguments)
+
+
+def _onnx_runtime(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = job.threads, 1
+    with TemporaryDirectory() as folder:
+        file = _exported(model, arguments, Path(folder))
+        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    inputs = {one.name: array for one, array in zip(session.get_inputs(), _arrays(arguments), strict=True)}
+    return lambda: session.run(None, inputs)
+
+
+def _openvino(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
+    import openvino
+
+    core = openvino.Core()
+    options = {
+        "INFERENCE_NUM_THREADS": job.threads,
+        "INFERENCE_PRECISION_HINT": "f32",  # it would take bfloat16 where the processor has it
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    with TemporaryDirectory() as folder:
+        compiled = core.compile_model(core.read_model(str(_exported(model, arguments, Path(folder)))), "CPU", options)
+    request, inputs = compiled.create_infer_request(), _arrays(arguments)
+
+    def outputs() -> _Arrays:
+        results = request.infer(inputs, share_inputs=True, share_outputs=True)
+        return [results[output] for output in compiled.outputs]
+
+    return outputs
+
+
+_PREPARE: Mapping[Runtime, Callable[[nn.Module, tuple[Tensor, ...], RuntimeJob], _Outputs]] = MappingProxyType(
+    {
+        Runtime.TORCH: _torch,
+        Runtime.TORCH_COMPILE: _torch_compile,
+        Runtime.ONNX_RUNTIME: _onnx_runtime,
+        Runtime.OPENVINO: _openvino,
+        Runtime.MUCUDNN: _mucudnn,
+    }
+)
+
+
+def _outputs_of(model: Callable[..., Any], arguments: tuple[Tensor, ...]) -> _Arrays:
+    return [leaf.numpy() for leaf in tree_leaves(model(*arguments)) if isinstance(leaf, Tensor)]
+
+
+def _arrays(tensors: Sequence[Tensor]) -> _Arrays:
+    """Return the inputs as the other runtimes read them: contiguous."""
+    return [tensor.contiguous().numpy() for tensor in tensors]
+
+
+def _exported(model: nn.Module, arguments: tuple[Tensor, ...], folder: Path) -> Path:
+    """Write the model as ONNX, with the shapes of the arguments, by torch's exporter of graphs."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of packages that it does without
+    file = folder / "model.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, arguments, file, dynamo=True, verbose=False)
+    return file

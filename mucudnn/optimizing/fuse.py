@@ -1,0 +1,238 @@
+"""Fuses convolutions with what follows them in inference, on graphs of torch.fx and by torch's folding of batch norm.
+
+A graph says what uses a result. What is fused follows its convolution at once, node after node, and each is the only
+user of the one before. So nothing sees what is left out, nothing else is computed in another order, and what works in
+place elsewhere changes nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import operator
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+from torch.utils._pytree import tree_map
+
+from mucudnn.modules.fused import FusedConvolution
+from mucudnn.modules.tuned_classes import OURS
+from mucudnn.tracing.undisturbed import undisturbed
+from mucudnn.words.errors import InvalidInputError, first_line
+
+_CONVOLUTIONS = frozenset(chain(OURS, OURS.values()))  # these classes alone: a subclass may compute something else
+_BATCH_NORMS = frozenset({nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d})
+_ADDITIONS: frozenset[Any] = frozenset({operator.add, operator.iadd, torch.add, "add", "add_"})
+_ACTIVATIONS: Mapping[Any, str] = {  # modules, functions and methods -> names in ``ACTIVATIONS``
+    **dict.fromkeys((nn.ReLU, F.relu, torch.relu, torch.relu_, "relu", "relu_"), "ReLU"),
+    **dict.fromkeys((nn.ReLU6, F.relu6), "ReLU6"),
+    **dict.fromkeys((nn.SiLU, F.silu), "SiLU"),
+}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class _NotTraceableError(Exception):
+    """A model that no graph stands for, and why."""
+
+
+def fuse(model: nn.Module, sample_input: Any) -> nn.Module:
+    """Return a graph of the model in which convolutions are fused with what follows them, for inference.
+
+    Batch norm is folded into the filter before it; the addition of another result, and a ReLU, ReLU6 or SiLU, are
+    computed in place on what the convolution gives. The model stays as it is. The graph shares all tensors with it but
+    the folded ones.
+
+    sample_input: the only argument, or a tuple of all positional ones. Numbers, flags, text and None among the
+    arguments are fixed, defaults included: called with others, the graph raises ``AssertionError``.
+
+    Returns the model itself where there is nothing to fuse, and after a warning where no graph can stand for it:
+    torch.fx cannot trace it, hooks would not be called, or its graph gives other values on the sample input.
+
+    Raises ``InvalidInputError`` for a model in training mode, or with a part that is.
+    """
+    _require_inference(model)
+    arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
+    try:
+        with undisturbed(model), torch.no_grad():
+            traced = _traced(model, arguments)
+    except Exception as error:  # a forward of the user's may raise anything, and so may a copy
+        why = str(error) if isinstance(error, _NotTraceableError) else f"{type(error).__name__}: {first_line(error)}"
+        warnings.warn(f"nothing is fused, the model runs as it is: {why}", stacklevel=3)
+        return model
+    _without_identities(traced)
+    fused = [_fuse_at(node, traced) for node in list(traced.graph.nodes)]
+    if not any(fused):
+        return model
+    traced.delete_all_unused_submodules()
+    traced.graph.lint()
+    traced.recompile()
+    return traced.eval()
+
+
+def _require_inference(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if module.training:
+            raise InvalidInputError(
+                f"fuse=True is for inference, and {name or 'the model'} is in training mode: call model.eval() before, "
+                "or leave fuse out"
+            )
+
+
+# The graph
+
+
+class _Tracer(fx.Tracer):
+    """Keeps every convolution a module, those of other classes than torch's, too."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, _ConvNd) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _traced(model: nn.Module, arguments: Sequence[Any]) -> fx.GraphModule:
+    """Trace a copy that shares all tensors. Raises ``_NotTraceableError``, and whatever the model raises."""
+    shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    root, tracer = copy.deepcopy(model, shared), _Tracer()
+    for name, module in root.named_modules():
+        if _has_hooks(module) and (not name or not tracer.is_leaf_module(module, name)):
+            raise _NotTraceableError(f"{name or 'the model'} has hooks, which a graph does not call")
+    traced = fx.GraphModule(root, tracer.trace(root, _fixed(root, arguments)), type(model).__name__)
+    _require_equal(model, traced, arguments)
+    return traced
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(getattr(module, name) for name in _HOOKS)
+
+
+def _fixed(model: nn.Module, arguments: Sequence[Any]) -> dict[str, Any]:
+    """Return the plain arguments by name: a model may decide by them, which a graph cannot."""
+    bound = inspect.signature(model.forward).bind(*arguments)
+    bound.apply_defaults()
+    return {name: value for name, value in bound.arguments.items() if isinstance(value, _PLAIN)}
+
+
+def _require_equal(model: nn.Module, traced: nn.Module, arguments: Sequence[Any]) -> None:
+    """Compare both on the arguments, since tracing may take another branch than tensors do. Raises as ``_traced``."""
+    expected, found = (_result(one, arguments) for one in (model, traced))
+    try:
+        torch.testing.assert_close(found, expected, equal_nan=True)
+    except AssertionError as error:
+        raise _NotTraceableError(
+            f"its graph gives something else than the model on the sample input: {first_line(error)}"
+        ) from error
+
+
+def _result(model: nn.Module, arguments: Sequence[Any]) -> Any:
+    """Call it with copies, which it may change, and leave the random state as it is."""
+    with torch.random.fork_rng():
+        return model(*tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tuple(arguments)))
+
+
+# What is fused
+
+
+def _without_identities(traced: fx.GraphModule) -> None:
+    """Leave out what returns its input, so that nothing stands between a convolution and what follows it."""
+    for node in traced.graph.nodes:
+        if type(_called(node, traced)) is nn.Identity and len(node.args) == 1:
+            node.replace_all_uses_with(node.args[0])
+            traced.graph.erase_node(node)
+
+
+def _fuse_at(node: fx.Node, traced: fx.GraphModule) -> bool:
+    """Fuse the convolution that a node calls with what follows it. Returns whether anything does."""
+    convolution = _called(node, traced)
+    if not isinstance(convolution, _ConvNd) or type(convolution) not in _CONVOLUTIONS:
+        return False
+    if not _is_called_once(node, traced):
+        return False
+    parts, batch_norm, added, activation = [node], None, None, None
+    if (norm := _follower(node)) is not None and _folds(convolution, _called(norm, traced)):
+        batch_norm = str(norm.target)
+        parts.append(norm)
+    if (sum_ := _follower(parts[-1])) is not None and (added := _added(sum_, parts[-1])) is not None:
+        parts.append(sum_)
+    if (last := _follower(parts[-1])) is not None and (activation := _activation(last, parts[-1], traced)) is not None:
+        parts.append(last)
+    if len(parts) == 1:
+        return False
+    fused = FusedConvolution(convolution, batch_norm=batch_norm, adds=added is not None, activation=activation)
+    traced.set_submodule(str(node.target), fused)
+    parts[-1].replace_all_uses_with(node)
+    node.args = node.args if added is None else (*node.args, added)
+    for part in reversed(parts[1:]):
+        traced.graph.erase_node(part)
+    return True
+
+
+def _called(node: fx.Node, traced: fx.GraphModule) -> nn.Module | None:
+    """Return the module that a node calls; ``None``: it is none, or somebody has hooked on to it."""
+    if node.op != "call_module":
+        return None
+    module = traced.get_submodule(str(node.target))
+    return None if _has_hooks(module) else module
+
+
+def _is_called_once(node: fx.Node, traced: fx.GraphModule) -> bool:
+    """Tell whether this is a plain call, and nothing else in the graph uses the module or its parameters."""
+    of_module = [one for one in traced.graph.nodes if one.op == "call_module" and one.target == node.target]
+    inside = f"{node.target}."
+    is_read = any(one.op == "get_attr" and str(one.target).startswith(inside) for one in traced.graph.nodes)
+    return len(of_module) == 1 and not is_read and len(node.args) == 1 and not node.kwargs
+
+
+def _follower(node: fx.Node) -> fx.Node | None:
+    """Return the next node if it is the only one that uses this one."""
+    return node.next if list(node.users) == [node.next] else None
+
+
+def _added(node: fx.Node, y: fx.Node) -> fx.Node | None:
+    """Return what a node adds to y; ``None``: it is no plain addition, or not into y."""
+    if node.op not in ("call_function", "call_method") or node.target not in _ADDITIONS:
+        return None
+    if len(node.args) != 2 or node.kwargs:
+        return None
+    first, second = node.args
+    is_either_way = node.target in (operator.add, torch.add)
+    other = first if second is y and is_either_way else second if first is y else None
+    return other if isinstance(other, fx.Node) and other is not y else None
+
+
+def _activation(node: fx.Node, y: fx.Node, traced: fx.GraphModule) -> str | None:
+    """Return the name of the activation of y that a node computes, if any."""
+    if node.args[:1] != (y,) or set(node.kwargs) - {"inplace"}:
+        return None
+    computed = type(_called(node, traced)) if node.op == "call_module" else node.target
+    return _ACTIVATIONS.get(computed)
+
+
+def _folds(convolution: _ConvNd, norm: nn.Module | None) -> bool:
+    """Fold batch norm into a convolution, if it can be: filter and bias become new. Returns whether it was done.
+
+    It is computed in float64 and rounded once. Nothing is folded where that is beyond the range of the dtype.
+    """
+    is_transposed = isinstance(convolution, _ConvTransposeNd)
+    if type(norm) not in _BATCH_NORMS or (is_transposed and convolution.groups > 1):
+        return False
+    assert isinstance(norm, _BatchNorm)
+    if norm.running_mean is None or norm.running_var is None or not convolution.weight.is_floating_point():
+        return False
+    mean, variance, w = (one.detach().double() for one in (norm.running_mean, norm.running_var, convolution.weight))
+    b, scale, shift = (
+        None if one is None else one.detach().double() for one in (convolution.bias, norm.weight, norm.bias)
+    )
+    folded = fuse_conv_bn_weights(w, b, mean, variance, norm.eps, scale, shift, is_transposed)
+    weight, bias = (tensor.detach().to(convolution.weight.dtype) for tensor in folded)
+    if not (weight.isfinite().all() and bias.isfinite().all()):
+        return False
+    convolution.weight, convolution.bias = (nn.Parameter(tensor, requires_grad=False) for tensor in (weight, bias))
+    return True
