@@ -77,6 +77,26 @@ INLINE void scatter_planar_row(const float* from, int columns, T* to, ptrdiff_t 
   }
 }
 
+// The same where neighbouring pixels lie `pixel_stride` elements apart.
+template <class T>
+INLINE void scatter_spread_row(const float* from, int columns, T* to, ptrdiff_t pixel_stride,
+                               ptrdiff_t channel_stride, int channels) {
+  for (int j = 0; j < columns; j += VL) {
+    const int count = std::min(VL, columns - j);
+    Vec block[VL];
+#pragma GCC unroll 16
+    for (int i = 0; i < VL; ++i) block[i] = i < count ? load(from + (j + i) * VL) : Vec{};
+    transpose(block);
+    alignas(64) T pixels[VL][VL];
+#pragma GCC unroll 16
+    for (int i = 0; i < VL; ++i) store(pixels[i], block[i]);
+    for (int i = 0; i < channels; ++i) {
+      T* at = to + i * channel_stride + j * pixel_stride;
+      for (int pixel = 0; pixel < count; ++pixel, at += pixel_stride) *at = pixels[i][pixel];
+    }
+  }
+}
+
 template <class T>
 static inline void fill_from(const T* first_element, const Images& x, const Region& r, float* buffer) {
   const int channels = std::min(VL, x.c - r.channel);
@@ -132,11 +152,7 @@ static inline void scatter_to(T* first_element, const Images& y, const Region& r
     else if (y.sw == 1)
       scatter_planar_row(from, columns, to, y.sc, channels);
     else
-      for (ptrdiff_t j = 0; j < columns; ++j) {
-        T pixel[VL];
-        store(pixel, load(from + j * VL));
-        for (int c = 0; c < channels; ++c) to[j * y.sw + c * y.sc] = pixel[c];
-      }
+      scatter_spread_row(from, columns, to, y.sw, y.sc, channels);
   }
 }
 

@@ -74,9 +74,11 @@ int64_t mucudnn_implicit_gemm_pack_filter(const Geometry* g, int backward_data, 
       float* to = packed + i * filter_floats(*g, view.rows, view.lanes);
       const Images whole{{}, 1, view.lanes, int(g->stride_h), int(g->stride_w), 0, 1, 0, 0};
       const Call call = make_call(*g, backward_data, Images{}, whole);
-      for_products(call.geometry, backward_data, view.rows, call.y, [&](const Product& product, const Images&) {
-        pack_filter(view, product.taps, to + product.filter_offset, threads);
+      std::vector<PackedTaps> products;
+      for_products(call.geometry, backward_data, view.rows, call.y, [&](Product product, const Images&) {
+        products.push_back({std::move(product.taps), to + product.filter_offset});
       });
+      pack_filter(view, products, threads);
     }
     return 0;
   });
@@ -146,9 +148,9 @@ int64_t mucudnn_implicit_gemm_stage(const Stage* stage, void* x, void* w, void* 
       if (stage->operation == BACKWARD_FILTER)
         return mucudnn_implicit_gemm_accumulate(g, &of_x, &of_y, prepared, stage->prepared_bytes, scratch,
                                                 stage->scratch_bytes, threads);
-      return mucudnn_implicit_gemm_forward(g, backward, backward ? &of_y : &of_x, prepared, stage->prepared_bytes,
-                                           bias, stage->bias_bytes, backward ? &of_x : &of_y, scratch,
-                                           stage->scratch_bytes, threads);
+      return mucudnn_implicit_gemm_forward(g, backward, backward ? &of_y : &of_x, prepared, stage->prepared_bytes, bias,
+                                           stage->bias_bytes, backward ? &of_x : &of_y, scratch, stage->scratch_bytes,
+                                           threads);
     };
     const auto close = [&](const TensorArgument& of_w) {
       return mucudnn_implicit_gemm_add_filter_gradient(g, prepared, stage->prepared_bytes, &of_w, threads);

@@ -20,9 +20,16 @@ class TapBuffers {
   std::vector<float> memory_;
 };
 
-// [lane block][row or row block][tap][row in block][VL]: in the order in which a register tile reads it.
-inline void pack_filter(const FilterView& w, const Taps& taps, float* to, int threads) {
-  const int rows = padded(w.rows), in_block = is_planar(w.rows) ? 1 : VL, count = int(taps.size());
+// The taps of one product, and where its part of the packed filter begins.
+struct PackedTaps {
+  Taps taps;
+  float* to;
+};
+
+// Each product's filter as [lane block][row or row block][tap][row in block][VL]: in the order in which a register tile
+// reads it.
+inline void pack_filter(const FilterView& w, const std::vector<PackedTaps>& products, int threads) {
+  const int rows = padded(w.rows), in_block = is_planar(w.rows) ? 1 : VL;
   TapBuffers buffers(w.taps(), threads);
 #pragma omp parallel num_threads(threads)
   {
@@ -31,12 +38,14 @@ inline void pack_filter(const FilterView& w, const Taps& taps, float* to, int th
     for (int block = 0; block < blocks_of(w.lanes); ++block)
       for (int first = 0; first < rows; first += VL) {
         load_filter_block({w, block * VL, first}, buffer);
-        for (int row = first; row < std::min(first + VL, rows); ++row)
-          for (int t = 0; t < count; ++t) {
+        for (const PackedTaps& product : products)
+          for (int row = first; row < std::min(first + VL, rows); ++row) {
             const ptrdiff_t outer = ptrdiff_t(block) * (rows / in_block) + row / in_block;
-            const float* vector =
-                buffer + (ptrdiff_t(row - first) * w.taps() + taps[t].r * w.s + taps[t].s) * VL;
-            store(to + ((outer * count + t) * in_block + row % in_block) * VL, load(vector));
+            float* to = product.to + (outer * ptrdiff_t(product.taps.size()) * in_block + row % in_block) * VL;
+            for (const Tap& tap : product.taps) {
+              store(to, load(buffer + (ptrdiff_t(row - first) * w.taps() + tap.r * w.s + tap.s) * VL));
+              to += in_block * VL;
+            }
           }
       }
   }

@@ -170,8 +170,7 @@ inline void accumulate_planar(const FilterGradient& f, const Images& x, const Im
 #pragma omp barrier
 #pragma omp for
     for (int64_t i = 0; i < floats; i += VL)
-      for (int64_t other = 0; other < team; ++other)
-        store(du + i, load(du + i) + load(scratch + other * own + i));
+      for (int64_t other = 0; other < team; ++other) store(du + i, load(du + i) + load(scratch + other * own + i));
   }
 }
 

@@ -60,38 +60,58 @@ struct RowTarget {
   ptrdiff_t row, column, stream;
 };
 
+// Part of the products' inner dimension, which is small enough for its filter elements to stay in L1 while all outputs
+// pass by.
+struct Inner {
+  const ptrdiff_t* offsets;
+  int blocks, steps;
+  const float* filter;
+  ptrdiff_t filter_stream;
+};
+
+constexpr int INNER_STEPS = 256;
+
+// Calls body(inner, whether it is the first part).
+template <class Body>
+INLINE void for_inner_parts(const std::vector<ptrdiff_t>& offsets, int steps, const float* filter,
+                            ptrdiff_t filter_stream, Body body) {
+  const int blocks = int(offsets.size()), parts = int(ceil_div(int64_t(blocks) * steps, int64_t(INNER_STEPS)));
+  for (int i = 0, first = 0; i < parts; ++i) {
+    const int end = int(int64_t(blocks) * (i + 1) / parts);
+    body(Inner{&offsets[first], end - first, steps, filter + ptrdiff_t(first) * steps * VL, filter_stream}, i == 0);
+    first = end;
+  }
+}
+
 // One row of outputs, VECTORS vectors of output channels.
-template <int VECTORS, int ROW>
-void multiply_row(Layout<ROW, 1> layout, const float* window, const std::vector<ptrdiff_t>& offsets, int steps,
-                  int columns, const float* filter, ptrdiff_t filter_stream, const RowTarget& to) {
+template <int VECTORS, bool ADD, int ROW>
+void multiply_row(Layout<ROW, 1> layout, const float* window, const Inner& inner, int columns, const RowTarget& to) {
   for_row_tiles(columns, [&](int first, int count) {
     const float* from = window + first * layout.row();
-    const auto block_of = [&](int block) { return from + offsets[block]; };
-    register_tile_of<MR, VECTORS, false>(count, layout, block_of, int(offsets.size()), steps, filter, filter_stream,
-                                         to.data + first * to.column, to.stream, to.column);
+    const auto block_of = [&](int block) { return from + inner.offsets[block]; };
+    register_tile_of<MR, VECTORS, ADD>(count, layout, block_of, inner.blocks, inner.steps, inner.filter,
+                                       inner.filter_stream, to.data + first * to.column, to.stream, to.column);
   });
 }
 
-template <int VECTORS>
-void multiply_row(const WindowShape& shape, int stride_w, const float* window, const std::vector<ptrdiff_t>& offsets,
-                  int columns, const float* filter, ptrdiff_t filter_stream, const RowTarget& to) {
+template <int VECTORS, bool ADD>
+void multiply_row(const WindowShape& shape, int stride_w, const float* window, const Inner& inner, int columns,
+                  const RowTarget& to) {
   if (shape.planar)
-    multiply_row<VECTORS>(Layout<1, 1>{}, window, offsets, 1, columns, filter, filter_stream, to);
+    multiply_row<VECTORS, ADD>(Layout<1, 1>{}, window, inner, columns, to);
   else if (stride_w == 1)
-    multiply_row<VECTORS>(Layout<VL, 1>{}, window, offsets, VL, columns, filter, filter_stream, to);
+    multiply_row<VECTORS, ADD>(Layout<VL, 1>{}, window, inner, columns, to);
   else if (stride_w == 2)
-    multiply_row<VECTORS>(Layout<2 * VL, 1>{}, window, offsets, VL, columns, filter, filter_stream, to);
+    multiply_row<VECTORS, ADD>(Layout<2 * VL, 1>{}, window, inner, columns, to);
   else
-    multiply_row<VECTORS>(Layout<AT_RUN_TIME, 1>{stride_w * VL, 1}, window, offsets, VL, columns, filter, filter_stream,
-                          to);
+    multiply_row<VECTORS, ADD>(Layout<AT_RUN_TIME, 1>{stride_w * VL, 1}, window, inner, columns, to);
 }
 
 // OUTPUTS neighbours in the outputs of rows of `width`, from number `first` on, whichever rows they are in: each has a
-// pointer of its own into the window, pixels are `row` and `column` floats apart there.
-template <int OUTPUTS, int VECTORS>
+// pointer of its own into the window, where pixels are `row` and `column` floats apart.
+template <int OUTPUTS, int VECTORS, bool ADD>
 INLINE void tile_across_rows(int first, int width, const float* window, ptrdiff_t row, ptrdiff_t column,
-                             const std::vector<ptrdiff_t>& offsets, int steps, const float* filter,
-                             ptrdiff_t filter_stream, const RowTarget& to) {
+                             const Inner& inner, const RowTarget& to) {
   const float* pixels[OUTPUTS];
 #pragma GCC unroll 16
   for (int i = 0; i < OUTPUTS; ++i) pixels[i] = window + (first + i) / width * row + (first + i) % width * column;
@@ -100,11 +120,13 @@ INLINE void tile_across_rows(int first, int width, const float* window, ptrdiff_
   for (int i = 0; i < OUTPUTS; ++i)
 #pragma GCC unroll 4
     for (int j = 0; j < VECTORS; ++j) sum[i][j] = Vec{};
-  for (const ptrdiff_t offset : offsets)
-    for (ptrdiff_t element = offset; element < offset + steps; ++element, filter += VL) {
+  const float* filter = inner.filter;
+  for (int block = 0; block < inner.blocks; ++block) {
+    const ptrdiff_t end = inner.offsets[block] + inner.steps;
+    for (ptrdiff_t element = inner.offsets[block]; element < end; ++element, filter += VL) {
       Vec right[VECTORS];
 #pragma GCC unroll 4
-      for (int j = 0; j < VECTORS; ++j) right[j] = load(filter + j * filter_stream);
+      for (int j = 0; j < VECTORS; ++j) right[j] = load(filter + j * inner.filter_stream);
 #pragma GCC unroll 16
       for (int i = 0; i < OUTPUTS; ++i) {
         const Vec left = broadcast(pixels[i][element]);
@@ -112,37 +134,33 @@ INLINE void tile_across_rows(int first, int width, const float* window, ptrdiff_
         for (int j = 0; j < VECTORS; ++j) sum[i][j] += left * right[j];
       }
     }
+  }
 #pragma GCC unroll 16
   for (int i = 0; i < OUTPUTS; ++i) {
     float* at = to.data + (first + i) / width * to.row + (first + i) % width * to.column;
 #pragma GCC unroll 4
-    for (int j = 0; j < VECTORS; ++j) store(at + j * to.stream, sum[i][j]);
+    for (int j = 0; j < VECTORS; ++j) store(at + j * to.stream, ADD ? load(at + j * to.stream) + sum[i][j] : sum[i][j]);
   }
 }
 
-template <int OUTPUTS, int VECTORS>
+template <int OUTPUTS, int VECTORS, bool ADD>
 INLINE void tile_across_rows(int outputs, int first, int width, const float* window, ptrdiff_t row, ptrdiff_t column,
-                             const std::vector<ptrdiff_t>& offsets, int steps, const float* filter,
-                             ptrdiff_t filter_stream, const RowTarget& to) {
+                             const Inner& inner, const RowTarget& to) {
   if constexpr (OUTPUTS > 1) {
     if (outputs < OUTPUTS)
-      return tile_across_rows<OUTPUTS - 1, VECTORS>(outputs, first, width, window, row, column, offsets, steps, filter,
-                                                    filter_stream, to);
+      return tile_across_rows<OUTPUTS - 1, VECTORS, ADD>(outputs, first, width, window, row, column, inner, to);
   }
-  tile_across_rows<OUTPUTS, VECTORS>(first, width, window, row, column, offsets, steps, filter, filter_stream, to);
+  tile_across_rows<OUTPUTS, VECTORS, ADD>(first, width, window, row, column, inner, to);
 }
 
 // `rows` rows of `width` outputs, VECTORS vectors of output channels.
-template <int VECTORS>
-void multiply_rows(const WindowShape& shape, const Product& product, const float* window,
-                   const std::vector<ptrdiff_t>& offsets, int rows, int width, const float* filter,
-                   ptrdiff_t filter_stream, const RowTarget& to) {
-  if (rows == 1)
-    return multiply_row<VECTORS>(shape, product.stride_w, window, offsets, width, filter, filter_stream, to);
+template <int VECTORS, bool ADD>
+void multiply_rows(const WindowShape& shape, const Product& product, const float* window, const Inner& inner, int rows,
+                   int width, const RowTarget& to) {
+  if (rows == 1) return multiply_row<VECTORS, ADD>(shape, product.stride_w, window, inner, width, to);
   const ptrdiff_t row = product.stride_h * shape.row(), column = shape.planar ? 1 : product.stride_w * VL;
   for_row_tiles(rows * width, [&](int first, int count) {
-    tile_across_rows<MR, VECTORS>(count, first, width, window, row, column, offsets, shape.planar ? 1 : VL, filter,
-                                  filter_stream, to);
+    tile_across_rows<MR, VECTORS, ADD>(count, first, width, window, row, column, inner, to);
   });
 }
 
@@ -186,11 +204,14 @@ inline void multiply_band(const Plan& plan, const BandOfImage& band, const std::
     const bool in_place = y.data.type == FLOAT32 && y.sc == 1 && (k + vectors.value) * VL <= y.c;
     for (int i = 0; i < band.height; i += plan.scratch.rows_at_once) {
       const int rows = std::min(plan.scratch.rows_at_once, band.height - i);
-      const RowTarget to = in_place
-                               ? RowTarget{y.at(band.image, k * VL, band.top + i, band.left), y.sh, y.sw, VL}
-                               : RowTarget{result, width * VL, VL, rows * width * VL};
-      multiply_rows<vectors.value>(shape, plan.product, window + i * row, offsets, rows, band.width,
-                                   filter + k * filter_stream, filter_stream, to);
+      const RowTarget to = in_place ? RowTarget{y.at(band.image, k * VL, band.top + i, band.left), y.sh, y.sw, VL}
+                                    : RowTarget{result, width * VL, VL, rows * width * VL};
+      for_inner_parts(offsets, shape.planar ? 1 : VL, filter + k * filter_stream, filter_stream,
+                      [&](const Inner& inner, bool is_first) {
+                        const auto multiply =
+                            is_first ? multiply_rows<vectors.value, false> : multiply_rows<vectors.value, true>;
+                        multiply(shape, plan.product, window + i * row, inner, rows, band.width, to);
+                      });
       for (int j = 0; j < vectors.value; ++j) {
         const int channel = (k + j) * VL;
         if (bias) add_to_rows(to, j, rows, band.width, load_first(bias + channel, y.c - channel));

@@ -1,4 +1,4 @@
-// Forward of a planar window into a planar image: neighbouring pixels lie in the vectors, so that nothing is transposed.
+// Forward of a planar window into a planar image: neighbouring pixels lie in the vectors, and nothing is transposed.
 #pragma once
 
 #include "implicit_gemm_windows.h"
@@ -13,7 +13,8 @@ struct BandOfImage {
 constexpr int PIXEL_VECTORS = 3;  // MR_TRANSPOSED filters by so many vectors of pixels fill the registers
 
 // FILTERS filters by VECTORS vectors of pixels; bias: a float for each filter.
-//   window + offsets[i]: the pixels that element i of the filters meets; filter + i * VL: that element, filter by filter
+//   window + offsets[i]: the pixels that element i of the filters meets
+//   filter + i * VL: that element of each filter
 template <int FILTERS, int VECTORS>
 INLINE void tile_of_pixels(const float* window, const std::vector<ptrdiff_t>& offsets, const float* filter,
                            const float* bias, float* y, ptrdiff_t channel_stride) {
@@ -40,8 +41,8 @@ INLINE void tile_of_pixels(const float* window, const std::vector<ptrdiff_t>& of
     for (int j = 0; j < VECTORS; ++j) store(y + i * channel_stride + j * VL, sum[i][j]);
 }
 
-// Calls body(first column, vectors) over at least VL columns. The last vectors end where the row ends: they compute some
-// pixels a second time, so that no vector is partial.
+// Calls body(first column, vectors) over at least VL columns. The last vectors end where the row ends: they compute
+// some pixels a second time, so that no vector is partial.
 template <class Body>
 INLINE void for_pixel_tiles(int columns, Body body) {
   const int vectors = blocks_of(columns), tiles = ceil_div(vectors, std::min(PIXEL_VECTORS, columns / VL));

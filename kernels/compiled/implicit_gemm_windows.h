@@ -18,7 +18,7 @@ struct WindowShape {
 };
 
 inline WindowShape window_shape(bool planar, int channels, const Taps& taps, int stride_h, int stride_w, int residues,
-                         int rows, int columns) {
+                                int rows, int columns) {
   const int64_t height = int64_t(rows - 1) * stride_h + span_of(taps, &Tap::row).size();
   const int64_t width = int64_t(columns - 1) * stride_w + span_of(taps, &Tap::column).size();
   for (const int64_t size : {height, width}) require_size("a size of the padded input", size);

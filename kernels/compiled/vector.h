@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)  // AVX-512 has it, too
 #include <immintrin.h>
 #endif
 
@@ -46,6 +46,9 @@ INLINE Vec load_first(const float* from, int count) {
   if (count <= 0) return Vec{};
 #if defined(__AVX512F__)
   return (Vec)_mm512_maskz_loadu_ps(__mmask16((1u << count) - 1), from);
+#elif defined(__AVX2__)
+  static const int32_t masks[2 * VL] = {-1, -1, -1, -1, -1, -1, -1, -1};
+  return (Vec)_mm256_maskload_ps(from, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(masks + VL - count)));
 #else
   Vec value = {};
   std::memcpy(&value, from, count * sizeof(float));
@@ -58,6 +61,19 @@ INLINE void store_first(float* to, Vec value, int count) {
   if (count <= 0) return;
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(to, __mmask16((1u << count) - 1), (__m512)value);
+#elif defined(__AVX2__)  // masked stores are slow on AMD's processors
+  __m128 rest = _mm256_castps256_ps128((__m256)value);
+  if (count & 4) {
+    _mm_storeu_ps(to, rest);
+    rest = _mm256_extractf128_ps((__m256)value, 1);
+    to += 4;
+  }
+  if (count & 2) {
+    _mm_storel_pi(reinterpret_cast<__m64*>(to), rest);
+    rest = _mm_movehl_ps(rest, rest);
+    to += 2;
+  }
+  if (count & 1) _mm_store_ss(to, rest);
 #else
   std::memcpy(to, &value, count * sizeof(float));
 #endif
