@@ -4,10 +4,6 @@
 
 #include "vector.h"
 
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
-
 enum Element : int64_t { FLOAT32, BFLOAT16, FLOAT16 };  // library.py has the same numbers
 
 typedef uint32_t Bits __attribute__((vector_size(VL * sizeof(float))));
