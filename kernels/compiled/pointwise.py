@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.compiled.library import (
+    bias_span,
     bound_stage,
     geometry,
     library,
@@ -107,7 +108,7 @@ class Pointwise(BaseAlgorithm):
             problem.operation is Operation.BACKWARD_DATA,
             of_x,
             *span(prepared),
-            *span(bias),
+            *bias_span(problem, bias),
             of_y,
             *span(scratch),
             torch.get_num_threads(),

@@ -18,7 +18,8 @@ from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 by_operation = pytest.mark.parametrize("operation", Operation)
-NAMES = ("winograd-2x2", "winograd-6x6", "winograd-2x2-5x5", "implicit-gemm", "pointwise", "depthwise")
+IN_FLOAT32 = ("pointwise", "depthwise")
+NAMES = ("winograd-2x2", "winograd-6x6", "winograd-2x2-5x5", "implicit-gemm", *IN_FLOAT32)
 SLICES = {
     "whole": (slice(0, 5),),
     "cut": (slice(0, 2), slice(2, 4), slice(4, 5)),
@@ -44,8 +45,11 @@ def largest_workspace(name: str, problem: ConvProblem, slices: tuple[slice, ...]
 @by_operation
 @pytest.mark.parametrize("slices", SLICES.values(), ids=SLICES)
 @pytest.mark.parametrize("memory_format", MemoryFormat)
-@pytest.mark.parametrize(("groups", "dtype"), [(1, "float32"), (2, "float32"), (2, "bfloat16"), (1, "float16")])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "groups", "dtype"),
+    [(name, groups, "float32") for name in NAMES for groups in (1, 2)]
+    + [(name, *half) for name in NAMES if name not in IN_FLOAT32 for half in ((2, "bfloat16"), (1, "float16"))],
+)
 def test_one_call_is_open_every_step_and_close(
     name: str, groups: int, dtype: str, memory_format: MemoryFormat, slices: tuple[slice, ...], operation: Operation
 ) -> None:

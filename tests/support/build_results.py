@@ -94,7 +94,7 @@ def unlike_products(dtype: str, memory_format: MemoryFormat, channels: int) -> i
 def _cases() -> Iterator[tuple[Algorithm, str, ConvProblem]]:
     geometries = product(Operation, MemoryFormat, _GEOMETRIES)
     for (operation, memory_format, name), (algorithm, r, stride), dtype in product(geometries, _algorithms(), DTYPES):
-        if algorithm in depthwise.ALGORITHMS and "groups" not in _GEOMETRIES[name]:
+        if not _takes(algorithm, name, dtype):
             continue
         problem = ConvProblem(
             operation,
@@ -107,6 +107,15 @@ def _cases() -> Iterator[tuple[Algorithm, str, ConvProblem]]:
             memory_format=memory_format,
         )
         yield algorithm, f"{algorithm.name} {operation} {memory_format} {name} {stride} {dtype}", problem
+
+
+def _takes(algorithm: Algorithm, name: str, dtype: str) -> bool:
+    """Tell whether it is made for these channels and elements, in any build."""
+    if algorithm in pointwise.ALGORITHMS:
+        return dtype == "float32" and name != "depthwise"
+    if algorithm in depthwise.ALGORITHMS:
+        return dtype == "float32" and "groups" in _GEOMETRIES[name]
+    return True
 
 
 def _algorithms() -> Iterator[tuple[Algorithm, int, int]]:
