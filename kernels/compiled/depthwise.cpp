@@ -8,6 +8,8 @@
 #include "depthwise_outputs.h"
 #include "stage.h"
 
+using namespace depthwise;
+
 namespace {
 
 int64_t prepared_bytes(const FilterShape& shape, bool of_gradient) {

@@ -6,6 +6,8 @@
 
 #include "abi.h"
 
+namespace depthwise {
+
 // The elements of a filter's row, or column, in classes modulo `period`; reversed, the last of a class comes first.
 struct TapClasses {
   int elements, period;
@@ -75,3 +77,5 @@ inline Axis backward_axis(int64_t taps, int64_t stride, int64_t pad, int64_t dil
   }
   return axis;
 }
+
+}  // namespace depthwise

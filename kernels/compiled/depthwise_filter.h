@@ -4,7 +4,7 @@
 #include "depthwise_axis.h"
 #include "depthwise_window.h"
 
-namespace {
+namespace depthwise {
 
 // Which tensors are read and written, as numbers of channels. The lanes of the filter are the channels of `out`.
 struct Channels {
@@ -84,4 +84,4 @@ void pack_filter(const FilterShape& shape, const TensorArgument& w, float* to, i
   }
 }
 
-}  // namespace
+}  // namespace depthwise

@@ -6,7 +6,7 @@
 #include "depthwise_plan.h"
 #include "depthwise_tile.h"
 
-namespace {
+namespace depthwise {
 
 constexpr int TASKS = 32;  // at least, so that threads have work: where channels are few, parts of the mini-batch
 
@@ -186,4 +186,4 @@ void add_filter_gradient(const FilterShape& shape, int parts, const float* sums,
     });
 }
 
-}  // namespace
+}  // namespace depthwise

@@ -6,7 +6,7 @@
 #include "depthwise_plan.h"
 #include "depthwise_tile.h"
 
-namespace {
+namespace depthwise {
 
 // The outputs of one phase of the rows and one of the columns.
 struct Part {
@@ -196,4 +196,4 @@ void run_blocked(const Plan& plan, const Images& in, const float* filter, const 
   }
 }
 
-}  // namespace
+}  // namespace depthwise

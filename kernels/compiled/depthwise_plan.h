@@ -3,7 +3,7 @@
 
 #include "depthwise_filter.h"
 
-namespace {
+namespace depthwise {
 
 constexpr int TRANSPOSED_TAPS = 20;  // of filters from which on short rows are transposed
 
@@ -50,4 +50,4 @@ struct Band {
   int first, rows;
 };
 
-}  // namespace
+}  // namespace depthwise

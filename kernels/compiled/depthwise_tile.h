@@ -8,6 +8,8 @@
 
 #include "matmul.h"
 
+namespace depthwise {
+
 // Vectors that were gathered for a tile; distances in floats.
 struct DepthwiseInput {
   const float* data;
@@ -301,3 +303,5 @@ static void depthwise_products(const DepthwiseTaps& taps, const float* x, ptrdif
     add_products_of_columns<MASKED, 1, 1>(taps, x + r * ptrdiff_t(taps.row_step) * row, taps.stride * row, vector, dy,
                                           sums + ptrdiff_t(r) * VL);
 }
+
+}  // namespace depthwise

@@ -3,6 +3,8 @@
 
 #include "image.h"
 
+namespace depthwise {
+
 // Rows of an image, and what lies around it. Planar: the columns of one residue modulo the stride next to each other,
 // so that neighbouring outputs read neighbouring floats. Blocked: [row][column][VL].
 struct DepthwiseWindow {
@@ -127,3 +129,5 @@ static inline void fill_blocked(const Images& x, const GroupedChannels& channels
       for (int j = first; j < last; ++j, from += x.sw, row += VL) *row = *from;
     }
 }
+
+}  // namespace depthwise

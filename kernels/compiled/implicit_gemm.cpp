@@ -10,6 +10,8 @@
 #include "implicit_gemm_forward.h"
 #include "stage.h"
 
+using namespace implicit_gemm;
+
 namespace {
 
 int64_t prepared_bytes(const Geometry& g, int rows, int lanes) {

@@ -5,6 +5,8 @@
 
 #include "implicit_gemm_taps.h"
 
+namespace implicit_gemm {
+
 inline int64_t filter_floats(const Geometry& g, int rows, int lanes) {
   return times(g.r * g.s, times(padded(rows), blocks_of(lanes) * int64_t(VL)));
 }
@@ -50,3 +52,5 @@ inline void pack_filter(const FilterView& w, const std::vector<PackedTaps>& prod
       }
   }
 }
+
+}  // namespace implicit_gemm

@@ -5,6 +5,8 @@
 #include "implicit_gemm_windows.h"
 #include "matmul.h"
 
+namespace implicit_gemm {
+
 constexpr int UNIT_PIXELS = 256;           // of dy that one register tile sums up before it touches the accumulator
 constexpr int64_t BATCH_FLOATS = 1 << 20;  // of packed units between two barriers
 
@@ -202,3 +204,5 @@ inline void add_filter_gradient(const float* du, const FilterView& dw, int threa
       }
   }
 }
+
+}  // namespace implicit_gemm

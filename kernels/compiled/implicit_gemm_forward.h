@@ -7,6 +7,8 @@
 #include "implicit_gemm_pixels.h"
 #include "matmul.h"
 
+namespace implicit_gemm {
+
 constexpr int WINDOW_FLOATS = 96 * 1024;  // of a core's L2, for one window; the filter streams through the rest
 
 constexpr int NARROW = 3 * MR;  // columns
@@ -250,3 +252,5 @@ inline void run(const Plan& plan, const Images& x, const float* packed, Elements
       multiply_band(plan, part, offsets, window, filter, stream, bias, y, result);
   }
 }
+
+}  // namespace implicit_gemm

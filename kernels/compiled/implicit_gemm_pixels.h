@@ -4,6 +4,8 @@
 #include "implicit_gemm_windows.h"
 #include "matmul.h"
 
+namespace implicit_gemm {
+
 // Part of an image that is computed from one window.
 struct BandOfImage {
   int64_t image;
@@ -98,3 +100,5 @@ inline void multiply_pixels(const WindowShape& shape, int stride_h, const BandOf
         y.data.visit([&](auto* first) { write_rows(result, filters, band.width, first + offset, y.sc); });
     }
 }
+
+}  // namespace implicit_gemm

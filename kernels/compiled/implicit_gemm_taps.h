@@ -6,6 +6,8 @@
 
 #include "abi.h"
 
+namespace implicit_gemm {
+
 // Filter element (r, s), and which input pixel it meets: (output row * stride + row, output column * stride + column).
 struct Tap {
   int row, column, r, s;
@@ -105,3 +107,5 @@ inline Call make_call(Geometry g, bool backward_data, const Images& x, const Ima
 inline bool leaves_gaps(const Geometry& g) {
   return int64_t(reached_rows(g).size()) < g.stride_h || int64_t(reached_columns(g).size()) < g.stride_w;
 }
+
+}  // namespace implicit_gemm

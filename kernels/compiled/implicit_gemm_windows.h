@@ -3,6 +3,8 @@
 
 #include "implicit_gemm_taps.h"
 
+namespace implicit_gemm {
+
 // The input of rows x columns outputs. Blocked: [C / VL][height][width][VL]. Planar: [C][height][stride_w][width]: the
 // columns of one residue next to each other, so that neighbouring outputs read neighbouring floats.
 struct WindowShape {
@@ -62,3 +64,5 @@ inline void fill_window(const Images& x, Region r, const WindowShape& shape, flo
     fill(x, r, to + block * shape.plane());
   }
 }
+
+}  // namespace implicit_gemm

@@ -262,7 +262,7 @@ def why_not(problem: ConvProblem, dtypes: Collection[str] = ("float32",)) -> str
     dtypes: those that it takes.
     """
     if problem.dtype not in dtypes:
-        return f"the dtype is {problem.dtype}; compiled is this algorithm for {', '.join(dtypes)}"
+        return f"the dtype is {problem.dtype}; this algorithm is compiled for {', '.join(dtypes)}"
     return loaded_build().why_not_compiled or None
 
 

@@ -3,6 +3,8 @@
 #include "pointwise_gradient.h"
 #include "stage.h"
 
+using namespace pointwise;
+
 namespace {
 
 void require_pointwise(const Geometry& g) {

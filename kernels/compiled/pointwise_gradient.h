@@ -9,6 +9,8 @@
 
 #include "pointwise_product.h"
 
+namespace pointwise {
+
 // ---- tiles ---------------------------------------------------------------------------------------------------------
 
 template <int ROWS, int VECTORS>
@@ -224,3 +226,5 @@ inline void add_gradient(const FilterGradient& f, float* dw, float* copies, floa
     }
   }
 }
+
+}  // namespace pointwise

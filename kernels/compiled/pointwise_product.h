@@ -8,7 +8,9 @@
 #include <omp.h>
 
 #include "matmul.h"
-#include "pixels.h"
+#include "pointwise_pixels.h"
+
+namespace pointwise {
 
 // Rows `row` floats apart in memory; a register tile writes those that exist.
 struct MatrixPlace {
@@ -228,3 +230,5 @@ inline void multiply(const Product& p, const float* packed, const float* bias, f
       run_task(p, task_of(cut, p.blocks(), index), packed, bias, input, result);
   }
 }
+
+}  // namespace pointwise

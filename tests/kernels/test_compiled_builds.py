@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.build_results import CHANNELS, DTYPES, HALF, Results, unlike_products
-from support.places import SUPPORT
+from support.places import SUPPORT, TESTS
 
 from mucudnn.kernels.compiled import library
 from mucudnn.kernels.compiled.implicit_gemm import ImplicitGemm
@@ -133,3 +133,15 @@ def test_where_nothing_was_built_winograd_still_works(operation: Operation) -> N
     call = Call(PROBLEM.with_operation(operation), 3)
     expected = reference(call.problem, call.x, call.w, call.y)
     assert relative_l2_error(call.run(algorithm, [2, 1]), expected) <= TOLERANCE
+
+
+def test_headers_of_an_algorithm_are_in_its_namespace() -> None:
+    """The linker takes one of two functions that have the same name, with other structures than it was made for."""
+    folder = TESTS.parent / "kernels" / "compiled"
+    families = {header: family.stem for family in folder.glob("*.cpp") for header in folder.glob(f"{family.stem}_*.h")}
+    assert len(set(families.values())) > 2
+    for header, family in families.items():
+        text = header.read_text(encoding="utf-8")
+        assert text.count(f"\nnamespace {family} {{\n") == 1, header
+        before = text.split(f"\nnamespace {family} {{\n")[0]
+        assert all(line.startswith(("//", "#")) for line in before.splitlines() if line), header

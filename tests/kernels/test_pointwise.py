@@ -69,7 +69,7 @@ def test_a_thread_for_every_channel_finds_work_or_none(operation: Operation, mem
         ({"r": 3}, "the filter is 3x1; pointwise takes 1x1"),
         ({"padding": (0, 1)}, "the padding is (0, 1); pointwise takes none"),
         ({"groups": 8}, "a group has 2 channels; pointwise takes groups of 4 and more"),
-        ({"dtype": "float64"}, "the dtype is float64; the compiled algorithms compute in float32"),
+        ({"dtype": "float64"}, "the dtype is float64; this algorithm is compiled for float32"),
     ],
     ids=str,
 )

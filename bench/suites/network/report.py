@@ -72,8 +72,8 @@ def network_record(benchmark: NetworkBenchmark) -> Record:
 
     ``configuration``, ``workspace_bytes`` and ``relative_error`` of a problem are those of ``memory_format``, the one
     in which mucudnn is faster. ``formats`` has them for each format, with noise and predicted time. Torch's benchmark
-    modes have keys of their own, ``torch_benchmark_10_contiguous_s``, where they were measured. ``limits`` has the
-    machine's best rates, ``over_bound`` our time over the bound that they set; null on a GPU.
+    modes have keys of their own, ``torch_benchmark_10_contiguous_s``, where they were measured.
+    ``machine_limits`` has the machine's best rates, ``over_bound`` our time over the bound that they set; null on a GPU.
     """
     total: Record = {}
     for memory_format in benchmark.memory_formats:
@@ -90,7 +90,7 @@ def network_record(benchmark: NetworkBenchmark) -> Record:
         **record_header(benchmark.config, benchmark.environment, benchmark.date),
         "network": benchmark.network,
         "rounds": benchmark.rounds,
-        "limits": asdict(benchmark.limits) if benchmark.limits.are_known else None,
+        "machine_limits": asdict(benchmark.limits) if benchmark.limits.are_known else None,
         "problems": [_problem(benchmark, result) for result in benchmark.problems],
         "total": total,
     }

@@ -58,7 +58,7 @@ def test_network_record_has_both_formats_and_the_faster_one() -> None:
 def test_time_over_the_bound_of_the_machine() -> None:
     record = json.loads(json.dumps(network_record(benchmark())))
     bound_s = PROBLEM.flops(32) / 200e9
-    assert record["limits"] == {"flops_per_s": 200e9, "bytes_per_s": 25e9}
+    assert record["machine_limits"] == {"flops_per_s": 200e9, "bytes_per_s": 25e9}
     assert record["problems"][0]["formats"]["channels_last"]["over_bound"] == pytest.approx(0.024 / bound_s)
     assert record["total"]["over_bound"] == {"3x3": pytest.approx(0.02 / bound_s)}
 
@@ -66,7 +66,7 @@ def test_time_over_the_bound_of_the_machine() -> None:
 def test_without_limits_there_is_no_bound() -> None:
     unknown = benchmark(MachineLimits())
     record = json.loads(json.dumps(network_record(unknown)))
-    assert record["limits"] is record["problems"][0]["formats"]["contiguous"]["over_bound"] is None
+    assert record["machine_limits"] is record["problems"][0]["formats"]["contiguous"]["over_bound"] is None
     assert record["total"]["over_bound"] == {}
     assert "bound" not in str(network_table(unknown).caption)
 

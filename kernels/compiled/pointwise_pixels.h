@@ -7,6 +7,8 @@
 #include "image.h"
 #include "matmul.h"
 
+namespace pointwise {
+
 constexpr int64_t pixels_of_image(const Images& x) { return int64_t(x.h) * x.w; }
 
 // Do all pixels of a mini-batch lie in one row, equally far apart?
@@ -199,3 +201,5 @@ static inline void spread_rows(const Spread& y, int channel, int channels, int64
     });
   });
 }
+
+}  // namespace pointwise
