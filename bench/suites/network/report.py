@@ -73,7 +73,7 @@ def network_record(benchmark: NetworkBenchmark) -> Record:
     ``configuration``, ``workspace_bytes`` and ``relative_error`` of a problem are those of ``memory_format``, the one
     in which mucudnn is faster. ``formats`` has them for each format, with noise and predicted time. Torch's benchmark
     modes have keys of their own, ``torch_benchmark_10_contiguous_s``, where they were measured.
-    ``machine_limits`` has the machine's best rates, ``over_bound`` our time over the bound that they set; null on a GPU.
+    ``machine_limits`` has the machine's best rates, ``over_bound`` our time over the bound that they set: null on GPUs.
     """
     total: Record = {}
     for memory_format in benchmark.memory_formats:
