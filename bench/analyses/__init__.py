@@ -1,4 +1,4 @@
-"""Explains what was measured: budgets, headroom, batch sizes, engines, the machine's bounds.
+"""Explains what was measured: budgets, headroom, batch sizes, engines.
 
 Nothing is run here but what tuning runs.
 """

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from mucudnn.bench.analyses.bounds import MachineLimits
+from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
 from mucudnn.bench.measure.whole_runs import Machine, run_torch, training_operands, whole_run

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import median
 
-from mucudnn.bench.analyses.bounds import MachineLimits, means_by_kind
+from mucudnn.bench.contests.bounds import MachineLimits, means_by_kind
 from mucudnn.bench.contests.timing import MedianTime
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.result import TunedProblem

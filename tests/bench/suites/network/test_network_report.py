@@ -7,7 +7,7 @@ import json
 import pytest
 from support.snapshots import assert_as_stored
 
-from mucudnn.bench.analyses.bounds import MachineLimits
+from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.contests.timing import MedianTime
 from mucudnn.bench.suites.network.report import network_record, network_table
 from mucudnn.bench.suites.network.result import FormatResult, NetworkBenchmark, ProblemResult

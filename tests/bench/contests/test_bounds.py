@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mucudnn.bench.analyses.bounds import MachineLimits, kind_of_layer, means_by_kind
+from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer, means_by_kind
 from mucudnn.words.problem import ConvProblem, Operation
 
 FORWARD, BACKWARD_DATA = Operation.FORWARD, Operation.BACKWARD_DATA
