@@ -4,7 +4,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 # Installing compiles the transforms: their sources are part of what the environment depends on.
-SOURCES := pyproject.toml constraints.txt $(wildcard setup.py kernels/compiled/*.cpp kernels/compiled/*.h mucudnn/running/eager/*.cpp)
+SOURCES := pyproject.toml constraints.txt $(wildcard setup.py kernels/compiled/*/*.cpp kernels/compiled/*/*.h mucudnn/running/eager/*.cpp)
 # What make gpu must find in $(PYTHON).
 IMPORTED := torch numpy pandas pulp click rich pytest
 

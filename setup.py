@@ -27,8 +27,9 @@ setup(
     ext_modules=[
         Extension(
             f"mucudnn.kernels.compiled._{name}",
-            sources=[str(source) for source in sorted(SOURCES.glob("*.cpp"))],
-            depends=[str(header) for header in sorted(SOURCES.glob("*.h"))],
+            sources=[str(source) for source in sorted(SOURCES.rglob("*.cpp"))],
+            depends=[str(header) for header in sorted(SOURCES.rglob("*.h"))],
+            include_dirs=[str(SOURCES)],
             extra_compile_args=[*FLAGS, *instruction_set],
             extra_link_args=SANITIZERS,
             optional=True,

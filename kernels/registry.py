@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 from mucudnn.kernels import plug_ins
-from mucudnn.kernels.compiled import depthwise, implicit_gemm, pointwise
+from mucudnn.kernels.compiled.depthwise import algorithm as depthwise
+from mucudnn.kernels.compiled.implicit_gemm import algorithm as implicit_gemm
+from mucudnn.kernels.compiled.pointwise import algorithm as pointwise
 from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
 from mucudnn.kernels.cudnn.backend import cudnn_backend

@@ -1,4 +1,4 @@
-"""Winograd convolution in C++ (compiled/winograd.cpp): on the CPU, in either memory format.
+"""Winograd convolution in C++ (compiled/winograd/winograd.cpp): on the CPU, in either memory format.
 
 Tiles are transformed, multiplied and transformed back block by block in the cores' caches, so that the scratch is a few
 blocks, whatever the micro-batch is. Half precision is widened where it is read and rounded where it is written; all

@@ -2,8 +2,8 @@
 
 A filter has changed if its bytes have, whoever wrote them: an optimizer, ``.data``, a NumPy array that shares the
 memory, another process. Torch's version counter sees only some of these, so every call fingerprints all bytes of the
-filter (``kernels/compiled/fingerprint.cpp``). That reads it once, as fast as memory allows; preparing it reads it,
-computes, and writes several times as much. Two filters have the same 64-bit fingerprint by chance alone.
+filter (``kernels/compiled/common/fingerprint.cpp``). That reads it once, as fast as memory allows; preparing it reads
+it, computes, and writes several times as much. Two filters have the same 64-bit fingerprint by chance alone.
 
 On the CPU alone: on a GPU every call would have to wait for its fingerprint, and for all that is queued before it.
 """

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.compiled.implicit_gemm import ImplicitGemm
+from mucudnn.kernels.compiled.implicit_gemm.algorithm import ImplicitGemm
 from mucudnn.kernels.compiled.library import Geometry, Operand, build_name, library, loaded_build
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
@@ -269,7 +269,7 @@ _VECTOR = {"avx512": 16, "avx2": 8, "plain": 4}
 
 
 def defined_scratch_bytes(m: int, r: int, n: int, c: int, k: int, pixels: tuple[int, int], threads: int) -> int:
-    """Of a forward call, in whole numbers without an end: the comments of compiled/winograd.cpp."""
+    """Of a forward call, in whole numbers without an end: the comments of compiled/winograd/winograd.cpp."""
     lanes = library().mucudnn_vector_length()
     rows = 14 if build_name() == "avx512" else 6  # of a register tile
     c_blocks, k_blocks, points = -(-c // lanes), -(-k // lanes), (m + r - 1) ** 2

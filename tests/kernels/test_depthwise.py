@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mucudnn.kernels.compiled.depthwise import Depthwise
+from mucudnn.kernels.compiled.depthwise.algorithm import Depthwise
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.testing.checks import threads

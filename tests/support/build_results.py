@@ -14,8 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.compiled import depthwise, implicit_gemm, pointwise
+from mucudnn.kernels.compiled.depthwise import algorithm as depthwise
+from mucudnn.kernels.compiled.implicit_gemm import algorithm as implicit_gemm
 from mucudnn.kernels.compiled.library import build_name, loaded_build
+from mucudnn.kernels.compiled.pointwise import algorithm as pointwise
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.winograd import algorithms as winograd

@@ -1,0 +1,99 @@
+// The structures that Python hands over (library.py has the same), and what must hold of them.
+#pragma once
+
+#include "common/checks.h"
+#include "common/filter.h"
+#include "common/image.h"
+
+// A dense tensor: x or y (N, C, H, W), or w or dw (K, C // groups, R, S).
+struct TensorArgument {
+  void* data;
+  int64_t bytes, n, c, h, w, channels_last, element;
+
+  Elements elements() const { return {data, Element(element)}; }
+  float* floats() const { return static_cast<float*>(data); }  // of float32 alone
+
+  ptrdiff_t stride_n() const { return c * h * w; }
+  ptrdiff_t stride_c() const { return channels_last ? 1 : h * w; }
+  ptrdiff_t stride_h() const { return channels_last ? w * c : w; }
+  ptrdiff_t stride_w() const { return channels_last ? c : 1; }
+
+  // most: FLOAT32 where an entry computes with nothing else.
+  void require(const char* name, Element most = FLOAT32) const {
+    require_between("the type of elements", element, FLOAT32, most);
+    for (const int64_t size : {c, h, w}) require_size(name, size);
+    require_between(name, n, 1, INT64_MAX);
+    require_all_bytes(name, bytes, times(times(n, c), times(h, w)), elements().element_bytes());
+  }
+
+  void require_filter(int64_t groups, int64_t r, int64_t s, Element most = FLOAT32) const {
+    require("the filter", most);
+    require_size("the number of filters", n);
+    require_size("the number of elements of a filter", times(h, w));
+    require_equal("the height of the filter", h, r);
+    require_equal("the width of the filter", w, s);
+    require_divides(groups, n);
+  }
+
+  Images images(int64_t groups) const {  // the first group's
+    return {elements(), n, int(c / groups), int(h), int(w), stride_n(), stride_c(), stride_h(), stride_w()};
+  }
+
+  FilterView filter(int64_t group, int64_t groups, bool lanes_are_c, bool turned = false) const {
+    const Elements from = elements() + group * (n / groups) * stride_n();
+    const FilterView view{from,       int(n / groups), int(c),     int(h),     int(w),
+                          stride_n(), stride_c(),      stride_h(), stride_w(), turned};
+    return lanes_are_c ? view.exchanged() : view;
+  }
+};
+
+inline void require_same_elements(const TensorArgument& x, const TensorArgument& y) {
+  require_equal("the type of elements of y", y.element, x.element);
+}
+
+// A bias of y, with elements of the same type; or none.
+inline Elements checked_bias(void* bias, int64_t bytes, const TensorArgument& y) {
+  if (bias) require_bytes("the bias", bytes, times(y.c, y.elements().element_bytes()));
+  return {bias, y.elements().type};
+}
+
+inline void require_groups(int64_t groups, int64_t channels_in, int64_t channels_out) {
+  require_divides(groups, channels_in);
+  require_divides(groups, channels_out);
+}
+
+// Filter size, stride, padding, dilation and groups of a convolution.
+struct Geometry {
+  int64_t r, s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups;
+
+  void require() const {
+    for (const int64_t size : {r, s, stride_h, stride_w, dilation_h, dilation_w})
+      require_size("a filter size, stride or dilation", size);
+    for (const int64_t pad : {pad_h, pad_w}) require_between("the padding", pad, 0, LARGEST_SIZE);
+    require_size("the number of elements of a filter", r * s);
+    for (const int64_t extent : {dilation_h * (r - 1) + 1, dilation_w * (s - 1) + 1})
+      require_size("the extent of the filter", extent);
+    require_size("the number of groups", groups);
+  }
+};
+
+// The size of y along one dimension.
+inline int64_t output_size(int64_t size, int64_t pad, int64_t taps, int64_t dilation, int64_t stride) {
+  const int64_t padded = size + 2 * pad, extent = dilation * (taps - 1) + 1;
+  require_size("a size of the padded input", padded);
+  require_between("the extent of the filter", extent, 1, padded);
+  return (padded - extent) / stride + 1;
+}
+
+// x and y as in forward; most: FLOAT32 where an entry computes with nothing else.
+inline void require_images(const Geometry& g, const TensorArgument& x, const TensorArgument& y,
+                           Element most = FLOAT32) {
+  g.require();
+  x.require("x", most);
+  y.require("y", most);
+  require_same_elements(x, y);
+  require_groups(g.groups, x.c, y.c);
+  require_equal("the number of samples of y", y.n, x.n);
+  require_equal("the height of y", y.h, output_size(x.h, g.pad_h, g.r, g.dilation_h, g.stride_h));
+  require_equal("the width of y", y.w, output_size(x.w, g.pad_w, g.s, g.dilation_w, g.stride_w));
+}

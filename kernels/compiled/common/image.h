@@ -1,0 +1,174 @@
+// Activations in either memory format, and small channel-blocked windows cut out of them.
+#pragma once
+
+#include <algorithm>
+
+#include "common/elements.h"
+
+// A batch of images; strides in elements. sc == 1 (NHWC) and sw == 1 (NCHW) are the fast cases.
+struct Images {
+  Elements data;
+  int64_t n;
+  int c, h, w;
+  ptrdiff_t sn, sc, sh, sw;
+
+  Images group(int64_t index) const {  // of as many channels, `index` times as many channels further
+    Images moved = *this;
+    moved.data = data + index * c * sc;
+    return moved;
+  }
+  ptrdiff_t offset(int64_t image, int channel, int row, int column) const {
+    return image * sn + channel * sc + row * sh + column * sw;
+  }
+  // Of float32 alone:
+  float* floats() const { return data.as<float>(); }
+  float* at(int64_t image, int channel, int row, int column) const {
+    return floats() + offset(image, channel, row, column);
+  }
+};
+
+// Every stride-th pixel alone, from the first on: what a 1x1 filter sees.
+static inline Images every(Images x, int64_t stride_h, int64_t stride_w) {
+  x.h = int((x.h + stride_h - 1) / stride_h);
+  x.w = int((x.w + stride_w - 1) / stride_w);
+  x.sh *= stride_h;
+  x.sw *= stride_w;
+  return x;
+}
+
+// Rows and columns of VL channels, floats: vector (i, j) at data[i * row + j * column].
+struct Window {
+  float* data;
+  ptrdiff_t row, column;
+};
+
+struct Region {
+  int64_t image;
+  int channel, top, left, rows, columns;
+};
+
+// Are the vectors of a region in memory as they are computed with?
+INLINE bool is_window(const Images& x, const Region& r) {
+  return x.data.type == FLOAT32 && x.sc == 1 && r.channel + VL <= x.c && r.top >= 0 && r.left >= 0 &&
+         r.top + r.rows <= x.h && r.left + r.columns <= x.w;
+}
+
+// One row of a region, [columns][VL] from `to`, from planar channels: VL x VL transposes.
+template <class T>
+INLINE void gather_planar_row(const T* from, ptrdiff_t channel_stride, int channels, int columns, float* to) {
+  for (ptrdiff_t j = 0; j < columns; j += VL) {
+    const int count = int(std::min<ptrdiff_t>(VL, columns - j));
+    Vec block[VL];
+#pragma GCC unroll 16
+    for (int i = 0; i < VL; ++i) block[i] = i < channels ? load_first(from + i * channel_stride + j, count) : Vec{};
+    transpose(block);
+    if (count == VL) {
+#pragma GCC unroll 16
+      for (int i = 0; i < VL; ++i) store(to + (j + i) * VL, block[i]);
+    } else {
+      for (int i = 0; i < count; ++i) store(to + (j + i) * VL, block[i]);
+    }
+  }
+}
+
+template <class T>
+INLINE void scatter_planar_row(const float* from, int columns, T* to, ptrdiff_t channel_stride, int channels) {
+  for (ptrdiff_t j = 0; j < columns; j += VL) {
+    const int count = int(std::min<ptrdiff_t>(VL, columns - j));
+    Vec block[VL];
+#pragma GCC unroll 16
+    for (int i = 0; i < VL; ++i) block[i] = i < count ? load(from + (j + i) * VL) : Vec{};
+    transpose(block);
+    if (count == VL && channels == VL) {
+#pragma GCC unroll 16
+      for (int i = 0; i < VL; ++i) store(to + i * channel_stride + j, block[i]);
+    } else {
+      for (int i = 0; i < channels; ++i) store_first(to + i * channel_stride + j, block[i], count);
+    }
+  }
+}
+
+// The same where neighbouring pixels lie `pixel_stride` elements apart.
+template <class T>
+INLINE void scatter_spread_row(const float* from, int columns, T* to, ptrdiff_t pixel_stride, ptrdiff_t channel_stride,
+                               int channels) {
+  for (int j = 0; j < columns; j += VL) {
+    const int count = std::min(VL, columns - j);
+    Vec block[VL];
+#pragma GCC unroll 16
+    for (int i = 0; i < VL; ++i) block[i] = i < count ? load(from + (j + i) * VL) : Vec{};
+    transpose(block);
+    alignas(64) T pixels[VL][VL];
+#pragma GCC unroll 16
+    for (int i = 0; i < VL; ++i) store(pixels[i], block[i]);
+    for (int i = 0; i < channels; ++i) {
+      T* at = to + i * channel_stride + j * pixel_stride;
+      for (int pixel = 0; pixel < count; ++pixel, at += pixel_stride) *at = pixels[i][pixel];
+    }
+  }
+}
+
+template <class T>
+static inline void fill_from(const T* first_element, const Images& x, const Region& r, float* buffer) {
+  const int channels = std::min(VL, x.c - r.channel);
+  const int first = std::clamp(-r.left, 0, r.columns), last = std::clamp(x.w - r.left, first, r.columns);
+  for (int i = 0; i < r.rows; ++i) {
+    float* to = buffer + ptrdiff_t(i) * r.columns * VL;
+    if (r.top + i < 0 || r.top + i >= x.h) {
+      std::memset(to, 0, r.columns * (VL * sizeof(float)));
+      continue;
+    }
+    std::memset(to, 0, first * (VL * sizeof(float)));
+    std::memset(to + ptrdiff_t(last) * VL, 0, (r.columns - last) * (VL * sizeof(float)));
+    if (first == last) continue;
+    const T* from = first_element + x.offset(r.image, r.channel, r.top + i, r.left + first);
+    if (x.sc == 1)
+      for (ptrdiff_t j = first; j < last; ++j) store(to + j * VL, load_first(from + (j - first) * x.sw, channels));
+    else if (x.sw != 1)
+      for (ptrdiff_t j = first; j < last; ++j)
+        for (int c = 0; c < VL; ++c) to[j * VL + c] = c < channels ? value_of(from[(j - first) * x.sw + c * x.sc]) : 0;
+    else
+      gather_planar_row(from, x.sc, channels, last - first, to + ptrdiff_t(first) * VL);
+  }
+}
+
+// Copies VL channels of a region to [rows][columns][VL], floats; what lies outside the image is zero.
+static inline void fill(const Images& x, const Region& r, float* buffer) {
+  x.data.visit([&](const auto* first) { fill_from(first, x, r, buffer); });
+}
+
+// VL channels of a region: in x itself where it can be, else copied to `buffer`.
+static inline Window gather(const Images& x, const Region& r, float* buffer) {
+  if (is_window(x, r)) return {x.at(r.image, r.channel, r.top, r.left), x.sh, x.sw};
+  fill(x, r, buffer);
+  return {buffer, ptrdiff_t(r.columns) * VL, VL};
+}
+
+// Where the vectors of a region are to be written: y itself where it can, else `buffer`, to be followed by `scatter`.
+INLINE Window target(const Images& y, const Region& r, float* buffer) {
+  if (is_window(y, r)) return {y.at(r.image, r.channel, r.top, r.left), y.sh, y.sw};
+  return {buffer, ptrdiff_t(r.columns) * VL, VL};
+}
+
+template <class T>
+static inline void scatter_to(T* first_element, const Images& y, const Region& r, const Window& window,
+                              const float* buffer) {
+  const int channels = std::min(VL, y.c - r.channel);
+  const int rows = std::min(r.rows, y.h - r.top), columns = std::min(r.columns, y.w - r.left);
+  for (int i = 0; i < rows; ++i) {
+    const float* from = buffer + i * window.row;
+    T* to = first_element + y.offset(r.image, r.channel, r.top + i, r.left);
+    if (y.sc == 1)
+      for (ptrdiff_t j = 0; j < columns; ++j) store_first(to + j * y.sw, load(from + j * VL), channels);
+    else if (y.sw == 1)
+      scatter_planar_row(from, columns, to, y.sc, channels);
+    else
+      scatter_spread_row(from, columns, to, y.sw, y.sc, channels);
+  }
+}
+
+// Write the part of a buffered region that lies inside the image.
+static inline void scatter(const Images& y, const Region& r, const Window& window, const float* buffer) {
+  if (window.data != buffer) return;
+  y.data.visit([&](auto* first) { scatter_to(first, y, r, window, buffer); });
+}

@@ -1,0 +1,150 @@
+// The inner product of everything: a register tile of C (+)= A B.
+//
+// All matrices are *blocked*: a matrix of R rows and Q columns lies as [ceil(Q / VL)][R][VL], so that one vector is VL
+// neighbouring columns of one row and the rows of a block follow each other, one cache line apart with AVX-512.
+#pragma once
+
+#include "common/vector.h"
+
+// Register tile: MR rows by NV vectors; accumulators, NV vectors of B and one broadcast must fit the registers.
+constexpr int NV = 2;
+constexpr int MR = REGISTERS == 32 ? 14 : 6;
+constexpr int MR_TRANSPOSED = REGISTERS == 32 && VL == 16 ? 8 : 4;  // divides VL
+constexpr int NV_TRANSPOSED = 3;  // vectors beside as many rows, where a tile may be that wide
+
+constexpr int AT_RUN_TIME = 0;  // for ROW and STEP
+
+// Element (i, step) of a block of A lies at block[i * row + step * step]; constants where the compiler may know them.
+template <int ROW, int STEP>
+struct Layout {
+  ptrdiff_t run_time_row = 0, run_time_step = 0;
+  INLINE_MEMBER ptrdiff_t row() const { return ROW == AT_RUN_TIME ? run_time_row : ROW; }
+  INLINE_MEMBER ptrdiff_t step() const { return STEP == AT_RUN_TIME ? run_time_step : STEP; }
+};
+
+// Sums over blocks and steps of A * B, handed to finish(sum) as an array of ROWS x VECTORS.
+//   block_of(i): pointer to block i of A
+//   b: vector j of a step at b[j * b_stream], the next step VL floats further
+template <int ROWS, int VECTORS, int ROW, int STEP, class BlockOf, class Finish>
+INLINE void register_sums(Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps, const float* b,
+                          ptrdiff_t b_stream, Finish finish) {
+  Vec sum[ROWS][VECTORS];
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; ++j) sum[i][j] = Vec{};
+  for (int block = 0; block < blocks; ++block) {
+    const float* element = block_of(block);
+    for (int step = 0; step < steps; ++step, element += layout.step(), b += VL) {
+      Vec right[VECTORS];
+#pragma GCC unroll 4
+      for (int j = 0; j < VECTORS; ++j) right[j] = load(b + j * b_stream);
+#pragma GCC unroll 16
+      for (int i = 0; i < ROWS; ++i) {
+        const Vec left = broadcast(element[i * layout.row()]);
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; ++j) sum[i][j] += left * right[j];
+      }
+    }
+  }
+  finish(sum);
+}
+
+// C[i][j] (+)= those sums; c: vector j of row i at c[j * c_stream + i * c_row]
+template <int ROWS, int VECTORS, bool ADD, int ROW, int STEP, class BlockOf>
+INLINE void register_tile(Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps, const float* b,
+                          ptrdiff_t b_stream, float* c, ptrdiff_t c_stream, ptrdiff_t c_row = VL) {
+  const auto finish = [&](const Vec(&sum)[ROWS][VECTORS]) INLINE_LAMBDA {
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < VECTORS; ++j) {
+        float* to = c + j * c_stream + i * c_row;
+        store(to, ADD ? load(to) + sum[i][j] : sum[i][j]);
+      }
+  };
+  register_sums<ROWS, VECTORS>(layout, block_of, blocks, steps, b, b_stream, finish);
+}
+
+// The same for 1..ROWS rows known at run time.
+template <int ROWS, int VECTORS, bool ADD, int ROW, int STEP, class BlockOf>
+INLINE void register_tile_of(int rows, Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps,
+                             const float* b, ptrdiff_t b_stream, float* c, ptrdiff_t c_stream,
+                             ptrdiff_t c_row = VL) {
+  if constexpr (ROWS > 1) {
+    if (rows < ROWS)
+      return register_tile_of<ROWS - 1, VECTORS, ADD>(rows, layout, block_of, blocks, steps, b, b_stream, c, c_stream,
+                                                      c_row);
+  }
+  register_tile<ROWS, VECTORS, ADD>(layout, block_of, blocks, steps, b, b_stream, c, c_stream, c_row);
+}
+
+// Calls body(vectors, first) over column blocks: NV at a time, the rest one by one. `vectors` is an integral constant.
+template <int VECTORS>
+struct Vectors {
+  static constexpr int value = VECTORS;
+};
+
+// Calls body(vectors, first) for 1..MOST vectors known at run time.
+template <int MOST, class Body>
+INLINE void with_vectors(int vectors, int first, Body body) {
+  if constexpr (MOST > 1) {
+    if (vectors < MOST) return with_vectors<MOST - 1>(vectors, first, body);
+  }
+  body(Vectors<MOST>{}, first);
+}
+
+template <class Body>
+INLINE void for_column_blocks(int column_blocks, Body body) {
+  int k = 0;
+  for (; k + NV <= column_blocks; k += NV) body(Vectors<NV>{}, k);
+  for (; k < column_blocks; ++k) body(Vectors<1>{}, k);
+}
+
+// The same in blocks of nearly equal width, at most MOST: none is left that is too narrow to keep the processor busy.
+template <int MOST, class Body>
+INLINE void for_even_column_blocks(int column_blocks, Body body) {
+  const int tiles = (column_blocks + MOST - 1) / MOST;
+  for (int i = 0, first = 0; i < tiles; ++i) {
+    const int end = int(int64_t(column_blocks) * (i + 1) / tiles);
+    with_vectors<MOST>(end - first, first, body);
+    first = end;
+  }
+}
+
+// Calls body(first, count) over rows, in tiles of nearly equal height.
+template <class Body>
+INLINE void for_row_tiles(int rows, Body body) {
+  const int tiles = (rows + MR - 1) / MR;
+  for (int i = 0, first = 0; i < tiles; ++i) {
+    const int end = int(int64_t(rows) * (i + 1) / tiles);
+    body(first, end - first);
+    first = end;
+  }
+}
+
+// C = A B.  A: rows x inner (blocked over inner), B: inner x columns, C: rows x columns; blocks of columns outermost,
+// so that one panel of B stays in the cache while the rows of A pass by. inner is a multiple of VL (padded with zeros).
+static inline void multiply(int rows, int inner, int column_blocks, const float* a, const float* b, float* c) {
+  for_column_blocks(column_blocks, [&](auto vectors, int k) {
+    for_row_tiles(rows, [&](int first, int count) {
+      const auto block_of = [&](int block) { return a + (ptrdiff_t(block) * rows + first) * VL; };
+      register_tile_of<MR, vectors.value, false>(count, Layout<VL, 1>{}, block_of, inner / VL, VL,
+                                                 b + ptrdiff_t(k) * inner * VL, ptrdiff_t(inner) * VL,
+                                                 c + (ptrdiff_t(k) * rows + first) * VL, ptrdiff_t(rows) * VL);
+    });
+  });
+}
+
+// C += A^T B.  A: inner x rows, B: inner x columns, C: rows x columns, all blocked; rows is a multiple of VL.
+static inline void add_multiply_transposed(int rows, int inner, int column_blocks, const float* a, const float* b,
+                                           float* c) {
+  for_column_blocks(column_blocks, [&](auto vectors, int k) {
+    for (int i = 0; i < rows; i += MR_TRANSPOSED) {
+      const auto block_of = [&](int) { return a + ptrdiff_t(i / VL) * inner * VL + i % VL; };
+      register_tile<MR_TRANSPOSED, vectors.value, true>(Layout<1, VL>{}, block_of, 1, inner,
+                                                        b + ptrdiff_t(k) * inner * VL, ptrdiff_t(inner) * VL,
+                                                        c + (ptrdiff_t(k) * rows + i) * VL, ptrdiff_t(rows) * VL);
+    }
+  });
+}

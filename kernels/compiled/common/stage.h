@@ -1,0 +1,62 @@
+// All that one algorithm computes in a call, in one entry: it prepares, takes its slices of the mini-batch one after the
+// other, and closes. From Python each of these would be a call of its own.
+#pragma once
+
+#include "common/abi.h"
+
+enum Operation : int64_t { FORWARD, BACKWARD_DATA, BACKWARD_FILTER };  // library.py has the same numbers
+
+// What does not change from call to call; library.py has the same. x, w, y: of the whole mini-batch, without data.
+struct Stage {
+  Geometry geometry;
+  TensorArgument x, w, y;
+  int64_t operation, tile, bias_bytes, prepared_bytes, scratch_bytes, threads, slice_count;
+  const int64_t* slices;  // the first sample of each, and how many
+
+  int thread_count() const {
+    require_threads(threads);
+    return int(threads);
+  }
+};
+
+struct Addresses {
+  void *x, *w, *y;
+};
+
+inline void set_to_zero(void* data, int64_t bytes, int threads) {
+  constexpr int64_t PIECE = 1 << 18;
+#pragma omp parallel for num_threads(threads)
+  for (int64_t i = 0; i < bytes; i += PIECE) std::memset(static_cast<char*>(data) + i, 0, std::min(PIECE, bytes - i));
+}
+
+// These samples of a mini-batch, which is what its sizes say.
+inline TensorArgument samples(TensorArgument images, void* data, int64_t first, int64_t count) {
+  const int64_t of_sample = images.c * images.h * images.w;
+  images.data = (Elements{data, images.elements().type} + first * of_sample).first;
+  images.bytes = times(times(count, of_sample), images.elements().element_bytes());
+  images.n = count;
+  return images;
+}
+
+// open and close take w, step takes x and y of a slice. In backward filter nothing is prepared but zeros, to which all
+// steps add; elsewhere nothing is closed. Returns 0, or the first refusal.
+template <class Open, class Step, class Close>
+int64_t run_stage(const Stage& stage, const Addresses& at, float* prepared, Open open, Step step, Close close) {
+  const bool of_filter = stage.operation == BACKWARD_FILTER;
+  require_between("the operation", stage.operation, FORWARD, BACKWARD_FILTER);
+  stage.x.require("x", FLOAT16);
+  stage.y.require("y", FLOAT16);
+  TensorArgument w = stage.w;
+  w.data = at.w;
+  if (of_filter) set_to_zero(prepared, stage.prepared_bytes, stage.thread_count());
+  if (const int64_t result = of_filter ? 0 : open(w); result < 0) return result;
+  for (int64_t i = 0; i < stage.slice_count; ++i) {
+    const int64_t first = stage.slices[2 * i], count = stage.slices[2 * i + 1];
+    require_between("the first sample of a slice", first, 0, stage.x.n - 1);
+    require_between("the number of samples of a slice", count, 1, stage.x.n - first);
+    require_equal("the number of samples of y", stage.y.n, stage.x.n);
+    const int64_t result = step(samples(stage.x, at.x, first, count), samples(stage.y, at.y, first, count));
+    if (result < 0) return result;
+  }
+  return of_filter ? close(w) : 0;
+}

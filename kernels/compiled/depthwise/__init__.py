@@ -1,0 +1,1 @@
+"""Computes depthwise convolutions and small groups, by direct sums."""

@@ -1,0 +1,135 @@
+// Convolution of few channels a group by direct sums: depthwise, with channel multipliers, and small groups.
+//
+// Every output is a sum over the few channels of its group, so there is no matrix product: what is left is to move each
+// image once, and to load little for each multiplication. A thread cuts a window with zeros around it out of the image,
+// small enough for its cache, and all loops run over windows, whatever padding, stride and dilation
+// (depthwise_window.h, depthwise_tile.h). Windows are planar, of one channel, or blocked, of VL channels.
+#include "common/stage.h"
+#include "depthwise/gradient.h"
+#include "depthwise/outputs.h"
+
+using namespace depthwise;
+
+namespace {
+
+int64_t prepared_bytes(const FilterShape& shape, bool of_gradient) {
+  return bytes_of(times(shape.packed.floats(), of_gradient ? parts_of_batch(shape.packed) : 1));
+}
+
+void require_filter(const Geometry& g, bool backward_data, bool of_gradient, const TensorArgument& w, int64_t prepared,
+                    int threads) {
+  g.require();
+  w.require_filter(g.groups, g.r, g.s);
+  require_bytes("prepared", prepared, prepared_bytes(filter_shape(g, backward_data, w), of_gradient));
+  require_threads(threads);
+}
+
+void require_call(const Geometry& g, const TensorArgument& x, const TensorArgument& y, int threads) {
+  require_images(g, x, y);
+  require_equal("the memory format of y", y.channels_last, x.channels_last);
+  require_threads(threads);
+}
+
+int64_t scratch_bytes(const Plan& plan, int threads) { return bytes_of(times(plan.thread_floats(), threads)); }
+int64_t scratch_bytes(const GradientPlan& plan, int threads) { return bytes_of(times(plan.thread_floats(), threads)); }
+
+}  // namespace
+
+// The entries that library.py calls. All return 0, a size, or why they refused (checks.h).
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Size of the packed filter, or of its gradient's sums; w: without data.
+int64_t mucudnn_depthwise_prepared_bytes(const Geometry* g, int64_t operation, const TensorArgument* w) {
+  return refusable([&] {
+    g->require();
+    w->require_filter(g->groups, g->r, g->s);
+    return prepared_bytes(filter_shape(*g, operation == BACKWARD_DATA, *w), operation == BACKWARD_FILTER);
+  });
+}
+
+// Scratch, whatever the number of samples; x, y: without data.
+int64_t mucudnn_depthwise_scratch_bytes(const Geometry* g, int64_t operation, const TensorArgument* x,
+                                        const TensorArgument* y, int threads) {
+  return refusable([&] {
+    require_call(*g, *x, *y, threads);
+    if (operation == BACKWARD_FILTER) return scratch_bytes(gradient_plan(*g, *x, *y), threads);
+    const bool backward = operation == BACKWARD_DATA;
+    return scratch_bytes(make_plan(*g, backward, backward ? *y : *x, backward ? *x : *y), threads);
+  });
+}
+
+int64_t mucudnn_depthwise_pack_filter(const Geometry* g, int backward_data, const TensorArgument* w, float* packed,
+                                      int64_t packed_bytes, int threads) {
+  return refusable([&]() -> int64_t {
+    require_filter(*g, backward_data, false, *w, packed_bytes, threads);
+    pack_filter(filter_shape(*g, backward_data, *w), *w, packed, threads);
+    return 0;
+  });
+}
+
+// Forward: x -> y. Backward data: in = dy, out = dx.
+int64_t mucudnn_depthwise_forward(const Geometry* g, int backward_data, const TensorArgument* in, const float* packed,
+                                  int64_t packed_bytes, const float* bias, int64_t bias_bytes,
+                                  const TensorArgument* out, float* scratch, int64_t given_bytes, int threads) {
+  return refusable([&]() -> int64_t {
+    require_call(*g, backward_data ? *out : *in, backward_data ? *in : *out, threads);
+    const Plan plan = make_plan(*g, backward_data, *in, *out);
+    require_bytes("prepared", packed_bytes, bytes_of(plan.filter.floats()));
+    require_bytes("scratch", given_bytes, scratch_bytes(plan, threads));
+    if (bias) require_bytes("the bias", bias_bytes, bytes_of(out->c));
+    (plan.window.blocked ? run_blocked : run_planar)(plan, in->images(1), packed, bias, out->images(1), scratch,
+                                                     threads);
+    return 0;
+  });
+}
+
+int64_t mucudnn_depthwise_accumulate(const Geometry* g, const TensorArgument* x, const TensorArgument* dy, float* sums,
+                                     int64_t sums_bytes, float* scratch, int64_t given_bytes, int threads) {
+  return refusable([&]() -> int64_t {
+    require_call(*g, *x, *dy, threads);
+    const GradientPlan plan = gradient_plan(*g, *x, *dy);
+    require_bytes("prepared", sums_bytes, plan.sums_bytes());
+    require_bytes("scratch", given_bytes, scratch_bytes(plan, threads));
+    (plan.window.blocked ? accumulate_blocked : accumulate_planar)(plan, x->images(1), dy->images(1), sums, scratch,
+                                                                   threads);
+    return 0;
+  });
+}
+
+int64_t mucudnn_depthwise_add_filter_gradient(const Geometry* g, const float* sums, int64_t sums_bytes,
+                                              const TensorArgument* dw, int threads) {
+  return refusable([&]() -> int64_t {
+    require_filter(*g, false, true, *dw, sums_bytes, threads);
+    const FilterShape shape = filter_shape(*g, false, *dw);
+    add_filter_gradient(shape, parts_of_batch(shape.packed), sums, *dw, threads);
+    return 0;
+  });
+}
+
+int64_t mucudnn_depthwise_stage(const Stage* stage, float* x, float* w, float* y, const float* bias, float* prepared,
+                                float* scratch) {
+  return refusable([&] {
+    const Geometry* g = &stage->geometry;
+    const bool backward = stage->operation == BACKWARD_DATA;
+    const int threads = stage->thread_count();
+    const auto open = [&](const TensorArgument& of_w) {
+      return mucudnn_depthwise_pack_filter(g, backward, &of_w, prepared, stage->prepared_bytes, threads);
+    };
+    const auto step = [&](const TensorArgument& of_x, const TensorArgument& of_y) {
+      if (stage->operation == BACKWARD_FILTER)
+        return mucudnn_depthwise_accumulate(g, &of_x, &of_y, prepared, stage->prepared_bytes, scratch,
+                                            stage->scratch_bytes, threads);
+      return mucudnn_depthwise_forward(g, backward, backward ? &of_y : &of_x, prepared, stage->prepared_bytes, bias,
+                                       stage->bias_bytes, backward ? &of_x : &of_y, scratch, stage->scratch_bytes,
+                                       threads);
+    };
+    const auto close = [&](const TensorArgument& of_w) {
+      return mucudnn_depthwise_add_filter_gradient(g, prepared, stage->prepared_bytes, &of_w, threads);
+    };
+    return run_stage(*stage, {x, w, y}, prepared, open, step, close);
+  });
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

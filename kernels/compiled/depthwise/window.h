@@ -1,0 +1,133 @@
+// Windows of images with zeros around them, for the loops of depthwise_tile.h, and what is written back from results.
+#pragma once
+
+#include "common/image.h"
+
+namespace depthwise {
+
+// Rows of an image, and what lies around it. Planar: the columns of one residue modulo the stride next to each other,
+// so that neighbouring outputs read neighbouring floats. Blocked: [row][column][VL].
+struct DepthwiseWindow {
+  bool blocked;
+  int rows, columns, stride;
+  ptrdiff_t residue;  // planar: floats of the columns of one residue
+
+  ptrdiff_t row() const { return blocked ? ptrdiff_t(columns) * VL : residue * stride; }
+  ptrdiff_t output_column() const { return blocked ? ptrdiff_t(stride) * VL : 1; }
+  ptrdiff_t at_column(int j) const { return blocked ? ptrdiff_t(j) * VL : j % stride * residue + j / stride; }
+  int64_t plane() const { return times(rows, row()); }
+};
+
+INLINE Lanes lanes_before(int count) {
+  Lanes lanes;
+  for (int i = 0; i < VL; ++i) lanes[i] = i < count ? -1 : 0;
+  return lanes;
+}
+
+// `count` floats; where these are less than a vector, zeros behind them. Reads nothing from `end` on.
+INLINE void copy_row(const float* from, const float* end, int count, Lanes tail, float* to) {
+  if (count < VL) {
+    store(to, end - from >= VL ? (Vec)((Lanes)load(from) & tail) : load_first(from, count));
+    return;
+  }
+  int j = 0;
+  for (; j + VL <= count; j += VL) store(to + j, load(from + j));
+  if (j < count) store(to + count - VL, load(from + count - VL));
+}
+
+// Every other float to `even`, the rest to `odd`; where these are less than a vector, zeros behind them.
+INLINE void split_row(const float* from, const float* end, int count, Lanes even_tail, Lanes odd_tail, float* even,
+                      float* odd) {
+  const auto split_vectors = [&](int j, Vec low, Vec high, Lanes of_even, Lanes of_odd) {
+    unzip(low, high);
+    store(even + j, (Vec)((Lanes)low & of_even));
+    store(odd + j, (Vec)((Lanes)high & of_odd));
+  };
+  const Lanes all = lanes_before(VL);
+  const int pairs = count / 2;
+  if (pairs < VL) {
+    const bool readable = end - from >= 2 * VL;
+    split_vectors(0, readable ? load(from) : load_first(from, count),
+                  readable ? load(from + VL) : load_first(from + VL, count - VL), even_tail, odd_tail);
+    return;
+  }
+  for (int j = 0; j < pairs; j += VL) {
+    const int at = std::min(j, pairs - VL);
+    split_vectors(at, load(from + 2 * at), load(from + 2 * at + VL), all, all);
+  }
+  if (count % 2) even[pairs] = from[count - 1];
+}
+
+// The opposite: a row of the floats of two rows in turns. Each has a vector behind `count` that can be read.
+INLINE void join_rows(const float* even, const float* odd, int count, float* to) {
+  for (int j = 0; j < count; j += 2 * VL) {
+    Vec low = load(even + j / 2), high = load(odd + j / 2);
+    zip(low, high);
+    store_first(to + j, low, count - j);
+    store_first(to + j + VL, high, count - j - VL);
+  }
+}
+
+// Which columns of an image a planar window has: the same for all its rows and for every image.
+struct PlanarColumns {
+  int first, count, shift;  // of the image; where they begin in the window
+
+  PlanarColumns(const Images& x, int left, const DepthwiseWindow& window)
+      : first(std::max(0, left)), shift(std::max(0, -left)) {
+    count = std::max(0, std::min(x.w - first, window.columns - shift));
+  }
+};
+
+// Fills `rows` rows of a planar window, from row `top` of one channel on. What lies left and right of the image is left
+// as it is: zero since the window was made. So is what lies above and below where the window is `fixed`.
+static inline void fill_planar(const Images& x, int64_t image, int channel, int top, int rows, PlanarColumns columns,
+                               const DepthwiseWindow& window, bool fixed, float* to) {
+  const ptrdiff_t row = window.row();
+  const int first = std::clamp(-top, 0, rows), last = columns.count ? std::clamp(x.h - top, first, rows) : first;
+  if (!fixed) {
+    std::memset(to, 0, first * row * sizeof(float));
+    std::memset(to + last * row, 0, (rows - last) * row * sizeof(float));
+  }
+  if (first == last) return;
+  const int stride = window.stride, count = columns.count;
+  const float *from = x.at(image, channel, top + first, columns.first), *end = x.floats() + x.n * x.sn;
+  const ptrdiff_t step = x.sh;
+  to += first * row;
+  if (stride == 1) {
+    to += columns.shift;
+    const Lanes tail = lanes_before(count);
+    for (int i = first; i < last; ++i, from += step, to += row) copy_row(from, end, count, tail, to);
+  } else if (stride == 2) {
+    const ptrdiff_t even = window.at_column(columns.shift), odd = window.at_column(columns.shift + 1);
+    const Lanes even_tail = lanes_before((count + 1) / 2), odd_tail = lanes_before(count / 2);
+    for (int i = first; i < last; ++i, from += step, to += row)
+      split_row(from, end, count, even_tail, odd_tail, to + even, to + odd);
+  } else {
+    for (int i = first; i < last; ++i, from += step, to += row)
+      for (int j = 0; j < count; ++j) to[window.at_column(columns.shift + j)] = from[j];
+  }
+}
+
+// Which channels the lanes of a block read: lane l of block b is channel l + b * VL of the other images, and reads the
+// `plane`-th of the channels of its group.
+struct GroupedChannels {
+  int in, out;  // of one group
+
+  bool one_to_one() const { return in == 1 && out == 1; }
+  int of_lane(int lane, int plane) const { return lane / out * in + plane; }
+};
+
+static inline void fill_blocked(const Images& x, const GroupedChannels& channels, int first_lane, int lanes, int plane,
+                                const Region& r, float* to) {
+  if (channels.one_to_one()) return fill(x, r, to);
+  std::memset(to, 0, sizeof(float) * VL * r.rows * r.columns);
+  const int first = std::max(0, -r.left), last = std::min(r.columns, x.w - r.left);
+  for (int i = std::max(0, -r.top); i < std::min(r.rows, x.h - r.top); ++i)
+    for (int l = 0; l < lanes; ++l) {
+      const float* from = x.at(r.image, channels.of_lane(first_lane + l, plane), r.top + i, r.left + first);
+      float* row = to + (ptrdiff_t(i) * r.columns + first) * VL + l;
+      for (int j = first; j < last; ++j, from += x.sw, row += VL) *row = *from;
+    }
+}
+
+}  // namespace depthwise

@@ -1,0 +1,1 @@
+"""Computes one matrix product over all taps and channels, read from packed windows."""

@@ -1,0 +1,208 @@
+// Backward filter of implicit GEMM.
+#pragma once
+
+#include "common/matmul.h"
+#include "implicit_gemm/filter.h"
+#include "implicit_gemm/windows.h"
+
+namespace implicit_gemm {
+
+constexpr int UNIT_PIXELS = 256;           // of dy that one register tile sums up before it touches the accumulator
+constexpr int64_t BATCH_FLOATS = 1 << 20;  // of packed units between two barriers
+
+// The reduction over n, p, q in units of some rows of one image.
+//
+// Blocked: some units are packed at a time, then all threads take (channel block, tap) pairs of the accumulator.
+// Planar: each thread packs and sums up units of its own, since the whole gradient is small; then sums are added.
+struct FilterGradient {
+  Taps taps;
+  WindowShape window;
+  int rows, units_per_image, units_at_once, k;
+  int stride_h, stride_w, q;
+
+  int64_t dy_floats() const { return times(int64_t(blocks_of(k)) * VL, int64_t(rows) * q); }
+  int64_t unit_floats() const { return plus(window.floats(), dy_floats()); }
+  int64_t gradient_floats() const {
+    return times(times(window.channels, int64_t(taps.size())), int64_t(blocks_of(k)) * VL);
+  }
+  int64_t scratch_bytes(int threads) const {
+    return bytes_of(window.planar ? times(threads, plus(unit_floats(), gradient_floats()))
+                                  : times(units_at_once, unit_floats()));
+  }
+};
+
+inline FilterGradient filter_gradient(const Geometry& g, int64_t n, int c, int k, int p, int q) {
+  FilterGradient f;
+  f.taps = forward_taps(g);
+  f.k = k;
+  f.q = q;
+  f.stride_h = int(g.stride_h);
+  f.stride_w = int(g.stride_w);
+  f.rows = std::clamp(UNIT_PIXELS / q, 1, p);
+  f.units_per_image = ceil_div(p, f.rows);
+  f.window = window_shape(is_planar(c), c, f.taps, f.stride_h, f.stride_w, 1, f.rows, q);
+  f.units_at_once = int(std::clamp<int64_t>(BATCH_FLOATS / f.unit_floats(), 2, 64));
+  f.units_at_once = int(std::min<int64_t>(f.units_at_once, times(n, f.units_per_image)));
+  return f;
+}
+
+// Packed rows of an image: the window of x, and dy as [K / VL][rows][q][VL].
+struct Unit {
+  const float* window;
+  const float* dy;
+  int rows;
+};
+
+inline Unit pack_unit(const FilterGradient& f, const Images& x, const Images& dy, int64_t index, float* to) {
+  const int64_t image = index / f.units_per_image;
+  const int row = int(index % f.units_per_image) * f.rows, rows = std::min(f.rows, dy.h - row);
+  const int top = span_of(f.taps, &Tap::row).first, left = span_of(f.taps, &Tap::column).first;
+  float* gradient = to + f.window.floats();
+  fill_window(x, {image, 0, row * f.stride_h + top, left, f.window.height, f.window.width}, f.window, to);
+  for (int k = 0; k < blocks_of(dy.c); ++k)
+    fill(dy, {image, k * VL, row, 0, rows, f.q}, gradient + ptrdiff_t(k) * rows * f.q * VL);
+  return {to, gradient, rows};
+}
+
+// Blocked: accumulator [C / VL][tap][K / VL][VL][VL], task = (channel block, tap).
+template <int STEP>
+void accumulate_blocked(Layout<1, STEP> layout, const FilterGradient& f, const Unit& unit, ptrdiff_t offset,
+                        float* sum) {
+  for_column_blocks(blocks_of(f.k), [&](auto vectors, int k) {
+    for (int i = 0; i < VL; i += MR_TRANSPOSED) {
+      const auto block_of = [&](int row) { return unit.window + offset + i + row * f.stride_h * f.window.row(); };
+      register_tile<MR_TRANSPOSED, vectors.value, true>(
+          layout, block_of, unit.rows, f.q, unit.dy + ptrdiff_t(k) * unit.rows * f.q * VL,
+          ptrdiff_t(unit.rows) * f.q * VL, sum + (ptrdiff_t(k) * VL + i) * VL, ptrdiff_t(VL) * VL);
+    }
+  });
+}
+
+inline void accumulate_task(const FilterGradient& f, const Unit& unit, int64_t task, float* du) {
+  const Span rows = span_of(f.taps, &Tap::row), columns = span_of(f.taps, &Tap::column);
+  const int64_t block = task / int64_t(f.taps.size());
+  const Tap& tap = f.taps[task % f.taps.size()];
+  const ptrdiff_t offset = block * f.window.plane() + f.window.at(tap.row - rows.first, tap.column - columns.first);
+  float* sum = du + task * blocks_of(f.k) * VL * VL;
+  if (f.stride_w == 1)
+    accumulate_blocked(Layout<1, VL>{}, f, unit, offset, sum);
+  else
+    accumulate_blocked(Layout<1, AT_RUN_TIME>{1, f.stride_w * VL}, f, unit, offset, sum);
+}
+
+inline void accumulate_blocked(const FilterGradient& f, const Images& x, const Images& dy, float* du, float* scratch,
+                               int threads) {
+  const int64_t units = dy.n * f.units_per_image, tasks = blocks_of(x.c) * int64_t(f.taps.size());
+  std::vector<Unit> packed(f.units_at_once);
+#pragma omp parallel num_threads(threads)
+  for (int64_t begin = 0; begin < units; begin += f.units_at_once) {
+    const int count = int(std::min<int64_t>(f.units_at_once, units - begin));
+#pragma omp for schedule(dynamic)
+    for (int i = 0; i < count; ++i) packed[i] = pack_unit(f, x, dy, begin + i, scratch + i * f.unit_floats());
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < tasks; ++task)
+      for (int i = 0; i < count; ++i) accumulate_task(f, packed[i], task, du);
+  }
+}
+
+// Rows of the planar accumulator, [K / VL][C * taps][VL]: sums of dy by the pixels that ROWS (channel, tap) pairs meet.
+template <int ROWS, int VECTORS>
+INLINE void tile_of_taps(const FilterGradient& f, const Unit& unit, const ptrdiff_t* offsets, const float* dy,
+                         float* sum, ptrdiff_t sum_stream) {
+  const ptrdiff_t step = f.stride_w, dy_stream = ptrdiff_t(unit.rows) * f.q * VL;
+  Vec sums[ROWS][VECTORS];
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; ++j) sums[i][j] = load(sum + j * sum_stream + i * VL);
+  for (int row = 0; row < unit.rows; ++row) {
+    const float* window = unit.window + row * f.stride_h * f.window.row();
+    const float* pixels[ROWS];
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; ++i) pixels[i] = window + offsets[i];
+    for (ptrdiff_t column = 0; column < f.q * step; column += step, dy += VL) {
+      Vec right[VECTORS];
+#pragma GCC unroll 4
+      for (int j = 0; j < VECTORS; ++j) right[j] = load(dy + j * dy_stream);
+#pragma GCC unroll 16
+      for (int i = 0; i < ROWS; ++i) {
+        const Vec left = broadcast(pixels[i][column]);
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; ++j) sums[i][j] += left * right[j];
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; ++j) store(sum + j * sum_stream + i * VL, sums[i][j]);
+}
+
+template <int ROWS, int VECTORS>
+INLINE void tile_of_taps(int rows, const FilterGradient& f, const Unit& unit, const ptrdiff_t* offsets, const float* dy,
+                         float* sum, ptrdiff_t sum_stream) {
+  if constexpr (ROWS > 1) {
+    if (rows < ROWS) return tile_of_taps<ROWS - 1, VECTORS>(rows, f, unit, offsets, dy, sum, sum_stream);
+  }
+  tile_of_taps<ROWS, VECTORS>(f, unit, offsets, dy, sum, sum_stream);
+}
+
+inline void accumulate_planar(const FilterGradient& f, const Unit& unit, const std::vector<ptrdiff_t>& offsets,
+                              float* sums) {
+  const int pairs = int(offsets.size());
+  for_column_blocks(blocks_of(f.k), [&](auto vectors, int k) {
+    for_row_tiles(pairs, [&](int first, int count) {
+      tile_of_taps<MR, vectors.value>(count, f, unit, &offsets[first], unit.dy + ptrdiff_t(k) * unit.rows * f.q * VL,
+                                      sums + (ptrdiff_t(k) * pairs + first) * VL, ptrdiff_t(pairs) * VL);
+    });
+  });
+}
+
+inline void accumulate_planar(const FilterGradient& f, const Images& x, const Images& dy, float* du, float* scratch,
+                              int threads) {
+  const int64_t units = dy.n * f.units_per_image, floats = f.gradient_floats(), own = f.unit_floats() + floats;
+  const std::vector<ptrdiff_t> offsets = inner_offsets(f.taps, f.window);
+#pragma omp parallel num_threads(threads)
+  {
+    const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();
+    float* sums = scratch + thread * own;
+    std::memset(sums, 0, floats * sizeof(float));
+    for (int64_t unit = units * thread / team; unit < units * (thread + 1) / team; ++unit)
+      accumulate_planar(f, pack_unit(f, x, dy, unit, sums + floats), offsets, sums);
+#pragma omp barrier
+#pragma omp for
+    for (int64_t i = 0; i < floats; i += VL)
+      for (int64_t other = 0; other < team; ++other) store(du + i, load(du + i) + load(scratch + other * own + i));
+  }
+}
+
+inline void accumulate(const FilterGradient& f, const Images& x, const Images& dy, float* du, float* scratch,
+                       int threads) {
+  if (f.window.planar)
+    accumulate_planar(f, x, dy, du, scratch, threads);
+  else
+    accumulate_blocked(f, x, dy, du, scratch, threads);
+}
+
+inline void add_filter_gradient(const float* du, const FilterView& dw, int threads) {
+  const bool planar = is_planar(dw.rows);
+  const int taps = dw.taps(), blocks = blocks_of(dw.lanes);
+  TapBuffers buffers(taps, threads);
+#pragma omp parallel num_threads(threads)
+  {
+    float* buffer = buffers.mine();
+#pragma omp for collapse(2)
+    for (int k = 0; k < blocks; ++k)
+      for (int first = 0; first < dw.rows; first += VL) {
+        for (int c = first; c < std::min(first + VL, dw.rows); ++c)
+          for (int t = 0; t < taps; ++t) {
+            const ptrdiff_t vector = planar ? (ptrdiff_t(k) * dw.rows + c) * taps + t
+                                            : ((ptrdiff_t(c / VL) * taps + t) * blocks + k) * VL + c % VL;
+            store(buffer + (ptrdiff_t(c - first) * taps + t) * VL, load(du + vector * VL));
+          }
+        add_filter_block({dw, k * VL, first}, buffer);
+      }
+  }
+}
+
+}  // namespace implicit_gemm

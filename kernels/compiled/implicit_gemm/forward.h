@@ -1,0 +1,256 @@
+// Forward and backward data of implicit GEMM.
+#pragma once
+
+#include <omp.h>
+
+#include "common/matmul.h"
+#include "implicit_gemm/pixels.h"
+#include "implicit_gemm/windows.h"
+
+namespace implicit_gemm {
+
+constexpr int WINDOW_FLOATS = 96 * 1024;  // of a core's L2, for one window; the filter streams through the rest
+
+constexpr int NARROW = 3 * MR;  // columns
+
+struct Band {
+  int rows, columns;
+};
+
+// Outputs that are computed from one window: few enough for the cache and for all threads to have work.
+inline Band choose_band(const Product& product, int channels, const Images& y, int threads) {
+  Band band{y.h, is_planar(channels) ? y.w : std::min(y.w, 8 * MR)};
+  band.columns = ceil_div(y.w, ceil_div(y.w, band.columns));
+  const auto floats = [&] {
+    return window_shape(is_planar(channels), channels, product.taps, product.stride_h, product.stride_w,
+                        is_planar(channels) ? product.stride_w : 1, band.rows, band.columns)
+        .floats();
+  };
+  const auto bands = [&] { return times(y.n, int64_t(ceil_div(y.h, band.rows)) * ceil_div(y.w, band.columns)); };
+  while (band.rows > 1 && (floats() > WINDOW_FLOATS || bands() < int64_t{4} * threads)) {
+    band.rows = ceil_div(band.rows, 2);
+  }
+  while (band.columns > MR && (floats() > WINDOW_FLOATS || bands() < threads)) band.columns = ceil_div(band.columns, 2);
+  return band;
+}
+
+// The buffers in which one thread computes a product's bands.
+struct ProductScratch {
+  WindowShape window;
+  Band band;
+  int rows_at_once;
+  int64_t floats() const { return plus(window.floats(), times(int64_t(NV) * VL * rows_at_once, band.columns)); }
+};
+
+// Rows of outputs that share register tiles: several where a row by itself leaves tiles far from full.
+inline int rows_at_once(const Band& band) {
+  return band.columns >= NARROW ? 1 : std::min(band.rows, ceil_div(8 * MR, band.columns));
+}
+
+inline ProductScratch product_scratch(const Product& product, int channels, const Images& y, int threads) {
+  const Band band = choose_band(product, channels, y, threads);
+  const bool planar = is_planar(channels);
+  return {window_shape(planar, channels, product.taps, product.stride_h, product.stride_w,
+                       planar ? product.stride_w : 1, band.rows, band.columns),
+          band, rows_at_once(band)};
+}
+
+// Where rows of outputs are written, output channels in the vectors: vector k of output (i, j) at
+// data[i * row + j * column + k * stream].
+struct RowTarget {
+  float* data;
+  ptrdiff_t row, column, stream;
+};
+
+// Part of the products' inner dimension, which is small enough for its filter elements to stay in L1 while all outputs
+// pass by.
+struct Inner {
+  const ptrdiff_t* offsets;
+  int blocks, steps;
+  const float* filter;
+  ptrdiff_t filter_stream;
+};
+
+constexpr int INNER_STEPS = 256;
+
+// Calls body(inner, whether it is the first part).
+template <class Body>
+INLINE void for_inner_parts(const std::vector<ptrdiff_t>& offsets, int steps, const float* filter,
+                            ptrdiff_t filter_stream, Body body) {
+  const int blocks = int(offsets.size()), parts = int(ceil_div(int64_t(blocks) * steps, int64_t(INNER_STEPS)));
+  for (int i = 0, first = 0; i < parts; ++i) {
+    const int end = int(int64_t(blocks) * (i + 1) / parts);
+    body(Inner{&offsets[first], end - first, steps, filter + ptrdiff_t(first) * steps * VL, filter_stream}, i == 0);
+    first = end;
+  }
+}
+
+// One row of outputs, VECTORS vectors of output channels.
+template <int VECTORS, bool ADD, int ROW>
+void multiply_row(Layout<ROW, 1> layout, const float* window, const Inner& inner, int columns, const RowTarget& to) {
+  for_row_tiles(columns, [&](int first, int count) {
+    const float* from = window + first * layout.row();
+    const auto block_of = [&](int block) { return from + inner.offsets[block]; };
+    register_tile_of<MR, VECTORS, ADD>(count, layout, block_of, inner.blocks, inner.steps, inner.filter,
+                                       inner.filter_stream, to.data + first * to.column, to.stream, to.column);
+  });
+}
+
+template <int VECTORS, bool ADD>
+void multiply_row(const WindowShape& shape, int stride_w, const float* window, const Inner& inner, int columns,
+                  const RowTarget& to) {
+  if (shape.planar)
+    multiply_row<VECTORS, ADD>(Layout<1, 1>{}, window, inner, columns, to);
+  else if (stride_w == 1)
+    multiply_row<VECTORS, ADD>(Layout<VL, 1>{}, window, inner, columns, to);
+  else if (stride_w == 2)
+    multiply_row<VECTORS, ADD>(Layout<2 * VL, 1>{}, window, inner, columns, to);
+  else
+    multiply_row<VECTORS, ADD>(Layout<AT_RUN_TIME, 1>{stride_w * VL, 1}, window, inner, columns, to);
+}
+
+// OUTPUTS neighbours in the outputs of rows of `width`, from number `first` on, whichever rows they are in: each has a
+// pointer of its own into the window, where pixels are `row` and `column` floats apart.
+template <int OUTPUTS, int VECTORS, bool ADD>
+INLINE void tile_across_rows(int first, int width, const float* window, ptrdiff_t row, ptrdiff_t column,
+                             const Inner& inner, const RowTarget& to) {
+  const float* pixels[OUTPUTS];
+#pragma GCC unroll 16
+  for (int i = 0; i < OUTPUTS; ++i) pixels[i] = window + (first + i) / width * row + (first + i) % width * column;
+  Vec sum[OUTPUTS][VECTORS];
+#pragma GCC unroll 16
+  for (int i = 0; i < OUTPUTS; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; ++j) sum[i][j] = Vec{};
+  const float* filter = inner.filter;
+  for (int block = 0; block < inner.blocks; ++block) {
+    const ptrdiff_t end = inner.offsets[block] + inner.steps;
+    for (ptrdiff_t element = inner.offsets[block]; element < end; ++element, filter += VL) {
+      Vec right[VECTORS];
+#pragma GCC unroll 4
+      for (int j = 0; j < VECTORS; ++j) right[j] = load(filter + j * inner.filter_stream);
+#pragma GCC unroll 16
+      for (int i = 0; i < OUTPUTS; ++i) {
+        const Vec left = broadcast(pixels[i][element]);
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; ++j) sum[i][j] += left * right[j];
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < OUTPUTS; ++i) {
+    float* at = to.data + (first + i) / width * to.row + (first + i) % width * to.column;
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; ++j) store(at + j * to.stream, ADD ? load(at + j * to.stream) + sum[i][j] : sum[i][j]);
+  }
+}
+
+template <int OUTPUTS, int VECTORS, bool ADD>
+INLINE void tile_across_rows(int outputs, int first, int width, const float* window, ptrdiff_t row, ptrdiff_t column,
+                             const Inner& inner, const RowTarget& to) {
+  if constexpr (OUTPUTS > 1) {
+    if (outputs < OUTPUTS)
+      return tile_across_rows<OUTPUTS - 1, VECTORS, ADD>(outputs, first, width, window, row, column, inner, to);
+  }
+  tile_across_rows<OUTPUTS, VECTORS, ADD>(first, width, window, row, column, inner, to);
+}
+
+// `rows` rows of `width` outputs, VECTORS vectors of output channels.
+template <int VECTORS, bool ADD>
+void multiply_rows(const WindowShape& shape, const Product& product, const float* window, const Inner& inner, int rows,
+                   int width, const RowTarget& to) {
+  if (rows == 1) return multiply_row<VECTORS, ADD>(shape, product.stride_w, window, inner, width, to);
+  const ptrdiff_t row = product.stride_h * shape.row(), column = shape.planar ? 1 : product.stride_w * VL;
+  for_row_tiles(rows * width, [&](int first, int count) {
+    tile_across_rows<MR, VECTORS, ADD>(count, first, width, window, row, column, inner, to);
+  });
+}
+
+inline void add_to_rows(const RowTarget& to, int vector, int rows, int columns, Vec offset) {
+  for (ptrdiff_t i = 0; i < rows; ++i)
+    for (ptrdiff_t j = 0; j < columns; ++j) {
+      float* at = to.data + i * to.row + j * to.column + vector * to.stream;
+      store(at, load(at) + offset);
+    }
+}
+
+// A product of a call, and all of it that is the same for every group; y: the view of the first group's.
+struct Plan {
+  Product product;
+  Images y;
+  ProductScratch scratch;
+};
+
+inline std::vector<Plan> plans_of(const Geometry& g, bool backward_data, int rows, const Images& y, int threads) {
+  std::vector<Plan> plans;
+  for_products(g, backward_data, rows, y, [&](Product product, const Images& view) {
+    const ProductScratch scratch = product_scratch(product, rows, view, threads);
+    plans.push_back({std::move(product), view, scratch});
+  });
+  return plans;
+}
+
+inline int64_t scratch_bytes_of(const std::vector<Plan>& plans, int threads) {
+  int64_t most = 0;
+  for (const Plan& plan : plans) most = std::max(most, plan.scratch.floats());
+  return bytes_of(times(most, threads));
+}
+
+// The outputs of one filled window; `result`: where vectors go that cannot be computed in y itself.
+inline void multiply_band(const Plan& plan, const BandOfImage& band, const std::vector<ptrdiff_t>& offsets,
+                          const float* window, const float* filter, ptrdiff_t filter_stream, Elements bias,
+                          const Images& y, float* result) {
+  const WindowShape& shape = plan.scratch.window;
+  const ptrdiff_t row = plan.product.stride_h * shape.row(), width = band.width;
+  for_column_blocks(blocks_of(y.c), [&](auto vectors, int k) {
+    const bool in_place = y.data.type == FLOAT32 && y.sc == 1 && (k + vectors.value) * VL <= y.c;
+    for (int i = 0; i < band.height; i += plan.scratch.rows_at_once) {
+      const int rows = std::min(plan.scratch.rows_at_once, band.height - i);
+      const RowTarget to = in_place ? RowTarget{y.at(band.image, k * VL, band.top + i, band.left), y.sh, y.sw, VL}
+                                    : RowTarget{result, width * VL, VL, rows * width * VL};
+      for_inner_parts(offsets, shape.planar ? 1 : VL, filter + k * filter_stream, filter_stream,
+                      [&](const Inner& inner, bool is_first) {
+                        const auto multiply =
+                            is_first ? multiply_rows<vectors.value, false> : multiply_rows<vectors.value, true>;
+                        multiply(shape, plan.product, window + i * row, inner, rows, band.width, to);
+                      });
+      for (int j = 0; j < vectors.value; ++j) {
+        const int channel = (k + j) * VL;
+        if (bias) add_to_rows(to, j, rows, band.width, load_first(bias + channel, y.c - channel));
+        if (in_place) continue;
+        float* lanes = to.data + j * to.stream;
+        scatter(y, {band.image, channel, band.top + i, band.left, rows, band.width}, {lanes, to.row, VL}, lanes);
+      }
+    }
+  });
+}
+
+inline void run(const Plan& plan, const Images& x, const float* packed, Elements bias, const Images& y,
+                float* scratch, int threads) {
+  const Product& product = plan.product;
+  const ProductScratch& layout = plan.scratch;
+  const Band band = layout.band;
+  const std::vector<ptrdiff_t> offsets = inner_offsets(product.taps, layout.window);
+  const Span rows = span_of(product.taps, &Tap::row), columns = span_of(product.taps, &Tap::column);
+  const float* filter = packed + product.filter_offset;
+  const ptrdiff_t stream = ptrdiff_t(product.taps.size()) * padded(x.c) * VL;
+  const int64_t down = ceil_div(y.h, band.rows), across = ceil_div(y.w, band.columns), tasks = y.n * down * across;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+  for (int64_t task = 0; task < tasks; ++task) {
+    const int top = int(task / across % down) * band.rows, left = int(task % across) * band.columns;
+    const BandOfImage part{task / (down * across), top, left, std::min(band.rows, y.h - top),
+                           std::min(band.columns, y.w - left)};
+    float* window = scratch + omp_get_thread_num() * layout.floats();
+    float* result = window + layout.window.floats();
+    fill_window(x,
+                {part.image, 0, top * product.stride_h + rows.first, left * product.stride_w + columns.first,
+                 layout.window.height, layout.window.width},
+                layout.window, window);
+    if (layout.window.planar && y.sw == 1 && part.width >= VL)
+      multiply_pixels(layout.window, product.stride_h, part, offsets, window, filter, stream, bias, y, result);
+    else
+      multiply_band(plan, part, offsets, window, filter, stream, bias, y, result);
+  }
+}
+
+}  // namespace implicit_gemm

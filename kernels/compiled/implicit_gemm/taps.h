@@ -1,0 +1,111 @@
+// Which filter element meets which pixel: the taps of forward, and of each residue of backward data.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "common/abi.h"
+
+namespace implicit_gemm {
+
+// Filter element (r, s), and which input pixel it meets: (output row * stride + row, output column * stride + column).
+struct Tap {
+  int row, column, r, s;
+};
+using Taps = std::vector<Tap>;
+
+struct Span {
+  int first, last;
+  int size() const { return last - first + 1; }
+};
+
+template <class Member>
+Span span_of(const Taps& taps, Member member) {
+  Span span{taps.empty() ? 0 : taps[0].*member, taps.empty() ? 0 : taps[0].*member};
+  for (const Tap& tap : taps) span = {std::min(span.first, tap.*member), std::max(span.last, tap.*member)};
+  return span;
+}
+
+constexpr bool is_planar(int channels) { return blocks_of(channels) * VL >= 2 * channels; }
+constexpr int padded(int channels) { return is_planar(channels) ? channels : blocks_of(channels) * VL; }
+
+// One convolution with `taps`, from x to y; h and w of y say how many outputs.
+struct Product {
+  Taps taps;
+  int stride_h, stride_w;
+  ptrdiff_t filter_offset;  // where its part of the packed filter begins, in floats
+};
+
+inline Taps forward_taps(const Geometry& g) {
+  Taps taps;
+  for (int r = 0; r < g.r; ++r)
+    for (int s = 0; s < g.s; ++s)
+      taps.push_back({int(r * g.dilation_h - g.pad_h), int(s * g.dilation_w - g.pad_w), r, s});
+  return taps;
+}
+
+// The residues modulo the stride of those rows (or columns) of dx that any of the taps reaches.
+inline std::vector<int> reached(int64_t taps, int64_t stride, int64_t pad, int64_t dilation) {
+  std::vector<int> residues;
+  for (int64_t tap = 0; tap < taps; ++tap) {
+    const int64_t remainder = (tap * dilation - pad) % stride;
+    residues.push_back(int(remainder < 0 ? remainder + stride : remainder));
+  }
+  std::sort(residues.begin(), residues.end());
+  residues.erase(std::unique(residues.begin(), residues.end()), residues.end());
+  return residues;
+}
+
+inline std::vector<int> reached_rows(const Geometry& g) { return reached(g.r, g.stride_h, g.pad_h, g.dilation_h); }
+inline std::vector<int> reached_columns(const Geometry& g) { return reached(g.s, g.stride_w, g.pad_w, g.dilation_w); }
+
+// The taps that reach dx pixels (a + stride_h * i, b + stride_w * j); they read dy at (i + row, j + column).
+inline Taps backward_data_taps(const Geometry& g, int a, int b) {
+  Taps taps;
+  for (int r = 0; r < g.r; ++r)
+    for (int s = 0; s < g.s; ++s) {
+      const int64_t row = a + g.pad_h - r * g.dilation_h, column = b + g.pad_w - s * g.dilation_w;
+      if (row % g.stride_h == 0 && column % g.stride_w == 0)
+        taps.push_back({int(row / g.stride_h), int(column / g.stride_w), r, s});
+    }
+  return taps;
+}
+
+// Calls body(product, view of y) for the one product of forward, or for each residue of backward data that any tap
+// reaches.
+template <class Body>
+void for_products(const Geometry& g, bool backward_data, int rows, const Images& y, Body body) {
+  if (!backward_data) return body(Product{forward_taps(g), int(g.stride_h), int(g.stride_w), 0}, y);
+  ptrdiff_t offset = 0;
+  const std::vector<int> columns = reached_columns(g);
+  for (const int a : reached_rows(g))
+    for (const int b : columns) {
+      Product product{backward_data_taps(g, a, b), 1, 1, offset};
+      Images view = y;
+      view.data = y.data + a * y.sh + b * y.sw;
+      view.h = y.h - a;
+      view.w = y.w - b;
+      view = every(view, g.stride_h, g.stride_w);
+      offset += ptrdiff_t(product.taps.size()) * padded(rows) * blocks_of(y.c) * VL;
+      if (view.h > 0 && view.w > 0) body(std::move(product), view);
+    }
+}
+
+// The work of one group. A 1x1 filter without padding sees only every stride-th pixel: as if there were no others.
+struct Call {
+  Geometry geometry;
+  Images x, y;
+};
+
+inline Call make_call(Geometry g, bool backward_data, const Images& x, const Images& y) {
+  if (g.r != 1 || g.s != 1 || g.pad_h != 0 || g.pad_w != 0) return {g, x, y};
+  const int64_t stride_h = std::exchange(g.stride_h, 1), stride_w = std::exchange(g.stride_w, 1);
+  return backward_data ? Call{g, x, every(y, stride_h, stride_w)} : Call{g, every(x, stride_h, stride_w), y};
+}
+
+// Are there pixels of dx that no tap reaches?
+inline bool leaves_gaps(const Geometry& g) {
+  return int64_t(reached_rows(g).size()) < g.stride_h || int64_t(reached_columns(g).size()) < g.stride_w;
+}
+
+}  // namespace implicit_gemm

@@ -1,0 +1,68 @@
+// Packed windows of the image, from which the products of implicit GEMM read their left side.
+#pragma once
+
+#include "implicit_gemm/taps.h"
+
+namespace implicit_gemm {
+
+// The input of rows x columns outputs. Blocked: [C / VL][height][width][VL]. Planar: [C][height][stride_w][width]: the
+// columns of one residue next to each other, so that neighbouring outputs read neighbouring floats.
+struct WindowShape {
+  bool planar;
+  int channels, height, width, residues;
+  ptrdiff_t row() const { return ptrdiff_t(width) * (planar ? residues : VL); }
+  ptrdiff_t plane() const { return row() * height; }
+  int planes() const { return planar ? channels : blocks_of(channels); }
+  ptrdiff_t floats() const { return plane() * planes(); }
+  ptrdiff_t at(int down, int right) const {
+    return down * row() + (planar ? ptrdiff_t(right % residues) * width + right / residues : ptrdiff_t(right) * VL);
+  }
+};
+
+inline WindowShape window_shape(bool planar, int channels, const Taps& taps, int stride_h, int stride_w, int residues,
+                                int rows, int columns) {
+  const int64_t height = int64_t(rows - 1) * stride_h + span_of(taps, &Tap::row).size();
+  const int64_t width = int64_t(columns - 1) * stride_w + span_of(taps, &Tap::column).size();
+  for (const int64_t size : {height, width}) require_size("a size of the padded input", size);
+  const WindowShape shape{planar, channels, int(height), ceil_div(int(width), residues), residues};
+  times(times(shape.row(), height), shape.planes());  // floats() is no more than 64 bits hold
+  return shape;
+}
+
+// Distance of each block of the product's inner dimension from a window's start: (channel or channel block, tap).
+inline std::vector<ptrdiff_t> inner_offsets(const Taps& taps, const WindowShape& shape) {
+  std::vector<ptrdiff_t> offsets;
+  const Span rows = span_of(taps, &Tap::row), columns = span_of(taps, &Tap::column);
+  for (int c = 0; c < shape.planes(); ++c)
+    for (const Tap& tap : taps)
+      offsets.push_back(c * shape.plane() + shape.at(tap.row - rows.first, tap.column - columns.first));
+  return offsets;
+}
+
+template <class T>
+void fill_planar(const T* first_element, const Images& x, const Region& r, const WindowShape& shape, float* to) {
+  std::memset(to, 0, shape.floats() * sizeof(float));
+  const int top = std::max(0, -r.top), bottom = std::min(shape.height, x.h - r.top);
+  for (int c = 0; c < shape.channels; ++c)
+    for (int i = top; i < bottom; ++i)
+      for (int residue = 0; residue < shape.residues; ++residue) {
+        const int left = r.left + residue;  // columns left + j * residues, of which those in the image are copied
+        const int first = left < 0 ? ceil_div(-left, shape.residues) : 0;
+        const int last = std::min(shape.width, left < x.w ? ceil_div(x.w - left, shape.residues) : 0);
+        const T* from = first_element + x.offset(r.image, c, r.top + i, left);
+        const ptrdiff_t step = shape.residues * x.sw;
+        float* row = to + c * shape.plane() + i * shape.row() + ptrdiff_t(residue) * shape.width;
+        for (int j = first; j < last; ++j) row[j] = value_of(from[j * step]);
+      }
+}
+
+// `r` without channel: all channels of the image.
+inline void fill_window(const Images& x, Region r, const WindowShape& shape, float* to) {
+  if (shape.planar) return x.data.visit([&](const auto* first) { fill_planar(first, x, r, shape, to); });
+  for (int block = 0; block < blocks_of(x.c); ++block) {
+    r.channel = block * VL;
+    fill(x, r, to + block * shape.plane());
+  }
+}
+
+}  // namespace implicit_gemm

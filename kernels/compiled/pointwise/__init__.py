@@ -1,0 +1,1 @@
+"""Computes 1x1 convolutions as matrix products on the activations where they lie."""

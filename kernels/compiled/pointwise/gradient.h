@@ -1,0 +1,230 @@
+// The filter gradient of 1x1 convolutions: dw += dy x^T, summed over the pixels of the mini-batch.
+//
+// Where the channels of a pixel lie next to each other, it is a sum of outer products. Where pixels lie next to each
+// other, each element is a dot product of two planes: the vectors of a tile's sums are added up at its end, so that
+// nothing has to be transposed. Either way, a *chunk* of pixels is copied to where its vectors follow each other.
+#pragma once
+
+#include <omp.h>
+
+#include "pointwise/product.h"
+
+namespace pointwise {
+
+// ---- tiles ---------------------------------------------------------------------------------------------------------
+
+template <int ROWS, int VECTORS>
+INLINE void add_outer_products(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to) {
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; ++i) {
+    if (i >= to.rows) return;
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; ++j) {
+      float* at = to.data + i * to.row + j * VL;
+      const int columns = to.columns - j * VL;
+      store_first(at, load_first(at, columns) + sum[i][j], columns);
+    }
+  }
+}
+
+constexpr int DOT_ROWS = VL == 16 ? 6 : 3;  // of dy
+constexpr int DOT_COLUMNS = 4;              // of x; accumulators, a vector of x and DOT_ROWS of dy fit the registers
+typedef float Dots __attribute__((vector_size(DOT_COLUMNS * sizeof(float)), aligned(4), may_alias));
+
+// Sums of neighbouring lanes: in every four lanes two of a, then two of b.
+INLINE Vec pair_sums(Vec a, Vec b) {
+  Lanes even, odd;
+  for (int i = 0; i < VL; ++i) {
+    even[i] = i / 4 * 4 + i % 2 * 2 + (i % 4 < 2 ? 0 : VL);
+    odd[i] = even[i] + 1;
+  }
+  return shuffled(a, b, even) + shuffled(a, b, odd);
+}
+
+// The sums of all lanes of each vector.
+INLINE Dots lane_sums(const Vec (&sum)[DOT_COLUMNS]) {
+  float quarters[VL];
+  store(quarters, pair_sums(pair_sums(sum[0], sum[1]), pair_sums(sum[2], sum[3])));
+  Dots dots = *reinterpret_cast<const Dots*>(quarters);
+  for (int i = DOT_COLUMNS; i < VL; i += DOT_COLUMNS) dots += *reinterpret_cast<const Dots*>(quarters + i);
+  return dots;
+}
+
+template <int ROWS>
+INLINE void add_dot_products(const Vec (&sum)[ROWS][DOT_COLUMNS], const MatrixPlace& to) {
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i) {
+    const Dots dots = lane_sums(sum[i]);
+    float* at = to.data + i * to.row;
+    if (to.columns >= DOT_COLUMNS)
+      *reinterpret_cast<Dots*>(at) += dots;
+    else
+      for (int j = 0; j < to.columns; ++j) at[j] += dots[j];
+  }
+}
+
+// a: vector `step` of row i at a[(step * ROWS + i) * VL]; b: of column j at b[(step * DOT_COLUMNS + j) * VL].
+template <int ROWS>
+INLINE void dot_tile_of(int rows, int steps, const float* a, const float* b, const MatrixPlace& to) {
+  if constexpr (ROWS > 1) {
+    if (rows < ROWS) return dot_tile_of<ROWS - 1>(rows, steps, a, b, to);
+  }
+  Vec sum[ROWS][DOT_COLUMNS] = {};
+  for (int step = 0; step < steps; ++step, a += ROWS * VL, b += DOT_COLUMNS * VL) {
+    Vec left[ROWS];
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i) left[i] = load(a + i * VL);
+#pragma GCC unroll 4
+    for (int j = 0; j < DOT_COLUMNS; ++j) {
+      const Vec right = load(b + j * VL);
+#pragma GCC unroll 8
+      for (int i = 0; i < ROWS; ++i) sum[i][j] += left[i] * right;
+    }
+  }
+  add_dot_products<ROWS>(sum, to);
+}
+
+// ---- plan ----------------------------------------------------------------------------------------------------------
+
+// One group. Small gradients have a copy for each thread, which sums its own pixels (`parts` = threads); of a large one
+// each thread computes its own elements (`parts` = 1).
+struct FilterGradient {
+  Images x, dy;  // pixel by pixel
+  int threads;
+  int k_block, chunk, c_block;
+
+  FilterGradient(const Images& of_x, const Images& of_dy, int thread_count)
+      : x(of_x), dy(of_dy), threads(thread_count) {
+    k_block = 4 * (pixels_are_rows() ? MR_TRANSPOSED : DOT_ROWS);
+    chunk = choose_chunk();
+    c_block = choose_c_block();
+  }
+
+  static int64_t parts(int64_t filter_floats, int threads) {
+    constexpr int64_t LARGEST_COPY = 128 * 1024;  // floats
+    return filter_floats <= LARGEST_COPY ? threads : 1;
+  }
+  int64_t parts() const { return parts(int64_t(x.c) * dy.c, threads); }
+  bool pixels_are_rows() const { return x.sc == 1; }
+  int64_t pixels() const { return times(dy.n, pixels_of_image(dy)); }
+
+  // Pixels of which a block of dy and a register tile's channels of x fit L1 together.
+  int choose_chunk() const {
+    constexpr int64_t L1_FLOATS = 7 * 1024;
+    const int64_t most = L1_FLOATS / (k_block + (pixels_are_rows() ? NV_TRANSPOSED * VL : DOT_COLUMNS));
+    const int64_t own = ceil_div(pixels(), parts());
+    return int(ceil_div(ceil_div(own, ceil_div(own, most)), int64_t(VL)) * VL);
+  }
+
+  int k_blocks() const { return ceil_div(dy.c, k_block); }
+
+  // Channels of x whose chunk stays in a core's L2 while all of dy passes by.
+  int choose_c_block() const {
+    constexpr int64_t L2_FLOATS = 64 * 1024;
+    constexpr int UNIT = NV_TRANSPOSED * VL;
+    const int64_t team = threads / parts();
+    int block = int(std::max<int64_t>(1, L2_FLOATS / chunk / UNIT)) * UNIT;
+    while (block > UNIT && int64_t(ceil_div(x.c, block)) * k_blocks() < 2 * team) block -= UNIT;
+    return block;
+  }
+
+  int64_t x_floats() const { return times(blocks_of(x.c) * int64_t(VL), chunk); }
+  int64_t dy_floats() const { return times(ceil_div(k_block, VL) * VL, chunk); }
+  int64_t scratch_floats() const { return plus(times(parts(), x_floats()), times(threads, dy_floats())); }
+};
+
+// A chunk of pixels, and the elements of dw that one thread computes of it.
+struct GradientTask {
+  int64_t first;
+  int count, c, c_end, k;
+};
+
+constexpr int COPIED_CHANNELS = 4 * VL;  // of x at once: whole cache lines where they follow each other
+
+inline void copy_x(const FilterGradient& f, const Images& x, int64_t first, int count, int channel, float* to) {
+  const Images part = channels_of(x, channel, std::min(COPIED_CHANNELS, x.c - channel));
+  float* at = to + ptrdiff_t(channel) * f.chunk;
+  if (f.pixels_are_rows()) return copy_blocked_rows(part, first, count, at, ptrdiff_t(f.chunk) * VL);
+  for (int c = 0; c < part.c; c += DOT_COLUMNS)
+    copy_planes(channels_of(part, c, std::min(DOT_COLUMNS, part.c - c)), first, count, DOT_COLUMNS,
+                at + ptrdiff_t(c) * f.chunk);
+}
+
+inline void add_outer_products(const FilterGradient& f, const GradientTask& task, const float* x, float* dy,
+                               float* dw) {
+  const int rows = std::min(f.k_block, f.dy.c - task.k);
+  const ptrdiff_t block_floats = ptrdiff_t(f.chunk) * VL;
+  copy_blocked_rows(channels_of(f.dy, task.k, rows), task.first, task.count, dy, block_floats);
+  for_even_column_blocks<NV_TRANSPOSED>(blocks_of(task.c_end - task.c), [&](auto vectors, int block) {
+    constexpr int VECTORS = vectors.value;
+    const int c = task.c + block * VL;
+    for (int i = 0; i < rows; i += MR_TRANSPOSED) {
+      const MatrixPlace to{dw + ptrdiff_t(task.k + i) * f.x.c + c, f.x.c, rows - i, f.x.c - c};
+      register_sums<MR_TRANSPOSED, VECTORS>(
+          Layout<1, VL>{}, [&](int) { return dy + i / VL * block_floats + i % VL; }, 1, task.count,
+          x + ptrdiff_t(c) * f.chunk, block_floats, [&](TileSums<MR_TRANSPOSED, VECTORS> sum)
+              INLINE_LAMBDA { add_outer_products<MR_TRANSPOSED, VECTORS>(sum, to); });
+    }
+  });
+}
+
+inline void add_dot_products(const FilterGradient& f, const GradientTask& task, const float* x, float* dy, float* dw) {
+  const int rows = std::min(f.k_block, f.dy.c - task.k), steps = blocks_of(task.count);
+  const Images planes = joined_rows(f.dy);
+  for (int i = 0; i < rows; i += DOT_ROWS) {
+    const int tile_rows = std::min(DOT_ROWS, rows - i);
+    copy_planes(channels_of(planes, task.k + i, tile_rows), task.first, task.count, tile_rows,
+                dy + ptrdiff_t(i) * f.chunk);
+  }
+  for (int c = task.c; c < task.c_end; c += DOT_COLUMNS)
+    for (int i = 0; i < rows; i += DOT_ROWS) {
+      const MatrixPlace to{dw + ptrdiff_t(task.k + i) * f.x.c + c, f.x.c, rows - i, f.x.c - c};
+      dot_tile_of<DOT_ROWS>(rows - i, steps, dy + ptrdiff_t(i) * f.chunk, x + ptrdiff_t(c) * f.chunk, to);
+    }
+}
+
+// Adds the pixels [begin, end) to dw: what `rank` of a team of `size` threads does of it. All of them call this.
+inline void add_pixels(const FilterGradient& f, int64_t begin, int64_t end, int rank, int size, float* x, float* dy,
+                       float* dw) {
+  const Images seen = f.pixels_are_rows() ? f.x : joined_rows(f.x);
+  const int chunk = f.chunk, c_block = f.c_block, k_blocks = f.k_blocks();
+  const int64_t tasks = int64_t(ceil_div(f.x.c, c_block)) * k_blocks;
+  for (int64_t first = begin; first < end; first += chunk) {
+    const int count = int(std::min<int64_t>(chunk, end - first));
+    for (int c = rank * COPIED_CHANNELS; c < f.x.c; c += size * COPIED_CHANNELS) copy_x(f, seen, first, count, c, x);
+    if (size > 1) {
+#pragma omp barrier
+    }
+    for (int64_t index = tasks * rank / size; index < tasks * (rank + 1) / size; ++index) {
+      const int c = int(index / k_blocks) * c_block;
+      const GradientTask task{first, count, c, std::min(f.x.c, c + c_block), int(index % k_blocks) * f.k_block};
+      if (f.pixels_are_rows())
+        add_outer_products(f, task, x, dy, dw);
+      else
+        add_dot_products(f, task, x, dy, dw);
+    }
+    if (size > 1) {
+#pragma omp barrier
+    }
+  }
+}
+
+// Adds to dw, and to the copies of it: parts() - 1 times as many floats. scratch: scratch_floats().
+inline void add_gradient(const FilterGradient& f, float* dw, float* copies, float* scratch) {
+  const int64_t pixels = f.pixels(), parts = f.parts(), of_filter = int64_t(f.x.c) * f.dy.c;
+#pragma omp parallel num_threads(f.threads)
+  {
+    const int rank = omp_get_thread_num();
+    float* dy = scratch + parts * f.x_floats() + rank * f.dy_floats();
+    if (parts == 1) {
+      add_pixels(f, 0, pixels, rank, omp_get_num_threads(), scratch, dy, dw);
+    } else {
+#pragma omp for schedule(static, 1)
+      for (int64_t part = 0; part < parts; ++part)
+        add_pixels(f, pixels * part / parts, pixels * (part + 1) / parts, 0, 1, scratch + part * f.x_floats(), dy,
+                   part ? copies + (part - 1) * of_filter : dw);
+    }
+  }
+}
+
+}  // namespace pointwise

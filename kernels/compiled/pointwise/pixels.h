@@ -1,0 +1,205 @@
+// Pixels counted through a mini-batch: image by image, row by row. Ranges of them are copied to small matrices and
+// back, one channel a row (*planes*) or one pixel a row (*rows*), as they lie in memory: nothing is transposed.
+#pragma once
+
+#include "common/checks.h"
+#include "common/filter.h"
+#include "common/image.h"
+#include "common/matmul.h"
+
+namespace pointwise {
+
+constexpr int64_t pixels_of_image(const Images& x) { return int64_t(x.h) * x.w; }
+
+// Do all pixels of a mini-batch lie in one row, equally far apart?
+static inline bool is_one_row(const Images& x) {
+  return (x.h == 1 || x.sh == x.w * x.sw) && x.sn == pixels_of_image(x) * x.sw;
+}
+
+// Where all pixels of an image do: one long row for each image.
+static inline Images joined_rows(Images x) {
+  if (x.sh != x.w * x.sw || pixels_of_image(x) > LARGEST_SIZE) return x;
+  x.w *= x.h;
+  x.h = 1;
+  return x;
+}
+
+static inline Images channels_of(Images x, int first, int count) {
+  x.data = x.data + first * x.sc;
+  x.c = count;
+  return x;
+}
+
+// Neighbours in one row of an image: `count` pixels, of which the first is number `offset` of the range.
+struct Run {
+  int64_t image;
+  int row, column, offset, count;
+};
+
+// Calls body(run) over pixels [first, first + count) of x.
+template <class Body>
+INLINE void for_runs(const Images& x, int64_t first, int count, Body body) {
+  for (int offset = 0; offset < count;) {
+    const int64_t pixel = (first + offset) % pixels_of_image(x);
+    const int row = int(pixel / x.w), column = int(pixel % x.w);
+    const Run run{(first + offset) / pixels_of_image(x), row, column, offset, std::min(count - offset, x.w - column)};
+    body(run);
+    offset += run.count;
+  }
+}
+
+// VL floats, `step` apart. Reads nothing behind the last of them.
+INLINE Vec load_every(const float* from, ptrdiff_t step) {
+  if (step == 1) return load(from);
+  Vec value;
+  if (step == 2) {  // the second half overlaps the first by one float
+    Lanes even;
+    for (int i = 0; i < VL; ++i) even[i] = 2 * i < VL ? 2 * i : 2 * i + 1;
+    return shuffled(load(from), load(from + VL - 1), even);
+  }
+  for (int i = 0; i < VL; ++i) value[i] = from[i * step];
+  return value;
+}
+
+// Writes floats `step` apart and zeros between and behind them, `width` in all.
+INLINE void store_every(const float* from, int count, ptrdiff_t step, float* to, int width) {
+  int i = 0;
+  if (step == 2) {
+    Lanes low, high;
+    for (int lane = 0; lane < VL; ++lane) {
+      low[lane] = lane % 2 ? VL : lane / 2;
+      high[lane] = lane % 2 ? VL : (VL + lane) / 2;
+    }
+    for (; i + VL <= count && 2 * (i + VL) <= width; i += VL) {
+      const Vec value = load(from + i);
+      store(to + 2 * i, shuffled(value, Vec{}, low));
+      store(to + 2 * i + VL, shuffled(value, Vec{}, high));
+    }
+  }
+  std::memset(to + i * step, 0, std::max<ptrdiff_t>(0, width - i * step) * sizeof(float));
+  for (; i < count; ++i) to[i * step] = from[i];
+}
+
+// ---- planes --------------------------------------------------------------------------------------------------------
+
+// The pixels of a run, of channels [begin, end): see copy_planes.
+template <int STEP>
+INLINE void copy_run(const Images& x, const Run& run, int begin, int end, int stride, float* to) {
+  const ptrdiff_t block = ptrdiff_t(stride) * VL, step = STEP == AT_RUN_TIME ? x.sw : STEP;
+  const int head = std::min(run.count, (VL - run.offset % VL) % VL);
+  const float* from = x.at(run.image, 0, run.row, run.column);
+  float* part = to + run.offset / VL * block + run.offset % VL;  // of a vector that another run begins
+  for (int c = begin; c < end && head; ++c)
+    for (int i = 0; i < head; ++i) part[ptrdiff_t(c) * VL + i] = from[c * x.sc + i * step];
+  float* vectors = to + (run.offset + head) / VL * block;
+  int i = head;
+  for (; i + VL <= run.count; i += VL, vectors += block)
+    for (int c = begin; c < end; ++c) store(vectors + ptrdiff_t(c) * VL, load_every(from + c * x.sc + i * step, step));
+  for (int c = begin; c < end && i < run.count; ++c)
+    for (int j = i; j < run.count; ++j) vectors[ptrdiff_t(c) * VL + j - i] = from[c * x.sc + j * step];
+}
+
+// `count` pixels of every channel in blocks of VL: pixel p of channel c at to[(p / VL * stride + c) * VL + p % VL];
+// zeros up to a whole number of vectors.
+static inline void copy_planes(const Images& x, int64_t first, int count, int stride, float* to) {
+  constexpr int ROWS = 8;  // of x at once: as many streams as a processor follows, and whole cache lines of the result
+  for (int c = 0; c < x.c; ++c) store(to + (ptrdiff_t((count - 1) / VL) * stride + c) * VL, Vec{});
+  for_runs(x, first, count, [&](const Run& run) {
+    for (int begin = 0; begin < x.c; begin += ROWS) {
+      const int end = std::min(x.c, begin + ROWS);
+      if (x.sw == 1)
+        copy_run<1>(x, run, begin, end, stride, to);
+      else if (x.sw == 2)
+        copy_run<2>(x, run, begin, end, stride, to);
+      else
+        copy_run<AT_RUN_TIME>(x, run, begin, end, stride, to);
+    }
+  });
+}
+
+// ---- rows ----------------------------------------------------------------------------------------------------------
+
+INLINE void copy_floats(const float* from, int count, float* to) {
+  int i = 0;
+  for (; i + VL <= count; i += VL) store(to + i, load(from + i));
+  store_first(to + i, load_first(from + i, count - i), count - i);
+}
+
+// All channels of `count` pixels: channel c of pixel p at to[p * x.c + c].
+static inline void copy_rows(const Images& x, int64_t first, int count, float* to) {
+  for_runs(x, first, count, [&](const Run& run) {
+    const float* from = x.at(run.image, 0, run.row, run.column);
+    for (int i = 0; i < run.count; ++i) copy_floats(from + i * x.sw, x.c, to + ptrdiff_t(run.offset + i) * x.c);
+  });
+}
+
+// All channels of `count` pixels in blocks of VL: channel c of pixel p at to[c / VL * block + p * VL + c % VL]; zeros
+// up to a whole number of vectors.
+static inline void copy_blocked_rows(const Images& x, int64_t first, int count, float* to, ptrdiff_t block) {
+  for_runs(x, first, count, [&](const Run& run) {
+    const float* from = x.at(run.image, 0, run.row, run.column);
+    for (int i = 0; i < run.count; ++i)
+      for (int c = 0; c < x.c; c += VL)
+        store(to + c / VL * block + ptrdiff_t(run.offset + i) * VL, load_first(from + i * x.sw + c, x.c - c));
+  });
+}
+
+// ---- back ----------------------------------------------------------------------------------------------------------
+
+// Pixels that are `stride` apart in images; what lies between them is zero.
+struct Spread {
+  Images whole;
+  int64_t stride_h, stride_w;
+
+  Images pixels() const { return every(whole, stride_h, stride_w); }
+  bool is_dense() const { return stride_h == 1 && stride_w == 1; }
+};
+
+// Calls body(top, bottom, left, right): the part of the whole image up to the neighbours of a run's pixels.
+template <class Body>
+INLINE void with_cell(const Spread& y, const Run& run, Body body) {
+  const int64_t bottom = std::min<int64_t>(y.whole.h, (run.row + 1) * y.stride_h);
+  const int64_t right = std::min<int64_t>(y.whole.w, (run.column + run.count) * y.stride_w);
+  body(int(run.row * y.stride_h), int(bottom), int(run.column * y.stride_w), int(right));
+}
+
+// Writes `channels` planes of `count` pixels from channel `channel` on: pixel p of plane c from from[c * row + p].
+static inline void spread_planes(const Spread& y, int channel, int channels, int64_t first, int count,
+                                 const float* from, ptrdiff_t row) {
+  if (y.is_dense()) {
+    const Images pixels = joined_rows(y.whole);
+    return for_runs(pixels, first, count, [&](const Run& run) {
+      for (int c = 0; c < channels; ++c)
+        copy_floats(from + c * row + run.offset, run.count, pixels.at(run.image, channel + c, run.row, run.column));
+    });
+  }
+  for_runs(y.pixels(), first, count, [&](const Run& run) {
+    with_cell(y, run, [&](int top, int bottom, int left, int right) {
+      for (int c = 0; c < channels; ++c) {
+        float* to = y.whole.at(run.image, channel + c, top, left);
+        store_every(from + c * row + run.offset, run.count, y.stride_w, to, right - left);
+        for (int i = top + 1; i < bottom; ++i)
+          std::memset(y.whole.at(run.image, channel + c, i, left), 0, (right - left) * sizeof(float));
+      }
+    });
+  });
+}
+
+// Writes the same channels in rows: channel channel + c of pixel p from from[p * row + c].
+static inline void spread_rows(const Spread& y, int channel, int channels, int64_t first, int count, const float* from,
+                               ptrdiff_t row) {
+  for_runs(y.pixels(), first, count, [&](const Run& run) {
+    with_cell(y, run, [&](int top, int bottom, int left, int right) {
+      for (int i = top; i < bottom; ++i)
+        for (int j = left; j < right; ++j) {
+          float* to = y.whole.at(run.image, channel, i, j);
+          if (i == top && (j - left) % y.stride_w == 0)
+            copy_floats(from + (run.offset + (j - left) / y.stride_w) * row, channels, to);
+          else
+            std::memset(to, 0, channels * sizeof(float));
+        }
+    });
+  });
+}
+
+}  // namespace pointwise

@@ -1,0 +1,234 @@
+// Forward and backward data of 1x1 convolutions: out = w in at every pixel, with w or its transpose packed.
+//
+// Where the channels of a pixel lie next to each other, pixels are the rows of a register tile, read in their place,
+// and the vectors run along the packed filter. Where pixels lie next to each other, channels of the result are the
+// rows, the vectors run along the pixels, and a range of pixels is first copied to where its vectors follow each other.
+#pragma once
+
+#include <omp.h>
+
+#include "common/matmul.h"
+#include "pointwise/pixels.h"
+
+namespace pointwise {
+
+// Rows `row` floats apart in memory; a register tile writes those that exist.
+struct MatrixPlace {
+  float* data;
+  ptrdiff_t row;
+  int rows, columns;
+};
+
+template <int ROWS, int VECTORS>
+using TileSums = const Vec (&)[ROWS][VECTORS];
+
+// What the sums of a tile are added to: the bias, which may be null, or what is there from earlier channels.
+struct Addend {
+  const float* bias;
+  bool earlier;
+};
+
+// Of pixels that are rows: a bias for every column.
+template <int ROWS, int VECTORS>
+INLINE void store_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const Addend& addend) {
+#pragma GCC unroll 4
+  for (int j = 0; j < VECTORS; ++j) {
+    const int columns = to.columns - j * VL;
+    const Vec bias = addend.bias ? load_first(addend.bias + j * VL, columns) : Vec{};
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; ++i) {
+      float* at = to.data + i * to.row + j * VL;
+      store_first(at, sum[i][j] + (addend.earlier ? load_first(at, columns) : bias), columns);
+    }
+  }
+}
+
+// Of channels that are rows: a bias for every row.
+template <int ROWS, int VECTORS>
+INLINE void store_channels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const Addend& addend) {
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; ++i) {
+    if (i >= to.rows) return;
+    const Vec bias = broadcast(addend.bias ? addend.bias[i] : 0);
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; ++j) {
+      float* at = to.data + i * to.row + j * VL;
+      const int columns = to.columns - j * VL;
+      store_first(at, sum[i][j] + (addend.earlier ? load_first(at, columns) : bias), columns);
+    }
+  }
+}
+
+template <int ROWS, int VECTORS>
+INLINE void pixels_tile_of(int rows, int steps, const float* a, ptrdiff_t a_row, const float* b, ptrdiff_t b_stream,
+                           const MatrixPlace& to, const Addend& addend) {
+  if constexpr (ROWS > 1) {
+    if (rows < ROWS) return pixels_tile_of<ROWS - 1, VECTORS>(rows, steps, a, a_row, b, b_stream, to, addend);
+  }
+  register_sums<ROWS, VECTORS>(
+      Layout<AT_RUN_TIME, 1>{a_row}, [&](int) { return a; }, 1, steps, b, b_stream,
+      [&](TileSums<ROWS, VECTORS> sum) INLINE_LAMBDA { store_pixels<ROWS, VECTORS>(sum, to, addend); });
+}
+
+// How the work of one group is cut: ranges of pixels, each in one image or counted through all of them, times ranges of
+// blocks of VL result channels.
+struct Cut {
+  int64_t spans, pixels_of_span;
+  int pixels;           // of a range
+  int blocks;           // of a range
+  int64_t ranges_of_span, block_ranges;
+
+  int64_t tasks() const { return spans * ranges_of_span * block_ranges; }
+};
+
+struct ProductTask {
+  int64_t first;
+  int count, first_block, last_block;
+};
+
+inline ProductTask task_of(const Cut& cut, int blocks, int64_t index) {
+  const int64_t range = index / cut.block_ranges;
+  const int64_t begin = range % cut.ranges_of_span * cut.pixels;
+  const int first_block = int(index % cut.block_ranges) * cut.blocks;
+  return {range / cut.ranges_of_span * cut.pixels_of_span + begin,
+          int(std::min<int64_t>(cut.pixels, cut.pixels_of_span - begin)), first_block,
+          std::min(blocks, first_block + cut.blocks)};
+}
+
+// One group. `in`: the pixels that are read; `out`: where the results are written.
+struct Product {
+  Images in;
+  Spread out;
+  int threads;
+
+  bool pixels_are_rows() const { return in.sc == 1 && out.whole.sc == 1; }
+  int channels() const { return out.whole.c; }
+  int blocks() const { return blocks_of(channels()); }
+
+  // Images whose last vector would be mostly empty are taken together.
+  bool joins_images() const {
+    const int64_t pixels = pixels_of_image(in), padded = ceil_div(pixels, int64_t(VL)) * VL;
+    return pixels_are_rows() || (padded - pixels) * 16 > pixels;
+  }
+  bool buffers_result() const { return !out.is_dense() || (joins_images() && !pixels_are_rows()); }
+  bool copies_input() const { return !pixels_are_rows() || !is_one_row(in); }
+
+  // Channels that are summed up before the sums are written: a register tile's share of both operands fits L1.
+  int steps() const {
+    constexpr int MOST = 256;
+    return ceil_div(in.c, ceil_div(in.c, MOST));
+  }
+
+  Cut cut() const {
+    constexpr int64_t RANGE_FLOATS = 48 * 1024;  // of a core's L2, for the pixels of a range
+    constexpr int64_t SMALL_FILTER_FLOATS = 64 * 1024;  // a larger one is cut, not read for each small range
+    const int64_t of_image = pixels_of_image(in), wanted_tasks = int64_t{4} * threads;
+    Cut cut{};
+    cut.spans = joins_images() ? 1 : in.n;
+    cut.pixels_of_span = joins_images() ? times(in.n, of_image) : of_image;
+    const int unit = pixels_are_rows() ? MR : NV_TRANSPOSED * VL;
+    int64_t most = std::clamp<int64_t>(RANGE_FLOATS / steps(), unit, 512);
+    const auto ranges = [&] { return times(cut.spans, ceil_div(cut.pixels_of_span, most)); };
+    const bool is_small = times(in.c, channels()) <= SMALL_FILTER_FLOATS;
+    while (is_small && most > 2 * unit && ranges() < wanted_tasks) most /= 2;
+    most = ceil_div(most, int64_t(unit)) * unit;
+    cut.pixels = int(ceil_div(ceil_div(cut.pixels_of_span, ceil_div(cut.pixels_of_span, most)), int64_t(VL)) * VL);
+    cut.ranges_of_span = ceil_div(cut.pixels_of_span, int64_t(cut.pixels));
+    const int64_t wanted = ceil_div(wanted_tasks, times(cut.spans, cut.ranges_of_span));
+    cut.blocks = int(ceil_div(int64_t(blocks()), std::min<int64_t>(wanted, std::max(1, blocks() / 4))));
+    cut.block_ranges = ceil_div(int64_t(blocks()), int64_t(cut.blocks));
+    return cut;
+  }
+
+  // Of one thread: copied pixels, then results that wait to be written.
+  int64_t input_floats(const Cut& cut) const { return copies_input() ? times(cut.pixels, steps()) : 0; }
+  int64_t result_floats(const Cut& cut) const {
+    return buffers_result() ? times(cut.pixels, int64_t(cut.blocks) * VL) : 0;
+  }
+  int64_t scratch_floats() const {
+    const Cut cut = this->cut();
+    return times(threads, plus(input_floats(cut), result_floats(cut)));
+  }
+};
+
+// The results of a task: in the images themselves, or in a buffer with `row` floats to a row.
+struct Results {
+  float* data;
+  ptrdiff_t row;
+};
+
+// Adds channels [first_step, first_step + steps) of the pixels of a task to its results.
+inline void multiply_pixels(const Product& p, const ProductTask& task, int first_step, int steps, const float* packed,
+                            const float* bias, float* input, const Results& results) {
+  const Images in = channels_of(p.in, first_step, steps);
+  const float* a = in.floats() + task.first * in.sw;
+  ptrdiff_t a_row = in.sw;
+  if (p.copies_input()) {
+    copy_rows(in, task.first, task.count, input);
+    a = input;
+    a_row = in.c;
+  }
+  for_column_blocks(task.last_block - task.first_block, [&](auto vectors, int block) {
+    const int column = block * VL, channel = task.first_block * VL + column;
+    const float* b = packed + ptrdiff_t(channel) * p.in.c + first_step * VL;
+    const Addend addend{bias ? bias + channel : nullptr, first_step > 0};
+    for_row_tiles(task.count, [&](int first, int rows) {
+      const MatrixPlace to{results.data + first * results.row + column, results.row, rows, p.channels() - channel};
+      pixels_tile_of<MR, vectors.value>(rows, steps, a + first * a_row, a_row, b, ptrdiff_t(p.in.c) * VL, to, addend);
+    });
+  });
+}
+
+inline void multiply_channels(const Product& p, const ProductTask& task, int first_step, int steps,
+                              const float* packed, const float* bias, float* input, const Results& results) {
+  copy_planes(channels_of(joined_rows(p.in), first_step, steps), task.first, task.count, steps, input);
+  for (int row = 0; row < (task.last_block - task.first_block) * VL; row += MR_TRANSPOSED) {
+    const int channel = task.first_block * VL + row;
+    if (channel >= p.channels()) return;
+    const float* a = packed + ptrdiff_t(channel / VL * VL) * p.in.c + first_step * VL + channel % VL;
+    const Addend addend{bias ? bias + channel : nullptr, first_step > 0};
+    for_even_column_blocks<NV_TRANSPOSED>(blocks_of(task.count), [&](auto vectors, int first) {
+      constexpr int VECTORS = vectors.value;
+      const MatrixPlace to{results.data + row * results.row + first * VL, results.row, p.channels() - channel,
+                           task.count - first * VL};
+      register_sums<MR_TRANSPOSED, VECTORS>(
+          Layout<1, VL>{}, [&](int) { return a; }, 1, steps, input + ptrdiff_t(first) * steps * VL,
+          ptrdiff_t(steps) * VL, [&](TileSums<MR_TRANSPOSED, VECTORS> sum)
+              INLINE_LAMBDA { store_channels<MR_TRANSPOSED, VECTORS>(sum, to, addend); });
+    });
+  }
+}
+
+// input, result: this thread's parts of the scratch.
+inline void run_task(const Product& p, const ProductTask& task, const float* packed, const float* bias, float* input,
+                     float* result) {
+  const Images& y = p.out.whole;
+  const int channel = task.first_block * VL, channels = std::min(p.channels(), task.last_block * VL) - channel;
+  const bool rows = p.pixels_are_rows(), buffered = p.buffers_result();
+  const int64_t image = task.first / pixels_of_image(p.in), pixel = task.first % pixels_of_image(p.in);
+  Results results{y.floats() + image * y.sn + pixel * y.sw + channel * y.sc, rows ? y.sw : y.sc};
+  if (buffered) results = {result, (rows ? task.last_block - task.first_block : blocks_of(task.count)) * VL};
+  for (int step = 0; step < p.in.c; step += p.steps()) {
+    const int steps = std::min(p.steps(), p.in.c - step);
+    (rows ? multiply_pixels : multiply_channels)(p, task, step, steps, packed, bias, input, results);
+  }
+  if (buffered) {
+    (rows ? spread_rows : spread_planes)(p.out, channel, channels, task.first, task.count, results.data, results.row);
+  }
+}
+
+// bias may be null. scratch: scratch_floats().
+inline void multiply(const Product& p, const float* packed, const float* bias, float* scratch) {
+  const Cut cut = p.cut();
+  const int64_t input_floats = p.input_floats(cut), result_floats = p.result_floats(cut);
+#pragma omp parallel num_threads(p.threads)
+  {
+    float* input = scratch + omp_get_thread_num() * (input_floats + result_floats);
+    float* result = input + input_floats;
+#pragma omp for schedule(dynamic)
+    for (int64_t index = 0; index < cut.tasks(); ++index)
+      run_task(p, task_of(cut, p.blocks(), index), packed, bias, input, result);
+  }
+}
+
+}  // namespace pointwise

@@ -1,0 +1,1 @@
+"""Holds the C++ of Winograd convolution; its Python is in ``kernels/winograd``."""
