@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from statistics import geometric_mean
 
-from mucudnn.bench.timing.peak_rate import copied_bytes_per_s, peak_flops_per_s
+from mucudnn.bench.timing.peak_rate import copied_bytes_per_s, sustained_flops_per_s
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem
 
 _FIRST_LAYER_CHANNELS = 4  # of images
@@ -30,12 +30,17 @@ class MachineLimits:
 
     @classmethod
     def measured(cls, device: str, dtype: str) -> MachineLimits:
-        """Measure them with torch's number of threads, once a process; on the CPU only.
+        """Measure them with torch's number of threads, for a second; on the CPU only.
 
         Half precision has the rate of float32: what units for its products there are differs, and what torch reaches
         with them is no limit.
         """
-        return cls(peak_flops_per_s(device, "float32" if ITEM_BYTES[dtype] == 2 else dtype), copied_bytes_per_s(device))
+        of_products = "float32" if ITEM_BYTES[dtype] == 2 else dtype
+        return cls(sustained_flops_per_s(device, of_products), copied_bytes_per_s(device))
+
+    def or_better(self, other: MachineLimits) -> MachineLimits:
+        """Return the better rate of each: what a machine once reached was possible, whatever its pace later."""
+        return MachineLimits(max(self.flops_per_s, other.flops_per_s), max(self.bytes_per_s, other.bytes_per_s))
 
     def bound_s(self, problem: ConvProblem, n: int) -> float:
         """Return the least seconds of the direct method for ``n`` samples; 0 where nothing was measured."""

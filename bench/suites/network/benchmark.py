@@ -55,13 +55,14 @@ def benchmark_network(
     chosen = {(row.tuned.problem, row.tuned.batch_size): row.tuned for row in tuning.rows}
     wanted = table.problems(config.operations)
     results = []
+    limits = MachineLimits.measured(device, wanted[0][1].dtype)
     with torch_variants(device) as variants:
         for index, (layer, problem) in enumerate(wanted):
             report(f"{layer.name} {problem.operation}", 0.5 + index / len(wanted) / 2)
             tuned = {f: chosen[replace(problem, memory_format=f), layer.batch_size] for f in memory_formats}
             formats = _measure(tuned, variants, device, rounds, clock or machine.clock)
             results.append(ProblemResult(layer.names, problem.operation, layer.count, formats))
-    limits = MachineLimits.measured(device, wanted[0][1].dtype)
+    limits = limits.or_better(MachineLimits.measured(device, wanted[0][1].dtype))
     return NetworkBenchmark(table.source, config, machine.environment, tuple(results), rounds, limits)
 
 

@@ -27,6 +27,10 @@ def test_the_slower_of_moving_and_computing_bounds() -> None:
     assert MachineLimits().bound_s(dense, 2) == 0
 
 
+def test_the_better_rates_of_two_looks_count() -> None:
+    assert MachineLimits(90.0, 27.0).or_better(MachineLimits(175.0, 20.0)) == MachineLimits(175.0, 27.0)
+
+
 def test_rows_that_a_stride_passes_over_are_written_but_not_read() -> None:
     forward, backward = (problem(16, 32, 1, operation, stride=2) for operation in (FORWARD, BACKWARD_DATA))
     others = 4 * (16 * 32 + 3 * 32 * 16)

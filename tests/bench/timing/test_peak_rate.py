@@ -6,12 +6,12 @@ from math import inf, isfinite
 
 import pytest
 
-from mucudnn.bench.timing.peak_rate import peak_flops_per_s
+from mucudnn.bench.timing.peak_rate import peak_flops_per_s, sustained_flops_per_s
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("cuda", "float32"), ("cpu", "bfloat16"), ("cpu", "float16")])
 def test_where_it_bounds_nothing_it_is_infinite(device: str, dtype: str) -> None:
-    assert peak_flops_per_s(device, dtype) == inf
+    assert peak_flops_per_s(device, dtype) == sustained_flops_per_s(device, dtype) == inf
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
