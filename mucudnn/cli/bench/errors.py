@@ -1,0 +1,68 @@
+"""``mucudnn bench errors``: how far a network's training step is from float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mucudnn.bench.report.export import write_csv, write_each, write_json
+from mucudnn.cli.shared import options
+from mucudnn.terminal.command_files import FileCommand
+from mucudnn.words.problem import MemoryFormat
+
+
+@click.command(cls=FileCommand)
+@options.network
+@options.memory_formats
+@options.choices(workspace_limit="64MiB", headroom=True)
+@options.threads
+@options.csv_file
+@options.json_file
+def errors(
+    source: str,
+    batch: int | None,
+    input_shape: tuple[int, int, int] | None,
+    memory_formats: tuple[MemoryFormat, ...],
+    threads: int | None,
+    csv_file: Path | None,
+    json_file: Path | None,
+    **choices: Any,
+) -> None:
+    """One training step of the network NAME in float32, by torch and by mucudnn, against the same step in float64.
+
+    Output, loss and gradients, with the same parameters, images and random numbers, without dropout. On the CPU.
+    NAME can be any SOURCE of mucudnn tune.
+    """
+    import torch
+
+    from mucudnn.bench.sources.networks import objective_for
+    from mucudnn.bench.sources.trainable import trainable_model
+    from mucudnn.bench.suites.step_errors.benchmark import benchmark_step_errors
+    from mucudnn.bench.suites.step_errors.report import step_errors_record, step_errors_rows, step_errors_table
+    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.words.config import Config
+
+    config = Config(**choices)
+    options.use_threads(threads)
+    torch.manual_seed(0)
+    model, shape = trainable_model(source, input_shape=input_shape)
+    with progress_bar() as progress:
+        benchmark = benchmark_step_errors(
+            source,
+            model,
+            shape,
+            batch_size=batch or 1,
+            config=config,
+            memory_formats=memory_formats,
+            objective=objective_for(source),
+            progress=progress,
+        )
+    console = output()
+    console.print(step_errors_table(benchmark))
+    console.print(str(benchmark.environment))
+    write_each(
+        (csv_file, lambda path: write_csv(path, step_errors_rows(benchmark))),
+        (json_file, lambda path: write_json(path, step_errors_record(benchmark))),
+    )

@@ -1,0 +1,132 @@
+"""``mucudnn bench errors``: a step's errors against the same step in float64, by definition, on tiny models."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.command_line import invoke
+from support.snapshots import assert_as_stored, printed
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mucudnn
+from mucudnn.bench.sources.trainee import labelled_batches
+from mucudnn.bench.suites.step_errors.benchmark import benchmark_step_errors
+from mucudnn.bench.suites.step_errors.report import step_errors_record, step_errors_table
+from mucudnn.bench.suites.step_errors.result import StepErrors, StepErrorsBenchmark
+from mucudnn.running.environment import Environment
+from mucudnn.words.config import Config
+from mucudnn.words.problem import MemoryFormat
+
+CONFIG = Config(algorithms=("gemm",), time_limit="20ms")
+CONTIGUOUS = (MemoryFormat.CONTIGUOUS,)
+SHAPE = (3, 12, 12)
+
+
+def tiny() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 10, 3), nn.AvgPool2d(8), nn.Flatten())
+
+
+def measure(model: nn.Module) -> StepErrorsBenchmark:
+    return benchmark_step_errors("tiny", model, SHAPE, batch_size=4, config=CONFIG, memory_formats=CONTIGUOUS)
+
+
+def step(model: nn.Module, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+    ((images, labels),) = labelled_batches(1, 4, SHAPE)
+    own = copy.deepcopy(model).to(dtype)
+    output = own(images.to(dtype))
+    F.cross_entropy(output, labels).backward()
+    return output.detach().double(), [p.grad.double() for p in own.parameters() if p.grad is not None]
+
+
+def test_errors_are_those_of_the_definition() -> None:
+    model = tiny()
+    torchs, ours = measure(model).rows
+    (output, gradients), (exact_output, exact_gradients) = (step(model, t) for t in (torch.float32, torch.float64))
+    assert torchs.output == pytest.approx(float((output - exact_output).norm() / exact_output.norm()))
+    found, exact = (torch.cat([g.flatten() for g in every]) for every in (gradients, exact_gradients))
+    assert torchs.gradients == pytest.approx(float((found - exact).norm() / exact.norm()))
+    own = [float((f - e).norm() / e.norm()) for f, e in zip(gradients, exact_gradients, strict=True)]
+    names = [name for name, _ in model.named_parameters()]
+    assert (torchs.worst, torchs.worst_parameter) == (pytest.approx(max(own)), names[own.index(max(own))])
+    assert 0 < ours.output < 1e-5
+    assert 0 < ours.gradients < 1e-3
+    assert (torchs.operations, ours.operations) == (0, 5)  # the first layer needs no dx
+
+
+def test_a_wrong_convolution_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoilt(model: nn.Module, arguments: object, config: Config) -> nn.Module:
+        with torch.no_grad():
+            next(model.parameters()).mul_(1.01)
+        return model
+
+    monkeypatch.setattr(mucudnn, "optimize", spoilt)
+    torchs, ours = measure(tiny()).rows
+    assert torchs.gradients < 1e-3 < ours.gradients
+
+
+def test_the_model_stays_as_it_is() -> None:
+    model = tiny()
+    before = copy.deepcopy(model.state_dict())
+    measure(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+class Drawing(nn.Module):
+    """Draws normal numbers, and drops half of what it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.dropout = tiny(), nn.Dropout()
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.dropout(self.layers(x + torch.randn_like(x)))
+        return scores
+
+
+def test_models_that_draw_at_random_draw_the_same_in_float64() -> None:
+    for row in measure(Drawing()).rows:
+        assert row.output < 1e-5
+
+
+def test_nothing_is_put_back_before_it_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(mucudnn, "optimize", lambda model, arguments, config: seen.append(config) or model)
+    measure(tiny())
+    assert seen == [replace(CONFIG, confirm=False)]
+
+
+def test_what_is_printed_and_recorded() -> None:
+    environment = Environment("Some CPU", "AVX2", 2, "2.13.0", "oneDNN 3.12.0", "avx2", "")
+    rows = tuple(
+        StepErrors(variant, MemoryFormat.CONTIGUOUS, 5e-5 * k, 1e-8, 2.4e-2, 0.1, "stem.weight", 3 * (k - 1), k - 1)
+        for k, variant in ((1, "torch"), (2, "mucudnn"))
+    )
+    benchmark = StepErrorsBenchmark("resnet50", 8, Config(), environment, rows)
+    assert_as_stored("bench-errors", printed(step_errors_table(benchmark)))
+    record = json.loads(json.dumps(step_errors_record(benchmark)))
+    assert record["rows"][1]["output"] == 1e-4
+
+
+def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_model_of_errors.py").write_text(
+        "from torch import nn\ndef make():\n    return nn.Conv2d(3, 4, 3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ("--algorithms", "gemm", "--time-limit", "20ms", "--threads", "1", "--memory-format", "contiguous")
+    json_file, csv_file = tmp_path / "errors.json", tmp_path / "errors.csv"
+    result = invoke(
+        *("bench", "errors", "own_model_of_errors:make", "--input", "3x8x8", "--batch", "2", *options),
+        *("--json", json_file, "--csv", csv_file),
+    )
+    assert result.exit_code == 0, result.output
+    assert "own_model_of_errors:make, batch 2: one training step in float32 against float64" in result.output
+    assert [row["variant"] for row in json.loads(json_file.read_text())["rows"]] == ["torch", "mucudnn"]
+    assert len(csv_file.read_text().splitlines()) == 3
