@@ -186,7 +186,7 @@ void print_product() {
   std::printf("matmul float32 %g\n", relative_error(result, expected));
 }
 
-// Every half is what its bits say, comes back from its float, and of two neighbours their middle is rounded to the even.
+// Every half is what its bits say and comes back from its float; the middle of two neighbours is rounded to the even.
 template <class Half>
 void print_half(const char* name, int fraction_bits, int smallest_exponent) {
   int64_t mistakes = 0;
