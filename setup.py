@@ -21,6 +21,7 @@ X86_BUILDS = {
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
+# On aarch64 the compiler needs no flag for NEON: every such processor has it.
 BUILDS = {"plain": [], **(X86_BUILDS if platform.machine() in ("x86_64", "AMD64") else {})}
 
 setup(

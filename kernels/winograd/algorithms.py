@@ -74,7 +74,7 @@ class Winograd(BaseAlgorithm):
     m: int
     r: int
     device_type: str = "cpu"
-    version: int = 2
+    version: int = 3
     deterministic: bool = True
 
     @property

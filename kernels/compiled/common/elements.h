@@ -39,6 +39,9 @@ struct Float16 {
   INLINE_MEMBER static HalfBits rounded(Vec value) {
     return (HalfBits)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
+#elif defined(__aarch64__)
+  INLINE_MEMBER static Vec widened(HalfBits half) { return (Vec)vcvt_f32_f16((float16x4_t)half); }
+  INLINE_MEMBER static HalfBits rounded(Vec value) { return (HalfBits)vcvt_f16_f32((float32x4_t)value); }
 #else
   // The exponent is moved to its place in a float; subnormal ones are sums with the smallest normal number. No value on
   // the way is a subnormal float, which a processor may be told to take for zero.

@@ -123,15 +123,40 @@ INLINE void for_row_tiles(int rows, Body body) {
   }
 }
 
+// The columns of B that come next, fetched into L2 while others are multiplied: B is in L3 or in memory, and the first
+// tile that reads a column would wait for each line of it. Every tile fetches a share, block by block, so that the
+// fetches are spread over the arithmetic.
+struct NextColumns {
+  const float* first;
+  int tiles;
+
+  static constexpr int LINE = 64 / sizeof(float);
+  static constexpr int LINES_OF_BLOCK = NV * VL * VL / LINE;  // that all tiles fetch together
+
+  INLINE_MEMBER void fetch(int tile, int block, int blocks) const {
+    const int lines = (LINES_OF_BLOCK + tiles - 1) / tiles;
+    if (lines * tile >= LINES_OF_BLOCK) return;
+    const float* from = first + (ptrdiff_t(tile) * blocks + block) * lines * LINE;
+    for (int line = 0; line < lines; ++line) __builtin_prefetch(from + line * LINE, 0, 2);
+  }
+};
+
 // C = A B.  A: rows x inner (blocked over inner), B: inner x columns, C: rows x columns; blocks of columns outermost,
 // so that one panel of B stays in the cache while the rows of A pass by. inner is a multiple of VL (padded with zeros).
+// What lies behind B is fetched, too, and never read.
 static inline void multiply(int rows, int inner, int column_blocks, const float* a, const float* b, float* c) {
   for_column_blocks(column_blocks, [&](auto vectors, int k) {
+    const NextColumns next{b + ptrdiff_t(k + vectors.value) * inner * VL, (rows + MR - 1) / MR};
+    int tile = 0;
     for_row_tiles(rows, [&](int first, int count) {
-      const auto block_of = [&](int block) { return a + (ptrdiff_t(block) * rows + first) * VL; };
+      const auto block_of = [&](int block) INLINE_LAMBDA {
+        next.fetch(tile, block, inner / VL);
+        return a + (ptrdiff_t(block) * rows + first) * VL;
+      };
       register_tile_of<MR, vectors.value, false>(count, Layout<VL, 1>{}, block_of, inner / VL, VL,
                                                  b + ptrdiff_t(k) * inner * VL, ptrdiff_t(inner) * VL,
                                                  c + (ptrdiff_t(k) * rows + first) * VL, ptrdiff_t(rows) * VL);
+      ++tile;
     });
   });
 }

@@ -8,6 +8,8 @@
 
 #if defined(__AVX2__)  // AVX-512 has it, too
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -16,7 +18,7 @@ constexpr int REGISTERS = 32;
 #elif defined(__AVX2__)
 constexpr int VL = 8;
 constexpr int REGISTERS = 16;
-#elif defined(__aarch64__)
+#elif defined(__aarch64__)  // which always has NEON
 constexpr int VL = 4;
 constexpr int REGISTERS = 32;
 #else
