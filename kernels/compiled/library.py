@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 
@@ -69,6 +70,12 @@ class Geometry(ctypes.Structure):
     ]
 
 
+class EpilogueArgument(ctypes.Structure):
+    """An ``Epilogue``: what is added and its bytes, and the number of its activation among ``_ACTIVATIONS``."""
+
+    _fields_ = [("added", _pointer), ("bytes", _int64), ("activation", _int64)]
+
+
 class Stage(ctypes.Structure):
     """All that one algorithm computes of a call; x, w, y: of the whole mini-batch, whose addresses come with the call.
 
@@ -89,6 +96,13 @@ def operand(problem: ConvProblem, tensor: Tensor) -> Operand:
 
     Raises ``InvalidInputError`` where it is not dense in the problem's memory format, or of another dtype.
     """
+    require_dense(problem, tensor)
+    channels_last = problem.memory_format is _CHANNELS_LAST
+    return Operand(tensor.data_ptr(), tensor.nbytes, *tensor.shape, channels_last, _ELEMENTS[problem.dtype])
+
+
+def require_dense(problem: ConvProblem, tensor: Tensor) -> Tensor:
+    """Return the tensor. Raises ``InvalidInputError`` as ``operand``."""
     require_dtype(problem, "a tensor", tensor)
     channels_last = problem.memory_format is _CHANNELS_LAST
     if not (tensor.is_contiguous(memory_format=torch.channels_last) if channels_last else tensor.is_contiguous()):
@@ -96,7 +110,7 @@ def operand(problem: ConvProblem, tensor: Tensor) -> Operand:
             f"a tensor of {tuple(tensor.shape)} has the strides {tensor.stride()}; it must be dense and "
             f"{problem.memory_format} for the compiled algorithms"
         )
-    return Operand(tensor.data_ptr(), tensor.nbytes, *tensor.shape, channels_last, _ELEMENTS[problem.dtype])
+    return tensor
 
 
 def bias_span(problem: ConvProblem, bias: Tensor | None) -> tuple[int | None, int]:
@@ -104,6 +118,14 @@ def bias_span(problem: ConvProblem, bias: Tensor | None) -> tuple[int | None, in
     if bias is not None:
         require_dtype(problem, "the bias", bias)
     return span(bias)
+
+
+def epilogue_argument(problem: ConvProblem, epilogue: Epilogue | None) -> EpilogueArgument | None:
+    """Describe an epilogue as the libraries see it. Raises ``InvalidInputError`` as ``operand``."""
+    if epilogue is None:
+        return None
+    added = (None, 0) if epilogue.added is None else span(require_dense(problem, epilogue.added))
+    return EpilogueArgument(*added, _ACTIVATIONS.index(epilogue.activation))
 
 
 def require_dtype(problem: ConvProblem, what: str, tensor: Tensor) -> None:
@@ -171,13 +193,14 @@ class CompiledStage:
 
 
 _OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)  # stage.h has the same order
-_operand, _geometry = ctypes.POINTER(Operand), ctypes.POINTER(Geometry)
+_ACTIVATIONS = (None, "ReLU", "ReLU6", "SiLU")  # epilogue.h has the same order
+_operand, _geometry, _epilogue = (ctypes.POINTER(each) for each in (Operand, Geometry, EpilogueArgument))
 _stage: list[type] = [ctypes.POINTER(Stage), *[_pointer] * 6]
 _SIGNATURES: dict[str, list[type]] = {
     "winograd_prepared_bytes": [_int, _int, *[_Size] * 3],
     "winograd_scratch_bytes": [_int, _int, _int, *[_Size] * 5, _int],
     "winograd_transform_filter": [_int, _int, _int64, _int, _operand, *_buffer, _int],
-    "winograd_forward": [_int, _int, *[_int64] * 3, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
+    "winograd_forward": [_int, _int, *[_int64] * 3, _operand, *_buffer, *_buffer, _operand, *_buffer, _int, _epilogue],
     "winograd_accumulate": [_int, _int, *[_int64] * 3, _operand, _operand, *_buffer, *_buffer, _int],
     "winograd_add_filter_gradient": [_int, _int, _int64, *_buffer, _operand, _int],
     "winograd_stage": _stage,
@@ -185,14 +208,14 @@ _SIGNATURES: dict[str, list[type]] = {
     "implicit_gemm_scratch_bytes": [_geometry, _int, *[_Size] * 5, _int],
     "implicit_gemm_gradient_scratch_bytes": [_geometry, *[_Size] * 5, _int],
     "implicit_gemm_pack_filter": [_geometry, _int, _operand, *_buffer, _int],
-    "implicit_gemm_forward": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
+    "implicit_gemm_forward": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int, _epilogue],
     "implicit_gemm_accumulate": [_geometry, _operand, _operand, *_buffer, *_buffer, _int],
     "implicit_gemm_add_filter_gradient": [_geometry, *_buffer, _operand, _int],
     "implicit_gemm_stage": _stage,
     "pointwise_prepared_bytes": [_geometry, _int, *[_Size] * 2, _int],
     "pointwise_scratch_bytes": [_geometry, _int, _int, *[_Size] * 5, _int],
     "pointwise_pack_filter": [_geometry, _int, _operand, *_buffer, _int],
-    "pointwise_multiply": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
+    "pointwise_multiply": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int, _epilogue],
     "pointwise_accumulate": [_geometry, _operand, _operand, _operand, *_buffer, *_buffer, _int],
     "pointwise_add_copies": [_geometry, *_buffer, _operand, _int],
     "pointwise_stage": _stage,

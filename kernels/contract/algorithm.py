@@ -25,7 +25,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from mucudnn.words.problem import ConvProblem
+from mucudnn.kernels.contract.epilogue import Epilogue
+from mucudnn.words.problem import ConvProblem, Operation
 
 ALIGNMENT_BYTES = 64  # of both buffers; one cache line, one AVX-512 register
 
@@ -187,6 +188,32 @@ class Bindable(Protocol):
 
         ``None``: it cannot be done for this problem here, and general code calls ``open``, ``step`` and ``close``.
         """
+
+
+@runtime_checkable
+class Fusing(Protocol):
+    """An algorithm that can compute an ``Epilogue`` where it writes y, which is then not read and written once more."""
+
+    def fuses(self, problem: ConvProblem) -> bool:
+        """Tell whether it can for this problem, which is FORWARD and supported: any activation, any addition."""
+
+    def step(
+        self,
+        problem: ConvProblem,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+        epilogue: Epilogue | None = None,
+    ) -> None:
+        """Compute what ``step`` of every algorithm does, and the epilogue. What is added lies as y does."""
+
+
+def fuses(algorithm: Algorithm, problem: ConvProblem) -> bool:
+    """Tell whether an algorithm computes epilogues of a problem that it supports."""
+    return problem.operation is Operation.FORWARD and isinstance(algorithm, Fusing) and algorithm.fuses(problem)
 
 
 class WholeBatch(Protocol):
