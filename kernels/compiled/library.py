@@ -79,13 +79,14 @@ class EpilogueArgument(ctypes.Structure):
 class Stage(ctypes.Structure):
     """All that one algorithm computes of a call; x, w, y: of the whole mini-batch, whose addresses come with the call.
 
-    tile: the outputs of a tile in one direction, of Winograd. slices: the first sample of each, and how many.
+    is_open: whether the filter is prepared. tile: the outputs of a tile in one direction, of Winograd. slices: the
+    first sample of each, and how many.
     """
 
     _fields_ = [
         ("geometry", Geometry),
         *((name, Operand) for name in ("x", "w", "y")),
-        *((name, _int64) for name in ("operation", "tile", "bias_bytes", "prepared_bytes", "scratch_bytes")),
+        *((name, _int64) for name in ("operation", "is_open", "tile", "bias_bytes", "prepared_bytes", "scratch_bytes")),
         *((name, _int64) for name in ("threads", "slice_count")),
         ("slices", ctypes.POINTER(_int64)),
     ]
@@ -157,7 +158,14 @@ def operation_number(problem: ConvProblem) -> int:
 
 
 def bound_stage(
-    name: str, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace, tile: int = 0
+    name: str,
+    problem: ConvProblem,
+    batch_size: int,
+    slices: Sequence[slice],
+    workspace: Workspace,
+    *,
+    is_open: bool = False,
+    tile: int = 0,
 ) -> CompiledStage:
     """Bind what does not change from call to call to the entry of this name."""
 
@@ -167,6 +175,7 @@ def bound_stage(
         geometry(problem),
         *(shape_of(problem, shape) for shape in shapes),
         operation_number(problem),
+        is_open,
         tile,
         problem.k * problem.item_bytes,
         workspace.prepared_bytes,
@@ -175,27 +184,38 @@ def bound_stage(
         len(slices),
         (_int64 * len(bounds))(*bounds),
     )
-    return CompiledStage(getattr(library(), f"mucudnn_{name}_stage"), stage)
+    return CompiledStage(getattr(library(), f"mucudnn_{name}_stage"), stage, problem)
 
 
 class CompiledStage:
     """A bound stage: an entry, and what it is bound to."""
 
-    __slots__ = ("_function", "_stage", "entry")
+    __slots__ = ("_function", "_problem", "_stage", "entry")
 
-    def __init__(self, entry: Callable[..., int], stage: Stage) -> None:
-        self._function, self._stage = entry, stage
+    def __init__(self, entry: Callable[..., int], stage: Stage, problem: ConvProblem) -> None:
+        self._function, self._stage, self._problem = entry, stage, problem
         address = ctypes.cast(entry, _pointer).value  # type: ignore[arg-type]
         self.entry = (address or 0, ctypes.addressof(stage))
 
-    def __call__(self, x: int, w: int, y: int, bias: int | None, prepared: int, scratch: int, /) -> None:
-        self._function(self._stage, x, w, y, bias, prepared, scratch)
+    def __call__(
+        self,
+        x: int,
+        w: int,
+        y: int,
+        bias: int | None,
+        prepared: int,
+        scratch: int,
+        epilogue: Epilogue | None = None,
+        /,
+    ) -> None:
+        of_y = epilogue_argument(self._problem, epilogue)
+        self._function(self._stage, x, w, y, bias, prepared, scratch, of_y)
 
 
 _OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)  # stage.h has the same order
 _ACTIVATIONS = (None, "ReLU", "ReLU6", "SiLU")  # epilogue.h has the same order
 _operand, _geometry, _epilogue = (ctypes.POINTER(each) for each in (Operand, Geometry, EpilogueArgument))
-_stage: list[type] = [ctypes.POINTER(Stage), *[_pointer] * 6]
+_stage: list[type] = [ctypes.POINTER(Stage), *[_pointer] * 6, _epilogue]
 _SIGNATURES: dict[str, list[type]] = {
     "winograd_prepared_bytes": [_int, _int, *[_Size] * 3],
     "winograd_scratch_bytes": [_int, _int, _int, *[_Size] * 5, _int],

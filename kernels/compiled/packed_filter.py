@@ -103,9 +103,15 @@ class PackedFilterAlgorithm(BaseAlgorithm):
             )
 
     def bound(
-        self, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace
+        self,
+        problem: ConvProblem,
+        batch_size: int,
+        slices: Sequence[slice],
+        workspace: Workspace,
+        *,
+        is_open: bool = False,
     ) -> BoundStage | None:
-        return bound_stage(self.entry, problem, batch_size, slices, workspace)
+        return bound_stage(self.entry, problem, batch_size, slices, workspace, is_open=is_open)
 
     def _function(self, part: str) -> Callable[..., int]:
         function: Callable[..., int] = getattr(library(), f"mucudnn_{self.entry}_{part}")

@@ -165,12 +165,25 @@ class BoundStage(Protocol):
     def entry(self) -> tuple[int, int] | None:
         """Addresses of a function of C and of its first argument, where there is one, for callers that need no Python.
 
-        It takes the six addresses too, and does what a call does. It returns a negative number where a call raises.
+        It takes the six addresses too, then null, and does what a call does. It returns a negative number where a call
+        raises.
         """
 
-    def __call__(self, x: int, w: int, y: int, bias: int | None, prepared: int, scratch: int, /) -> object:
+    def __call__(
+        self,
+        x: int,
+        w: int,
+        y: int,
+        bias: int | None,
+        prepared: int,
+        scratch: int,
+        epilogue: Epilogue | None = None,
+        /,
+    ) -> object:
         """Open, take every slice in turn, and close. Takes addresses: of x, w and y whole, dense and as the problem
         says; of the bias, or ``None``; of both buffers. Raises what ``step`` raises.
+
+        epilogue: of all of y; only of an algorithm that ``fuses``.
         """
 
 
@@ -182,9 +195,17 @@ class Bindable(Protocol):
     """
 
     def bound(
-        self, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace
+        self,
+        problem: ConvProblem,
+        batch_size: int,
+        slices: Sequence[slice],
+        workspace: Workspace,
+        *,
+        is_open: bool = False,
     ) -> BoundStage | None:
         """Bind these slices of a mini-batch, buffers of these sizes, and the current thread count.
+
+        is_open: ``prepared`` is what ``open`` has made of the filter in another call, and is only read.
 
         ``None``: it cannot be done for this problem here, and general code calls ``open``, ``step`` and ``close``.
         """

@@ -146,12 +146,18 @@ class Winograd(BaseAlgorithm):
             self._backend(problem).fold(self.matrices, problem, w, prepared)
 
     def bound(
-        self, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace
+        self,
+        problem: ConvProblem,
+        batch_size: int,
+        slices: Sequence[slice],
+        workspace: Workspace,
+        *,
+        is_open: bool = False,
     ) -> BoundStage | None:
         backend = self._backend(problem)
         if not isinstance(backend, CompiledWinograd):
             return None
-        return backend.bound(self.matrices, problem, batch_size, slices, workspace)
+        return backend.bound(self.matrices, problem, batch_size, slices, workspace, is_open=is_open)
 
     def _backend(self, problem: ConvProblem) -> WinogradBackend:
         """Return the first that supports the problem; looked for in every call, so by a plain loop."""

@@ -115,5 +115,7 @@ class CompiledWinograd:
         batch_size: int,
         slices: Sequence[slice],
         workspace: Workspace,
+        *,
+        is_open: bool,
     ) -> BoundStage:
-        return bound_stage("winograd", problem, batch_size, slices, workspace, matrices.m)
+        return bound_stage("winograd", problem, batch_size, slices, workspace, is_open=is_open, tile=matrices.m)

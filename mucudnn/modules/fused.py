@@ -74,7 +74,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 def _is_called_as_it_stands(module: nn.Module) -> bool:
     """Tell whether a call would run ``forward`` and nothing else, and nobody watches it."""
-    return not (torch.compiler.is_compiling() or _has_any_global_hook() or has_hooks(module))
+    return not (torch.compiler.is_compiling() or _has_any_global_hook() or has_hooks(module))  # type: ignore[no-untyped-call]
 
 
 def _takes(y: Tensor, added: object) -> bool:

@@ -159,18 +159,14 @@ def computed(
     recipe = None
     while True:
         try:
-            if epilogue is None:
-                result: Tensor | None = run_known(
-                    choices.recipes, operation, x, w, third, stride, padding, dilation, groups
-                )
-                if result is not NotImplemented:
-                    return result
+            call = choices.recipes, operation, x, w, third, stride, padding, dilation, groups
+            result: Tensor | None = NotImplemented if epilogue is not None else run_known(*call)
+            if result is not NotImplemented:
+                return result
             recipe = recipe_of(choices, operation, x, w, third, stride, padding, dilation, groups)
             if recipe is None:
                 return None
-            if epilogue is not None:
-                return run_forward(recipe, x, w, third, None, epilogue) if recipe.takes(epilogue, x) else None
-            return recipe.bound(x, w, third) if recipe.bound is not None else _run(recipe, x, w, third)
+            return _run(recipe, x, w, third) if epilogue is None else _run_fused(recipe, x, w, third, epilogue)
         except MisalignedError:
             return None
         except StepError as error:
@@ -246,10 +242,20 @@ def _as_measured(
     recipe = recipe_of(measured, operation, x, w, third, stride, padding, dilation, groups)
     if recipe is None:
         raise InvalidInputError(f"what is measured does not fit {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}")
-    return recipe.bound(x, w, third) if recipe.bound is not None else _run(recipe, x, w, third)
+    return _run(recipe, x, w, third)
+
+
+def _run_fused(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, epilogue: Epilogue) -> Tensor | None:
+    """Compute y with an epilogue; ``None`` where the recipe does not take it."""
+    if not recipe.takes(epilogue, x):
+        return None
+    with untouched, made_current(x.device):
+        return run_forward(recipe, x, w, bias, None, epilogue)
 
 
 def _run(recipe: Recipe, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
+    if recipe.bound is not None:
+        return recipe.bound(x, w, third)
     with untouched, made_current(x.device):  # a step may be torch's own convolution
         return _RUNS[recipe.problem.operation](recipe, x, w, third)
 
@@ -263,6 +269,9 @@ def run_forward(
     epilogue: Epilogue | None = None,
 ) -> Tensor:
     """Compute y, newly allocated, by a recipe that fits the tensors. cached, epilogue: as for ``Recipe.execute``."""
+    bound = recipe.bound_in_python
+    if bound is not None and (epilogue is None or all(stage.fuses for stage in recipe.stages)):
+        return bound(x, w, bias, cached, epilogue)
     torch_format = TORCH_FORMATS[recipe.problem.memory_format]
     y = on_huge_pages(
         torch.empty(recipe.problem.y_shape(len(x)), dtype=x.dtype, device=x.device, memory_format=torch_format)

@@ -19,7 +19,7 @@ from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.libraries import settings_that_bar
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.running.devices import made_current
-from mucudnn.running.eager.bound import bound_recipe
+from mucudnn.running.eager.bound import BoundInPython, bound_recipe
 from mucudnn.running.eager.hot_path import Bound, known_key
 from mucudnn.running.eager.plain import is_plain
 from mucudnn.running.fallback import say_once
@@ -95,7 +95,8 @@ class Recipe:
     ``workspace_bytes`` is what is handed to the algorithms: their prepared buffers side by side, then the largest
     scratch, each from a multiple of ``BUFFER_BYTES``. What libraries allocate by themselves comes on top.
 
-    bound: the same in fewer calls, where all of its algorithms can be bound; else ``None``.
+    bound: the same in fewer calls, where all of its algorithms can be bound; else ``None``. bound_in_python: that in
+    Python, which in FORWARD takes a prepared buffer and an epilogue, too.
     """
 
     problem: ConvProblem
@@ -105,6 +106,7 @@ class Recipe:
     keeps_workspace: bool = True
     alignment_bytes: int = 1
     bound: Bound | None = field(default=None, compare=False, repr=False)
+    bound_in_python: BoundInPython | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -142,10 +144,11 @@ class Recipe:
             scratch_bytes = max(scratch_bytes, *(w.scratch_bytes for w in workspaces))
         scratch = _aligned(prepared_end, scratch_bytes)
         alignment_bytes = max((stage.algorithm.alignment_bytes for stage in stages), default=1)
-        bound = None
-        if device_type == "cpu" and cached is None and alignment_bytes == 1:
-            bound = _bound(problem, configuration.batch_size, stages, scratch, keeps_workspace)
-        return cls(problem, configuration, tuple(stages), scratch, keeps_workspace, alignment_bytes, bound)
+        bound = in_python = None
+        if device_type == "cpu" and alignment_bytes == 1:
+            bound, in_python = _bound(problem, configuration.batch_size, stages, scratch, keeps_workspace)
+        parts = tuple(stages), scratch, keeps_workspace, alignment_bytes, bound, in_python
+        return cls(problem, configuration, *parts)
 
     @property
     def workspace_bytes(self) -> int:
@@ -244,16 +247,18 @@ class Recipe:
 
 def _bound(
     problem: ConvProblem, batch_size: int, stages: Sequence[Stage], scratch: slice, keeps_workspace: bool
-) -> Bound | None:
+) -> tuple[Bound, BoundInPython] | tuple[None, None]:
     """Bind every stage; ``None`` if one cannot be bound."""
-    bound: list[tuple[BoundStage, int]] = []
+    bound: list[tuple[BoundStage, int | None]] = []
     for stage in stages:
         workspace = Workspace(stage.prepared.stop - stage.prepared.start, scratch.stop - scratch.start)
         algorithm = stage.algorithm
-        one = algorithm.bound(problem, batch_size, stage.slices, workspace) if isinstance(algorithm, Bindable) else None
+        if not isinstance(algorithm, Bindable):
+            return None, None
+        one = algorithm.bound(problem, batch_size, stage.slices, workspace, is_open=stage.is_cached)
         if one is None:
-            return None
-        bound.append((one, stage.prepared.start))
+            return None, None
+        bound.append((one, None if stage.is_cached else stage.prepared.start))
     return bound_recipe(problem, batch_size, bound, scratch, keeps_workspace)
 
 

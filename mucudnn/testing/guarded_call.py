@@ -129,8 +129,10 @@ class Call:
             scratch = self.memory.buffer(workspaces[n].scratch_bytes)
             x, y = self.x[start : start + n], self.y[start : start + n]
             operands = (x, self.w, y, bias, prepared, scratch)
-            fused = {} if epilogue is None else {"epilogue": epilogue.of(slice(start, start + n))}
-            self._count(internal[n], partial(algorithm.step, self.problem, *operands, **fused))
+            step: Callable[..., None] = algorithm.step
+            if epilogue is not None:
+                step = partial(step, epilogue=epilogue.of(slice(start, start + n)))
+            self._count(internal[n], partial(step, self.problem, *operands))
             start += n
         self._count(setup_bytes, partial(algorithm.close, self.problem, self.w, prepared))
         if (where := self.memory.trespass()) is not None:

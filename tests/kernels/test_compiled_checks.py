@@ -75,8 +75,8 @@ class Operands:
         t = self.tensors
         if part == "step":
             given = (t["x"], t["w"], t["y"], t.get("bias"), t["prepared"], t["scratch"])
-            fused = {} if self.epilogue is None else {"epilogue": self.epilogue}
-            self.algorithm.step(self.problem, *given, **fused)
+            step: Any = self.algorithm.step
+            step(self.problem, *given, **({} if self.epilogue is None else {"epilogue": self.epilogue}))
         else:
             getattr(self.algorithm, part)(self.problem, t["w"], t["prepared"])
 
@@ -213,7 +213,9 @@ def test_elements_that_are_not_what_they_are_said_to_be_are_refused(
         )
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if fuses(algorithm(name), problem_for(name, Operation.FORWARD))])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if fuses(algorithm(name), problem_for(name, Operation.FORWARD))]
+)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -224,9 +226,7 @@ def test_elements_that_are_not_what_they_are_said_to_be_are_refused(
     ],
     ids=["fewer", "more", "half", "format"],
 )
-def test_what_is_added_that_is_not_as_y_is_refused(
-    name: str, change: Callable[[Tensor], Tensor], message: str
-) -> None:
+def test_what_is_added_that_is_not_as_y_is_refused(name: str, change: Callable[[Tensor], Tensor], message: str) -> None:
     operands = Operands(problem_for(name, Operation.FORWARD), algorithm(name))
     operands.epilogue = Epilogue("ReLU", change(operands.tensors["y"]))
     operands.assert_refused("step", message)

@@ -22,7 +22,11 @@ pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing 
 
 N = 5
 FORMATS = {MemoryFormat.CONTIGUOUS: torch.contiguous_format, MemoryFormat.CHANNELS_LAST: torch.channels_last}
-FUSING, AFTER_IT = ("winograd-4x4", 2), ("gemm", 3)
+# Micro-batches, and for how many samples each time torch computes the epilogue
+CUTS = {
+    "all inside, bound": ((("winograd-4x4", 2), ("implicit-gemm", 2), ("winograd-4x4", 1)), []),
+    "some after it": ((("winograd-4x4", 2), ("gemm", 3)), [3]),
+}
 
 
 def layer(
@@ -69,18 +73,25 @@ def by_torch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("keeps_filter", [False, True])
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("memory_format", MemoryFormat)
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 def test_every_micro_batch_has_its_epilogue(
-    activation: str | None, memory_format: MemoryFormat, adds: bool, keeps_filter: bool, by_torch: list[int]
+    activation: str | None,
+    memory_format: MemoryFormat,
+    adds: bool,
+    keeps_filter: bool,
+    cut: str,
+    by_torch: list[int],
 ) -> None:
-    module = layer(FUSING, AFTER_IT, activation=activation, memory_format=memory_format, keeps_filter=keeps_filter)
+    parts, after_it = CUTS[cut]
+    module = layer(*parts, activation=activation, memory_format=memory_format, keeps_filter=keeps_filter)
     x = images(memory_format)
     added = images(memory_format) if adds else None
     y = module(x, added)
-    assert by_torch == [3]  # gemm's
+    assert by_torch == after_it
     assert y.is_contiguous(memory_format=FORMATS[memory_format])
     torch.testing.assert_close(y.double(), exact(module, x, added), rtol=1e-4, atol=1e-5)
 

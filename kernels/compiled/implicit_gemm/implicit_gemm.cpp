@@ -140,7 +140,7 @@ int64_t mucudnn_implicit_gemm_add_filter_gradient(const Geometry* g, const float
 }
 
 int64_t mucudnn_implicit_gemm_stage(const Stage* stage, void* x, void* w, void* y, void* bias, float* prepared,
-                                    float* scratch) {
+                                    float* scratch, const EpilogueArgument* epilogue) {
   return refusable([&] {
     const Geometry* g = &stage->geometry;
     const bool backward = stage->operation == BACKWARD_DATA;
@@ -152,9 +152,10 @@ int64_t mucudnn_implicit_gemm_stage(const Stage* stage, void* x, void* w, void* 
       if (stage->operation == BACKWARD_FILTER)
         return mucudnn_implicit_gemm_accumulate(g, &of_x, &of_y, prepared, stage->prepared_bytes, scratch,
                                                 stage->scratch_bytes, threads);
+      const EpilogueArgument of_outputs = of_slice(epilogue, *stage, y, of_y);
       return mucudnn_implicit_gemm_forward(g, backward, backward ? &of_y : &of_x, prepared, stage->prepared_bytes, bias,
                                            stage->bias_bytes, backward ? &of_x : &of_y, scratch, stage->scratch_bytes,
-                                           threads, nullptr);
+                                           threads, &of_outputs);
     };
     const auto close = [&](const TensorArgument& of_w) {
       return mucudnn_implicit_gemm_add_filter_gradient(g, prepared, stage->prepared_bytes, &of_w, threads);

@@ -131,9 +131,15 @@ class Pointwise(BaseAlgorithm):
             )
 
     def bound(
-        self, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace
+        self,
+        problem: ConvProblem,
+        batch_size: int,
+        slices: Sequence[slice],
+        workspace: Workspace,
+        *,
+        is_open: bool = False,
     ) -> BoundStage | None:
-        return bound_stage("pointwise", problem, batch_size, slices, workspace)
+        return bound_stage("pointwise", problem, batch_size, slices, workspace, is_open=is_open)
 
 
 ALGORITHMS: tuple[Pointwise, ...] = (Pointwise(),)

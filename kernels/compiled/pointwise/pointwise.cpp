@@ -203,7 +203,7 @@ int64_t mucudnn_pointwise_add_copies(const Geometry* g, const float* copies, int
 }
 
 int64_t mucudnn_pointwise_stage(const Stage* stage, float* x, float* w, float* y, const float* bias, float* prepared,
-                                float* scratch) {
+                                float* scratch, const EpilogueArgument* epilogue) {
   return refusable([&] {
     const Geometry* g = &stage->geometry;
     const bool backward = stage->operation == BACKWARD_DATA;
@@ -217,8 +217,9 @@ int64_t mucudnn_pointwise_stage(const Stage* stage, float* x, float* w, float* y
       if (stage->operation == BACKWARD_FILTER)
         return mucudnn_pointwise_accumulate(g, &of_x, &of_y, &dw, prepared, stage->prepared_bytes, scratch,
                                             stage->scratch_bytes, threads);
+      const EpilogueArgument of_outputs = of_slice(epilogue, *stage, y, of_y);
       return mucudnn_pointwise_multiply(g, backward, &of_x, prepared, stage->prepared_bytes, bias, stage->bias_bytes,
-                                        &of_y, scratch, stage->scratch_bytes, threads, nullptr);
+                                        &of_y, scratch, stage->scratch_bytes, threads, &of_outputs);
     };
     const auto close = [&](const TensorArgument& of_w) {
       return mucudnn_pointwise_add_copies(g, prepared, stage->prepared_bytes, &of_w, threads);

@@ -404,7 +404,7 @@ int64_t mucudnn_winograd_add_filter_gradient(int m, int r, int64_t groups, float
 }
 
 int64_t mucudnn_winograd_stage(const Stage* stage, void* x, void* w, void* y, void* bias, float* prepared,
-                               float* scratch) {
+                               float* scratch, const EpilogueArgument* epilogue) {
   return refusable([&] {
     const Geometry& g = stage->geometry;
     g.require();
@@ -420,9 +420,10 @@ int64_t mucudnn_winograd_stage(const Stage* stage, void* x, void* w, void* y, vo
       if (stage->operation == BACKWARD_FILTER)
         return mucudnn_winograd_accumulate(m, r, g.groups, pad_h, pad_w, &of_x, &of_y, prepared,
                                            stage->prepared_bytes, scratch, stage->scratch_bytes, threads);
+      const EpilogueArgument of_outputs = of_slice(epilogue, *stage, y, of_y);
       return mucudnn_winograd_forward(m, r, g.groups, pad_h, pad_w, backward ? &of_y : &of_x, prepared,
                                       stage->prepared_bytes, bias, stage->bias_bytes, backward ? &of_x : &of_y,
-                                      scratch, stage->scratch_bytes, threads, nullptr);
+                                      scratch, stage->scratch_bytes, threads, &of_outputs);
     };
     const auto close = [&](const TensorArgument& of_w) {
       return mucudnn_winograd_add_filter_gradient(m, r, g.groups, prepared, stage->prepared_bytes, &of_w, threads);
