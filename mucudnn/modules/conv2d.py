@@ -59,7 +59,7 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
         x: (N, C, H, W). ``None`` is for everything else than plain tensors without gradients, for which an algorithm is
         tuned that does so.
         """
-        if x.dim() != 4 or torch.is_grad_enabled() or not is_eager(x, self.weight, self.bias):
+        if torch.is_grad_enabled() or not is_eager(x, self.weight, self.bias) or x.dim() != 4:
             return None
         return self._tuned_forward(x, self.weight, self.bias, epilogue)
 
