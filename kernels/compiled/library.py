@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 
@@ -69,16 +70,23 @@ class Geometry(ctypes.Structure):
     ]
 
 
+class EpilogueArgument(ctypes.Structure):
+    """An ``Epilogue``: what is added and its bytes, and the number of its activation among ``_ACTIVATIONS``."""
+
+    _fields_ = [("added", _pointer), ("bytes", _int64), ("activation", _int64)]
+
+
 class Stage(ctypes.Structure):
     """All that one algorithm computes of a call; x, w, y: of the whole mini-batch, whose addresses come with the call.
 
-    tile: the outputs of a tile in one direction, of Winograd. slices: the first sample of each, and how many.
+    is_open: whether the filter is prepared. tile: the outputs of a tile in one direction, of Winograd. slices: the
+    first sample of each, and how many.
     """
 
     _fields_ = [
         ("geometry", Geometry),
         *((name, Operand) for name in ("x", "w", "y")),
-        *((name, _int64) for name in ("operation", "tile", "bias_bytes", "prepared_bytes", "scratch_bytes")),
+        *((name, _int64) for name in ("operation", "is_open", "tile", "bias_bytes", "prepared_bytes", "scratch_bytes")),
         *((name, _int64) for name in ("threads", "slice_count")),
         ("slices", ctypes.POINTER(_int64)),
     ]
@@ -89,6 +97,13 @@ def operand(problem: ConvProblem, tensor: Tensor) -> Operand:
 
     Raises ``InvalidInputError`` where it is not dense in the problem's memory format, or of another dtype.
     """
+    require_dense(problem, tensor)
+    channels_last = problem.memory_format is _CHANNELS_LAST
+    return Operand(tensor.data_ptr(), tensor.nbytes, *tensor.shape, channels_last, _ELEMENTS[problem.dtype])
+
+
+def require_dense(problem: ConvProblem, tensor: Tensor) -> Tensor:
+    """Return the tensor. Raises ``InvalidInputError`` as ``operand``."""
     require_dtype(problem, "a tensor", tensor)
     channels_last = problem.memory_format is _CHANNELS_LAST
     if not (tensor.is_contiguous(memory_format=torch.channels_last) if channels_last else tensor.is_contiguous()):
@@ -96,7 +111,7 @@ def operand(problem: ConvProblem, tensor: Tensor) -> Operand:
             f"a tensor of {tuple(tensor.shape)} has the strides {tensor.stride()}; it must be dense and "
             f"{problem.memory_format} for the compiled algorithms"
         )
-    return Operand(tensor.data_ptr(), tensor.nbytes, *tensor.shape, channels_last, _ELEMENTS[problem.dtype])
+    return tensor
 
 
 def bias_span(problem: ConvProblem, bias: Tensor | None) -> tuple[int | None, int]:
@@ -104,6 +119,14 @@ def bias_span(problem: ConvProblem, bias: Tensor | None) -> tuple[int | None, in
     if bias is not None:
         require_dtype(problem, "the bias", bias)
     return span(bias)
+
+
+def epilogue_argument(problem: ConvProblem, epilogue: Epilogue | None) -> EpilogueArgument | None:
+    """Describe an epilogue as the libraries see it. Raises ``InvalidInputError`` as ``operand``."""
+    if epilogue is None:
+        return None
+    added = (None, 0) if epilogue.added is None else span(require_dense(problem, epilogue.added))
+    return EpilogueArgument(*added, _ACTIVATIONS.index(epilogue.activation))
 
 
 def require_dtype(problem: ConvProblem, what: str, tensor: Tensor) -> None:
@@ -135,7 +158,14 @@ def operation_number(problem: ConvProblem) -> int:
 
 
 def bound_stage(
-    name: str, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace, tile: int = 0
+    name: str,
+    problem: ConvProblem,
+    batch_size: int,
+    slices: Sequence[slice],
+    workspace: Workspace,
+    *,
+    is_open: bool = False,
+    tile: int = 0,
 ) -> CompiledStage:
     """Bind what does not change from call to call to the entry of this name."""
 
@@ -145,6 +175,7 @@ def bound_stage(
         geometry(problem),
         *(shape_of(problem, shape) for shape in shapes),
         operation_number(problem),
+        is_open,
         tile,
         problem.k * problem.item_bytes,
         workspace.prepared_bytes,
@@ -153,31 +184,43 @@ def bound_stage(
         len(slices),
         (_int64 * len(bounds))(*bounds),
     )
-    return CompiledStage(getattr(library(), f"mucudnn_{name}_stage"), stage)
+    return CompiledStage(getattr(library(), f"mucudnn_{name}_stage"), stage, problem)
 
 
 class CompiledStage:
     """A bound stage: an entry, and what it is bound to."""
 
-    __slots__ = ("_function", "_stage", "entry")
+    __slots__ = ("_function", "_problem", "_stage", "entry")
 
-    def __init__(self, entry: Callable[..., int], stage: Stage) -> None:
-        self._function, self._stage = entry, stage
+    def __init__(self, entry: Callable[..., int], stage: Stage, problem: ConvProblem) -> None:
+        self._function, self._stage, self._problem = entry, stage, problem
         address = ctypes.cast(entry, _pointer).value  # type: ignore[arg-type]
         self.entry = (address or 0, ctypes.addressof(stage))
 
-    def __call__(self, x: int, w: int, y: int, bias: int | None, prepared: int, scratch: int, /) -> None:
-        self._function(self._stage, x, w, y, bias, prepared, scratch)
+    def __call__(
+        self,
+        x: int,
+        w: int,
+        y: int,
+        bias: int | None,
+        prepared: int,
+        scratch: int,
+        epilogue: Epilogue | None = None,
+        /,
+    ) -> None:
+        of_y = epilogue_argument(self._problem, epilogue)
+        self._function(self._stage, x, w, y, bias, prepared, scratch, of_y)
 
 
 _OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)  # stage.h has the same order
-_operand, _geometry = ctypes.POINTER(Operand), ctypes.POINTER(Geometry)
-_stage: list[type] = [ctypes.POINTER(Stage), *[_pointer] * 6]
+_ACTIVATIONS = (None, "ReLU", "ReLU6", "SiLU")  # epilogue.h has the same order
+_operand, _geometry, _epilogue = (ctypes.POINTER(each) for each in (Operand, Geometry, EpilogueArgument))
+_stage: list[type] = [ctypes.POINTER(Stage), *[_pointer] * 6, _epilogue]
 _SIGNATURES: dict[str, list[type]] = {
     "winograd_prepared_bytes": [_int, _int, *[_Size] * 3],
     "winograd_scratch_bytes": [_int, _int, _int, *[_Size] * 5, _int],
     "winograd_transform_filter": [_int, _int, _int64, _int, _operand, *_buffer, _int],
-    "winograd_forward": [_int, _int, *[_int64] * 3, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
+    "winograd_forward": [_int, _int, *[_int64] * 3, _operand, *_buffer, *_buffer, _operand, *_buffer, _int, _epilogue],
     "winograd_accumulate": [_int, _int, *[_int64] * 3, _operand, _operand, *_buffer, *_buffer, _int],
     "winograd_add_filter_gradient": [_int, _int, _int64, *_buffer, _operand, _int],
     "winograd_stage": _stage,
@@ -185,14 +228,14 @@ _SIGNATURES: dict[str, list[type]] = {
     "implicit_gemm_scratch_bytes": [_geometry, _int, *[_Size] * 5, _int],
     "implicit_gemm_gradient_scratch_bytes": [_geometry, *[_Size] * 5, _int],
     "implicit_gemm_pack_filter": [_geometry, _int, _operand, *_buffer, _int],
-    "implicit_gemm_forward": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
+    "implicit_gemm_forward": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int, _epilogue],
     "implicit_gemm_accumulate": [_geometry, _operand, _operand, *_buffer, *_buffer, _int],
     "implicit_gemm_add_filter_gradient": [_geometry, *_buffer, _operand, _int],
     "implicit_gemm_stage": _stage,
     "pointwise_prepared_bytes": [_geometry, _int, *[_Size] * 2, _int],
     "pointwise_scratch_bytes": [_geometry, _int, _int, *[_Size] * 5, _int],
     "pointwise_pack_filter": [_geometry, _int, _operand, *_buffer, _int],
-    "pointwise_multiply": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
+    "pointwise_multiply": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int, _epilogue],
     "pointwise_accumulate": [_geometry, _operand, _operand, _operand, *_buffer, *_buffer, _int],
     "pointwise_add_copies": [_geometry, *_buffer, _operand, _int],
     "pointwise_stage": _stage,

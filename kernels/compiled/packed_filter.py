@@ -12,20 +12,36 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.compiled.library import bias_span, bound_stage, geometry, library, operand, span
+from mucudnn.kernels.compiled.library import (
+    bias_span,
+    bound_stage,
+    epilogue_argument,
+    geometry,
+    library,
+    operand,
+    span,
+)
 from mucudnn.kernels.contract.algorithm import BoundStage, Workspace
 from mucudnn.kernels.contract.base import BaseAlgorithm
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.words.problem import ConvProblem, Operation
 
 
 class PackedFilterAlgorithm(BaseAlgorithm):
-    """Runs the entries ``mucudnn_<entry>_...`` of the compiled library."""
+    """Runs the entries ``mucudnn_<entry>_...`` of the compiled library.
+
+    takes_epilogues: whether the one of forward takes an epilogue, after all others.
+    """
 
     __slots__ = ()
     entry: ClassVar[str]
+    takes_epilogues: ClassVar[bool] = False
 
     def is_local(self, problem: ConvProblem) -> bool:
         return True
+
+    def fuses(self, problem: ConvProblem) -> bool:
+        return self.takes_epilogues
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return 0
@@ -51,6 +67,7 @@ class PackedFilterAlgorithm(BaseAlgorithm):
         bias: Tensor | None,
         prepared: Tensor,
         scratch: Tensor,
+        epilogue: Epilogue | None = None,
     ) -> None:
         shape, of_x, of_y = byref(geometry(problem)), byref(operand(problem, x)), byref(operand(problem, y))
         if problem.operation is Operation.BACKWARD_FILTER:
@@ -73,6 +90,7 @@ class PackedFilterAlgorithm(BaseAlgorithm):
             of_x if backward else of_y,
             *span(scratch),
             torch.get_num_threads(),
+            *([epilogue_argument(problem, epilogue)] if self.takes_epilogues else ()),
         )
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
@@ -85,9 +103,15 @@ class PackedFilterAlgorithm(BaseAlgorithm):
             )
 
     def bound(
-        self, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace
+        self,
+        problem: ConvProblem,
+        batch_size: int,
+        slices: Sequence[slice],
+        workspace: Workspace,
+        *,
+        is_open: bool = False,
     ) -> BoundStage | None:
-        return bound_stage(self.entry, problem, batch_size, slices, workspace)
+        return bound_stage(self.entry, problem, batch_size, slices, workspace, is_open=is_open)
 
     def _function(self, part: str) -> Callable[..., int]:
         function: Callable[..., int] = getattr(library(), f"mucudnn_{self.entry}_{part}")

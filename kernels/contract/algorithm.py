@@ -25,7 +25,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from mucudnn.words.problem import ConvProblem
+from mucudnn.kernels.contract.epilogue import Epilogue
+from mucudnn.words.problem import ConvProblem, Operation
 
 ALIGNMENT_BYTES = 64  # of both buffers; one cache line, one AVX-512 register
 
@@ -164,12 +165,25 @@ class BoundStage(Protocol):
     def entry(self) -> tuple[int, int] | None:
         """Addresses of a function of C and of its first argument, where there is one, for callers that need no Python.
 
-        It takes the six addresses too, and does what a call does. It returns a negative number where a call raises.
+        It takes the six addresses too, then null, and does what a call does. It returns a negative number where a call
+        raises.
         """
 
-    def __call__(self, x: int, w: int, y: int, bias: int | None, prepared: int, scratch: int, /) -> object:
+    def __call__(
+        self,
+        x: int,
+        w: int,
+        y: int,
+        bias: int | None,
+        prepared: int,
+        scratch: int,
+        epilogue: Epilogue | None = None,
+        /,
+    ) -> object:
         """Open, take every slice in turn, and close. Takes addresses: of x, w and y whole, dense and as the problem
         says; of the bias, or ``None``; of both buffers. Raises what ``step`` raises.
+
+        epilogue: of all of y; only of an algorithm that ``fuses``.
         """
 
 
@@ -181,12 +195,46 @@ class Bindable(Protocol):
     """
 
     def bound(
-        self, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace
+        self,
+        problem: ConvProblem,
+        batch_size: int,
+        slices: Sequence[slice],
+        workspace: Workspace,
+        *,
+        is_open: bool = False,
     ) -> BoundStage | None:
         """Bind these slices of a mini-batch, buffers of these sizes, and the current thread count.
 
+        is_open: ``prepared`` is what ``open`` has made of the filter in another call, and is only read.
+
         ``None``: it cannot be done for this problem here, and general code calls ``open``, ``step`` and ``close``.
         """
+
+
+@runtime_checkable
+class Fusing(Protocol):
+    """An algorithm that can compute an ``Epilogue`` where it writes y, which is then not read and written once more."""
+
+    def fuses(self, problem: ConvProblem) -> bool:
+        """Tell whether it can for this problem, which is FORWARD and supported: any activation, any addition."""
+
+    def step(
+        self,
+        problem: ConvProblem,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+        epilogue: Epilogue | None = None,
+    ) -> None:
+        """Compute what ``step`` of every algorithm does, and the epilogue. What is added lies as y does."""
+
+
+def fuses(algorithm: Algorithm, problem: ConvProblem) -> bool:
+    """Tell whether an algorithm computes epilogues of a problem that it supports."""
+    return problem.operation is Operation.FORWARD and isinstance(algorithm, Fusing) and algorithm.fuses(problem)
 
 
 class WholeBatch(Protocol):

@@ -18,6 +18,7 @@ from mucudnn.kernels.compiled.library import why_too_large
 from mucudnn.kernels.contract.algorithm import BoundStage, Workspace
 from mucudnn.kernels.contract.allocation import counted_internal_bytes
 from mucudnn.kernels.contract.base import BaseAlgorithm
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.winograd.compiled_backend import CompiledWinograd
 from mucudnn.kernels.winograd.cook_toom import CookToom, cook_toom
 from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
@@ -122,8 +123,13 @@ class Winograd(BaseAlgorithm):
         bias: Tensor | None,
         prepared: Tensor,
         scratch: Tensor,
+        epilogue: Epilogue | None = None,
     ) -> None:
         backend = self._backend(problem)
+        if epilogue is not None:
+            assert isinstance(backend, CompiledWinograd)
+            backend.correlate(self.matrices, problem, x, y, bias, prepared, scratch, epilogue)
+            return
         match problem.operation:
             case Operation.FORWARD:
                 backend.correlate(self.matrices, problem, x, y, bias, prepared, scratch)
@@ -132,17 +138,26 @@ class Winograd(BaseAlgorithm):
             case Operation.BACKWARD_FILTER:
                 backend.accumulate(self.matrices, problem, x, y, prepared, scratch)
 
+    def fuses(self, problem: ConvProblem) -> bool:
+        return isinstance(self._backend(problem), CompiledWinograd)
+
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         if problem.operation is Operation.BACKWARD_FILTER:
             self._backend(problem).fold(self.matrices, problem, w, prepared)
 
     def bound(
-        self, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace
+        self,
+        problem: ConvProblem,
+        batch_size: int,
+        slices: Sequence[slice],
+        workspace: Workspace,
+        *,
+        is_open: bool = False,
     ) -> BoundStage | None:
         backend = self._backend(problem)
         if not isinstance(backend, CompiledWinograd):
             return None
-        return backend.bound(self.matrices, problem, batch_size, slices, workspace)
+        return backend.bound(self.matrices, problem, batch_size, slices, workspace, is_open=is_open)
 
     def _backend(self, problem: ConvProblem) -> WinogradBackend:
         """Return the first that supports the problem; looked for in every call, so by a plain loop."""

@@ -13,8 +13,18 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.compiled.library import HALF_TOO, bias_span, bound_stage, library, operand, span, why_not
+from mucudnn.kernels.compiled.library import (
+    HALF_TOO,
+    bias_span,
+    bound_stage,
+    epilogue_argument,
+    library,
+    operand,
+    span,
+    why_not,
+)
 from mucudnn.kernels.contract.algorithm import BoundStage, Workspace
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.winograd.cook_toom import CookToom
 from mucudnn.kernels.winograd.tiling import source_padding, tiling
 from mucudnn.words.problem import ConvProblem, Operation
@@ -56,7 +66,9 @@ class CompiledWinograd:
         bias: Tensor | None,
         prepared: Tensor,
         scratch: Tensor,
+        epilogue: Epilogue | None = None,
     ) -> None:
+        """Compute what every backend does, and the epilogue of y."""
         library().mucudnn_winograd_forward(
             matrices.m,
             matrices.r,
@@ -68,6 +80,7 @@ class CompiledWinograd:
             byref(operand(problem, target)),
             *span(scratch),
             torch.get_num_threads(),
+            epilogue_argument(problem, epilogue),
         )
 
     def accumulate(
@@ -102,5 +115,7 @@ class CompiledWinograd:
         batch_size: int,
         slices: Sequence[slice],
         workspace: Workspace,
+        *,
+        is_open: bool,
     ) -> BoundStage:
-        return bound_stage("winograd", problem, batch_size, slices, workspace, matrices.m)
+        return bound_stage("winograd", problem, batch_size, slices, workspace, is_open=is_open, tile=matrices.m)

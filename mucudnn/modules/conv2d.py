@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.modules.tuned_module import TunedModule, are_pairs, operator_takes
 from mucudnn.running import operators
 from mucudnn.running.eager import calls
@@ -52,15 +53,27 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
         renamed = {"filter_cache" if name == "kept" else name: value for name, value in state.items()}
         super().__setstate__(renamed)  # type: ignore[no-untyped-call]
 
+    def fused(self, x: Tensor, epilogue: Epilogue) -> Tensor | None:
+        """Compute y with an epilogue inside the algorithm, in inference; ``None``: call the module, then compute it.
+
+        x: (N, C, H, W). ``None`` is for everything else than plain tensors without gradients, for which an algorithm is
+        tuned that does so.
+        """
+        if torch.is_grad_enabled() or not is_eager(x, self.weight, self.bias) or x.dim() != 4:
+            return None
+        return self._tuned_forward(x, self.weight, self.bias, epilogue)
+
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         tuned = self.choices is not None or self.filter_cache is not None
         y = self._tuned_forward(input, weight, bias) if tuned else None
         return super()._conv_forward(input, weight, bias) if y is None else y
 
-    def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    def _tuned_forward(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue | None = None
+    ) -> Tensor | None:
         """Compute what is tuned; ``None``: torch's convolution, without the overhead of the operator.
 
-        Torch also computes all that is no plain convolution, or says what is wrong.
+        Torch also computes all that is no plain convolution, or says what is wrong. epilogue: as for ``fused``.
         """
         is_plain = not torch.compiler.is_compiling() and is_eager(x, weight, bias)
         if not is_plain and not operator_takes(x, (3, 4)):
@@ -77,11 +90,13 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
         choices, filters = self.choices, self.filter_cache
         geometry = self.stride, padding, self.dilation, self.groups
         if filters is not None and is_plain and not (self.training or torch.is_grad_enabled()):
-            y = filters.convolve(x, weight, bias, *geometry)
+            y = filters.convolve(x, weight, bias, *geometry, epilogue)
             if y is not None:
                 return y
         if choices is None or not (x.shape in choices.x_shapes or torch.compiler.is_compiling()):
             return None
+        if epilogue is not None:
+            return operators.computed(_FORWARD, x, weight, bias, *geometry, choices, epilogue)
         if is_plain:
             return calls.convolve_plain(_FORWARD, x, weight, bias, (*geometry, choices))
         return operators.conv2d(x, weight, bias, *geometry, choices.handle)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from types import MappingProxyType
 from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
 
+from mucudnn.kernels.contract.epilogue import Epilogue
+from mucudnn.modules.conv2d import Conv2d
 from mucudnn.words.errors import InvalidInputError
 
-# Activations by their names; each works in place
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {"ReLU": torch.relu_, "ReLU6": partial(F.relu6, inplace=True), "SiLU": partial(F.silu, inplace=True)}
-)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class FusedConvolution(nn.Module):
-    """Computes activation(convolution(x) + added), the last two in place on what the convolution has just written.
+    """Computes activation(convolution(x) + added): inside the algorithm, where one is tuned that does so.
+
+    Else the last two are computed in place on what the convolution has just written.
 
     convolution: with the batch norm, if any, in its filter and bias. batch_norm: the name that this had in the model;
     ``None``: there was none. adds: whether a second input is added. activation: a name of ``ACTIVATIONS``, or ``None``.
@@ -42,10 +40,12 @@ class FusedConvolution(nn.Module):
         return tuple(part for part in parts if part is not None)
 
     def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        y: Tensor = self.convolution(x)
-        if added is not None:
-            y = y.add_(added) if _takes(y, added) else y + added
-        return y if self.activation is None else ACTIVATIONS[self.activation](y)
+        convolution = self.convolution
+        if isinstance(convolution, Conv2d) and _is_called_as_it_stands(convolution):
+            y = convolution.fused(x, Epilogue(self.activation, added))
+            if y is not None:
+                return y
+        return followed(convolution(x), self.activation, added)
 
     def train(self, mode: bool = True) -> Self:
         """Refuse training. Raises ``InvalidInputError``."""
@@ -58,6 +58,23 @@ class FusedConvolution(nn.Module):
 
     def extra_repr(self) -> str:
         return f"fused with {', '.join(self.parts)}"
+
+
+def followed(y: Tensor, activation: str | None, added: Tensor | None) -> Tensor:
+    """Compute the rest by torch, in place where y can hold it. ``in_place`` puts itself around this function."""
+    if added is not None and not _takes(y, added):
+        y, added = y + added, None
+    return Epilogue(activation, added).apply(y)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Tell whether somebody has hooked on to the calls of a module."""
+    return any(getattr(module, name) for name in _HOOKS)
+
+
+def _is_called_as_it_stands(module: nn.Module) -> bool:
+    """Tell whether a call would run ``forward`` and nothing else, and nobody watches it."""
+    return not (torch.compiler.is_compiling() or _has_any_global_hook() or has_hooks(module))  # type: ignore[no-untyped-call]
 
 
 def _takes(y: Tensor, added: object) -> bool:

@@ -23,7 +23,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.utils._pytree import tree_map
 
-from mucudnn.modules.fused import FusedConvolution
+from mucudnn.modules.fused import FusedConvolution, has_hooks
 from mucudnn.modules.tuned_classes import OURS
 from mucudnn.tracing.undisturbed import undisturbed
 from mucudnn.words.errors import InvalidInputError, first_line
@@ -36,7 +36,6 @@ _ACTIVATIONS: Mapping[Any, str] = {  # modules, functions and methods -> names i
     **dict.fromkeys((nn.ReLU6, F.relu6), "ReLU6"),
     **dict.fromkeys((nn.SiLU, F.silu), "SiLU"),
 }
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -102,15 +101,11 @@ def _traced(model: nn.Module, arguments: Sequence[Any]) -> fx.GraphModule:
     shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     root, tracer = copy.deepcopy(model, shared), _Tracer()
     for name, module in root.named_modules():
-        if _has_hooks(module) and (not name or not tracer.is_leaf_module(module, name)):
+        if has_hooks(module) and (not name or not tracer.is_leaf_module(module, name)):
             raise _NotTraceableError(f"{name or 'the model'} has hooks, which a graph does not call")
     traced = fx.GraphModule(root, tracer.trace(root, _fixed(root, arguments)), type(model).__name__)
     _require_equal(model, traced, arguments)
     return traced
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return any(getattr(module, name) for name in _HOOKS)
 
 
 def _fixed(model: nn.Module, arguments: Sequence[Any]) -> dict[str, Any]:
@@ -179,7 +174,7 @@ def _called(node: fx.Node, traced: fx.GraphModule) -> nn.Module | None:
     if node.op != "call_module":
         return None
     module = traced.get_submodule(str(node.target))
-    return None if _has_hooks(module) else module
+    return None if has_hooks(module) else module
 
 
 def _is_called_once(node: fx.Node, traced: fx.GraphModule) -> bool:

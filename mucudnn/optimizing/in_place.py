@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
+from mucudnn.modules import fused
 from mucudnn.running import operators
 from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, wrapped
 from mucudnn.running.eager import calls
@@ -30,6 +31,7 @@ from mucudnn.words.problem import ConvProblem, Operation
 _Result = TypeVar("_Result")
 _ALONE = {operation: (operation,) for operation in Operation}
 _FORWARD, _DATA, _FILTER = _ALONE.values()
+_GEOMETRY = 4  # stride, padding, dilation, groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +124,13 @@ class InPlaceTimes:
             self._calls.append((thread.last, 1, begun, ended))
         return result
 
-    def record_more(self, compute: Callable[[Tensor], Tensor], dy: Tensor) -> Tensor:
-        """Compute, and add how long it took to the last call: torch's own computes the bias' gradient with dw."""
+    def record_more(self, compute: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """Compute, and add how long it took to the last call.
+
+        Torch's own computes the bias' gradient with dw; ours may compute an epilogue with y.
+        """
         begun = self._now()
-        result = compute(dy)
+        result = compute(*arguments)
         ended = self._now()
         if self._thread.last is not None:
             self._calls.append((self._thread.last, 0, begun, ended))
@@ -224,27 +229,31 @@ def _torchs(times: InPlaceTimes) -> Wrapper:
 def _ours(times: InPlaceTimes) -> Iterator[None]:
     """Put functions that record in the place of those that compute what is ours, with a cached filter or without."""
     computed, bias_gradient, convolve = operators.computed, operators.bias_gradient, FilterCache.convolve
-    values, compiled = calls._values, calls._compiled
+    values, compiled, followed = calls._values, calls._compiled, fused.followed
 
     def recorded_values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: Any) -> Tensor:
         return times.record(values, (operation, x, w, third, rest), _ALONE[operation], x, w, *rest[:-1])
 
     def recorded(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor | None:
-        return times.record(computed, (operation, x, w, third, *rest), _ALONE[operation], x, w, *rest[:-1])
+        return times.record(computed, (operation, x, w, third, *rest), _ALONE[operation], x, w, *rest[:_GEOMETRY])
 
-    def recorded_convolve(cache: FilterCache, x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
-        return times.record(convolve, (cache, x, w, bias, *geometry), _FORWARD, x, w, *geometry)
+    def recorded_convolve(cache: FilterCache, x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Any:
+        return times.record(convolve, (cache, x, w, bias, *rest), _FORWARD, x, w, *rest[:_GEOMETRY])
 
     def recorded_bias_gradient(dy: Tensor) -> Tensor:
         return times.record_more(bias_gradient, dy)
+
+    def recorded_followed(y: Tensor, *epilogue: Any) -> Tensor:
+        return times.record_more(followed, y, *epilogue)
 
     try:
         operators.computed = recorded  # type: ignore[assignment]
         operators.bias_gradient = recorded_bias_gradient
         calls._values, calls._compiled = recorded_values, None  # so that gradients are computed one by one
         FilterCache.convolve = recorded_convolve  # type: ignore[assignment, method-assign]
+        fused.followed = recorded_followed  # type: ignore[assignment]
         yield
     finally:
         operators.computed, operators.bias_gradient = computed, bias_gradient
         calls._values, calls._compiled = values, compiled
-        FilterCache.convolve = convolve  # type: ignore[method-assign]
+        FilterCache.convolve, fused.followed = convolve, followed  # type: ignore[method-assign]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mucudnn.kernels.compiled.library import library, loaded_build
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.running.eager.plain import is_plain
 from mucudnn.running.fallback import note_lack_of_memory, say_once
@@ -117,21 +118,22 @@ class FilterCache:
         padding: Sequence[int],
         dilation: Sequence[int],
         groups: int,
+        epilogue: Epilogue | None = None,
     ) -> Tensor | None:
         """Compute y: (N, K, P, Q), newly allocated; ``None``: no cached filter is for this call, or memory is lacking.
 
         x: (N, C, H, W), w: (K, C // groups, R, S), bias: (K,). Only where no gradient is wanted, and
-        nobody watches (``plain``).
+        nobody watches (``plain``). epilogue: of y; ``None`` too where no algorithm of the recipe computes it.
         """
         if x.shape not in self.x_shapes or loaded_build().library is None or not _can_be_cached(w):
             return None
         if not is_plain(x) or not (bias is None or is_plain(bias)):
             return None
         recipe = recipe_of(self, Operation.FORWARD, x, w, bias, stride, padding, dilation, groups)
-        if recipe is None:
+        if recipe is None or not (epilogue is None or recipe.takes(epilogue, x)):
             return None
         try:
-            return run_forward(recipe, x, w, bias, self._prepared_from(w, recipe))
+            return run_forward(recipe, x, w, bias, self._prepared_from(w, recipe), epilogue)
         except LibraryError as error:
             say_once(f"{recipe.problem}: {error}; its filter is not kept")
             return None

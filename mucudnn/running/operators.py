@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running.autocast import autocast_computes
@@ -144,27 +145,28 @@ def computed(
     dilation: Sequence[int],
     groups: int,
     choices: RecipeSource,
+    epilogue: Epilogue | None = None,
 ) -> Tensor | None:
     """Compute a call as it was tuned, newly allocated; ``None`` where nothing is tuned, or it cannot be done now.
 
     x: (N, C, H, W), w: (K, C // groups, R, S). third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q). Of the
     tensor that is written only shape and strides matter. Autograd takes no note of it: call it where gradients are
-    switched off, or below autograd. A step may be torch's own convolution of a part of the mini-batch.
+    switched off, or below autograd. A step may be torch's own convolution of a part of the mini-batch. epilogue: of y,
+    in FORWARD; ``None`` too where no algorithm that was chosen computes it.
 
     A call of which a step fails starts anew with what runs in its place; each failure is remembered, so that it ends.
     """
     recipe = None
     while True:
         try:
-            result: Tensor | None = run_known(
-                choices.recipes, operation, x, w, third, stride, padding, dilation, groups
-            )
+            call = choices.recipes, operation, x, w, third, stride, padding, dilation, groups
+            result: Tensor | None = NotImplemented if epilogue is not None else run_known(*call)
             if result is not NotImplemented:
                 return result
             recipe = recipe_of(choices, operation, x, w, third, stride, padding, dilation, groups)
             if recipe is None:
                 return None
-            return recipe.bound(x, w, third) if recipe.bound is not None else _run(recipe, x, w, third)
+            return _run(recipe, x, w, third) if epilogue is None else _run_fused(recipe, x, w, third, epilogue)
         except MisalignedError:
             return None
         except StepError as error:
@@ -240,22 +242,44 @@ def _as_measured(
     recipe = recipe_of(measured, operation, x, w, third, stride, padding, dilation, groups)
     if recipe is None:
         raise InvalidInputError(f"what is measured does not fit {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}")
-    return recipe.bound(x, w, third) if recipe.bound is not None else _run(recipe, x, w, third)
+    return _run(recipe, x, w, third)
+
+
+def _run_fused(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, epilogue: Epilogue) -> Tensor | None:
+    """Compute y with an epilogue; ``None`` where the recipe does not take it."""
+    if not recipe.takes(epilogue, x):
+        return None
+    with untouched, made_current(x.device):
+        return run_forward(recipe, x, w, bias, None, epilogue)
 
 
 def _run(recipe: Recipe, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
+    if recipe.bound is not None:
+        return recipe.bound(x, w, third)
     with untouched, made_current(x.device):  # a step may be torch's own convolution
         return _RUNS[recipe.problem.operation](recipe, x, w, third)
 
 
-def run_forward(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, cached: Tensor | None = None) -> Tensor:
-    """Compute y, newly allocated, by a recipe that fits the tensors. cached: as for ``Recipe.execute``."""
+def run_forward(
+    recipe: Recipe,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    cached: Tensor | None = None,
+    epilogue: Epilogue | None = None,
+) -> Tensor:
+    """Compute y, newly allocated, by a recipe that fits the tensors. cached, epilogue: as for ``Recipe.execute``."""
+    bound = recipe.bound_in_python
+    if bound is not None and (epilogue is None or all(stage.fuses for stage in recipe.stages)):
+        return bound(x, w, bias, cached, epilogue)
     torch_format = TORCH_FORMATS[recipe.problem.memory_format]
     y = on_huge_pages(
         torch.empty(recipe.problem.y_shape(len(x)), dtype=x.dtype, device=x.device, memory_format=torch_format)
     )
     x, w = x.contiguous(memory_format=torch_format), w.contiguous(memory_format=torch_format)
-    recipe.execute(x, w, y, None if bias is None else bias.contiguous(), cached)
+    if epilogue is not None and epilogue.added is not None:
+        epilogue = Epilogue(epilogue.activation, epilogue.added.contiguous(memory_format=torch_format))
+    recipe.execute(x, w, y, None if bias is None else bias.contiguous(), cached, epilogue)
     return y
 
 

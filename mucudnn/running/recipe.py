@@ -14,12 +14,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import Algorithm, Bindable, BoundStage, Workspace
+from mucudnn.kernels.contract.algorithm import Algorithm, Bindable, BoundStage, Fusing, Workspace, fuses
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.libraries import settings_that_bar
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.running.devices import made_current
-from mucudnn.running.eager.bound import bound_recipe
+from mucudnn.running.eager.bound import BoundInPython, bound_recipe
 from mucudnn.running.eager.hot_path import Bound, known_key
+from mucudnn.running.eager.plain import is_plain
 from mucudnn.running.fallback import say_once
 from mucudnn.running.problems import DTYPE_NAMES, problem_of
 from mucudnn.running.workspace import lasting_buffer, workspace_of
@@ -56,13 +58,34 @@ class Stage:
     """The part of a configuration that one algorithm computes.
 
     slices: its micro-batches along N, in turn. prepared: where its prepared bytes lie in the workspace; if
-    ``is_cached``, in a buffer of their own, which outlives the call.
+    ``is_cached``, in a buffer of their own, which outlives the call. fuses: whether it computes an ``Epilogue``.
     """
 
     algorithm: Algorithm
     slices: tuple[slice, ...]
     prepared: slice
     is_cached: bool = False
+    fuses: bool = False
+
+    def step(
+        self,
+        problem: ConvProblem,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+        epilogue: Epilogue | None,
+    ) -> None:
+        """Compute one micro-batch, and the epilogue: inside the algorithm, or after it."""
+        if self.fuses and epilogue is not None:
+            fusing: Fusing = self.algorithm  # type: ignore[assignment]
+            fusing.step(problem, x, w, y, bias, prepared, scratch, epilogue)
+            return
+        self.algorithm.step(problem, x, w, y, bias, prepared, scratch)
+        if epilogue is not None:
+            epilogue.apply(y)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +95,8 @@ class Recipe:
     ``workspace_bytes`` is what is handed to the algorithms: their prepared buffers side by side, then the largest
     scratch, each from a multiple of ``BUFFER_BYTES``. What libraries allocate by themselves comes on top.
 
-    bound: the same in fewer calls, where all of its algorithms can be bound; else ``None``.
+    bound: the same in fewer calls, where all of its algorithms can be bound; else ``None``. bound_in_python: that in
+    Python, which in FORWARD takes a prepared buffer and an epilogue, too.
     """
 
     problem: ConvProblem
@@ -82,6 +106,7 @@ class Recipe:
     keeps_workspace: bool = True
     alignment_bytes: int = 1
     bound: Bound | None = field(default=None, compare=False, repr=False)
+    bound_in_python: BoundInPython | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -112,16 +137,18 @@ class Recipe:
             chosen = _capable(name, problem, device_type)
             workspaces = [chosen.workspace(problem, size) for size in set(sizes)]
             prepared = _aligned(0 if name == cached else prepared_end, max(w.prepared_bytes for w in workspaces))
-            stages.append(Stage(chosen, tuple(islice(placed, len(sizes))), prepared, name == cached))
+            slices = tuple(islice(placed, len(sizes)))
+            stages.append(Stage(chosen, slices, prepared, name == cached, fuses(chosen, problem)))
             if name != cached:
                 prepared_end = prepared.stop
             scratch_bytes = max(scratch_bytes, *(w.scratch_bytes for w in workspaces))
         scratch = _aligned(prepared_end, scratch_bytes)
         alignment_bytes = max((stage.algorithm.alignment_bytes for stage in stages), default=1)
-        bound = None
-        if device_type == "cpu" and cached is None and alignment_bytes == 1:
-            bound = _bound(problem, configuration.batch_size, stages, scratch, keeps_workspace)
-        return cls(problem, configuration, tuple(stages), scratch, keeps_workspace, alignment_bytes, bound)
+        bound = in_python = None
+        if device_type == "cpu" and alignment_bytes == 1:
+            bound, in_python = _bound(problem, configuration.batch_size, stages, scratch, keeps_workspace)
+        parts = tuple(stages), scratch, keeps_workspace, alignment_bytes, bound, in_python
+        return cls(problem, configuration, *parts)
 
     @property
     def workspace_bytes(self) -> int:
@@ -134,6 +161,18 @@ class Recipe:
         for stage in self.stages:
             for size in dict.fromkeys(micro_batch.stop - micro_batch.start for micro_batch in stage.slices):
                 yield stage.algorithm, size
+
+    def takes(self, epilogue: Epilogue, x: Tensor) -> bool:
+        """Tell whether a step computes an epilogue itself, and this one can be: what is added is as y is."""
+        if not any(stage.fuses for stage in self.stages):
+            return False
+        added = epilogue.added
+        return added is None or (
+            is_plain(added)
+            and added.shape == self.problem.y_shape(len(x))
+            and added.dtype is x.dtype
+            and added.device == x.device
+        )
 
     def build(self) -> None:
         """Have ready what is built once, so that ``execute`` can be captured in a CUDA graph.
@@ -161,13 +200,20 @@ class Recipe:
         return prepared
 
     def execute(
-        self, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None, cached: Tensor | None = None
+        self,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None = None,
+        cached: Tensor | None = None,
+        epilogue: Epilogue | None = None,
     ) -> None:
         """Compute the problem's operation on a mini-batch, into the tensor that it writes.
 
         x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,) or None. All are dense, in the
         problem's memory format, and N is the configuration's: this is not checked here. cached: what ``prepare``
-        returned for this w; only for a recipe with a cached algorithm. Their device is the current one.
+        returned for this w; only for a recipe with a cached algorithm. epilogue: of y, in FORWARD. Their device is the
+        current one.
 
         Raises ``MisalignedError``; ``StepError`` where a library fails; what torch raises for lack of memory.
         """
@@ -191,7 +237,8 @@ class Recipe:
                     stage.algorithm.open(problem, w, prepared)
                 for micro_batch in stage.slices:
                     x_in, y_in = _taken(x, micro_batch), _taken(y, micro_batch)
-                    stage.algorithm.step(problem, x_in, w, y_in, bias, prepared, scratch)
+                    of_slice = None if epilogue is None else epilogue.of(micro_batch)
+                    stage.step(problem, x_in, w, y_in, bias, prepared, scratch, of_slice)
                 stage.algorithm.close(problem, w, prepared)
             except LibraryError as error:
                 failed = MicroConfig(stage.algorithm.name, micro_batch.stop - micro_batch.start)
@@ -200,16 +247,18 @@ class Recipe:
 
 def _bound(
     problem: ConvProblem, batch_size: int, stages: Sequence[Stage], scratch: slice, keeps_workspace: bool
-) -> Bound | None:
+) -> tuple[Bound, BoundInPython] | tuple[None, None]:
     """Bind every stage; ``None`` if one cannot be bound."""
-    bound: list[tuple[BoundStage, int]] = []
+    bound: list[tuple[BoundStage, int | None]] = []
     for stage in stages:
         workspace = Workspace(stage.prepared.stop - stage.prepared.start, scratch.stop - scratch.start)
         algorithm = stage.algorithm
-        one = algorithm.bound(problem, batch_size, stage.slices, workspace) if isinstance(algorithm, Bindable) else None
+        if not isinstance(algorithm, Bindable):
+            return None, None
+        one = algorithm.bound(problem, batch_size, stage.slices, workspace, is_open=stage.is_cached)
         if one is None:
-            return None
-        bound.append((one, stage.prepared.start))
+            return None, None
+        bound.append((one, None if stage.is_cached else stage.prepared.start))
     return bound_recipe(problem, batch_size, bound, scratch, keeps_workspace)
 
 

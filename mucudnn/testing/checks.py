@@ -16,6 +16,7 @@ from torch import Tensor
 from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.buffers import torch_dtype
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.testing.guarded_call import Call
@@ -64,6 +65,31 @@ def check_result(
         raise AssertionError(
             f"one open, step or close allocated {call.undeclared_bytes} bytes more than internal_bytes declares"
         )
+
+
+def check_epilogue(
+    algorithm: Algorithm,
+    problem: ConvProblem,
+    micro_batches: Sequence[int],
+    bound: float,
+    activation: str | None,
+    *,
+    adds: bool = True,
+) -> None:
+    """Require activation(convolution + bias + added), as torch has it where the sum is NaN or infinite, too."""
+    call = Call(problem, sum(micro_batches))
+    bias = call.memory.vector(problem, problem.k).normal_()
+    added = call.memory.tensor(problem, problem.y_shape(call.batch_size)).normal_(std=8) if adds else None
+    if added is not None:
+        spoil(added)
+    sums = reference(problem, call.x, call.w, call.y, bias)
+    expected = Epilogue(activation, None if added is None else added.double()).apply(sums)
+    actual = call.run(algorithm, micro_batches, bias, Epilogue(activation, added))
+    what = f"with {'an addition and ' * adds}{activation or 'no activation'}, the result"
+    if not torch.equal(kinds(actual), kinds(expected)):
+        raise AssertionError(f"{what} is not NaN or infinite where torch's is")
+    finite = expected.isfinite()
+    _require_close(what, actual[finite], expected[finite], bound)
 
 
 def check_splits(algorithm: Algorithm, problem: ConvProblem, batch_size: int, bound: float) -> None:

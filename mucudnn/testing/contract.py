@@ -11,12 +11,14 @@ from random import Random
 
 import torch
 
-from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.contract.algorithm import Algorithm, fuses
+from mucudnn.kernels.contract.epilogue import ACTIVATIONS
 from mucudnn.kernels.plug_ins import require_algorithm
 from mucudnn.testing.checks import (
     UNEVEN_THREADS,
     check_added,
     check_determinism,
+    check_epilogue,
     check_float32_sums,
     check_locality,
     check_locality_of_padding,
@@ -125,6 +127,8 @@ class _Suite:
         algorithm, bound = self.algorithm, self.bounds[problem.dtype]
         yield partial(check_workspace, algorithm, problem, micro_batches[0])
         yield partial(check_result, algorithm, problem, micro_batches, bound)
+        if fuses(algorithm, problem):
+            yield partial(check_epilogue, algorithm, problem, micro_batches, bound, "ReLU6")
         yield partial(check_nothing_is_hidden, algorithm, problem)
         if algorithm.is_local(problem):
             yield partial(check_locality, algorithm, problem)
@@ -140,6 +144,10 @@ class _Suite:
             yield partial(check_determinism, *call)
         if problem.operation is Operation.FORWARD:
             yield partial(check_result, *call, bound, has_bias=True)
+        if fuses(algorithm, problem):
+            yield partial(check_epilogue, *call, bound, None)
+            for activation, adds in product(ACTIVATIONS, (False, True)):
+                yield partial(_in_uneven_threads, partial(check_epilogue, *call, bound, activation, adds=adds))
         if problem.operation is Operation.BACKWARD_FILTER:
             yield partial(check_added, *call, bound)
             if problem.item_bytes < 4 and algorithm.supports_micro_batch(problem, 1) is None:

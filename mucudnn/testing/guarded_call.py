@@ -17,6 +17,7 @@ from mucudnn.bench.measure.guard_zones import GuardedBuffer
 from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, Algorithm
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.buffers import torch_dtype
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 _GUARD_BYTES = 2 * ALIGNMENT_BYTES  # small, since thousands of buffers are checked
@@ -105,8 +106,14 @@ class Call:
         }[self.problem.operation]
 
     @torch.no_grad()
-    def run(self, algorithm: Algorithm, micro_batches: Sequence[int], bias: Tensor | None = None) -> Tensor:
-        """Open, step over slices of these sizes, close; return the output.
+    def run(
+        self,
+        algorithm: Algorithm,
+        micro_batches: Sequence[int],
+        bias: Tensor | None = None,
+        epilogue: Epilogue | None = None,
+    ) -> Tensor:
+        """Open, step over slices of these sizes, close; return the output. epilogue: for one that is ``Fusing``.
 
         Raises ``AssertionError`` where a byte was written that is neither in the output nor in the workspace.
         """
@@ -122,7 +129,10 @@ class Call:
             scratch = self.memory.buffer(workspaces[n].scratch_bytes)
             x, y = self.x[start : start + n], self.y[start : start + n]
             operands = (x, self.w, y, bias, prepared, scratch)
-            self._count(internal[n], partial(algorithm.step, self.problem, *operands))
+            step: Callable[..., None] = algorithm.step
+            if epilogue is not None:
+                step = partial(step, epilogue=epilogue.of(slice(start, start + n)))
+            self._count(internal[n], partial(step, self.problem, *operands))
             start += n
         self._count(setup_bytes, partial(algorithm.close, self.problem, self.w, prepared))
         if (where := self.memory.trespass()) is not None:

@@ -8,13 +8,15 @@ from itertools import product
 import pytest
 import torch
 
-from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
+from mucudnn.kernels.contract.algorithm import Algorithm, Fusing, Workspace, fuses
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.kernels.contract.epilogue import ACTIVATIONS
 from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.testing.checks import (
     UNEVEN_THREADS,
     check_added,
     check_determinism,
+    check_epilogue,
     check_float32_sums,
     check_reason,
     check_result,
@@ -107,6 +109,20 @@ def test_bias_is_added_in_forward(name: str, problem: ConvProblem, batch_size: i
     a = algorithm(name)
     micro_batches = split(a, problem, batch_size, micro_batch_size)
     check_result(a, problem, micro_batches, tolerance(name, problem.dtype), has_bias=True)
+
+
+FUSING = [name for name in NAMES if isinstance(algorithm(name), Fusing)]
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize(CASE, cases(GEOMETRIES, operations=[Operation.FORWARD], names=FUSING))
+def test_epilogue_is_computed_by_those_that_say_so(
+    name: str, problem: ConvProblem, batch_size: int, micro_batch_size: int, adds: bool
+) -> None:
+    a = algorithm(name)
+    micro_batches = split(a, problem, batch_size, micro_batch_size)
+    for activation in (None, *ACTIVATIONS) if fuses(a, problem) else ():
+        check_epilogue(a, problem, micro_batches, tolerance(name, problem.dtype), activation, adds=adds)
 
 
 @pytest.mark.parametrize(CASE, cases(ONE_OF_EACH_KIND, operations=[Operation.BACKWARD_FILTER]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.compiled.library import CompiledStage, bound_stage, loaded_build
-from mucudnn.kernels.contract.algorithm import Bindable, Workspace
-from mucudnn.kernels.contract.buffers import torch_dtype
+from mucudnn.kernels.contract.algorithm import Bindable, Workspace, fuses
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS, torch_dtype
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.registry import algorithm
 from mucudnn.testing.guarded_call import Call
 from mucudnn.words.errors import InvalidInputError
@@ -54,9 +56,12 @@ def test_one_call_is_open_every_step_and_close(
     name: str, groups: int, dtype: str, memory_format: MemoryFormat, slices: tuple[slice, ...], operation: Operation
 ) -> None:
     problem = problem_for(name, operation, memory_format, groups=groups, dtype=dtype)
+    is_open = operation is Operation.FORWARD and len(slices) > 1
     chosen = algorithm(name)
     workspace = largest_workspace(name, problem, slices)
     bias = torch.randn(problem.k).to(torch_dtype(problem)) if operation is Operation.FORWARD else None
+    added = torch.randn(problem.y_shape(5)).to(torch_dtype(problem), memory_format=TORCH_FORMATS[memory_format])
+    epilogue = Epilogue("ReLU6", added) if fuses(chosen, problem) else None
     results = []
     for is_bound in (False, True):
         torch.manual_seed(0)
@@ -66,15 +71,19 @@ def test_one_call_is_open_every_step_and_close(
         written.zero_()
         if is_bound:
             assert isinstance(chosen, Bindable)
-            stage = chosen.bound(problem, 5, slices, workspace)
+            if is_open:
+                chosen.open(problem, call.w, prepared)
+                call.w.fill_(torch.nan)
+            stage = chosen.bound(problem, 5, slices, workspace, is_open=is_open)
             assert stage is not None
             addresses = [t.data_ptr() for t in (call.x, call.w, call.y)]
             buffers = prepared.data_ptr(), scratch.data_ptr()
-            stage(*addresses, None if bias is None else bias.data_ptr(), *buffers)
+            stage(*addresses, None if bias is None else bias.data_ptr(), *buffers, epilogue)
         else:
             chosen.open(problem, call.w, prepared)
             for each in slices:
-                chosen.step(problem, call.x[each], call.w, call.y[each], bias, prepared, scratch)
+                step: Any = chosen.step if epilogue is None else partial(chosen.step, epilogue=epilogue.of(each))
+                step(problem, call.x[each], call.w, call.y[each], bias, prepared, scratch)
             chosen.close(problem, call.w, prepared)
         assert call.memory.trespass() is None
         results.append(written.clone())
@@ -115,7 +124,7 @@ def test_what_does_not_belong_together_is_refused(
         declared.prepared_bytes + changes.get("prepared", 0), declared.scratch_bytes + changes.get("scratch", 0)
     )
     entry, tile = ("winograd", 4) if name == "winograd-4x4" else (name.replace("-", "_"), 0)
-    stage = bound_stage(entry, problem, 2, changes.get("slices", (slice(0, 2),)), workspace, tile)
+    stage = bound_stage(entry, problem, 2, changes.get("slices", (slice(0, 2),)), workspace, tile=tile)
     with pytest.raises(InvalidInputError, match=message):
         run(stage, problem, 2)
 
@@ -124,7 +133,7 @@ def test_a_tile_that_is_not_compiled_is_refused() -> None:
     problem = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3, padding=(1, 1))
     for tile, message in ((3, r"F\(3, 3\) is not among the compiled ones"), (0, "outputs of a tile is 0")):
         with pytest.raises(InvalidInputError, match=message):
-            run(bound_stage("winograd", problem, 2, (slice(0, 2),), Workspace(2**18, 2**18), tile), problem, 2)
+            run(bound_stage("winograd", problem, 2, (slice(0, 2),), Workspace(2**18, 2**18), tile=tile), problem, 2)
 
 
 def test_what_runs_on_torchs_operators_cannot_be_bound(monkeypatch: pytest.MonkeyPatch) -> None:

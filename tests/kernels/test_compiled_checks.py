@@ -17,7 +17,8 @@ from torch import Tensor
 
 from mucudnn.kernels.compiled.implicit_gemm.algorithm import ImplicitGemm
 from mucudnn.kernels.compiled.library import Geometry, Operand, build_name, library, loaded_build
-from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.contract.algorithm import Algorithm, fuses
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm
 from mucudnn.testing.guarded_call import Call
@@ -55,6 +56,7 @@ class Operands:
     algorithm: Algorithm
     n: int = 2
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    epilogue: Epilogue | None = None
 
     def __post_init__(self) -> None:
         workspace = self.algorithm.workspace(self.problem, self.n)
@@ -73,7 +75,8 @@ class Operands:
         t = self.tensors
         if part == "step":
             given = (t["x"], t["w"], t["y"], t.get("bias"), t["prepared"], t["scratch"])
-            self.algorithm.step(self.problem, *given)
+            step: Any = self.algorithm.step
+            step(self.problem, *given, **({} if self.epilogue is None else {"epilogue": self.epilogue}))
         else:
             getattr(self.algorithm, part)(self.problem, t["w"], t["prepared"])
 
@@ -201,13 +204,32 @@ def test_elements_that_are_not_what_they_are_said_to_be_are_refused(
     described_x, described_y = described(x, *of_x), described(y, *of_y)
     with pytest.raises(InvalidInputError, match=message):
         library().mucudnn_winograd_forward(
-            4, 3, 1, 1, 1, described_x, *buffers[0], None, 0, described_y, *buffers[1], 1
+            4, 3, 1, 1, 1, described_x, *buffers[0], None, 0, described_y, *buffers[1], 1, None
         )
     shape = Geometry(3, 3, 1, 1, 1, 1, 1, 1, 1)
     with pytest.raises(InvalidInputError, match=message):
         library().mucudnn_implicit_gemm_forward(
-            shape, False, described_x, *buffers[0], None, 0, described_y, *buffers[1], 1
+            shape, False, described_x, *buffers[0], None, 0, described_y, *buffers[1], 1, None
         )
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if fuses(algorithm(name), problem_for(name, Operation.FORWARD))]
+)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t[:1], "what is added to y holds"),
+        (lambda t: torch.cat([t, t]), "what is added to y holds"),
+        (lambda t: t.half(), "has dtype torch.float16; it must be that of the problem, float32"),
+        (lambda t: t.to(memory_format=torch.channels_last), "dense and contiguous"),
+    ],
+    ids=["fewer", "more", "half", "format"],
+)
+def test_what_is_added_that_is_not_as_y_is_refused(name: str, change: Callable[[Tensor], Tensor], message: str) -> None:
+    operands = Operands(problem_for(name, Operation.FORWARD), algorithm(name))
+    operands.epilogue = Epilogue("ReLU", change(operands.tensors["y"]))
+    operands.assert_refused("step", message)
 
 
 @by_name

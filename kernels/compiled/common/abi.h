@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/checks.h"
+#include "common/epilogue.h"
 #include "common/filter.h"
 #include "common/image.h"
 
@@ -55,6 +56,22 @@ inline void require_same_elements(const TensorArgument& x, const TensorArgument&
 inline Elements checked_bias(void* bias, int64_t bytes, const TensorArgument& y) {
   if (bias) require_bytes("the bias", bytes, times(y.c, y.elements().element_bytes()));
   return {bias, y.elements().type};
+}
+
+// activation(y + added), with elements of y's type; added lies as y does, or is null.
+struct EpilogueArgument {
+  void* added;
+  int64_t bytes, activation;
+};
+
+// Of none: one that leaves y as it is.
+inline Epilogue checked_epilogue(const EpilogueArgument* epilogue, const TensorArgument& y) {
+  if (!epilogue) return {y.elements(), nullptr, IDENTITY};
+  require_between("the activation", epilogue->activation, IDENTITY, SILU);
+  if (epilogue->added)
+    require_all_bytes("what is added to y", epilogue->bytes, times(times(y.n, y.c), times(y.h, y.w)),
+                      y.elements().element_bytes());
+  return {y.elements(), epilogue->added, Activation(epilogue->activation)};
 }
 
 inline void require_groups(int64_t groups, int64_t channels_in, int64_t channels_out) {

@@ -130,6 +130,9 @@ struct Elements {
     return {first ? as<char>() + count * element_bytes() : nullptr, type};
   }
 
+  // How many elements further than others of the same tensor.
+  ptrdiff_t operator-(const Elements& others) const { return (as<char>() - others.as<char>()) / element_bytes(); }
+
   // Calls body with a pointer of their type.
   template <class Body>
   void visit(Body body) const {

@@ -7,10 +7,11 @@
 enum Operation : int64_t { FORWARD, BACKWARD_DATA, BACKWARD_FILTER };  // library.py has the same numbers
 
 // What does not change from call to call; library.py has the same. x, w, y: of the whole mini-batch, without data.
+// is_open: whether an earlier call has prepared the filter.
 struct Stage {
   Geometry geometry;
   TensorArgument x, w, y;
-  int64_t operation, tile, bias_bytes, prepared_bytes, scratch_bytes, threads, slice_count;
+  int64_t operation, is_open, tile, bias_bytes, prepared_bytes, scratch_bytes, threads, slice_count;
   const int64_t* slices;  // the first sample of each, and how many
 
   int thread_count() const {
@@ -38,6 +39,15 @@ inline TensorArgument samples(TensorArgument images, void* data, int64_t first, 
   return images;
 }
 
+// The part of an epilogue of all of y that is a slice's; of none: one that leaves y as it is.
+inline EpilogueArgument of_slice(const EpilogueArgument* whole, const Stage& stage, const void* y,
+                                 const TensorArgument& slice) {
+  if (!whole || !whole->added) return {nullptr, 0, whole ? whole->activation : IDENTITY};
+  require_equal("the number of bytes that are added to y", whole->bytes, stage.y.bytes);
+  const ptrdiff_t offset = static_cast<const char*>(slice.data) - static_cast<const char*>(y);
+  return {static_cast<char*>(whole->added) + offset, slice.bytes, whole->activation};
+}
+
 // open and close take w, step takes x and y of a slice. In backward filter nothing is prepared but zeros, to which all
 // steps add; elsewhere nothing is closed. Returns 0, or the first refusal.
 template <class Open, class Step, class Close>
@@ -49,7 +59,7 @@ int64_t run_stage(const Stage& stage, const Addresses& at, float* prepared, Open
   TensorArgument w = stage.w;
   w.data = at.w;
   if (of_filter) set_to_zero(prepared, stage.prepared_bytes, stage.thread_count());
-  if (const int64_t result = of_filter ? 0 : open(w); result < 0) return result;
+  if (const int64_t result = of_filter || stage.is_open ? 0 : open(w); result < 0) return result;
   for (int64_t i = 0; i < stage.slice_count; ++i) {
     const int64_t first = stage.slices[2 * i], count = stage.slices[2 * i + 1];
     require_between("the first sample of a slice", first, 0, stage.x.n - 1);

@@ -108,7 +108,7 @@ int64_t mucudnn_depthwise_add_filter_gradient(const Geometry* g, const float* su
 }
 
 int64_t mucudnn_depthwise_stage(const Stage* stage, float* x, float* w, float* y, const float* bias, float* prepared,
-                                float* scratch) {
+                                float* scratch, const EpilogueArgument*) {
   return refusable([&] {
     const Geometry* g = &stage->geometry;
     const bool backward = stage->operation == BACKWARD_DATA;

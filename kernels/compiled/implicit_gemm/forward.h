@@ -198,7 +198,7 @@ inline int64_t scratch_bytes_of(const std::vector<Plan>& plans, int threads) {
 
 // The outputs of one filled window; `result`: where vectors go that cannot be computed in y itself.
 inline void multiply_band(const Plan& plan, const BandOfImage& band, const std::vector<ptrdiff_t>& offsets,
-                          const float* window, const float* filter, ptrdiff_t filter_stream, Elements bias,
+                          const float* window, const float* filter, ptrdiff_t filter_stream, const Finish& finish,
                           const Images& y, float* result) {
   const WindowShape& shape = plan.scratch.window;
   const ptrdiff_t row = plan.product.stride_h * shape.row(), width = band.width;
@@ -216,16 +216,18 @@ inline void multiply_band(const Plan& plan, const BandOfImage& band, const std::
                       });
       for (int j = 0; j < vectors.value; ++j) {
         const int channel = (k + j) * VL;
-        if (bias) add_to_rows(to, j, rows, band.width, load_first(bias + channel, y.c - channel));
-        if (in_place) continue;
+        if (finish.bias) add_to_rows(to, j, rows, band.width, load_first(finish.bias + channel, y.c - channel));
         float* lanes = to.data + j * to.stream;
-        scatter(y, {band.image, channel, band.top + i, band.left, rows, band.width}, {lanes, to.row, VL}, lanes);
+        const Region region{band.image, channel, band.top + i, band.left, rows, band.width};
+        const Window window_of_y{lanes, to.row, to.column};
+        if (finish.epilogue) apply(finish.epilogue, y, region, window_of_y);
+        if (!in_place) scatter(y, region, window_of_y, lanes);
       }
     }
   });
 }
 
-inline void run(const Plan& plan, const Images& x, const float* packed, Elements bias, const Images& y,
+inline void run(const Plan& plan, const Images& x, const float* packed, const Finish& finish, const Images& y,
                 float* scratch, int threads) {
   const Product& product = plan.product;
   const ProductScratch& layout = plan.scratch;
@@ -247,9 +249,9 @@ inline void run(const Plan& plan, const Images& x, const float* packed, Elements
                  layout.window.height, layout.window.width},
                 layout.window, window);
     if (layout.window.planar && y.sw == 1 && part.width >= VL)
-      multiply_pixels(layout.window, product.stride_h, part, offsets, window, filter, stream, bias, y, result);
+      multiply_pixels(layout.window, product.stride_h, part, offsets, window, filter, stream, finish, y, result);
     else
-      multiply_band(plan, part, offsets, window, filter, stream, bias, y, result);
+      multiply_band(plan, part, offsets, window, filter, stream, finish, y, result);
   }
 }
 

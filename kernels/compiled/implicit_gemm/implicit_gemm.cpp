@@ -86,10 +86,11 @@ int64_t mucudnn_implicit_gemm_pack_filter(const Geometry* g, int backward_data, 
   });
 }
 
-// Forward: x -> y. Backward data: x = dy, y = dx.
+// Forward: x -> y, with an epilogue or null. Backward data: x = dy, y = dx.
 int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, const TensorArgument* x,
                                       const float* packed, int64_t packed_bytes, void* bias, int64_t bias_bytes,
-                                      const TensorArgument* y, float* scratch, int64_t scratch_bytes, int threads) {
+                                      const TensorArgument* y, float* scratch, int64_t scratch_bytes, int threads,
+                                      const EpilogueArgument* of_y) {
   return refusable([&]() -> int64_t {
     require_images(*g, backward_data ? *y : *x, backward_data ? *x : *y, FLOAT16);
     require_threads(threads);
@@ -99,10 +100,11 @@ int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, cons
     require_bytes("prepared", packed_bytes, prepared_bytes(*g, rows, lanes));
     require_bytes("scratch", scratch_bytes, scratch_bytes_of(plans, threads));
     const Elements of_bias = checked_bias(bias, bias_bytes, *y);
+    const Epilogue epilogue = checked_epilogue(of_y, *y);
     if (backward_data && leaves_gaps(*g)) set_to_zero(y->data, y->bytes, threads);
     for (int64_t i = 0; i < g->groups; ++i)
       for (const Plan& plan : plans)
-        run(plan, call.x.group(i), packed + i * filter_floats(*g, rows, lanes), of_bias + i * lanes,
+        run(plan, call.x.group(i), packed + i * filter_floats(*g, rows, lanes), {of_bias + i * lanes, epilogue},
             plan.y.group(i), scratch, threads);
     return 0;
   });
@@ -138,7 +140,7 @@ int64_t mucudnn_implicit_gemm_add_filter_gradient(const Geometry* g, const float
 }
 
 int64_t mucudnn_implicit_gemm_stage(const Stage* stage, void* x, void* w, void* y, void* bias, float* prepared,
-                                    float* scratch) {
+                                    float* scratch, const EpilogueArgument* epilogue) {
   return refusable([&] {
     const Geometry* g = &stage->geometry;
     const bool backward = stage->operation == BACKWARD_DATA;
@@ -150,9 +152,10 @@ int64_t mucudnn_implicit_gemm_stage(const Stage* stage, void* x, void* w, void* 
       if (stage->operation == BACKWARD_FILTER)
         return mucudnn_implicit_gemm_accumulate(g, &of_x, &of_y, prepared, stage->prepared_bytes, scratch,
                                                 stage->scratch_bytes, threads);
+      const EpilogueArgument of_outputs = of_slice(epilogue, *stage, y, of_y);
       return mucudnn_implicit_gemm_forward(g, backward, backward ? &of_y : &of_x, prepared, stage->prepared_bytes, bias,
                                            stage->bias_bytes, backward ? &of_x : &of_y, scratch, stage->scratch_bytes,
-                                           threads);
+                                           threads, &of_outputs);
     };
     const auto close = [&](const TensorArgument& of_w) {
       return mucudnn_implicit_gemm_add_filter_gradient(g, prepared, stage->prepared_bytes, &of_w, threads);

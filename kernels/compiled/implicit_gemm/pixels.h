@@ -85,17 +85,21 @@ static_assert(MR_TRANSPOSED <= NV * VL);  // rows of results, for which there is
 // The outputs of one filled window, of at least VL columns; `result`: where they go first unless y has floats.
 inline void multiply_pixels(const WindowShape& shape, int stride_h, const BandOfImage& band,
                             const std::vector<ptrdiff_t>& offsets, const float* window, const float* filter,
-                            ptrdiff_t filter_stream, Elements bias, const Images& y, float* result) {
+                            ptrdiff_t filter_stream, const Finish& finish, const Images& y, float* result) {
   const bool in_place = y.data.type == FLOAT32;
   for (int i = 0; i < band.height; ++i)
     for (int k = 0; k < y.c; k += MR_TRANSPOSED) {
       const int filters = std::min(MR_TRANSPOSED, y.c - k);
       const ptrdiff_t offset = y.offset(band.image, k, band.top + i, band.left);
+      float* rows = in_place ? y.data.as<float>() + offset : result;
+      const ptrdiff_t row = in_place ? y.sc : band.width;
       alignas(Vec) float of_filters[VL];
-      store(of_filters, bias ? load_first(bias + k, filters) : Vec{});
+      store(of_filters, finish.bias ? load_first(finish.bias + k, filters) : Vec{});
       row_of_pixels<MR_TRANSPOSED>(filters, window + i * stride_h * shape.row(), offsets,
                                    filter + k / VL * filter_stream + k % VL, of_filters, band.width,
-                                   in_place ? y.data.as<float>() + offset : result, in_place ? y.sc : band.width);
+                                   rows, row);
+      for (int channel = 0; finish.epilogue && channel < filters; ++channel)
+        apply(finish.epilogue, y.data + offset + channel * y.sc, rows + channel * row, band.width);
       if (!in_place)
         y.data.visit([&](auto* first) { write_rows(result, filters, band.width, first + offset, y.sc); });
     }

@@ -15,6 +15,7 @@ from torch import Tensor
 from mucudnn.kernels.compiled.library import (
     bias_span,
     bound_stage,
+    epilogue_argument,
     geometry,
     library,
     operand,
@@ -25,6 +26,7 @@ from mucudnn.kernels.compiled.library import (
 )
 from mucudnn.kernels.contract.algorithm import BoundStage, Workspace
 from mucudnn.kernels.contract.base import BaseAlgorithm
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 _LEAST_CHANNELS = 4  # of a group: fewer leave most of a register tile empty
@@ -53,6 +55,9 @@ class Pointwise(BaseAlgorithm):
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return problem.flops(micro_batch_size)
+
+    def fuses(self, problem: ConvProblem) -> bool:
+        return True
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         shape, operation = byref(geometry(problem)), operation_number(problem)
@@ -90,6 +95,7 @@ class Pointwise(BaseAlgorithm):
         bias: Tensor | None,
         prepared: Tensor,
         scratch: Tensor,
+        epilogue: Epilogue | None = None,
     ) -> None:
         shape, of_x, of_y = byref(geometry(problem)), byref(operand(problem, x)), byref(operand(problem, y))
         if problem.operation is Operation.BACKWARD_FILTER:
@@ -112,6 +118,7 @@ class Pointwise(BaseAlgorithm):
             of_y,
             *span(scratch),
             torch.get_num_threads(),
+            epilogue_argument(problem, epilogue),
         )
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
@@ -124,9 +131,15 @@ class Pointwise(BaseAlgorithm):
             )
 
     def bound(
-        self, problem: ConvProblem, batch_size: int, slices: Sequence[slice], workspace: Workspace
+        self,
+        problem: ConvProblem,
+        batch_size: int,
+        slices: Sequence[slice],
+        workspace: Workspace,
+        *,
+        is_open: bool = False,
     ) -> BoundStage | None:
-        return bound_stage("pointwise", problem, batch_size, slices, workspace)
+        return bound_stage("pointwise", problem, batch_size, slices, workspace, is_open=is_open)
 
 
 ALGORITHMS: tuple[Pointwise, ...] = (Pointwise(),)

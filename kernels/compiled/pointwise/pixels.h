@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/checks.h"
+#include "common/epilogue.h"
 #include "common/filter.h"
 #include "common/image.h"
 #include "common/matmul.h"
@@ -163,14 +164,18 @@ INLINE void with_cell(const Spread& y, const Run& run, Body body) {
   body(int(run.row * y.stride_h), int(bottom), int(run.column * y.stride_w), int(right));
 }
 
-// Writes `channels` planes of `count` pixels from channel `channel` on: pixel p of plane c from from[c * row + p].
+// Writes `channels` planes of `count` pixels from channel `channel` on: pixel p of plane c from from[c * row + p]. The
+// epilogue follows where pixels are dense, as in forward.
 static inline void spread_planes(const Spread& y, int channel, int channels, int64_t first, int count,
-                                 const float* from, ptrdiff_t row) {
+                                 const float* from, ptrdiff_t row, const Epilogue& epilogue) {
   if (y.is_dense()) {
     const Images pixels = joined_rows(y.whole);
     return for_runs(pixels, first, count, [&](const Run& run) {
-      for (int c = 0; c < channels; ++c)
-        copy_floats(from + c * row + run.offset, run.count, pixels.at(run.image, channel + c, run.row, run.column));
+      for (int c = 0; c < channels; ++c) {
+        float* to = pixels.at(run.image, channel + c, run.row, run.column);
+        copy_floats(from + c * row + run.offset, run.count, to);
+        if (epilogue) apply(epilogue, {to, FLOAT32}, to, run.count);
+      }
     });
   }
   for_runs(y.pixels(), first, count, [&](const Run& run) {

@@ -140,10 +140,11 @@ int64_t mucudnn_pointwise_pack_filter(const Geometry* g, int backward_data, cons
   });
 }
 
-// Forward: x -> y. Backward data: y (dy) -> x (dx).
+// Forward: x -> y, with an epilogue or null. Backward data: y (dy) -> x (dx).
 int64_t mucudnn_pointwise_multiply(const Geometry* g, int backward_data, const TensorArgument* x, const float* packed,
                                    int64_t packed_bytes, const float* bias, int64_t bias_bytes,
-                                   const TensorArgument* y, float* scratch, int64_t scratch_bytes, int threads) {
+                                   const TensorArgument* y, float* scratch, int64_t scratch_bytes, int threads,
+                                   const EpilogueArgument* of_y) {
   return refusable([&]() -> int64_t {
     require_call(*g, *x, *y);
     require_threads(threads);
@@ -152,11 +153,12 @@ int64_t mucudnn_pointwise_multiply(const Geometry* g, int backward_data, const T
     require_bytes("prepared", packed_bytes, packed_bytes_of(*g, product.in.c, product.channels()));
     require_bytes("scratch", scratch_bytes, bytes_of(product.scratch_floats()));
     if (bias) require_bytes("the bias", bias_bytes, bytes_of(y->c));
+    const Epilogue epilogue = checked_epilogue(backward_data ? nullptr : of_y, *y);
     for (int64_t i = 0; i < g->groups; ++i) {
       Product of_i = product;
       of_i.in = product.in.group(i);
       of_i.out.whole = product.out.whole.group(i);
-      multiply(of_i, packed + i * of_group, bias ? bias + i * product.channels() : nullptr, scratch);
+      multiply(of_i, packed + i * of_group, bias ? bias + i * product.channels() : nullptr, epilogue, scratch);
     }
     return 0;
   });
@@ -201,7 +203,7 @@ int64_t mucudnn_pointwise_add_copies(const Geometry* g, const float* copies, int
 }
 
 int64_t mucudnn_pointwise_stage(const Stage* stage, float* x, float* w, float* y, const float* bias, float* prepared,
-                                float* scratch) {
+                                float* scratch, const EpilogueArgument* epilogue) {
   return refusable([&] {
     const Geometry* g = &stage->geometry;
     const bool backward = stage->operation == BACKWARD_DATA;
@@ -215,8 +217,9 @@ int64_t mucudnn_pointwise_stage(const Stage* stage, float* x, float* w, float* y
       if (stage->operation == BACKWARD_FILTER)
         return mucudnn_pointwise_accumulate(g, &of_x, &of_y, &dw, prepared, stage->prepared_bytes, scratch,
                                             stage->scratch_bytes, threads);
+      const EpilogueArgument of_outputs = of_slice(epilogue, *stage, y, of_y);
       return mucudnn_pointwise_multiply(g, backward, &of_x, prepared, stage->prepared_bytes, bias, stage->bias_bytes,
-                                        &of_y, scratch, stage->scratch_bytes, threads);
+                                        &of_y, scratch, stage->scratch_bytes, threads, &of_outputs);
     };
     const auto close = [&](const TensorArgument& of_w) {
       return mucudnn_pointwise_add_copies(g, prepared, stage->prepared_bytes, &of_w, threads);

@@ -22,52 +22,63 @@ struct MatrixPlace {
 template <int ROWS, int VECTORS>
 using TileSums = const Vec (&)[ROWS][VECTORS];
 
-// What the sums of a tile are added to: the bias, which may be null, or what is there from earlier channels.
-struct Addend {
+// What becomes of the sums of a tile: they are added to the bias, which may be null, or to what is there from earlier
+// channels. The epilogue follows, unless that is null.
+struct TileFinish {
   const float* bias;
   bool earlier;
+  const Epilogue* epilogue;
 };
 
 // Of pixels that are rows: a bias for every column.
-template <int ROWS, int VECTORS>
-INLINE void store_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const Addend& addend) {
+template <int ROWS, int VECTORS, bool HAS_EPILOGUE>
+INLINE void store_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const TileFinish& finish) {
 #pragma GCC unroll 4
   for (int j = 0; j < VECTORS; ++j) {
     const int columns = to.columns - j * VL;
-    const Vec bias = addend.bias ? load_first(addend.bias + j * VL, columns) : Vec{};
+    const Vec bias = finish.bias ? load_first(finish.bias + j * VL, columns) : Vec{};
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; ++i) {
       float* at = to.data + i * to.row + j * VL;
-      store_first(at, sum[i][j] + (addend.earlier ? load_first(at, columns) : bias), columns);
+      Vec value = sum[i][j] + (finish.earlier ? load_first(at, columns) : bias);
+      if constexpr (HAS_EPILOGUE) value = finish.epilogue->of(value, at, columns);
+      store_first(at, value, columns);
     }
   }
 }
 
 // Of channels that are rows: a bias for every row.
-template <int ROWS, int VECTORS>
-INLINE void store_channels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const Addend& addend) {
+template <int ROWS, int VECTORS, bool HAS_EPILOGUE>
+INLINE void store_channels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const TileFinish& finish) {
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; ++i) {
     if (i >= to.rows) return;
-    const Vec bias = broadcast(addend.bias ? addend.bias[i] : 0);
+    const Vec bias = broadcast(finish.bias ? finish.bias[i] : 0);
 #pragma GCC unroll 4
     for (int j = 0; j < VECTORS; ++j) {
       float* at = to.data + i * to.row + j * VL;
       const int columns = to.columns - j * VL;
-      store_first(at, sum[i][j] + (addend.earlier ? load_first(at, columns) : bias), columns);
+      Vec value = sum[i][j] + (finish.earlier ? load_first(at, columns) : bias);
+      if constexpr (HAS_EPILOGUE) value = finish.epilogue->of(value, at, columns);
+      store_first(at, value, columns);
     }
   }
 }
 
 template <int ROWS, int VECTORS>
 INLINE void pixels_tile_of(int rows, int steps, const float* a, ptrdiff_t a_row, const float* b, ptrdiff_t b_stream,
-                           const MatrixPlace& to, const Addend& addend) {
+                           const MatrixPlace& to, const TileFinish& finish) {
   if constexpr (ROWS > 1) {
-    if (rows < ROWS) return pixels_tile_of<ROWS - 1, VECTORS>(rows, steps, a, a_row, b, b_stream, to, addend);
+    if (rows < ROWS) return pixels_tile_of<ROWS - 1, VECTORS>(rows, steps, a, a_row, b, b_stream, to, finish);
   }
   register_sums<ROWS, VECTORS>(
       Layout<AT_RUN_TIME, 1>{a_row}, [&](int) { return a; }, 1, steps, b, b_stream,
-      [&](TileSums<ROWS, VECTORS> sum) INLINE_LAMBDA { store_pixels<ROWS, VECTORS>(sum, to, addend); });
+      [&](TileSums<ROWS, VECTORS> sum) INLINE_LAMBDA {
+        if (finish.epilogue)
+          store_pixels<ROWS, VECTORS, true>(sum, to, finish);
+        else
+          store_pixels<ROWS, VECTORS, false>(sum, to, finish);
+      });
 }
 
 // How the work of one group is cut: ranges of pixels, each in one image or counted through all of them, times ranges of
@@ -151,15 +162,19 @@ struct Product {
   }
 };
 
-// The results of a task: in the images themselves, or in a buffer with `row` floats to a row.
+// The results of a task: in the images themselves, or in a buffer with `row` floats to a row. epilogue: null in a buffer.
 struct Results {
   float* data;
   ptrdiff_t row;
+  const Epilogue* epilogue;
+
+  const Epilogue* after(bool is_last) const { return is_last ? epilogue : nullptr; }
 };
 
 // Adds channels [first_step, first_step + steps) of the pixels of a task to its results.
 inline void multiply_pixels(const Product& p, const ProductTask& task, int first_step, int steps, const float* packed,
                             const float* bias, float* input, const Results& results) {
+  const Epilogue* epilogue = results.after(first_step + steps == p.in.c);
   const Images in = channels_of(p.in, first_step, steps);
   const float* a = in.floats() + task.first * in.sw;
   ptrdiff_t a_row = in.sw;
@@ -171,54 +186,62 @@ inline void multiply_pixels(const Product& p, const ProductTask& task, int first
   for_column_blocks(task.last_block - task.first_block, [&](auto vectors, int block) {
     const int column = block * VL, channel = task.first_block * VL + column;
     const float* b = packed + ptrdiff_t(channel) * p.in.c + first_step * VL;
-    const Addend addend{bias ? bias + channel : nullptr, first_step > 0};
+    const TileFinish finish{bias ? bias + channel : nullptr, first_step > 0, epilogue};
     for_row_tiles(task.count, [&](int first, int rows) {
       const MatrixPlace to{results.data + first * results.row + column, results.row, rows, p.channels() - channel};
-      pixels_tile_of<MR, vectors.value>(rows, steps, a + first * a_row, a_row, b, ptrdiff_t(p.in.c) * VL, to, addend);
+      pixels_tile_of<MR, vectors.value>(rows, steps, a + first * a_row, a_row, b, ptrdiff_t(p.in.c) * VL, to, finish);
     });
   });
 }
 
 inline void multiply_channels(const Product& p, const ProductTask& task, int first_step, int steps,
                               const float* packed, const float* bias, float* input, const Results& results) {
+  const Epilogue* epilogue = results.after(first_step + steps == p.in.c);
   copy_planes(channels_of(joined_rows(p.in), first_step, steps), task.first, task.count, steps, input);
   for (int row = 0; row < (task.last_block - task.first_block) * VL; row += MR_TRANSPOSED) {
     const int channel = task.first_block * VL + row;
     if (channel >= p.channels()) return;
     const float* a = packed + ptrdiff_t(channel / VL * VL) * p.in.c + first_step * VL + channel % VL;
-    const Addend addend{bias ? bias + channel : nullptr, first_step > 0};
+    const TileFinish finish{bias ? bias + channel : nullptr, first_step > 0, epilogue};
     for_even_column_blocks<NV_TRANSPOSED>(blocks_of(task.count), [&](auto vectors, int first) {
       constexpr int VECTORS = vectors.value;
       const MatrixPlace to{results.data + row * results.row + first * VL, results.row, p.channels() - channel,
                            task.count - first * VL};
       register_sums<MR_TRANSPOSED, VECTORS>(
           Layout<1, VL>{}, [&](int) { return a; }, 1, steps, input + ptrdiff_t(first) * steps * VL,
-          ptrdiff_t(steps) * VL, [&](TileSums<MR_TRANSPOSED, VECTORS> sum)
-              INLINE_LAMBDA { store_channels<MR_TRANSPOSED, VECTORS>(sum, to, addend); });
+          ptrdiff_t(steps) * VL, [&](TileSums<MR_TRANSPOSED, VECTORS> sum) INLINE_LAMBDA {
+            if (finish.epilogue)
+              store_channels<MR_TRANSPOSED, VECTORS, true>(sum, to, finish);
+            else
+              store_channels<MR_TRANSPOSED, VECTORS, false>(sum, to, finish);
+          });
     });
   }
 }
 
 // input, result: this thread's parts of the scratch.
-inline void run_task(const Product& p, const ProductTask& task, const float* packed, const float* bias, float* input,
-                     float* result) {
+inline void run_task(const Product& p, const ProductTask& task, const float* packed, const float* bias,
+                     const Epilogue& epilogue, float* input, float* result) {
   const Images& y = p.out.whole;
   const int channel = task.first_block * VL, channels = std::min(p.channels(), task.last_block * VL) - channel;
   const bool rows = p.pixels_are_rows(), buffered = p.buffers_result();
   const int64_t image = task.first / pixels_of_image(p.in), pixel = task.first % pixels_of_image(p.in);
-  Results results{y.floats() + image * y.sn + pixel * y.sw + channel * y.sc, rows ? y.sw : y.sc};
-  if (buffered) results = {result, (rows ? task.last_block - task.first_block : blocks_of(task.count)) * VL};
+  Results results{y.floats() + image * y.sn + pixel * y.sw + channel * y.sc, rows ? y.sw : y.sc,
+                  epilogue ? &epilogue : nullptr};
+  if (buffered) results = {result, (rows ? task.last_block - task.first_block : blocks_of(task.count)) * VL, nullptr};
   for (int step = 0; step < p.in.c; step += p.steps()) {
     const int steps = std::min(p.steps(), p.in.c - step);
     (rows ? multiply_pixels : multiply_channels)(p, task, step, steps, packed, bias, input, results);
   }
-  if (buffered) {
-    (rows ? spread_rows : spread_planes)(p.out, channel, channels, task.first, task.count, results.data, results.row);
-  }
+  if (buffered && rows)
+    spread_rows(p.out, channel, channels, task.first, task.count, results.data, results.row);
+  else if (buffered)
+    spread_planes(p.out, channel, channels, task.first, task.count, results.data, results.row, epilogue);
 }
 
-// bias may be null. scratch: scratch_floats().
-inline void multiply(const Product& p, const float* packed, const float* bias, float* scratch) {
+// bias may be null. epilogue: of y, in forward. scratch: scratch_floats().
+inline void multiply(const Product& p, const float* packed, const float* bias, const Epilogue& epilogue,
+                     float* scratch) {
   const Cut cut = p.cut();
   const int64_t input_floats = p.input_floats(cut), result_floats = p.result_floats(cut);
 #pragma omp parallel num_threads(p.threads)
@@ -227,7 +250,7 @@ inline void multiply(const Product& p, const float* packed, const float* bias, f
     float* result = input + input_floats;
 #pragma omp for schedule(dynamic)
     for (int64_t index = 0; index < cut.tasks(); ++index)
-      run_task(p, task_of(cut, p.blocks(), index), packed, bias, input, result);
+      run_task(p, task_of(cut, p.blocks(), index), packed, bias, epilogue, input, result);
   }
 }
 

@@ -116,17 +116,18 @@ struct Winograd {
     });
   }
 
-  static void from_planes(const Planes& planes, Elements bias, const Images& y, const Tiling& tiling,
+  static void from_planes(const Planes& planes, const Finish& finish, const Images& y, const Tiling& tiling,
                           int64_t begin, int64_t end, int64_t origin, int first, int last) {
     alignas(64) float buffer[M * 32 * VL];
     for_strips<M>(tiling, begin, end, 0, 0, [&](int64_t t, int count, Region region) {
       for (int block = first; block < last; ++block) {
         region.channel = block * VL;
-        const Vec offset = bias ? load_first(bias + block * VL, y.c - block * VL) : Vec{};
+        const Vec offset = finish.bias ? load_first(finish.bias + block * VL, y.c - block * VL) : Vec{};
         const Window window = target(y, region, buffer);
         for (int i = 0; i < count; ++i)
           transform<Output>(planes.at(0, block, int(t + i - origin)), SIZE * planes.stride(), planes.stride(),
                             window.data + i * M * window.column, window.row, window.column, offset);
+        if (finish.epilogue) apply(finish.epilogue, y, region, window);
         scatter(y, region, window, buffer);
       }
     });
@@ -156,15 +157,15 @@ struct Winograd {
       multiply(tiles, u.rows, u.column_blocks, v.at(point), u.at(point), m.at(point));
   }
 
-  static void forward(const Images& x, const Planes& u, Elements bias, const Images& y, int pad_h, int pad_w,
+  static void forward(const Images& x, const Planes& u, const Finish& finish, const Images& y, int pad_h, int pad_w,
                       const Plan& plan, float* scratch, int threads) {
     if (plan.schedule.shared)
-      forward_shared(x, u, bias, y, pad_h, pad_w, plan.tiling, plan.schedule.tiles, scratch, threads);
+      forward_shared(x, u, finish, y, pad_h, pad_w, plan.tiling, plan.schedule.tiles, scratch, threads);
     else
-      forward_private(x, u, bias, y, pad_h, pad_w, plan.tiling, plan.schedule.tiles, scratch, threads);
+      forward_private(x, u, finish, y, pad_h, pad_w, plan.tiling, plan.schedule.tiles, scratch, threads);
   }
 
-  static void forward_private(const Images& x, const Planes& u, Elements bias, const Images& y, int pad_h,
+  static void forward_private(const Images& x, const Planes& u, const Finish& finish, const Images& y, int pad_h,
                               int pad_w, const Tiling& tiling, int block, float* scratch, int threads) {
     const ptrdiff_t own = block_floats(block, x.c, y.c);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
@@ -175,12 +176,12 @@ struct Winograd {
       const Planes v = input_planes(mine, tiles, x.c), m = output_planes(mine, tiles, x.c, y.c);
       to_planes<Data>(x, tiling, pad_h, pad_w, begin, end, begin, 0, v.column_blocks, v);
       multiply_points(0, POINTS_2D, tiles, v, u, m);
-      from_planes(m, bias, y, tiling, begin, end, begin, 0, m.column_blocks);
+      from_planes(m, finish, y, tiling, begin, end, begin, 0, m.column_blocks);
     }
   }
 
-  static void forward_shared(const Images& x, const Planes& u, Elements bias, const Images& y, int pad_h, int pad_w,
-                             const Tiling& tiling, int block, float* scratch, int threads) {
+  static void forward_shared(const Images& x, const Planes& u, const Finish& finish, const Images& y, int pad_h,
+                             int pad_w, const Tiling& tiling, int block, float* scratch, int threads) {
 #pragma omp parallel num_threads(threads)
     for (int64_t begin = 0; begin < tiling.count; begin += block) {
       const int64_t end = std::min(begin + block, tiling.count);
@@ -192,7 +193,7 @@ struct Winograd {
 #pragma omp for schedule(dynamic)
       for (int point = 0; point < POINTS_2D; ++point) multiply_points(point, point + 1, tiles, v, u, m);
 #pragma omp for
-      for (int i = 0; i < m.column_blocks; ++i) from_planes(m, bias, y, tiling, begin, end, begin, i, i + 1);
+      for (int i = 0; i < m.column_blocks; ++i) from_planes(m, finish, y, tiling, begin, end, begin, i, i + 1);
     }
   }
 
@@ -341,10 +342,11 @@ int64_t mucudnn_winograd_transform_filter(int m, int r, int64_t groups, int back
   });
 }
 
-// y = x * w + bias; backward data with x = dy, y = dx, padding r - 1 - padding and the turned filter.
+// y = x * w + bias, with an epilogue or null; backward data with x = dy, y = dx, padding r - 1 - padding and the turned filter.
 int64_t mucudnn_winograd_forward(int m, int r, int64_t groups, int64_t pad_h, int64_t pad_w, const TensorArgument* x,
                                  float* u, int64_t u_bytes, void* bias, int64_t bias_bytes,
-                                 const TensorArgument* y, float* scratch, int64_t scratch_bytes, int threads) {
+                                 const TensorArgument* y, float* scratch, int64_t scratch_bytes, int threads,
+                                 const EpilogueArgument* of_y) {
   return refusable([&] {
     return dispatch(m, r, [&](auto winograd) -> int64_t {
       require_images(r, groups, pad_h, pad_w, *x, *y, threads);
@@ -353,10 +355,11 @@ int64_t mucudnn_winograd_forward(int m, int r, int64_t groups, int64_t pad_h, in
       require_bytes("prepared", u_bytes, prepared_bytes(winograd, groups, from.c, to.c));
       require_bytes("scratch", scratch_bytes, bytes_of(plan.scratch_floats));
       const Elements of_bias = checked_bias(bias, bias_bytes, *y);
+      const Epilogue epilogue = checked_epilogue(of_y, *y);
       for (int64_t g = 0; g < groups; ++g) {
         const Planes planes = filter_planes(u + g * winograd.filter_floats(from.c, to.c), from.c, to.c);
-        winograd.forward(from.group(g), planes, of_bias + g * to.c, to.group(g), int(pad_h), int(pad_w), plan, scratch,
-                         threads);
+        winograd.forward(from.group(g), planes, {of_bias + g * to.c, epilogue}, to.group(g), int(pad_h), int(pad_w), plan,
+                         scratch, threads);
       }
       return 0;
     });
@@ -401,7 +404,7 @@ int64_t mucudnn_winograd_add_filter_gradient(int m, int r, int64_t groups, float
 }
 
 int64_t mucudnn_winograd_stage(const Stage* stage, void* x, void* w, void* y, void* bias, float* prepared,
-                               float* scratch) {
+                               float* scratch, const EpilogueArgument* epilogue) {
   return refusable([&] {
     const Geometry& g = stage->geometry;
     g.require();
@@ -417,9 +420,10 @@ int64_t mucudnn_winograd_stage(const Stage* stage, void* x, void* w, void* y, vo
       if (stage->operation == BACKWARD_FILTER)
         return mucudnn_winograd_accumulate(m, r, g.groups, pad_h, pad_w, &of_x, &of_y, prepared,
                                            stage->prepared_bytes, scratch, stage->scratch_bytes, threads);
+      const EpilogueArgument of_outputs = of_slice(epilogue, *stage, y, of_y);
       return mucudnn_winograd_forward(m, r, g.groups, pad_h, pad_w, backward ? &of_y : &of_x, prepared,
                                       stage->prepared_bytes, bias, stage->bias_bytes, backward ? &of_x : &of_y,
-                                      scratch, stage->scratch_bytes, threads);
+                                      scratch, stage->scratch_bytes, threads, &of_outputs);
     };
     const auto close = [&](const TensorArgument& of_w) {
       return mucudnn_winograd_add_filter_gradient(m, r, g.groups, prepared, stage->prepared_bytes, &of_w, threads);

@@ -97,7 +97,8 @@ struct Names {
   PyObject *workspace, *buffer, *bound, *current_level, *recipes, *rest, *saved_tensors, *needs_input_grad, *sum;
 } names;
 
-using Entry = int64_t (*)(const void* stage, void* x, void* w, void* y, void* bias, void* prepared, void* scratch);
+using Entry = int64_t (*)(const void* stage, void* x, void* w, void* y, void* bias, void* prepared, void* scratch,
+                          const void* epilogue);
 
 struct Stage {
   Entry entry;
@@ -211,7 +212,7 @@ PyObject* run(const Bound& bound, const Operands& operands) {
   Py_BEGIN_ALLOW_THREADS;
   for (const Stage& stage : *bound.stages)
     is_refused = is_refused || stage.entry(stage.argument, of_x, of_w, of_y, of_bias, start + stage.prepared,
-                                           start + bound.scratch) < 0;
+                                           start + bound.scratch, nullptr) < 0;
   Py_END_ALLOW_THREADS;
   return is_refused ? in_python(bound, operands) : result.release();  // Python raises what was refused
 }

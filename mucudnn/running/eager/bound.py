@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import BoundStage
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.running.eager.hot_path import Bound, bound_in_cpp
 from mucudnn.running.workspace import is_advised, on_huge_pages, workspace_of
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
+BoundInPython = Callable[..., Tensor]
 _Sizes = tuple[int, int, int, int]
 _Result = tuple[_Sizes, _Sizes, torch.dtype, torch.device]  # shape and strides of what is written
-_Execute = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
+_Execute = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Epilogue | None], None]
 _Dense = Callable[[Tensor], Tensor]
 
 _CPU = torch.device("cpu")
@@ -29,16 +31,18 @@ _CPU = torch.device("cpu")
 def bound_recipe(
     problem: ConvProblem,
     batch_size: int,
-    stages: Sequence[tuple[BoundStage, int]],
+    stages: Sequence[tuple[BoundStage, int | None]],
     scratch: slice,
     keeps_workspace: bool,
-) -> Bound:
-    """Bind a recipe on the CPU for mini-batches of this size.
+) -> tuple[Bound, BoundInPython]:
+    """Bind a recipe on the CPU for mini-batches of this size: as fast as can be, and in Python.
 
-    stages: each with where its prepared bytes begin in the workspace; scratch: where that lies, at the end.
+    stages: each with where its prepared bytes begin in the workspace, ``None``: in a buffer of their own; scratch:
+    where that lies, at the end.
 
-    It takes x, w, and the bias or None in FORWARD, else dy, of the problem's shapes, and returns what the operation
-    writes, newly allocated. Raises what torch raises for lack of memory.
+    Both take x, w, and the bias or None in FORWARD, else dy, of the problem's shapes, and return what the operation
+    writes, newly allocated. In FORWARD the second also takes the buffer that was prepared in another call, or None, and
+    an epilogue, or None. Raise what torch raises for lack of memory.
     """
     is_channels_last = problem.memory_format is MemoryFormat.CHANNELS_LAST
     execute = _execute(tuple(stages), scratch, keeps_workspace)
@@ -48,55 +52,64 @@ def bound_recipe(
     result = shape, _strides(shape, is_channels_last), dtype, _CPU
     is_large = is_advised(prod(shape) * dtype.itemsize)
     in_python = _BINDINGS[problem.operation](_new(result, is_large), dense, execute)
-    if is_large or not keeps_workspace:
-        return in_python
-    return bound_in_cpp(problem.operation, stages, scratch, is_channels_last, result, in_python)
+    in_workspace = [(stage, prepared) for stage, prepared in stages if prepared is not None]
+    if is_large or not keeps_workspace or len(in_workspace) < len(stages):
+        return in_python, in_python
+    return bound_in_cpp(problem.operation, in_workspace, scratch, is_channels_last, result, in_python), in_python
 
 
-def _execute(stages: tuple[tuple[BoundStage, int], ...], scratch: slice, keeps_workspace: bool) -> _Execute:
+def _execute(stages: tuple[tuple[BoundStage, int | None], ...], scratch: slice, keeps_workspace: bool) -> _Execute:
     """Run every stage on dense tensors."""
     scratch_start, workspace_bytes = scratch.start, scratch.stop
 
-    def execute(x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None) -> None:
+    def execute(
+        x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, kept: Tensor | None, epilogue: Epilogue | None
+    ) -> None:
         workspace = workspace_of(workspace_bytes, _CPU, keeps_workspace)
         start = workspace.data_ptr()
         of_x, of_w, of_y, of_bias = x.data_ptr(), w.data_ptr(), y.data_ptr(), None if bias is None else bias.data_ptr()
+        of_kept = 0 if kept is None else kept.data_ptr()
         for stage, prepared in stages:
-            stage(of_x, of_w, of_y, of_bias, start + prepared, start + scratch_start)
+            of_prepared = of_kept if prepared is None else start + prepared
+            stage(of_x, of_w, of_y, of_bias, of_prepared, start + scratch_start, epilogue)
 
     return execute
 
 
-def _forward(new: Callable[[], Tensor], dense: _Dense, execute: _Execute) -> Bound:
-    def run(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+def _forward(new: Callable[[], Tensor], dense: _Dense, execute: _Execute) -> BoundInPython:
+    def run(
+        x: Tensor, w: Tensor, bias: Tensor | None, kept: Tensor | None = None, epilogue: Epilogue | None = None
+    ) -> Tensor:
         y = new()
-        execute(dense(x), dense(w), y, None if bias is None else bias.contiguous())
+        if epilogue is not None and epilogue.added is not None:
+            epilogue = Epilogue(epilogue.activation, dense(epilogue.added))
+        execute(dense(x), dense(w), y, None if bias is None else bias.contiguous(), kept, epilogue)
         return y
 
     return run
 
 
-def _backward_data(new: Callable[[], Tensor], dense: _Dense, execute: _Execute) -> Bound:
+def _backward_data(new: Callable[[], Tensor], dense: _Dense, execute: _Execute) -> BoundInPython:
     def run(x: Tensor, w: Tensor, dy: Tensor | None) -> Tensor:
         assert dy is not None
         dx = new()
-        execute(dx, dense(w), dense(dy), None)
+        execute(dx, dense(w), dense(dy), None, None, None)
         return dx
 
     return run
 
 
-def _backward_filter(new: Callable[[], Tensor], dense: _Dense, execute: _Execute) -> Bound:
+def _backward_filter(new: Callable[[], Tensor], dense: _Dense, execute: _Execute) -> BoundInPython:
     def run(x: Tensor, w: Tensor, dy: Tensor | None) -> Tensor:
         assert dy is not None
         dw = new().zero_()
-        execute(dense(x), dw, dense(dy), None)
+        execute(dense(x), dw, dense(dy), None, None, None)
         return dw
 
     return run
 
 
-_BINDINGS: dict[Operation, Callable[[Callable[[], Tensor], _Dense, _Execute], Bound]] = {
+_BINDINGS: dict[Operation, Callable[[Callable[[], Tensor], _Dense, _Execute], BoundInPython]] = {
     Operation.FORWARD: _forward,
     Operation.BACKWARD_DATA: _backward_data,
     Operation.BACKWARD_FILTER: _backward_filter,

@@ -5,28 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.contract.algorithm import Algorithm, fuses
+from mucudnn.kernels.contract.epilogue import ACTIVATIONS
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.native import sees_only_padding
-from mucudnn.testing.checks import check_result, threads
+from mucudnn.testing.checks import check_epilogue, check_result, threads
 from mucudnn.testing.random_problems import random_micro_batches, random_problem
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call of one algorithm: a problem, slices of the mini-batch, a thread count, and whether there is a bias."""
+    """One call of one algorithm: a problem, slices of the mini-batch, a thread count, and whether there is a bias.
+
+    activation: of the epilogue, where the algorithm computes them; ``adds``: whether it adds, too.
+    """
 
     algorithm: Algorithm
     problem: ConvProblem
     micro_batches: tuple[int, ...]
     threads: int
     has_bias: bool
+    activation: str | None
+    adds: bool
 
     def check(self, bound: float) -> None:
         """Require the result, within this relative error, between guard zones and in the declared bytes."""
         with threads(self.threads):
             check_result(self.algorithm, self.problem, self.micro_batches, bound, has_bias=self.has_bias)
+            if fuses(self.algorithm, self.problem):
+                call = self.algorithm, self.problem, self.micro_batches
+                check_epilogue(*call, bound, self.activation, adds=self.adds)
 
 
 def case(seed: int) -> Case:
@@ -40,6 +49,8 @@ def case(seed: int) -> Case:
         random_micro_batches(random, algorithm, problem),
         threads=random.choice((1, 1, 1, 2, 3)),
         has_bias=problem.operation is Operation.FORWARD and random.random() < 0.5,
+        activation=random.choice((None, *ACTIVATIONS)),
+        adds=random.random() < 0.5,
     )
 
 
