@@ -8,7 +8,8 @@
 #include "common/matmul.h"
 #include "common/stage.h"
 
-using Entry = int64_t(const Stage*, void* x, void* w, void* y, void* bias, float* prepared, float* scratch);
+using Entry = int64_t(const Stage*, void* x, void* w, void* y, void* bias, float* prepared, float* scratch,
+                      const EpilogueArgument*);
 extern "C" {
 Entry mucudnn_winograd_stage, mucudnn_implicit_gemm_stage, mucudnn_pointwise_stage, mucudnn_depthwise_stage;
 const char* mucudnn_refusal();
@@ -131,7 +132,7 @@ double error_of(const Layer& layer, Operation operation, bool channels_last, Ele
   stage.slice_count = 2;
   stage.slices = slices;
   void* of_forward = operation == FORWARD ? bias.memory.data() : nullptr;
-  if (layer.entry(&stage, x.memory.data(), w.memory.data(), y.memory.data(), of_forward, prepared, scratch) < 0) {
+  if (layer.entry(&stage, x.memory.data(), w.memory.data(), y.memory.data(), of_forward, prepared, scratch, nullptr) < 0) {
     std::printf("refused: %s\n", mucudnn_refusal());
     return INFINITY;
   }
