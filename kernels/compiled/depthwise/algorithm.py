@@ -28,7 +28,7 @@ class Depthwise(PackedFilterAlgorithm):
 
     entry: ClassVar[str] = "depthwise"
     name: str = "depthwise"
-    version: int = 1
+    version: int = 2
     deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:

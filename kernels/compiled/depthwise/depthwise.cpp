@@ -39,7 +39,8 @@ int64_t scratch_bytes(const AnyPlan& plan, int threads) {
 
 // Calls body with the plan of the loops that this convolution gets, and with what runs it.
 template <class Body>
-auto with_output_plan(const Geometry& g, bool backward, const TensorArgument& in, const TensorArgument& out, Body body) {
+auto with_output_plan(const Geometry& g, bool backward, const TensorArgument& in, const TensorArgument& out,
+                      Body body) {
   const Axes axes = backward ? backward_axes(g, out) : forward_axes(g);
   if (is_by_pixels(axes, in, channels_of(g, in, out), out.w)) return body(output_plan(g, axes, in, out), run_pixels);
   return body(make_plan(g, axes, in, out), run_windows);

@@ -6,6 +6,8 @@
 
 namespace depthwise {
 
+constexpr int RUN = 256;  // channels of a task that are read in place: long pieces of each pixel
+
 // Which tensors are read and written, as numbers of channels. The lanes of the filter are the channels of `out`.
 struct Channels {
   GroupedChannels group;
@@ -76,7 +78,8 @@ FilterShape filter_shape(const Geometry& g, bool backward_data, const TensorArgu
 // Which element of the packed ones each element of w is, in its order in memory: of filters of one channel a group.
 std::vector<int> places_of(const FilterShape& shape, const TensorArgument& w) {
   std::vector<int> places(shape.packed.elements);
-  shape.for_elements(w, 0, [&](const float* element, ptrdiff_t place) { places[element - w.floats()] = int(place / VL); });
+  shape.for_elements(
+      w, 0, [&](const float* element, ptrdiff_t place) { places[element - w.floats()] = int(place / VL); });
   return places;
 }
 
@@ -109,8 +112,8 @@ void pack_filter(const FilterShape& shape, const TensorArgument& w, float* to, i
 
 // Of a mini-batch that is cut so that threads have work where channels are few; the same for all sizes.
 int parts_of_batch(const PackedFilter& sums) {
-  constexpr int TASKS = 16, LANES = 64;
-  return ceil_div(TASKS, std::min(TASKS, ceil_div(sums.lanes, LANES)));
+  constexpr int TASKS = 8;
+  return ceil_div(TASKS, std::min(TASKS, ceil_div(sums.lanes, RUN)));
 }
 
 // Of `count` things, those in the parts before `part`.
@@ -132,8 +135,10 @@ void add_filter_gradient(const FilterShape& shape, int parts, const float* sums,
       for (int e = 0; e < elements; e += VL) {
         Vec sum[VL] = {};
         const int count = std::min(VL, elements - e);
-        for (int part = 0; part < parts; ++part)
-          for (int i = 0; i < count; ++i) sum[i] += load(block + part * packed.floats() + ptrdiff_t(places[e + i]) * VL);
+        for (int part = 0; part < parts; ++part) {
+          const float* of_part = block + part * packed.floats();
+          for (int i = 0; i < count; ++i) sum[i] += load(of_part + ptrdiff_t(places[e + i]) * VL);
+        }
         transpose(sum);
         for (int l = 0; l < last - first; ++l) {
           float* to = dw.floats() + ptrdiff_t(first + l) * elements + e;

@@ -119,7 +119,8 @@ void accumulate_windows(const GradientPlan& plan, const Images& x, const Images&
         for (int i = 0, k = lane; i < groups; ++i)
           for (int j = 0; j < group.out; ++j, ++k)
             for (int plane = 0; plane < planes; ++plane, of_lane += taps * VL)
-              sum_channel(plan, dy, band, k, mine.window + (i * planes + plane) * plan.window.plane(), mine.copy, of_lane);
+              sum_channel(plan, dy, band, k, mine.window + (i * planes + plane) * plan.window.plane(), mine.copy,
+                          of_lane);
       });
       float* of_part = sums + part * plan.sums.floats();
       for (int64_t i = 0; i < groups * group.out; ++i)

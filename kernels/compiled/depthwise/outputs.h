@@ -48,7 +48,8 @@ std::vector<Part> parts_of(const Axis& rows, const Axis& columns, const Depthwis
   for (int a = 0; a < int(rows.phases.size()); ++a)
     for (int b = 0; b < int(columns.phases.size()); ++b) {
       const Phase &down = rows.phases[a], &across = columns.phases[b];
-      Part part{a, b, rows.outputs_of(a, height), columns.outputs_of(b, width), {planes, down.taps, across.taps, down.step, rows.stride, nullptr}, {}, 0, 0};
+      const DepthwiseTaps taps{planes, down.taps, across.taps, down.step, rows.stride, nullptr};
+      Part part{a, b, rows.outputs_of(a, height), columns.outputs_of(b, width), taps, {}, 0, 0};
       part.elements = planes * elements_before(rows.classes, columns.classes, down.tap_class, across.tap_class);
       if (down.taps > 0 && across.taps > 0) part.input = (down.first - rows.lowest) * window.row();
       for (int s = 0; s < across.taps; ++s)

@@ -27,13 +27,13 @@ PixelGradientPlan pixel_gradient_plan(const Geometry& g, const Axes& axes, const
 void add_products_of_rows(const PixelPlan<AddProductsOfTile>& plan, const Band& band, const Run& run, const Window& x,
                           ptrdiff_t plane, const Window& dy, float* sums) {
   float* elements = sums + plan.filter.at(run.lane, 0);
-  const ptrdiff_t block = plan.filter.elements * VL;
   for (int row = band.first; row < band.first + band.rows; ++row)
     for_tiles<false>(plan, x, plane, row,
                      [&](const PixelPhase<AddProductsOfTile>& phase, int column, TileInput in, auto loops) {
-                       TileFilter<float> of_plane{elements, block, phase.down.taps, phase.across.taps, plan.columns.stride, phase.across.step};
+                       TileFilter<float> of_plane = plan.filter_of(phase, elements);
+                       const TileOutput<const float> of_dy{dy.data + row * dy.row + column * dy.column, dy.column};
                        for (int i = 0; i < in.planes; ++i, in.data += plane, of_plane.data += of_plane.plane())
-                         loops(in, of_plane, {dy.data + row * dy.row + column * dy.column, dy.column}, run.blocks);
+                         loops(in, of_plane, of_dy, run.blocks);
                      });
 }
 
@@ -41,10 +41,11 @@ void add_products_of_gathered(const PixelPlan<AddProductsOfTile>& plan, const Im
                               const Run& run, const Images& dy, float* sums, float* scratch) {
   const int first = plan.first_input(band.first), last = plan.last_input(band.first, band.rows);
   const Window of_x = gather_rows(plan.channels, x, band.image, run.lane, first, last, scratch);
-  const Channels of_dy{{1, 1}, plan.channels.lanes()};
-  const Window gradients = gather_rows(of_dy, dy, band.image, run.lane, band.first, band.first + band.rows,
-                                       scratch + plan.gathered_inputs());
-  add_products_of_rows(plan, band, run, of_x, (last - first) * of_x.row, gradients, sums);
+  Window of_dy = in_place(dy, band.image, run.lane);
+  if (!is_window(dy, {band.image, run.lane, band.first, 0, band.rows, dy.w}))
+    of_dy = gather_rows({{1, 1}, plan.channels.lanes()}, dy, band.image, run.lane, band.first,
+                        band.first + band.rows, scratch + plan.gathered_inputs());
+  add_products_of_rows(plan, band, run, of_x, (last - first) * of_x.row, of_dy, sums);
 }
 
 void accumulate_pixels(const PixelGradientPlan& gradient, const Images& x, const Images& dy, float* sums,

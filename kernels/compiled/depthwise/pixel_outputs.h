@@ -19,12 +19,12 @@ OutputPlan output_plan(const Geometry& g, const Axes& axes, const TensorArgument
 void compute_rows(const OutputPlan& plan, const Band& band, const Run& run, const Window& x, ptrdiff_t plane,
                   const float* filter, const float* bias, const Window& y) {
   const float* elements = filter + plan.filter.at(run.lane, 0);
-  const ptrdiff_t block = plan.filter.elements * VL;
+  const ptrdiff_t next = y.column * plan.columns.every;
   for (int row = band.first; row < band.first + band.rows; ++row)
     for_tiles<true>(plan, x, plane, row,
                     [&](const PixelPhase<ComputeTile>& phase, int column, const TileInput& in, auto loops) {
-                      loops(in, {elements + phase.elements * VL, block, phase.down.taps, phase.across.taps, plan.columns.stride, phase.across.step},
-                            bias, {y.data + row * y.row + column * y.column, y.column * plan.columns.every}, run.blocks);
+                      loops(in, plan.filter_of(phase, elements), bias,
+                            {y.data + row * y.row + column * y.column, next}, run.blocks);
                     });
 }
 
@@ -35,12 +35,14 @@ void compute_gathered(const OutputPlan& plan, const Images& in, const Band& band
   float *results = scratch + plan.gathered_inputs(), *of_bias = results + plan.gathered_outputs();
   if (bias) store(of_bias, load_first(bias + run.lane, lanes));
   const Window x = gather_rows(plan.channels, in, band.image, run.lane, first, last, scratch);
-  const Window y = from_row({results, ptrdiff_t(out.w) * VL, VL}, band.first);
-  compute_rows(plan, band, run, x, (last - first) * x.row, filter, bias ? of_bias : nullptr, y);
+  const Region written{band.image, run.lane, band.first, 0, band.rows, out.w};
+  const Window y = target(out, written, results);
+  compute_rows(plan, band, run, x, (last - first) * x.row, filter, bias ? of_bias : nullptr,
+               from_row(y, band.first));
   if (out.sw == 1)  // rows that follow each other are one
     scatter_planar_row(results, band.rows * out.w, out.at(band.image, run.lane, band.first, 0), out.sc, lanes);
   else
-    scatter(out, {band.image, run.lane, band.first, 0, band.rows, out.w}, {results, ptrdiff_t(out.w) * VL, VL}, results);
+    scatter(out, written, y, results);
 }
 
 void run_pixels(const OutputPlan& plan, const Images& in, const float* filter, const float* bias, const Images& out,

@@ -9,7 +9,6 @@
 namespace depthwise {
 
 constexpr int64_t GATHERED_FLOATS = 16 * 1024;  // of an image's rows that are gathered for one block of channels
-constexpr int RUN = 64;                         // channels of a task that are read in place
 
 // The outputs of one phase of the rows and one of the columns.
 template <class Loops>
@@ -19,7 +18,7 @@ struct PixelPhase {
   ptrdiff_t elements;  // where its part of each lane's packed filter begins
 };
 
-// Neighbouring channels of a task: blocks that are read and written in place, or one block that is gathered.
+// Neighbouring channels of a task: blocks that are read in place, or one block that is gathered.
 struct Run {
   int lane, blocks;
   bool in_place;
@@ -37,6 +36,13 @@ struct PixelPlan {
 
   bool gathers() const { return !runs.back().in_place; }
   int column_phases() const { return int(columns.phases.size()); }
+
+  // The elements, or their sums, that a phase meets, of the block of channels whose first element `of_block` is.
+  template <class Float>
+  TileFilter<Float> filter_of(const PixelPhase<Loops>& phase, Float* of_block) const {
+    return {of_block + phase.elements * VL, ptrdiff_t(filter.elements) * VL, phase.down.taps,
+            phase.across.taps,              columns.stride,                  phase.across.step};
+  }
 
   // Rows of the image that `count` outputs from row `first` on meet.
   int first_input(int first) const {

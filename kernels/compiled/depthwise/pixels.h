@@ -13,11 +13,11 @@ constexpr int TILE = 7;  // with a filter row of 7 and an input: 15 registers; s
 
 // What output 0 of a tile meets, and how far everything else is from that; distances in floats.
 struct TileInput {
-  const float* data;                // of the first tap, which may lie outside of the image
-  ptrdiff_t row, pixel, plane;      // from a filter row to the next, of the next pixel, of the next summed channel
+  const float* data;            // of the first tap, which may lie outside of the image
+  ptrdiff_t row, pixel, plane;  // from a filter row to the next, of the next pixel, of the next summed channel
   int planes;
-  int first_row, last_row;          // filter rows whose inputs are in the image
-  int first, last;                  // pixels from `data` on that are in the image
+  int first_row, last_row;  // filter rows whose inputs are in the image
+  int first, last;          // pixels from `data` on that are in the image
 };
 
 // Elements, or their sums, of one phase: [plane][column][row][VL] of each block of channels.
@@ -159,7 +159,7 @@ struct AddProductsOfTile {
   static constexpr Function function = add_products_of_tile<TAPS, STRIDE, COLUMNS, BORDER>;
 };
 
-// One of the templates above. Filter rows of 3, 5 and 7 have loops of their own, and so have what strides leave of them.
+// One of the templates above: filter rows of 3, 5 and 7 have loops of their own, and what strides leave of them.
 template <class Loops, int COLUMNS, bool BORDER>
 typename Loops::Function loops_of(int taps, int stride, int step) {
   if (step == 1 && stride == 1) {

@@ -14,7 +14,8 @@ constexpr int MOST_TOGETHER = 16;        // windows of small images
 // transposes are worth it: there is much to compute, or the outputs of several phases take turns in a row.
 bool is_by_pixels(const Axes& axes, const TensorArgument& image, const Channels& channels, int64_t width) {
   if (image.channels_last) return true;
-  const bool pays = axes.columns.every > 1 || axes.rows.classes.elements * int64_t{axes.columns.classes.elements} >= TRANSPOSED_TAPS;
+  const int64_t taps = int64_t{axes.rows.classes.elements} * axes.columns.classes.elements;
+  const bool pays = axes.columns.every > 1 || taps >= TRANSPOSED_TAPS;
   return pays && axes.columns.outputs_of(0, int(width)) < 2 * VL && 2 * channels.lanes() >= VL;
 }
 

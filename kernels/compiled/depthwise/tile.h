@@ -1,8 +1,6 @@
-// The inner loops of depthwise convolution: tiles of outputs, and sums of products for the filter's gradient, whose sums
-// stay in registers.
+// The inner loops over columns: tiles of outputs, and sums of products for the filter's gradient, in registers.
 //
-// Both formats have the same loops. Planar: a vector is VL neighbouring columns of one channel, a filter element is
-// broadcast. Blocked: a vector is one pixel of VL channels, and so is a filter element. Neighbouring rows share what is
+// A vector is VL neighbouring columns of one channel, a filter element is broadcast. Neighbouring rows share what is
 // loaded: an input row meets the tile's output rows by different filter rows.
 #pragma once
 
