@@ -40,6 +40,9 @@ WINDOWS: dict[str, tuple[int, int, int, dict[str, Any]]] = {  # channels, size o
     "a filter of 31x31": (9, 33, 31, {}),
     "a map smaller than a vector": (37, 2, 3, {}),
     "more padding than map": (19, 5, 3, {"padding": (4, 6)}),
+    "several runs of channels": (150, 7, 5, {}),
+    "an image that leaves the cache": (67, 48, 3, {}),
+    "every other row of an image that leaves the cache": (67, 48, 5, {"stride": (2, 2)}),
 }
 
 

@@ -1,8 +1,8 @@
 """Depthwise convolution, and small groups, by direct sums (depthwise.cpp).
 
-Every output is a sum over one channel, or the few of its group: windows of the image with zeros around them are read
-straight by register tiles of outputs. Any filter size, stride, padding, dilation and channel multiplier; it exists only
-compiled, in float32, on the CPU.
+Every output is a sum over one channel, or the few of its group: register tiles of outputs read neighbouring columns
+from windows with zeros around them, or neighbouring channels where they lie. Any filter size, stride, padding, dilation
+and channel multiplier; it exists only compiled, in float32, on the CPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Depthwise(PackedFilterAlgorithm):
 
     entry: ClassVar[str] = "depthwise"
     name: str = "depthwise"
-    version: int = 1
+    version: int = 2
     deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:

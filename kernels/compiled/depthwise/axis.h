@@ -78,4 +78,18 @@ inline Axis backward_axis(int64_t taps, int64_t stride, int64_t pad, int64_t dil
   return axis;
 }
 
+struct Axes {
+  Axis rows, columns;
+};
+
+inline Axes forward_axes(const Geometry& g) {
+  return {forward_axis(g.r, g.stride_h, g.pad_h, g.dilation_h), forward_axis(g.s, g.stride_w, g.pad_w, g.dilation_w)};
+}
+
+// dx: without data.
+inline Axes backward_axes(const Geometry& g, const TensorArgument& dx) {
+  return {backward_axis(g.r, g.stride_h, g.pad_h, g.dilation_h, dx.h),
+          backward_axis(g.s, g.stride_w, g.pad_w, g.dilation_w, dx.w)};
+}
+
 }  // namespace depthwise

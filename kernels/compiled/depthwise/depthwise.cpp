@@ -1,12 +1,14 @@
 // Convolution of few channels a group by direct sums: depthwise, with channel multipliers, and small groups.
 //
 // Every output is a sum over the few channels of its group, so there is no matrix product: what is left is to move each
-// image once, and to load little for each multiplication. A thread cuts a window with zeros around it out of the image,
-// small enough for its cache, and all loops run over windows, whatever padding, stride and dilation
-// (depthwise_window.h, depthwise_tile.h). Windows are planar, of one channel, or blocked, of VL channels.
+// image once, and to load little for each multiplication. There are two kinds of loops. Over columns (tile.h): vectors
+// are neighbouring columns of a channel, read from windows with zeros around them. Over pixels (pixels.h): vectors are
+// neighbouring channels of a pixel, read where they lie, or gathered where maps are small.
 #include "common/stage.h"
 #include "depthwise/gradient.h"
 #include "depthwise/outputs.h"
+#include "depthwise/pixel_gradient.h"
+#include "depthwise/pixel_outputs.h"
 
 using namespace depthwise;
 
@@ -30,8 +32,27 @@ void require_call(const Geometry& g, const TensorArgument& x, const TensorArgume
   require_threads(threads);
 }
 
-int64_t scratch_bytes(const Plan& plan, int threads) { return bytes_of(times(plan.thread_floats(), threads)); }
-int64_t scratch_bytes(const GradientPlan& plan, int threads) { return bytes_of(times(plan.thread_floats(), threads)); }
+template <class AnyPlan>
+int64_t scratch_bytes(const AnyPlan& plan, int threads) {
+  return bytes_of(times(plan.thread_floats(), threads));
+}
+
+// Calls body with the plan of the loops that this convolution gets, and with what runs it.
+template <class Body>
+auto with_output_plan(const Geometry& g, bool backward, const TensorArgument& in, const TensorArgument& out,
+                      Body body) {
+  const Axes axes = backward ? backward_axes(g, out) : forward_axes(g);
+  if (is_by_pixels(axes, in, channels_of(g, in, out), out.w)) return body(output_plan(g, axes, in, out), run_pixels);
+  return body(make_plan(g, axes, in, out), run_windows);
+}
+
+template <class Body>
+auto with_gradient_plan(const Geometry& g, const TensorArgument& x, const TensorArgument& y, Body body) {
+  const Axes axes = forward_axes(g);
+  if (is_by_pixels(axes, x, channels_of(g, x, y), y.w))
+    return body(pixel_gradient_plan(g, axes, x, y), accumulate_pixels);
+  return body(gradient_plan(g, axes, x, y), accumulate_windows);
+}
 
 }  // namespace
 
@@ -53,9 +74,10 @@ int64_t mucudnn_depthwise_scratch_bytes(const Geometry* g, int64_t operation, co
                                         const TensorArgument* y, int threads) {
   return refusable([&] {
     require_call(*g, *x, *y, threads);
-    if (operation == BACKWARD_FILTER) return scratch_bytes(gradient_plan(*g, *x, *y), threads);
+    const auto bytes = [&](const auto& plan, auto) { return scratch_bytes(plan, threads); };
+    if (operation == BACKWARD_FILTER) return with_gradient_plan(*g, *x, *y, bytes);
     const bool backward = operation == BACKWARD_DATA;
-    return scratch_bytes(make_plan(*g, backward, backward ? *y : *x, backward ? *x : *y), threads);
+    return with_output_plan(*g, backward, backward ? *y : *x, backward ? *x : *y, bytes);
   });
 }
 
@@ -74,13 +96,13 @@ int64_t mucudnn_depthwise_forward(const Geometry* g, int backward_data, const Te
                                   const TensorArgument* out, float* scratch, int64_t given_bytes, int threads) {
   return refusable([&]() -> int64_t {
     require_call(*g, backward_data ? *out : *in, backward_data ? *in : *out, threads);
-    const Plan plan = make_plan(*g, backward_data, *in, *out);
-    require_bytes("prepared", packed_bytes, bytes_of(plan.filter.floats()));
-    require_bytes("scratch", given_bytes, scratch_bytes(plan, threads));
-    if (bias) require_bytes("the bias", bias_bytes, bytes_of(out->c));
-    (plan.window.blocked ? run_blocked : run_planar)(plan, in->images(1), packed, bias, out->images(1), scratch,
-                                                     threads);
-    return 0;
+    return with_output_plan(*g, backward_data, *in, *out, [&](const auto& plan, auto run) -> int64_t {
+      require_bytes("prepared", packed_bytes, bytes_of(plan.filter.floats()));
+      require_bytes("scratch", given_bytes, scratch_bytes(plan, threads));
+      if (bias) require_bytes("the bias", bias_bytes, bytes_of(out->c));
+      run(plan, in->images(1), packed, bias, out->images(1), scratch, threads);
+      return 0;
+    });
   });
 }
 
@@ -88,12 +110,12 @@ int64_t mucudnn_depthwise_accumulate(const Geometry* g, const TensorArgument* x,
                                      int64_t sums_bytes, float* scratch, int64_t given_bytes, int threads) {
   return refusable([&]() -> int64_t {
     require_call(*g, *x, *dy, threads);
-    const GradientPlan plan = gradient_plan(*g, *x, *dy);
-    require_bytes("prepared", sums_bytes, plan.sums_bytes());
-    require_bytes("scratch", given_bytes, scratch_bytes(plan, threads));
-    (plan.window.blocked ? accumulate_blocked : accumulate_planar)(plan, x->images(1), dy->images(1), sums, scratch,
-                                                                   threads);
-    return 0;
+    return with_gradient_plan(*g, *x, *dy, [&](const auto& plan, auto accumulate) -> int64_t {
+      require_bytes("prepared", sums_bytes, plan.sums_bytes());
+      require_bytes("scratch", given_bytes, scratch_bytes(plan, threads));
+      accumulate(plan, x->images(1), dy->images(1), sums, scratch, threads);
+      return 0;
+    });
   });
 }
 

@@ -1,10 +1,12 @@
-// The filter as the loops of depthwise_tile.h read it, and its gradient as they sum it up.
+// The filter as the loops read it, and its gradient as they sum it up.
 #pragma once
 
 #include "depthwise/axis.h"
 #include "depthwise/window.h"
 
 namespace depthwise {
+
+constexpr int RUN = 256;  // channels of a task that are read in place: long pieces of each pixel
 
 // Which tensors are read and written, as numbers of channels. The lanes of the filter are the channels of `out`.
 struct Channels {
@@ -73,14 +75,82 @@ FilterShape filter_shape(const Geometry& g, bool backward_data, const TensorArgu
           tap_classes(backward_data, g.s, g.stride_w, g.dilation_w), group, backward_data};
 }
 
+// Which element of the packed ones each element of w is, in its order in memory: of filters of one channel a group.
+std::vector<int> places_of(const FilterShape& shape, const TensorArgument& w) {
+  std::vector<int> places(shape.packed.elements);
+  shape.for_elements(
+      w, 0, [&](const float* element, ptrdiff_t place) { places[element - w.floats()] = int(place / VL); });
+  return places;
+}
+
 void pack_filter(const FilterShape& shape, const TensorArgument& w, float* to, int threads) {
   const PackedFilter& packed = shape.packed;
+  const int elements = int(packed.elements);
+  const std::vector<int> places = shape.group.one_to_one() ? places_of(shape, w) : std::vector<int>{};
 #pragma omp parallel for num_threads(threads)
   for (int first = 0; first < packed.lanes; first += VL) {
     const int last = std::min(packed.lanes, first + VL);
-    if (last < first + VL) std::memset(to + packed.at(first, 0), 0, packed.elements * VL * sizeof(float));
+    float* block = to + packed.at(first, 0);
+    if (!places.empty()) {
+      for (int e = 0; e < elements; e += VL) {
+        Vec of_lanes[VL];
+        const int count = std::min(VL, elements - e);
+        for (int l = 0; l < VL; ++l)
+          of_lanes[l] = first + l < last ? load_first(w.floats() + ptrdiff_t(first + l) * elements + e, count) : Vec{};
+        transpose(of_lanes);
+        for (int i = 0; i < count; ++i) store(block + ptrdiff_t(places[e + i]) * VL, of_lanes[i]);
+      }
+      continue;
+    }
+    if (last < first + VL) std::memset(block, 0, packed.elements * VL * sizeof(float));
     for (int lane = first; lane < last; ++lane)
       shape.for_elements(w, lane, [&](const float* element, ptrdiff_t place) { to[place] = *element; });
+  }
+}
+
+// ---- the gradient's sums -------------------------------------------------------------------------------------------
+
+// Of a mini-batch that is cut so that threads have work where channels are few; the same for all sizes.
+int parts_of_batch(const PackedFilter& sums) {
+  constexpr int TASKS = 8;
+  return ceil_div(TASKS, std::min(TASKS, ceil_div(sums.lanes, RUN)));
+}
+
+// Of `count` things, those in the parts before `part`.
+inline int64_t share_before(int64_t count, int64_t parts, int64_t part) {
+  return count / parts * part + std::min(part, count % parts);
+}
+
+// dw += the sums of all parts, one behind the other.
+void add_filter_gradient(const FilterShape& shape, int parts, const float* sums, const TensorArgument& dw,
+                         int threads) {
+  const PackedFilter& packed = shape.packed;
+  const int elements = int(packed.elements);
+  const std::vector<int> places = shape.group.one_to_one() ? places_of(shape, dw) : std::vector<int>{};
+#pragma omp parallel for num_threads(threads)
+  for (int first = 0; first < packed.lanes; first += VL) {
+    const int last = std::min(packed.lanes, first + VL);
+    if (!places.empty()) {
+      const float* block = sums + packed.at(first, 0);
+      for (int e = 0; e < elements; e += VL) {
+        Vec sum[VL] = {};
+        const int count = std::min(VL, elements - e);
+        for (int part = 0; part < parts; ++part) {
+          const float* of_part = block + part * packed.floats();
+          for (int i = 0; i < count; ++i) sum[i] += load(of_part + ptrdiff_t(places[e + i]) * VL);
+        }
+        transpose(sum);
+        for (int l = 0; l < last - first; ++l) {
+          float* to = dw.floats() + ptrdiff_t(first + l) * elements + e;
+          store_first(to, load_first(to, count) + sum[l], count);
+        }
+      }
+      continue;
+    }
+    for (int lane = first; lane < last; ++lane)
+      shape.for_elements(dw, lane, [&](float* element, ptrdiff_t place) {
+        for (int part = 0; part < parts; ++part) *element += sums[part * packed.floats() + place];
+      });
   }
 }
 

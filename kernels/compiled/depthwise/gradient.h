@@ -1,4 +1,4 @@
-// Backward filter: sums over windows of x and rows of dy.
+// Backward filter by the loops over columns: sums over windows of x and rows of dy.
 #pragma once
 
 #include <omp.h>
@@ -8,8 +8,6 @@
 
 namespace depthwise {
 
-constexpr int TASKS = 32;  // at least, so that threads have work: where channels are few, parts of the mini-batch
-
 // The sums of each part of the mini-batch lie behind each other, so that they do not depend on the number of threads.
 struct GradientPlan {
   Channels channels;
@@ -17,7 +15,7 @@ struct GradientPlan {
   int height, width, band;  // of dy, and rows of it that are summed up with one window
   DepthwiseWindow window;
   PackedFilter sums;
-  int together, parts;  // groups, or blocks of lanes, of one task; parts of the mini-batch
+  int together, parts;  // groups of one task; parts of the mini-batch
   std::vector<ptrdiff_t> column_offsets;
 
   int planes() const { return channels.group.in; }
@@ -25,30 +23,22 @@ struct GradientPlan {
   int64_t taps() const { return int64_t(rows.classes.elements) * columns.classes.elements; }
   int64_t window_floats() const { return times(window.plane(), planes()); }
   // A copy of the rows of dy that are not vectors in y.
-  int64_t gradient_floats() const { return times(band, window.blocked ? int64_t{width} * VL : int64_t{VL}); }
-  int64_t windows_floats() const { return times(window_floats(), window.blocked ? 1 : together); }
-  // Of a task's lanes, as vectors; in blocks of channels they are summed up in place.
-  int64_t lane_sums() const { return window.blocked ? 0 : times(times(taps(), planes()), VL); }
+  int64_t gradient_floats() const { return times(band, VL); }
+  int64_t windows_floats() const { return times(window_floats(), together); }
+  int64_t lane_sums() const { return times(times(taps(), planes()), VL); }  // as vectors
   int64_t sum_floats() const { return times(lane_sums(), times(together, channels.group.out)); }
   int64_t thread_floats() const { return plus(windows_floats(), plus(gradient_floats(), sum_floats())); }
   int64_t sums_bytes() const { return bytes_of(times(sums.floats(), parts)); }
 };
 
-int parts_of_batch(const PackedFilter& sums) {
-  return ceil_div(TASKS, std::min(TASKS, ceil_div(sums.lanes, LINE_BLOCKS * VL)));
-}
-
-GradientPlan gradient_plan(const Geometry& g, const TensorArgument& x, const TensorArgument& y) {
-  const Axis rows = forward_axis(g.r, g.stride_h, g.pad_h, g.dilation_h);
-  const Axis columns = forward_axis(g.s, g.stride_w, g.pad_w, g.dilation_w);
+GradientPlan gradient_plan(const Geometry& g, const Axes& axes, const TensorArgument& x, const TensorArgument& y) {
+  const auto& [rows, columns] = axes;
   const Channels channels = channels_of(g, x, y);
-  const int height = int(y.h), width = int(y.w);
-  const bool blocked = is_blocked(rows, columns, x, channels, width);
-  const int band = choose_band(blocked, channels.group.in, rows, columns, height, width);
+  const int height = int(y.h), width = int(y.w), band = choose_band(channels.group.in, rows, columns, height, width);
   const PackedFilter sums = packed_filter(g, channels);
-  const DepthwiseWindow window = window_of(blocked, rows, columns, band, width);
+  const DepthwiseWindow window = window_of(rows, columns, band, width);
   GradientPlan plan{channels, rows, columns, height, width, band, window, sums,
-                    blocked ? LINE_BLOCKS : groups_together(window, channels), parts_of_batch(sums),
+                    groups_together(window, channels), parts_of_batch(sums),
                     {}};
   for (int s = 0; s < g.s; ++s) plan.column_offsets.push_back(plan.window.at_column(int(s * g.dilation_w)));
   return plan;
@@ -60,7 +50,7 @@ DepthwiseTaps taps_of(const GradientPlan& plan) {
 }
 
 // One channel of dy, as whole vectors and, in the last columns, one whose first lanes have been counted already.
-void sum_planar(const GradientPlan& plan, const Images& dy, const Band& band, int channel, const float* window,
+void sum_channel(const GradientPlan& plan, const Images& dy, const Band& band, int channel, const float* window,
                 float* copy, float* sums) {
   const float* from = dy.at(band.image, channel, band.first, 0);
   const DepthwiseTaps taps = taps_of(plan);
@@ -79,22 +69,11 @@ void sum_planar(const GradientPlan& plan, const Images& dy, const Band& band, in
   depthwise_products<true>(taps, window, plan.window.row(), VL, {copy, VL, VL, band.rows, 1, mask}, sums);
 }
 
-void sum_blocked(const GradientPlan& plan, const Images& dy, const Band& band, int channel, const float* window,
-                 float* copy, float* sums) {
-  const Window gradient = gather(dy, {band.image, channel, band.first, 0, band.rows, dy.w}, copy);
-  depthwise_products<false>(taps_of(plan), window, plan.window.row(), plan.window.output_column(),
-                            {gradient.data, gradient.row, gradient.column, band.rows, dy.w, Lanes{}}, sums);
-}
-
-// The first sample of a part of the mini-batch.
-int64_t first_sample(const GradientPlan& plan, int64_t samples, int64_t part) {
-  return samples / plan.parts * part + std::min(part, samples % plan.parts);
-}
-
 // Calls body(band) for a part of the mini-batch.
 template <class Body>
 void for_bands(const GradientPlan& plan, int64_t samples, int part, Body body) {
-  for (int64_t image = first_sample(plan, samples, part); image < first_sample(plan, samples, part + 1); ++image)
+  const int64_t end = share_before(samples, plan.parts, part + 1);
+  for (int64_t image = share_before(samples, plan.parts, part); image < end; ++image)
     for (int first = 0; first < plan.height; first += plan.band)
       body(Band{image, first, std::min(plan.band, plan.height - first)});
 }
@@ -115,7 +94,7 @@ float sum_of_lanes(Vec vector) {
   return sum;
 }
 
-void accumulate_planar(const GradientPlan& plan, const Images& x, const Images& dy, float* sums, float* scratch,
+void accumulate_windows(const GradientPlan& plan, const Images& x, const Images& dy, float* sums, float* scratch,
                        int threads) {
   const GroupedChannels& group = plan.channels.group;
   const int runs = ceil_div(plan.channels.groups, plan.together), planes = plan.planes();
@@ -134,13 +113,14 @@ void accumulate_planar(const GradientPlan& plan, const Images& x, const Images& 
       for_bands(plan, dy.n, part, [&](const Band& band) {
         const int top = band.first * plan.rows.stride + plan.rows.lowest, rows = int(plan.rows.inputs(band.rows));
         for (int i = 0; i < groups * planes; ++i)
-          fill_planar(x, band.image, first * planes + i, top, rows, columns, plan.window, plan.bands() == 1,
+          fill_window(x, band.image, first * planes + i, top, rows, columns, plan.window, plan.bands() == 1,
                       mine.window + i * plan.window.plane());
         float* of_lane = mine.sums;
         for (int i = 0, k = lane; i < groups; ++i)
           for (int j = 0; j < group.out; ++j, ++k)
             for (int plane = 0; plane < planes; ++plane, of_lane += taps * VL)
-              sum_planar(plan, dy, band, k, mine.window + (i * planes + plane) * plan.window.plane(), mine.copy, of_lane);
+              sum_channel(plan, dy, band, k, mine.window + (i * planes + plane) * plan.window.plane(), mine.copy,
+                          of_lane);
       });
       float* of_part = sums + part * plan.sums.floats();
       for (int64_t i = 0; i < groups * group.out; ++i)
@@ -149,41 +129,6 @@ void accumulate_planar(const GradientPlan& plan, const Images& x, const Images& 
               sum_of_lanes(load(mine.sums + (i * plan.sums.elements + element) * VL));
     }
   }
-}
-
-void accumulate_blocked(const GradientPlan& plan, const Images& x, const Images& dy, float* sums, float* scratch,
-                        int threads) {
-  const int64_t tasks = int64_t{ceil_div(dy.c, LINE_BLOCKS * VL)} * plan.parts;
-#pragma omp parallel num_threads(threads)
-  {
-    const GradientScratch mine = gradient_scratch(plan, scratch);
-#pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < tasks; ++task) {
-      const int line = int(task / plan.parts) * LINE_BLOCKS * VL, part = int(task % plan.parts);
-      float* of_part = sums + part * plan.sums.floats();
-      for_bands(plan, dy.n, part, [&](const Band& band) {
-        const Region seen{band.image, 0, band.first * plan.rows.stride + plan.rows.lowest, plan.columns.lowest,
-                          int(plan.rows.inputs(band.rows)), plan.window.columns};
-        for (int lane = line; lane < std::min(dy.c, line + LINE_BLOCKS * VL); lane += VL)
-          for (int plane = 0; plane < plan.planes(); ++plane) {
-            Region region = seen;
-            region.channel = lane;
-            fill_blocked(x, plan.channels.group, lane, std::min(VL, dy.c - lane), plane, region, mine.window);
-            sum_blocked(plan, dy, band, lane, mine.window, mine.copy,
-                        of_part + plan.sums.at(lane, plane * plan.taps()));
-          }
-      });
-    }
-  }
-}
-
-void add_filter_gradient(const FilterShape& shape, int parts, const float* sums, const TensorArgument& dw,
-                         int threads) {
-#pragma omp parallel for num_threads(threads)
-  for (int lane = 0; lane < shape.packed.lanes; ++lane)
-    shape.for_elements(dw, lane, [&](float* element, ptrdiff_t place) {
-      for (int part = 0; part < parts; ++part) *element += sums[part * shape.packed.floats() + place];
-    });
 }
 
 }  // namespace depthwise

@@ -1,4 +1,4 @@
-// Forward and backward data: outputs from windows.
+// Forward and backward data by the loops over columns: outputs from windows.
 #pragma once
 
 #include <omp.h>
@@ -26,22 +26,18 @@ struct Plan {
   DepthwiseWindow window;
   PackedFilter filter;
   std::vector<Part> parts;
-  int together;  // groups, or blocks of lanes, of one task
-  bool channels_last;
+  int together;  // groups of one task
 
   int planes() const { return channels.group.in; }
   // Outputs of several phases take turns in a row: each phase has rows of its own first.
-  bool joins_results() const { return !window.blocked && rows.every * int64_t{columns.every} > 1; }
+  bool joins_results() const { return rows.every * int64_t{columns.every} > 1; }
   int result_row() const { return columns.outputs_of(0, width) + VL; }
-  // Results that are written to the image from a buffer: by phases, or blocks of channels of a contiguous image.
   int64_t result_floats() const {
-    if (joins_results()) return times(times(result_row(), int64_t(columns.phases.size())), band);
-    const int64_t image_rows = std::min(int64_t{band} * rows.every, int64_t{height});
-    return window.blocked && !channels_last ? times(times(image_rows, width), VL) : 0;
+    return joins_results() ? times(times(result_row(), int64_t(columns.phases.size())), band) : 0;
   }
   int64_t window_floats() const { return times(window.plane(), planes()); }
   int64_t thread_floats() const {
-    return plus(times(window_floats(), window.blocked ? 1 : together), plus(result_floats(), VL));
+    return plus(times(window_floats(), together), plus(result_floats(), VL));
   }
   int bands() const { return ceil_div(rows.outputs_of(0, height), band); }
 };
@@ -52,7 +48,8 @@ std::vector<Part> parts_of(const Axis& rows, const Axis& columns, const Depthwis
   for (int a = 0; a < int(rows.phases.size()); ++a)
     for (int b = 0; b < int(columns.phases.size()); ++b) {
       const Phase &down = rows.phases[a], &across = columns.phases[b];
-      Part part{a, b, rows.outputs_of(a, height), columns.outputs_of(b, width), {planes, down.taps, across.taps, down.step, rows.stride, nullptr}, {}, 0, 0};
+      const DepthwiseTaps taps{planes, down.taps, across.taps, down.step, rows.stride, nullptr};
+      Part part{a, b, rows.outputs_of(a, height), columns.outputs_of(b, width), taps, {}, 0, 0};
       part.elements = planes * elements_before(rows.classes, columns.classes, down.tap_class, across.tap_class);
       if (down.taps > 0 && across.taps > 0) part.input = (down.first - rows.lowest) * window.row();
       for (int s = 0; s < across.taps; ++s)
@@ -62,30 +59,23 @@ std::vector<Part> parts_of(const Axis& rows, const Axis& columns, const Depthwis
   return parts;
 }
 
-Plan make_plan(const Geometry& g, bool backward_data, const TensorArgument& in, const TensorArgument& out) {
-  const auto axis = [&](int64_t taps, int64_t stride, int64_t pad, int64_t dilation, int64_t size) {
-    return backward_data ? backward_axis(taps, stride, pad, dilation, size)
-                         : forward_axis(taps, stride, pad, dilation);
-  };
-  const Axis rows = axis(g.r, g.stride_h, g.pad_h, g.dilation_h, out.h);
-  const Axis columns = axis(g.s, g.stride_w, g.pad_w, g.dilation_w, out.w);
+Plan make_plan(const Geometry& g, const Axes& axes, const TensorArgument& in, const TensorArgument& out) {
+  const auto& [rows, columns] = axes;
   const Channels channels = channels_of(g, in, out);
   const int height = rows.outputs_of(0, int(out.h)), width = columns.outputs_of(0, int(out.w));
-  const bool blocked = is_blocked(rows, columns, in, channels, width);
-  const int band = choose_band(blocked, channels.group.in, rows, columns, height, width);
-  const DepthwiseWindow window = window_of(blocked, rows, columns, band, width);
+  const int band = choose_band(channels.group.in, rows, columns, height, width);
+  const DepthwiseWindow window = window_of(rows, columns, band, width);
   return {channels, rows, columns, int(out.h), int(out.w), band, window, packed_filter(g, channels),
           parts_of(rows, columns, window, channels.group.in, int(out.h), int(out.w)),
-          blocked ? LINE_BLOCKS : groups_together(window, channels), bool(in.channels_last)};
+          groups_together(window, channels)};
 }
 
-template <bool BLOCKED>
 void compute_part(const Plan& plan, const Part& part, const float* window, const float* filter, Vec bias,
                   const DepthwiseOutput& out, int rows) {
   DepthwiseTaps taps = part.taps;
   taps.columns = part.column_offsets.data();
-  const DepthwiseInput in{window + part.input, plan.window.row(), plan.window.output_column(), plan.window.plane()};
-  depthwise_outputs<BLOCKED>(taps, in, filter + part.elements * VL, bias, out, rows, part.columns);
+  const DepthwiseInput in{window + part.input, plan.window.row(), 1, plan.window.plane()};
+  depthwise_outputs(taps, in, filter + part.elements * VL, bias, out, rows, part.columns);
 }
 
 // From rows of each phase of the columns to a row of the image.
@@ -101,7 +91,7 @@ void join_phases(const Plan& plan, const float* from, ptrdiff_t phase, float* to
 }
 
 // `end`: behind what this thread computes of neighbouring channels one after the other.
-void compute_planar(const Plan& plan, const Images& out, const Band& band, int channel, const float* end,
+void compute_channel(const Plan& plan, const Images& out, const Band& band, int channel, const float* end,
                     const float* window, const float* filter, Vec bias, float* results) {
   const ptrdiff_t row = plan.result_row(), phase = row * plan.band;
   for (const Part& part : plan.parts) {
@@ -109,11 +99,11 @@ void compute_planar(const Plan& plan, const Images& out, const Band& band, int c
     if (rows <= 0) continue;
     if (!plan.joins_results()) {
       float* to = out.at(band.image, channel, band.first, 0);
-      compute_part<false>(plan, part, window, filter, bias, {to, out.sh, 1, VL, end}, rows);
+      compute_part(plan, part, window, filter, bias, {to, out.sh, 1, VL, end}, rows);
       continue;
     }
     float* to = results + part.column_phase * phase;
-    compute_part<false>(plan, part, window, filter, bias, {to, row, 1, VL, to + phase}, rows);
+    compute_part(plan, part, window, filter, bias, {to, row, 1, VL, to + phase}, rows);
     if (part.column_phase + 1 == int(plan.columns.phases.size()))
       for (int i = 0; i < rows; ++i)
         join_phases(plan, results + i * row, phase,
@@ -121,26 +111,7 @@ void compute_planar(const Plan& plan, const Images& out, const Band& band, int c
   }
 }
 
-void compute_blocked(const Plan& plan, const Images& out, const Band& band, int channel, const float* window,
-                     const float* filter, Vec bias, float* results) {
-  const int every = plan.rows.every, top = band.first * every, lanes = std::min(VL, out.c - channel);
-  float* image = out.at(band.image, channel, top, 0);
-  DepthwiseOutput target{image, out.sh, out.sw, lanes, out.floats() + out.n * out.sn};
-  if (out.sc != 1) target = {results, ptrdiff_t(out.w) * VL, VL, VL, results + plan.result_floats()};
-  for (const Part& part : plan.parts) {
-    const int rows = std::min(band.rows, part.rows - band.first);
-    if (rows <= 0) continue;
-    DepthwiseOutput to = target;
-    to.data += part.row_phase * target.row + part.column_phase * target.column;
-    to.row *= every;
-    to.column *= plan.columns.every;
-    compute_part<true>(plan, part, window, filter, bias, to, rows);
-  }
-  if (out.sc != 1)
-    scatter_planar_row(results, (std::min(out.h - top, band.rows * every)) * out.w, image, out.sc, lanes);
-}
-
-void run_planar(const Plan& plan, const Images& in, const float* filter, const float* bias, const Images& out,
+void run_windows(const Plan& plan, const Images& in, const float* filter, const float* bias, const Images& out,
                 float* scratch, int threads) {
   const Channels& channels = plan.channels;
   const int bands = plan.bands(), height = plan.rows.outputs_of(0, out.h);
@@ -158,40 +129,15 @@ void run_planar(const Plan& plan, const Images& in, const float* filter, const f
       const Band band{task / bands / runs, first, std::min(plan.band, height - first)};
       const int top = first * plan.rows.stride + plan.rows.lowest, rows = int(plan.rows.inputs(band.rows));
       for (int i = 0; i < groups * plan.planes(); ++i)
-        fill_planar(in, band.image, group * channels.group.in + i, top, rows, columns, plan.window, bands == 1,
+        fill_window(in, band.image, group * channels.group.in + i, top, rows, columns, plan.window, bands == 1,
                     window + i * plan.window.plane());
       for (int i = 0, lane = group * channels.group.out; i < groups; ++i)
         for (int j = 0; j < channels.group.out; ++j, ++lane) {
           const float* end = bands > 1 ? out.at(band.image, lane, first + band.rows, 0)
                                        : out.at(band.image, (group + groups) * channels.group.out, 0, 0);
-          compute_planar(plan, out, band, lane, end, window + i * plan.window_floats(),
+          compute_channel(plan, out, band, lane, end, window + i * plan.window_floats(),
                          filter + plan.filter.at(lane, 0), bias ? broadcast(bias[lane]) : Vec{}, window + windows);
         }
-    }
-  }
-}
-
-void run_blocked(const Plan& plan, const Images& in, const float* filter, const float* bias, const Images& out,
-                 float* scratch, int threads) {
-  const int bands = plan.bands(), height = plan.rows.outputs_of(0, out.h), lines = ceil_div(out.c, LINE_BLOCKS * VL);
-  const int64_t tasks = out.n * bands * lines;
-#pragma omp parallel num_threads(threads)
-  {
-    float* window = scratch + omp_get_thread_num() * plan.thread_floats();
-#pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < tasks; ++task) {
-      const int first = int(task / lines % bands) * plan.band, line = int(task % lines) * LINE_BLOCKS * VL;
-      const Band band{task / lines / bands, first, std::min(plan.band, height - first)};
-      for (int lane = line; lane < std::min(out.c, line + LINE_BLOCKS * VL); lane += VL) {
-        const int lanes = std::min(VL, out.c - lane);
-        for (int plane = 0; plane < plan.planes(); ++plane)
-          fill_blocked(in, plan.channels.group, lane, lanes, plane,
-                       {band.image, lane, first * plan.rows.stride + plan.rows.lowest, plan.columns.lowest,
-                        int(plan.rows.inputs(band.rows)), plan.window.columns},
-                       window + plane * plan.window.plane());
-        compute_blocked(plan, out, band, lane, window, filter + plan.filter.at(lane, 0),
-                        bias ? load_first(bias + lane, lanes) : Vec{}, window + plan.window_floats());
-      }
     }
   }
 }

@@ -1,8 +1,6 @@
-// The inner loops of depthwise convolution: tiles of outputs, and sums of products for the filter's gradient, whose sums
-// stay in registers.
+// The inner loops over columns: tiles of outputs, and sums of products for the filter's gradient, in registers.
 //
-// Both formats have the same loops. Planar: a vector is VL neighbouring columns of one channel, a filter element is
-// broadcast. Blocked: a vector is one pixel of VL channels, and so is a filter element. Neighbouring rows share what is
+// A vector is VL neighbouring columns of one channel, a filter element is broadcast. Neighbouring rows share what is
 // loaded: an input row meets the tile's output rows by different filter rows.
 #pragma once
 
@@ -30,13 +28,8 @@ struct DepthwiseTaps {
   const ptrdiff_t* columns;
 };
 
-template <bool BLOCKED>
-INLINE Vec filter_element(const float* w, int index) {
-  return BLOCKED ? load(w + ptrdiff_t(index) * VL) : broadcast(w[ptrdiff_t(index) * VL]);
-}
-
 // TAPS filter rows whose input rows are neighbours, in all filter columns.
-template <bool BLOCKED, int TAPS, int STRIDE, int ROWS, int VECTORS>
+template <int TAPS, int STRIDE, int ROWS, int VECTORS>
 INLINE void add_neighbouring_rows(const DepthwiseTaps& taps, const float* in, ptrdiff_t row, ptrdiff_t vector,
                                   const float* w, Vec (&sum)[ROWS][VECTORS]) {
   const ptrdiff_t next = ptrdiff_t(taps.rows) * VL;
@@ -51,7 +44,7 @@ INLINE void add_neighbouring_rows(const DepthwiseTaps& taps, const float* in, pt
       for (int o = 0; o < ROWS; ++o) {
         const int t = i - o * STRIDE;
         if (t < 0 || t >= TAPS) continue;
-        const Vec element = filter_element<BLOCKED>(w, t);
+        const Vec element = broadcast(w[ptrdiff_t(t) * VL]);
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; ++j) sum[o][j] += x[j] * element;
       }
@@ -60,12 +53,12 @@ INLINE void add_neighbouring_rows(const DepthwiseTaps& taps, const float* in, pt
 }
 
 // One filter row, whatever the stride.
-template <bool BLOCKED, int ROWS, int VECTORS>
+template <int ROWS, int VECTORS>
 INLINE void add_row(const DepthwiseTaps& taps, const float* in, ptrdiff_t row, ptrdiff_t vector, const float* w,
                     Vec (&sum)[ROWS][VECTORS]) {
   const ptrdiff_t next = ptrdiff_t(taps.rows) * VL, down = taps.stride * row;
   for (int s = 0; s < taps.count_columns; ++s, w += next) {
-    const Vec element = filter_element<BLOCKED>(w, 0);
+    const Vec element = broadcast(*w);
     const float* from = in + taps.columns[s];
 #pragma GCC unroll 8
     for (int o = 0; o < ROWS; ++o, from += down)
@@ -74,24 +67,24 @@ INLINE void add_row(const DepthwiseTaps& taps, const float* in, ptrdiff_t row, p
   }
 }
 
-template <bool BLOCKED, int ROWS, int VECTORS>
+template <int ROWS, int VECTORS>
 INLINE int add_all_neighbouring_rows(const DepthwiseTaps& taps, const float* in, ptrdiff_t row, ptrdiff_t vector,
                                      const float* w, Vec (&sum)[ROWS][VECTORS]) {
   int r = 0;
   const auto from = [&] { return in + r * row; };
   const auto elements = [&] { return w + ptrdiff_t(r) * VL; };
   for (; r + 7 <= taps.rows; r += 7)
-    add_neighbouring_rows<BLOCKED, 7, 1>(taps, from(), row, vector, elements(), sum);
+    add_neighbouring_rows<7, 1>(taps, from(), row, vector, elements(), sum);
   for (; r + 5 <= taps.rows; r += 5)
-    add_neighbouring_rows<BLOCKED, 5, 1>(taps, from(), row, vector, elements(), sum);
+    add_neighbouring_rows<5, 1>(taps, from(), row, vector, elements(), sum);
   for (; r + 3 <= taps.rows; r += 3)
-    add_neighbouring_rows<BLOCKED, 3, 1>(taps, from(), row, vector, elements(), sum);
+    add_neighbouring_rows<3, 1>(taps, from(), row, vector, elements(), sum);
   return r;
 }
 
 // ROWS x VECTORS vectors of outputs, from the input of the first one on; they begin with `bias`. TAPS: the filter rows,
 // whose inputs are neighbours, or AT_RUN_TIME.
-template <bool BLOCKED, int TAPS, int STRIDE, int ROWS, int VECTORS>
+template <int TAPS, int STRIDE, int ROWS, int VECTORS>
 INLINE void depthwise_tile(const DepthwiseTaps& taps, const DepthwiseInput& in, ptrdiff_t vector, const float* w,
                            Vec bias, Vec (&sum)[ROWS][VECTORS]) {
 #pragma GCC unroll 8
@@ -102,13 +95,13 @@ INLINE void depthwise_tile(const DepthwiseTaps& taps, const DepthwiseInput& in, 
   for (int plane = 0; plane < taps.planes; ++plane, w += elements) {
     const float* from = in.data + plane * in.plane;
     if constexpr (TAPS != AT_RUN_TIME) {
-      add_neighbouring_rows<BLOCKED, TAPS, STRIDE>(taps, from, in.row, vector, w, sum);
+      add_neighbouring_rows<TAPS, STRIDE>(taps, from, in.row, vector, w, sum);
     } else {
       int r = 0;
       if (taps.row_step == 1 && taps.stride == 1)
-        r = add_all_neighbouring_rows<BLOCKED>(taps, from, in.row, vector, w, sum);
+        r = add_all_neighbouring_rows(taps, from, in.row, vector, w, sum);
       for (; r < taps.rows; ++r)
-        add_row<BLOCKED>(taps, from + r * ptrdiff_t(taps.row_step) * in.row, in.row, vector,
+        add_row(taps, from + r * ptrdiff_t(taps.row_step) * in.row, in.row, vector,
                          w + ptrdiff_t(r) * VL, sum);
     }
   }
@@ -133,13 +126,12 @@ INLINE void store_tile(const DepthwiseOutput& out, float* to, ptrdiff_t vector, 
 // rows x columns outputs, in tiles of which the last ones overlap the ones before. `columns` is VECTORS vectors at
 // least, or one where a vector is more than a row: then what a row has too much is overwritten by the next row, and the
 // last is cut off at the output's end. Arguments are copies, so that no store can have changed them.
-template <bool BLOCKED, int TAPS, int STRIDE, int ROWS, int VECTORS>
+template <int TAPS, int STRIDE, int ROWS, int VECTORS>
 static void depthwise_tiles(DepthwiseTaps taps, DepthwiseInput in, int spacing, const float* w, Vec bias,
                             DepthwiseOutput out, int rows, int columns) {
-  constexpr int UNIT = BLOCKED ? 1 : VL;  // columns of a vector
-  const int width = (VECTORS - 1) * spacing + UNIT, last = std::max(0, columns - width);
+  const int width = (VECTORS - 1) * spacing + VL, last = std::max(0, columns - width);
   const ptrdiff_t vector = spacing * in.column, out_vector = spacing * out.column;
-  const bool whole = out.lanes == VL && columns >= UNIT;
+  const bool whole = out.lanes == VL && columns >= VL;
   DepthwiseInput from = in;
   for (int i = 0; i < rows; i += ROWS) {
     const ptrdiff_t top = std::min(i, rows - ROWS);
@@ -149,7 +141,7 @@ static void depthwise_tiles(DepthwiseTaps taps, DepthwiseInput in, int spacing, 
       const ptrdiff_t left = std::min(j, last);
       from.data = row + left * in.column;
       Vec sum[ROWS][VECTORS];
-      depthwise_tile<BLOCKED, TAPS, STRIDE>(taps, from, vector, w, bias, sum);
+      depthwise_tile<TAPS, STRIDE>(taps, from, vector, w, bias, sum);
       store_tile(out, to + left * out.column, out_vector, whole, sum);
     }
   }
@@ -157,42 +149,40 @@ static void depthwise_tiles(DepthwiseTaps taps, DepthwiseInput in, int spacing, 
 
 constexpr int WIDE_ROWS = REGISTERS == 32 ? 7 : 4;  // of tiles of two vectors
 
-template <bool BLOCKED, int TAPS, int STRIDE>
+template <int TAPS, int STRIDE>
 static void depthwise_outputs(const DepthwiseTaps& taps, const DepthwiseInput& in, const float* w, Vec bias,
                               const DepthwiseOutput& out, int rows, int columns) {
-  constexpr int UNIT = BLOCKED ? 1 : VL;
-  if (columns > UNIT) {
-    const int spacing = std::min(UNIT, columns - UNIT);
+  if (columns > VL) {
+    const int spacing = std::min(VL, columns - VL);
     if (rows >= WIDE_ROWS)
-      depthwise_tiles<BLOCKED, TAPS, STRIDE, WIDE_ROWS, 2>(taps, in, spacing, w, bias, out, rows, columns);
+      depthwise_tiles<TAPS, STRIDE, WIDE_ROWS, 2>(taps, in, spacing, w, bias, out, rows, columns);
     else
-      depthwise_tiles<BLOCKED, TAPS, STRIDE, 1, 2>(taps, in, spacing, w, bias, out, rows, columns);
+      depthwise_tiles<TAPS, STRIDE, 1, 2>(taps, in, spacing, w, bias, out, rows, columns);
   } else if (rows >= 7) {
-    depthwise_tiles<BLOCKED, TAPS, STRIDE, 7, 1>(taps, in, UNIT, w, bias, out, rows, columns);
+    depthwise_tiles<TAPS, STRIDE, 7, 1>(taps, in, VL, w, bias, out, rows, columns);
   } else {
-    depthwise_tiles<BLOCKED, TAPS, STRIDE, 1, 1>(taps, in, UNIT, w, bias, out, rows, columns);
+    depthwise_tiles<TAPS, STRIDE, 1, 1>(taps, in, VL, w, bias, out, rows, columns);
   }
 }
 
 // rows x columns outputs. Filters of 3, 5 and 7 rows have loops of their own, and so have what strides leave of them.
-template <bool BLOCKED>
 static void depthwise_outputs(const DepthwiseTaps& taps, const DepthwiseInput& in, const float* w, Vec bias,
                               const DepthwiseOutput& out, int rows, int columns) {
   const auto with = [&](auto run) { run(taps, in, w, bias, out, rows, columns); };
   const int known = taps.row_step == 1 && taps.stride <= 2 ? taps.rows : AT_RUN_TIME;
   if (taps.stride == 1) {
-    if (known == 1) return with(depthwise_outputs<BLOCKED, 1, 1>);
-    if (known == 2) return with(depthwise_outputs<BLOCKED, 2, 1>);
-    if (known == 3) return with(depthwise_outputs<BLOCKED, 3, 1>);
-    if (known == 4) return with(depthwise_outputs<BLOCKED, 4, 1>);
-    if (known == 5) return with(depthwise_outputs<BLOCKED, 5, 1>);
-    if (known == 7) return with(depthwise_outputs<BLOCKED, 7, 1>);
+    if (known == 1) return with(depthwise_outputs<1, 1>);
+    if (known == 2) return with(depthwise_outputs<2, 1>);
+    if (known == 3) return with(depthwise_outputs<3, 1>);
+    if (known == 4) return with(depthwise_outputs<4, 1>);
+    if (known == 5) return with(depthwise_outputs<5, 1>);
+    if (known == 7) return with(depthwise_outputs<7, 1>);
   } else {
-    if (known == 3) return with(depthwise_outputs<BLOCKED, 3, 2>);
-    if (known == 5) return with(depthwise_outputs<BLOCKED, 5, 2>);
-    if (known == 7) return with(depthwise_outputs<BLOCKED, 7, 2>);
+    if (known == 3) return with(depthwise_outputs<3, 2>);
+    if (known == 5) return with(depthwise_outputs<5, 2>);
+    if (known == 7) return with(depthwise_outputs<7, 2>);
   }
-  with(depthwise_outputs<BLOCKED, AT_RUN_TIME, 1>);
+  with(depthwise_outputs<AT_RUN_TIME, 1>);
 }
 
 // ---- the filter's gradient -----------------------------------------------------------------------------------------

@@ -5,16 +5,14 @@
 
 namespace depthwise {
 
-// Rows of an image, and what lies around it. Planar: the columns of one residue modulo the stride next to each other,
-// so that neighbouring outputs read neighbouring floats. Blocked: [row][column][VL].
+// Rows of one channel of an image, and what lies around it: the columns of one residue modulo the stride next to each
+// other, so that neighbouring outputs read neighbouring floats.
 struct DepthwiseWindow {
-  bool blocked;
   int rows, columns, stride;
-  ptrdiff_t residue;  // planar: floats of the columns of one residue
+  ptrdiff_t residue;  // floats of the columns of one residue
 
-  ptrdiff_t row() const { return blocked ? ptrdiff_t(columns) * VL : residue * stride; }
-  ptrdiff_t output_column() const { return blocked ? ptrdiff_t(stride) * VL : 1; }
-  ptrdiff_t at_column(int j) const { return blocked ? ptrdiff_t(j) * VL : j % stride * residue + j / stride; }
+  ptrdiff_t row() const { return residue * stride; }
+  ptrdiff_t at_column(int j) const { return j % stride * residue + j / stride; }
   int64_t plane() const { return times(rows, row()); }
 };
 
@@ -68,7 +66,7 @@ INLINE void join_rows(const float* even, const float* odd, int count, float* to)
   }
 }
 
-// Which columns of an image a planar window has: the same for all its rows and for every image.
+// Which columns of an image a window has: the same for all its rows and for every image.
 struct PlanarColumns {
   int first, count, shift;  // of the image; where they begin in the window
 
@@ -78,9 +76,9 @@ struct PlanarColumns {
   }
 };
 
-// Fills `rows` rows of a planar window, from row `top` of one channel on. What lies left and right of the image is left
+// Fills `rows` rows of a window, from row `top` of one channel on. What lies left and right of the image is left
 // as it is: zero since the window was made. So is what lies above and below where the window is `fixed`.
-static inline void fill_planar(const Images& x, int64_t image, int channel, int top, int rows, PlanarColumns columns,
+static inline void fill_window(const Images& x, int64_t image, int channel, int top, int rows, PlanarColumns columns,
                                const DepthwiseWindow& window, bool fixed, float* to) {
   const ptrdiff_t row = window.row();
   const int first = std::clamp(-top, 0, rows), last = columns.count ? std::clamp(x.h - top, first, rows) : first;
@@ -108,6 +106,12 @@ static inline void fill_planar(const Images& x, int64_t image, int channel, int 
   }
 }
 
+// Rows of one channel, or block of channels, of an image.
+struct Band {
+  int64_t image;
+  int first, rows;
+};
+
 // Which channels the lanes of a block read: lane l of block b is channel l + b * VL of the other images, and reads the
 // `plane`-th of the channels of its group.
 struct GroupedChannels {
@@ -119,7 +123,7 @@ struct GroupedChannels {
 
 static inline void fill_blocked(const Images& x, const GroupedChannels& channels, int first_lane, int lanes, int plane,
                                 const Region& r, float* to) {
-  if (channels.one_to_one()) return fill(x, r, to);
+  if (channels.one_to_one()) return ::fill(x, r, to);
   std::memset(to, 0, sizeof(float) * VL * r.rows * r.columns);
   const int first = std::max(0, -r.left), last = std::min(r.columns, x.w - r.left);
   for (int i = std::max(0, -r.top); i < std::min(r.rows, x.h - r.top); ++i)

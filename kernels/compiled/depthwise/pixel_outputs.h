@@ -1,0 +1,68 @@
+// Forward and backward data by the loops over pixels.
+#pragma once
+
+#include <omp.h>
+
+#include "depthwise/pixel_plan.h"
+
+namespace depthwise {
+
+typedef PixelPlan<ComputeTile> OutputPlan;
+
+constexpr int TASKS_OF_THREAD = 8;  // at least, where there are as many rows
+
+OutputPlan output_plan(const Geometry& g, const Axes& axes, const TensorArgument& in, const TensorArgument& out) {
+  return pixel_plan<ComputeTile>(g, axes.rows, axes.columns, in, out);
+}
+
+// Rows of outputs of one run of channels. plane: of x, in floats.
+void compute_rows(const OutputPlan& plan, const Band& band, const Run& run, const Window& x, ptrdiff_t plane,
+                  const float* filter, const float* bias, const Window& y) {
+  const float* elements = filter + plan.filter.at(run.lane, 0);
+  const ptrdiff_t next = y.column * plan.columns.every;
+  for (int row = band.first; row < band.first + band.rows; ++row)
+    for_tiles<true>(plan, x, plane, row,
+                    [&](const PixelPhase<ComputeTile>& phase, int column, const TileInput& in, auto loops) {
+                      loops(in, plan.filter_of(phase, elements), bias,
+                            {y.data + row * y.row + column * y.column, next}, run.blocks);
+                    });
+}
+
+void compute_gathered(const OutputPlan& plan, const Images& in, const Band& band, const Run& run, const float* filter,
+                      const float* bias, const Images& out, float* scratch) {
+  const int first = plan.first_input(band.first), last = plan.last_input(band.first, band.rows);
+  const int lanes = std::min(VL, out.c - run.lane);
+  float *results = scratch + plan.gathered_inputs(), *of_bias = results + plan.gathered_outputs();
+  if (bias) store(of_bias, load_first(bias + run.lane, lanes));
+  const Window x = gather_rows(plan.channels, in, band.image, run.lane, first, last, scratch);
+  const Region written{band.image, run.lane, band.first, 0, band.rows, out.w};
+  const Window y = target(out, written, results);
+  compute_rows(plan, band, run, x, (last - first) * x.row, filter, bias ? of_bias : nullptr,
+               from_row(y, band.first));
+  if (out.sw == 1)  // rows that follow each other are one
+    scatter_planar_row(results, band.rows * out.w, out.at(band.image, run.lane, band.first, 0), out.sc, lanes);
+  else
+    scatter(out, written, y, results);
+}
+
+void run_pixels(const OutputPlan& plan, const Images& in, const float* filter, const float* bias, const Images& out,
+                float* scratch, int threads) {
+  const int64_t runs = int64_t(plan.runs.size());
+  const int64_t wanted = ceil_div(TASKS_OF_THREAD * int64_t{threads}, out.n * runs);
+  const int most = plan.gathers() ? plan.band : out.h;
+  const int band = std::min<int64_t>(most, ceil_div(int64_t{out.h}, wanted)), bands = ceil_div(out.h, band);
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+  for (int64_t task = 0; task < out.n * bands * runs; ++task) {
+    const int first = int(task / runs % bands) * band;
+    const Band rows{task / runs / bands, first, std::min(band, out.h - first)};
+    const Run& run = plan.runs[task % runs];
+    if (run.in_place)
+      compute_rows(plan, rows, run, in_place(in, rows.image, run.lane), 0, filter, bias ? bias + run.lane : nullptr,
+                   in_place(out, rows.image, run.lane));
+    else
+      compute_gathered(plan, in, rows, run, filter, bias, out,
+                       scratch + omp_get_thread_num() * plan.thread_floats());
+  }
+}
+
+}  // namespace depthwise

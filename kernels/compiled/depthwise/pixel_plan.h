@@ -1,0 +1,146 @@
+// How a convolution is cut for the loops over pixels: tiles of outputs, runs of channels, and what lies where.
+#pragma once
+
+#include <vector>
+
+#include "depthwise/filter.h"
+#include "depthwise/pixels.h"
+
+namespace depthwise {
+
+constexpr int64_t GATHERED_FLOATS = 16 * 1024;  // of an image's rows that are gathered for one block of channels
+
+// The outputs of one phase of the rows and one of the columns.
+template <class Loops>
+struct PixelPhase {
+  Phase down, across;
+  TileLoops<Loops> loops;
+  ptrdiff_t elements;  // where its part of each lane's packed filter begins
+};
+
+// Neighbouring channels of a task: blocks that are read in place, or one block that is gathered.
+struct Run {
+  int lane, blocks;
+  bool in_place;
+};
+
+template <class Loops>
+struct PixelPlan {
+  Channels channels;
+  Axis rows, columns;
+  int in_height, in_width, height, width;
+  PackedFilter filter;
+  std::vector<PixelPhase<Loops>> phases;
+  std::vector<Run> runs;
+  int band;  // rows of outputs for which one block is gathered
+
+  bool gathers() const { return !runs.back().in_place; }
+  int column_phases() const { return int(columns.phases.size()); }
+
+  // The elements, or their sums, that a phase meets, of the block of channels whose first element `of_block` is.
+  template <class Float>
+  TileFilter<Float> filter_of(const PixelPhase<Loops>& phase, Float* of_block) const {
+    return {of_block + phase.elements * VL, ptrdiff_t(filter.elements) * VL, phase.down.taps,
+            phase.across.taps,              columns.stride,                  phase.across.step};
+  }
+
+  // Rows of the image that `count` outputs from row `first` on meet.
+  int first_input(int first) const {
+    return int(std::clamp<int64_t>(first / rows.every * int64_t{rows.stride} + rows.lowest, 0, in_height));
+  }
+  int last_input(int first, int count) const {
+    const int64_t behind = (first + count - 1) / rows.every * int64_t{rows.stride} + rows.lowest + rows.extent;
+    return int(std::clamp<int64_t>(behind, first_input(first), in_height));
+  }
+  int64_t gathered_inputs() const {
+    const int64_t most = std::min(rows.inputs(ceil_div(band, rows.every) + 1), int64_t{in_height});
+    return gathers() ? times(times(most, in_width), channels.group.in * VL) : 0;
+  }
+  int64_t gathered_outputs() const { return gathers() ? times(times(band, width), VL) : 0; }
+  int64_t thread_floats() const { return plus(plus(gathered_inputs(), gathered_outputs()), VL); }
+};
+
+// A block of channels is gathered where its channels are not neighbours in memory, or fewer than a vector.
+std::vector<Run> runs_of(int lanes, bool in_place) {
+  std::vector<Run> runs;
+  const int whole = in_place ? lanes / VL : 0, most = RUN / VL, count = ceil_div(whole, most);
+  for (int i = 0, block = 0; i < count; ++i) {
+    const int blocks = (whole - block) / (count - i);
+    runs.push_back({block * VL, blocks, true});
+    block += blocks;
+  }
+  for (int lane = whole * VL; lane < lanes; lane += VL) runs.push_back({lane, 1, false});
+  return runs;
+}
+
+template <class Loops>
+PixelPlan<Loops> pixel_plan(const Geometry& g, const Axis& rows, const Axis& columns, const TensorArgument& in,
+                            const TensorArgument& out) {
+  const Channels channels = channels_of(g, in, out);
+  PixelPlan<Loops> plan{channels, rows, columns, int(in.h), int(in.w), int(out.h), int(out.w),
+                        packed_filter(g, channels), {}, {}, 0};
+  for (const Phase& down : rows.phases)
+    for (const Phase& across : columns.phases)
+      plan.phases.push_back({down, across, {across.taps, columns.stride, across.step},
+                             channels.group.in *
+                                 elements_before(rows.classes, columns.classes, down.tap_class, across.tap_class)});
+  plan.runs = runs_of(channels.lanes(), in.channels_last && channels.group.one_to_one());
+  const int64_t row = times(times(in.w, channels.group.in), VL);
+  const int64_t inputs = std::max<int64_t>(GATHERED_FLOATS / row - rows.extent, 0);
+  plan.band = int(std::clamp<int64_t>((inputs / rows.stride + 1) * rows.every, 1, out.h));
+  return plan;
+}
+
+// Where row 0 of the image would lie, so that every row has its place.
+INLINE Window from_row(Window window, int row) {
+  window.data -= row * window.row;
+  return window;
+}
+
+// The pixels of a block of channels, of some rows: gathered, [plane][row][column][VL].
+inline Window gather_rows(const Channels& channels, const Images& x, int64_t image, int lane, int first, int last,
+                          float* buffer) {
+  const int lanes = std::min(VL, channels.lanes() - lane);
+  const ptrdiff_t row = ptrdiff_t(x.w) * VL;
+  if (channels.group.one_to_one() && x.sw == 1)  // rows that follow each other are one
+    gather_planar_row(x.at(image, lane, first, 0), x.sc, lanes, (last - first) * x.w, buffer);
+  else
+    for (int plane = 0; plane < channels.group.in; ++plane)
+      fill_blocked(x, channels.group, lane, lanes, plane, {image, lane, first, 0, last - first, x.w},
+                   buffer + plane * (last - first) * row);
+  return from_row({buffer, row, VL}, first);
+}
+
+INLINE Window in_place(const Images& x, int64_t image, int lane) { return {x.at(image, lane, 0, 0), x.sh, x.sw}; }
+
+// Calls body(phase, column of the image, input, loops) for the tiles of one row of outputs. `plane`: of the input, in
+// floats. Where they OVERLAP the last tile computes again what the one before has; else single outputs are left.
+template <bool OVERLAP, class Loops, class Body>
+INLINE void for_tiles(const PixelPlan<Loops>& plan, const Window& x, ptrdiff_t plane, int row, Body body) {
+  const int every = plan.columns.every, phases = plan.column_phases();
+  const PixelPhase<Loops>* of_row = plan.phases.data() + row % plan.rows.every * phases;
+  const Phase& down = of_row->down;
+  const int top = row / plan.rows.every * plan.rows.stride + down.first;
+  TileInput in{nullptr, down.step * x.row, x.column, plane, plan.channels.group.in, 0, 0, 0, 0};
+  in.first_row = std::clamp(ceil_div(-top, down.step), 0, down.taps);
+  in.last_row = std::clamp(ceil_div(plan.in_height - top, down.step), in.first_row, down.taps);
+  const int most = plan.columns.outputs_of(0, plan.width);
+  for (int tile = 0; tile < most; tile += TILE)
+    for (int b = 0; b < phases; ++b) {
+      const PixelPhase<Loops>& phase = of_row[b];
+      const Phase& across = phase.across;
+      const int outputs = plan.columns.outputs_of(b, plan.width), extent = (across.taps - 1) * across.step + 1;
+      int j = OVERLAP && outputs >= TILE ? std::min(tile, outputs - TILE) : tile;
+      const bool is_tile = j + TILE <= outputs;
+      for (const int last = std::min(j + TILE, outputs), step = is_tile ? TILE : 1; j < last; j += step) {
+        const int left = j * plan.columns.stride + across.first;
+        in.data = x.data + top * x.row + left * x.column;
+        in.first = -left;
+        in.last = plan.in_width - left;
+        const bool at_border = in.first > 0 || in.last < (step - 1) * plan.columns.stride + extent;
+        body(phase, b + j * every, in, phase.loops.of(is_tile, at_border));
+      }
+    }
+}
+
+}  // namespace depthwise
