@@ -61,7 +61,7 @@ def raise_version(path: Path) -> None:
         (lambda path: path.write_bytes(b"no database " * 1000), "is not an SQLite database"),
         (lambda path: path.write_bytes(path.read_bytes()[:60]), "is damaged"),
         (truncate, "is damaged"),
-        (raise_version, r"schema 99, of a newer mucudnn \(this one knows 5\): upgrade"),
+        (raise_version, r"schema 99, of a newer mucudnn \(this one knows 6\): upgrade"),
         (lambda path: change(path, "PRAGMA application_id = 7"), "belongs to another program"),
     ],
 )
@@ -240,7 +240,7 @@ def test_a_file_of_version_1_is_migrated_and_takes_more(version_1: Path) -> None
     assert version_of(version_1) == migrations.VERSION
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
 def test_a_migrated_file_has_the_tables_of_a_new_one(version: int, path: Path) -> None:
     older = of_version(version, path.parent)
     with Database(older):
