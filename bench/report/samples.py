@@ -1,4 +1,4 @@
-"""Raw samples out of the database: as a long frame, as a table of what they say, and as JSON.
+"""Raw samples out of the database: as a table of what they say, as rows of single samples, and as JSON.
 
 A *series* is the samples of one time of one measurement or whole run: of its setup or step, of the baseline or the run.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -21,12 +20,8 @@ from mucudnn.database.column_rules import ENVIRONMENT_COLUMNS, PROBLEM_COLUMNS
 from mucudnn.database.samples import unpacked
 from mucudnn.database.schema import SAMPLES, problem_from, whole_run_from
 from mucudnn.running.environment import Environment
-from mucudnn.terminal.whole_files import whole_text
 from mucudnn.words.problem import Operation
 from mucudnn.words.results import Configuration, WithCachedFilter, WithFreshWorkspace, source_of
-
-if TYPE_CHECKING:
-    import pandas
 
 _OF_SERIES = ("algorithm", "version", "micro_batch_size", "configuration", "load", "stolen", "clock_hz", "method")
 _IN_WORDS = {"setup_s": "setup", "step_s": "step", "baseline_s": "baseline", "time_s": "whole run"}
@@ -85,19 +80,13 @@ def in_words(rows: Sequence[StoredRow]) -> str:
     return f"{told}; {without} are of an older version, which kept none" if without else told
 
 
-def samples_frame(every: Iterable[Record]) -> pandas.DataFrame:
-    """Return a line for each sample: what it is of, its number in its series from 0, and ``sample_s`` in seconds."""
-    import pandas
-
-    frame = pandas.DataFrame([*every]).explode("samples_s").rename(columns={"samples_s": "sample_s"})
-    frame.insert(len(frame.columns) - 1, "sample", frame.groupby(level=0).cumcount())
-    return frame.astype({"version": "Int64", "micro_batch_size": "Int64", "sample_s": float}).reset_index(drop=True)
-
-
-def write_samples(every: Iterable[Record], path: Path) -> None:
-    """Write the long frame as CSV. See ``whole_file``."""
-    with whole_text(path) as stream:
-        samples_frame(every).to_csv(stream, index=False)
+def sample_rows(every: Iterable[Record]) -> list[Record]:
+    """Return a row for each sample: what it is of, its number in its series from 0, and ``sample_s`` in seconds."""
+    return [
+        {**{name: value for name, value in one.items() if name != "samples_s"}, "sample": number, "sample_s": sample}
+        for one in every
+        for number, sample in enumerate(one["samples_s"])
+    ]
 
 
 def samples_record(every: Iterable[Record]) -> Record:

@@ -165,7 +165,7 @@ class Watch:
         return Load(others_share, throttled_share, self._rate_ratio(last.now_s), stolen_share, self._hz(last.now_s))
 
     def _hz(self, now_s: float) -> float | None:
-        """Return the processor's clock, which is read once a second: of a hundred cores that takes milliseconds."""
+        """Return the processor's clock, which is read once a second: each core may have a file of its own."""
         if now_s - self._hz_seen_s >= _RATE_EVERY_S:
             self._last_hz, self._hz_seen_s = self._processor_hz(), now_s
         return self._last_hz

@@ -207,7 +207,7 @@ def samples(
     they were taken; those of a whole run and of its baseline with the same number ran in the same round.
     """
     from mucudnn.bench.report import samples as report
-    from mucudnn.bench.report.export import write_each, write_json
+    from mucudnn.bench.report.export import write_csv, write_each, write_json
     from mucudnn.database.database import Database
     from mucudnn.database.maintenance import that_count
     from mucudnn.terminal.console import output
@@ -227,7 +227,7 @@ def samples(
             console.print(report.samples_table(one, of_one))
     console.print(report.in_words(rows))
     write_each(
-        (csv_file, lambda path: report.write_samples(series, path)),
+        (csv_file, lambda path: write_csv(path, report.sample_rows(series))),
         (json_file, lambda path: write_json(path, report.samples_record(series))),
     )
 
