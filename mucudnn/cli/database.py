@@ -177,7 +177,7 @@ def _print_refreshed(found: Refreshed) -> None:
 
 
 @database.command(cls=FileCommand)
-@click.argument("problem", nargs=-1)
+@click.argument("problem", nargs=-1, type=options.Text("PROBLEM", str.strip))
 @options.operations
 @click.option(
     "--algorithms",
