@@ -23,7 +23,7 @@ from support.places import DATA
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.database.migrations import VERSION
+from mucudnn.database.migrations import SINCE_VERSION_1, VERSION
 from mucudnn.words.results import METHOD
 
 FOLDER = DATA / "version-0.1.0"
@@ -266,8 +266,7 @@ def as_exported_now(name: str) -> list[dict[str, Any]]:
     rows = rows_in(stored(name))
     for row in rows:
         if name.endswith(".csv"):
-            added = ("load", "passed_over", "needed_bytes", "fingerprint", "versions", "findings")
-            row |= dict.fromkeys(added, "")
+            row |= dict.fromkeys(SINCE_VERSION_1, "")
         number = type(row["threads"])
         row |= {"method": number(1), "schema": number(VERSION)}
         if row["kind"] == "verification" and not is_torchs_own(row) and '"instead"' not in row["configuration"]:

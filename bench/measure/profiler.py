@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import inf
+from statistics import median
 from typing import Self
 
 from mucudnn.bench.measure.candidates import Candidate, Journal
@@ -24,6 +25,7 @@ from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.words.errors import BrokenDeviceError, first_line
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement, MicroConfig
+from mucudnn.words.samples import MeasuredSamples
 from mucudnn.words.torch_settings import TORCHS_OWN
 
 
@@ -130,23 +132,29 @@ class Entry:
 
     candidate: Candidate
     timer: Timer
-    setup_s: float
+    setup_samples_s: tuple[float, ...]
     relative_error: float
     began: ProcessorUse  # what the watch saw before the first sample
     watch: Watch
 
-    def measurement(self, *, is_final: bool = True) -> Measurement:
-        """Return what the samples say. Only what is final has a load: the pruning reads measurements all the time."""
+    def final(self) -> Measurement:
+        """Return what all samples say, with them and with the load meanwhile."""
+        load = self.watch.since(self.began)
+        samples = (self.setup_samples_s, tuple(self.timer.samples_s))
+        raw = MeasuredSamples(*samples, stolen=load.stolen_share, clock_hz=load.clock_hz)
+        return replace(self.measurement(), load=load.share, raw=raw)
+
+    def measurement(self) -> Measurement:
+        """Return what the samples say so far, and no more: the pruning reads it all the time."""
         return Measurement(
             micro_config=self.candidate.micro_config,
-            setup_s=self.setup_s,
+            setup_s=median(self.setup_samples_s),
             step_s=self.timer.median_s,
             prepared_bytes=self.candidate.workspace.prepared_bytes,
             scratch_bytes=self.candidate.scratch_bytes,
             relative_error=self.relative_error,
             noise=self.timer.noise,
             samples=len(self.timer.samples_s),
-            load=self.watch.since(self.began).share if is_final else None,
         )
 
 
@@ -159,7 +167,7 @@ class Session:
         self.workbench = Workbench(job.problem, job.batch_size, job.device, checks_samples=checks_samples)
         self.entries: dict[MicroConfig, Entry] = {}
         self.tried: set[MicroConfig] = set()
-        self.setup_s: dict[str, float] = {}  # by algorithm
+        self.setup_samples_s: dict[str, tuple[float, ...]] = {}  # by algorithm
         self.relative_error: dict[str, float] = {}  # by algorithm, for those that are checked once
         self.deadline = job.clock.now() + (inf if job.time_limit_s is None else job.time_limit_s)
 
@@ -190,7 +198,7 @@ class Session:
             if self.job.can_win(candidate, entry.relative_error):
                 self.entries[candidate.micro_config] = entry
             else:
-                yield entry.measurement()
+                yield entry.final()
 
     def _has_answer(self) -> bool:
         """Whether something that fits was measured. Until then, time is not up."""
@@ -210,13 +218,13 @@ class Session:
         """Check the result, then take a sample. Raises what the candidate raises."""
         relative_error = self._relative_error(candidate)
         began = self.job.watch.mark()
-        setup_s = self._setup_s(candidate)
+        setup_samples_s = self._setup_samples_s(candidate)
         clock = self.job.clock
         timer = Timer(self.workbench.stream(candidate), clock, clock.step_rule, self.workbench.slice_count(candidate))
         timer.sample()
         if timer.error is not None:
             raise timer.error
-        return Entry(candidate, timer, setup_s, relative_error, began, self.job.watch)
+        return Entry(candidate, timer, setup_samples_s, relative_error, began, self.job.watch)
 
     def _relative_error(self, candidate: Candidate) -> float:
         """Return the relative error of a candidate.
@@ -231,16 +239,16 @@ class Session:
             self.relative_error[name] = self.workbench.relative_error(candidate)
         return self.relative_error[name]
 
-    def _setup_s(self, candidate: Candidate) -> float:
+    def _setup_samples_s(self, candidate: Candidate) -> tuple[float, ...]:
         name = candidate.algorithm.name
-        if name not in self.setup_s:
+        if name not in self.setup_samples_s:
             timer = self._setup_timer(self.workbench.set_up(candidate))
             for _ in measure_in_turns([timer]):
                 pass
             if timer.error is not None:
                 raise timer.error
-            self.setup_s[name] = timer.median_s
-        return self.setup_s[name]
+            self.setup_samples_s[name] = tuple(timer.samples_s)
+        return self.setup_samples_s[name]
 
     def _setup_timer(self, set_up: Callable[[], object]) -> Timer:
         return Timer(set_up, self.job.clock, self.job.clock.setup_rule)
@@ -272,10 +280,10 @@ class Session:
         return None
 
     def _add(self, entry: Entry) -> None:
-        self.times.add(entry.measurement(is_final=False), min(entry.timer.samples_s))
+        self.times.add(entry.measurement(), min(entry.timer.samples_s))
 
     def _is_beaten(self, entry: Entry) -> bool:
-        return self.times.is_beaten(entry.measurement(is_final=False))
+        return self.times.is_beaten(entry.measurement())
 
     def _refine(self, entries: Sequence[Entry]) -> Iterator[Measurement | Failure]:
         of_timer = {id(entry.timer): entry for entry in entries}
@@ -294,7 +302,7 @@ class Session:
     def _end(self, entry: Entry) -> Iterator[Measurement | Failure]:
         del self.entries[entry.candidate.micro_config]
         if entry.timer.error is None:
-            yield entry.measurement()
+            yield entry.final()
         else:
             yield from self._failed(entry.candidate, entry.timer.error)
 

@@ -227,7 +227,7 @@ class _QuickSession(Session):
         if self._can_win(entry, _HOPELESS):
             self.entries[candidate.micro_config] = entry
         else:
-            yield entry.measurement()
+            yield entry.final()
 
     def _compare_closely(self, *margins: float) -> Iterator[Measurement | Failure]:
         """Take a sample for each margin, in turns, of what is left and not slower by more than it.
@@ -255,7 +255,7 @@ class _QuickSession(Session):
             return False
         fitting = [m for m in self.times.measurements.values() if m.relative_error <= self.job.max_relative_error]
         fastest_s = min(map(self.search.total_s, fitting), default=inf)
-        own = replace(entry.measurement(is_final=False), step_s=min(entry.timer.samples_s))
+        own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
         return self.search.total_s(own) <= margin * fastest_s
 
     def _is_late(self) -> bool:
@@ -265,13 +265,13 @@ class _QuickSession(Session):
         """Check the result, then take a quick look: one step, with what the check has left in the caches."""
         relative_error = self._relative_error(candidate)
         began = self.job.watch.mark()
-        setup_s = self._setup_s(candidate)
+        setup_samples_s = self._setup_samples_s(candidate)
         stream, slices, clock = self.workbench.stream(candidate), self.workbench.slice_count(candidate), self.job.clock
         timer = Timer(stream, clock, self.rule, slices, warms_up=False)
         began_s = clock.now()
         stream()
         timer.samples_s.append(clock.now() - began_s)
-        return Entry(candidate, timer, setup_s, relative_error, began, self.job.watch)
+        return Entry(candidate, timer, setup_samples_s, relative_error, began, self.job.watch)
 
     def _relative_error(self, candidate: Candidate) -> float:
         """Check an algorithm of ours on few samples: it is tested at every size. Where that fails, on all of them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -123,8 +123,8 @@ class Machine:
         """Compare calls with a baseline, in turns, and say under which load. Raises what the baseline raises."""
         mark = self.watch.mark()
         results = compare_in_turns(baseline, runs, self.clock, rounds)
-        load = self.watch.since(mark).share
-        return [replace(result, load=load) if isinstance(result, Comparison) else result for result in results]
+        load = self.watch.since(mark)
+        return [result.under(load) if isinstance(result, Comparison) else result for result in results]
 
     def _ready(
         self, problem: ConvProblem, configuration: Configuration, operands: Operands, keeps_workspace: bool

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from math import inf, sqrt
 from statistics import quantiles
 
+from mucudnn.bench.timing.load import Load
 from mucudnn.bench.timing.rounds import sample_in_rounds
 from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, Timer
 from mucudnn.words.results import WholeRun
+from mucudnn.words.samples import PairedSamples
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,7 @@ class Comparison:
     ``uncertainty`` of the speedup is half the width of the 95 % interval of a median, 1.57 IQR / sqrt(n) (McGill,
     Tukey, Larsen 1978, "Variations of box plots"). The median is that of baseline / run in each round. Both of a pair
     ran in the same round, so a slow minute of the machine cancels. load: of the machine meanwhile, see ``WholeRun``.
+    samples: of both, from which all of this can be computed again.
     """
 
     baseline_s: float
@@ -28,6 +31,7 @@ class Comparison:
     least_speedup: float  # of any round
     most_speedup: float
     load: float | None = None
+    samples: PairedSamples | None = None
 
     @property
     def speedup(self) -> float:
@@ -36,7 +40,12 @@ class Comparison:
     @property
     def whole_run(self) -> WholeRun:
         """The same numbers, as the database keeps them."""
-        return WholeRun(self.baseline_s, self.time_s, self.uncertainty, self.load)
+        return WholeRun(self.baseline_s, self.time_s, self.uncertainty, self.load, raw=self.samples)
+
+    def under(self, load: Load) -> Comparison:
+        """Return the same, made under this load."""
+        samples = self.samples and replace(self.samples, stolen=load.stolen_share, clock_hz=load.clock_hz)
+        return replace(self, load=load.share, samples=samples)
 
     @property
     def is_clear(self) -> bool:
@@ -121,6 +130,7 @@ def _comparison(baseline: Timer, timer: Timer) -> Comparison:
         rounds=len(ratios),
         least_speedup=min(ratios),
         most_speedup=max(ratios),
+        samples=PairedSamples(tuple(baseline.samples_s), tuple(timer.samples_s)),
     )
 
 

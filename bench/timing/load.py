@@ -37,12 +37,15 @@ class Load:
     thread that shares its core keeps all others waiting, so that it is not divided by the number of cores.
     throttled_share: of the time, in which a limit of the container, or a GPU that slowed itself down, stopped the work.
     rate_ratio: rate of a known kernel over the best that was ever seen here: below 1 with slow clocks, where the other
-    thread of a core has work, and where its threads do not run at the same time.
+    thread of a core has work, and where its threads do not run at the same time. stolen_share: of the time of all cores
+    that it may use, what a hypervisor gave to others; it is part of what others took. clock_hz: of the fastest core.
     """
 
     others_share: float | None = None
     throttled_share: float | None = None
     rate_ratio: float | None = None
+    stolen_share: float | None = None
+    clock_hz: float | None = None
 
     @property
     def share(self) -> float | None:
@@ -81,8 +84,8 @@ class Watch:
     """Watches the load: ``mark`` before something is measured, ``since`` that mark when it is done.
 
     use: what processors did so far, by ``clock``. rate: runs of the known kernel a second, now; None: there is no such
-    kernel. cores: how many may be kept busy. best_rate: the best that was seen, here or by earlier runs; 0 before the
-    first look.
+    kernel. cores: how many may be kept busy. processor_hz: clock of the processor, now; None: nobody tells. best_rate:
+    the best that was seen, here or by earlier runs; 0 before the first look.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Watch:
         use: Callable[[], ProcessorUse] = ProcessorUse,
         rate: Callable[[], float] | None = None,
         cores: Callable[[], float] | None = None,
+        processor_hz: Callable[[], float | None] = lambda: None,
         *,
         best_rate: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
@@ -97,9 +101,12 @@ class Watch:
     ) -> None:
         self.best_rate = best_rate
         self._use, self._rate, self._cores, self._clock, self._sleep = use, rate, cores, clock, sleep
+        self._processor_hz = processor_hz
         self._seen = deque([use()], _REMEMBERED)
         self._last_rate: float | None = None
         self._rate_seen_s = -_RATE_EVERY_S
+        self._last_hz: float | None = None
+        self._hz_seen_s = -_RATE_EVERY_S
 
     def mark(self) -> ProcessorUse:
         """Begin a span. It costs at most the reading of a few small files."""
@@ -143,7 +150,7 @@ class Watch:
     def _between(self, first: ProcessorUse, last: ProcessorUse) -> Load:
         span_s = last.now_s - first.now_s
         if span_s < _SHORTEST_SPAN_S:
-            return Load(rate_ratio=self._rate_ratio(last.now_s))
+            return Load(rate_ratio=self._rate_ratio(last.now_s), clock_hz=self._hz(last.now_s))
         others_share = None
         if first.busy_s is not None and last.busy_s is not None:
             others_s = (last.busy_s - first.busy_s) - (last.own_s - first.own_s)
@@ -152,7 +159,16 @@ class Watch:
         throttled_share = None
         if first.throttled_s is not None and last.throttled_s is not None:
             throttled_share = _as_share((last.throttled_s - first.throttled_s) / span_s)
-        return Load(others_share, throttled_share, self._rate_ratio(last.now_s))
+        stolen_share = None
+        if first.stolen_s is not None and last.stolen_s is not None:
+            stolen_share = _as_share((last.stolen_s - first.stolen_s) / (span_s * max(1, last.cores)))
+        return Load(others_share, throttled_share, self._rate_ratio(last.now_s), stolen_share, self._hz(last.now_s))
+
+    def _hz(self, now_s: float) -> float | None:
+        """Return the processor's clock, which is read once a second: each core may have a file of its own."""
+        if now_s - self._hz_seen_s >= _RATE_EVERY_S:
+            self._last_hz, self._hz_seen_s = self._processor_hz(), now_s
+        return self._last_hz
 
     def _rate_ratio(self, now_s: float) -> float | None:
         if self._rate is None:
@@ -207,7 +223,7 @@ def watch_of(device: str) -> Watch:
 def _watch_of_processors(process: int) -> Watch:
     """Return the one of this process: what it has seen serves the next tuning."""
     processors = Processors()
-    return Watch(processors.use, known_rate, processors.allowed_cores)
+    return Watch(processors.use, known_rate, processors.allowed_cores, processors.clock_hz)
 
 
 def known_rate() -> float:

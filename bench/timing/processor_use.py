@@ -13,10 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_PROC, _CGROUPS, _CORES = Path("/proc"), Path("/sys/fs/cgroup"), Path("/sys/devices/system/cpu")
 _IDLE = slice(3, 5)  # of a line of /proc/stat after the name: idle, and waiting for a disk
+_STOLEN = 7
 _COUNTED = 8  # user to steal: what guests use is part of the first two
 _NS_PER_S, _US_PER_S = 1e9, 1e6
+_HZ_PER_KHZ, _HZ_PER_MHZ = 1e3, 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class ProcessorUse:
 
     busy_s: of the cores that this process may use, by anybody, a hypervisor included. own_s: by this process.
     throttled_s: in which the limit of its container stopped it. cores: that it may use. threads: of one operation.
+    stolen_s: of those of ``busy_s``, the ones that a hypervisor gave to others.
     """
 
     now_s: float = 0.0
@@ -33,16 +36,17 @@ class ProcessorUse:
     throttled_s: float | None = None
     cores: int = 0
     threads: int = 0
+    stolen_s: float | None = None
 
 
 class Processors:
     """The cores that this process may use, and the limits of the containers that it is in.
 
-    proc, cgroups: where the system tells of them.
+    proc, cgroups, cores: where the system tells of them.
     """
 
-    def __init__(self, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> None:
-        self._proc = proc
+    def __init__(self, proc: Path = _PROC, cgroups: Path = _CGROUPS, cores: Path = _CORES) -> None:
+        self._proc, self._cores = proc, cores
         self._groups = [*_groups(proc, cgroups)]
 
     def use(self) -> ProcessorUse:
@@ -51,14 +55,26 @@ class Processors:
 
         cores = _affinity()
         own = resource.getrusage(resource.RUSAGE_SELF)
+        busy_s, stolen_s = _busy_and_stolen_s(self._proc / "stat", cores)
         return ProcessorUse(
             now_s=time.perf_counter(),
-            busy_s=_busy_s(self._proc / "stat", cores),
+            busy_s=busy_s,
             own_s=own.ru_utime + own.ru_stime,
             throttled_s=max((t for group in self._groups if (t := _throttled_s(group)) is not None), default=None),
             cores=len(cores),
             threads=torch.get_num_threads(),
+            stolen_s=stolen_s,
         )
+
+    def clock_hz(self) -> float | None:
+        """Return the clock now of the fastest of the cores, which is one that has work; None: nobody tells.
+
+        In a virtual machine it often is the nominal one, whatever the real one does.
+        """
+        cores = _affinity()
+        told = (_text(self._cores / f"cpu{core}" / "cpufreq" / "scaling_cur_freq") for core in cores)
+        found = [int(text) * _HZ_PER_KHZ for text in told if text.strip().isdecimal()]
+        return max(found or _clocks_hz(self._proc / "cpuinfo", cores), default=None)
 
     def allowed_cores(self) -> float:
         """Return how many cores may be kept busy: those that this process may run on, or fewer by a limit."""
@@ -73,19 +89,36 @@ def _affinity() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def _busy_s(stat: Path, cores: frozenset[int]) -> float | None:
-    """Return the sum over these cores; None where the file lacks one of them."""
+def _busy_and_stolen_s(stat: Path, cores: frozenset[int]) -> tuple[float | None, float | None]:
+    """Return the sums over these cores; None where the file lacks one of them, or does not count what is stolen."""
     names = {f"cpu{core}" for core in cores}
-    ticks = 0
+    ticks, stolen, counts_stolen = 0, 0, True
     with suppress(ValueError):
         for line in _text(stat).splitlines():
             name, *fields = line.split() or [""]
             if name in names:
                 counted = [int(field) for field in fields[:_COUNTED]]
                 ticks += sum(counted) - sum(counted[_IDLE])
+                stolen += sum(counted[_STOLEN:])
+                counts_stolen = counts_stolen and len(counted) == _COUNTED
                 names.discard(name)
-        return None if names else ticks / os.sysconf("SC_CLK_TCK")
-    return None
+        if not names:
+            per_s = os.sysconf("SC_CLK_TCK")
+            return ticks / per_s, stolen / per_s if counts_stolen else None
+    return None, None
+
+
+def _clocks_hz(cpuinfo: Path, cores: frozenset[int]) -> list[float]:
+    """Return the clocks of these cores, as far as the file has them: ``cpu MHz`` of each ``processor``."""
+    found, core = [], None
+    with suppress(ValueError):
+        for line in _text(cpuinfo).splitlines():
+            name, _, value = (part.strip() for part in line.partition(":"))
+            if name == "processor":
+                core = int(value)
+            elif name == "cpu MHz" and core in cores:
+                found.append(float(value) * _HZ_PER_MHZ)
+    return found
 
 
 def _throttled_s(group: Path) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mucudnn.database.contents import DatabaseInfo
     from mucudnn.running.environment import Environment
     from mucudnn.tuning.refresh import Refreshed
+    from mucudnn.words.problem import Operation
 
 
 class ExportFormat(StrEnum):
@@ -173,6 +174,77 @@ def _print_refreshed(found: Refreshed) -> None:
         raise KeyboardInterrupt(f"{found.left} of {found.doubtful} are left as they were")
     if found.busy:
         raise UnavailableError(f"the machine is busy: {found.busy}; end what works beside it, and refresh again")
+
+
+@database.command(cls=FileCommand)
+@click.argument("problem", nargs=-1, type=options.Text("PROBLEM", str.strip))
+@options.operations
+@click.option(
+    "--algorithms",
+    type=options.Text("NAME,...", options.parse_names),
+    help="Only measurements of these, and whole runs that have one of them; default: all.",
+)
+@options.environment
+@click.option("--all", "everything", is_flag=True, help="Also what newer measurements supersede.")
+@options.csv_file
+@options.json_file
+@options.database
+def samples(
+    problem: tuple[str, ...],
+    operations: tuple[Operation, ...],
+    algorithms: tuple[str, ...] | None,
+    environment: str | None,
+    everything: bool,
+    csv_file: Path | None,
+    json_file: Path | None,
+    database: Path | None,
+) -> None:
+    """Show the raw samples of each measurement and whole run, and what the machine was like meanwhile.
+
+    PROBLEM is part of a convolution's description, such as 64x56x56, 3x3 or float32; several must all be in it. The
+    table has what the samples say; --csv has each sample, a line for each, and --json a list for each measurement.
+    Samples of a setup, of a step, of a baseline and of its whole run are seconds of one call, in the order in which
+    they were taken; those of a whole run and of its baseline with the same number ran in the same round.
+    """
+    from mucudnn.bench.report import samples as report
+    from mucudnn.bench.report.export import write_csv, write_each, write_json
+    from mucudnn.database.database import Database
+    from mucudnn.database.maintenance import that_count
+    from mucudnn.terminal.console import output
+
+    with Database(database, read_only=True) as opened:
+        every = opened.sound_rows()
+        environments = chosen_environments(opened.environments(), environment)
+    rows = report.wanted(every if everything else that_count(every), environments, operations, algorithms, problem)
+    if not rows:
+        raise InvalidInputError(
+            "nothing that is stored is what you ask for; ask for less, or see mucudnn database info"
+        )
+    series = [*report.series(rows)]
+    console = output()
+    for one in environments:
+        if of_one := [each for each in series if report.environment_of(each) == one]:
+            console.print(report.samples_table(one, of_one))
+    console.print(report.in_words(rows))
+    write_each(
+        (csv_file, lambda path: write_csv(path, report.sample_rows(series))),
+        (json_file, lambda path: write_json(path, report.samples_record(series))),
+    )
+
+
+def chosen_environments(every: Sequence[Environment], text: str | None) -> list[Environment]:
+    """Return those that a part of their description, or a number, means; all of them without one.
+
+    Raises ``InvalidInputError`` where there is none.
+    """
+    from mucudnn.database.selection import numbers_of
+
+    numbered = dict(enumerate(every, start=1))
+    numbers = [*numbered] if text is None else numbers_of(numbered, text)
+    if not numbers and text is not None:
+        listed = "".join(f"\n  {number}: {one}" for number, one in numbered.items())
+        raise InvalidInputError(f"environment is {text!r}, which is none of those stored:{listed}")
+    return [numbered[number] for number in numbers]
 
 
 def environments_here() -> Iterator[Environment]:

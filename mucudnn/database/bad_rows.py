@@ -15,6 +15,7 @@ from mucudnn.words.results import is_doubtful
 from mucudnn.words.values import shown
 
 _MOST_SHOWN = 3  # of the faults of one row
+_NOT_OF_FAILURES = frozenset((*schema.COSTS, "load", *schema.RAW["measurements"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,6 @@ def _are_sound(names: Sequence[str], rows: Sequence[sqlite3.Row]) -> bool:
 def _rule(name: str, is_failure: bool) -> Callable[[Any], bool]:
     if name not in RULES:
         return lambda _: True
-    if name in ((*schema.COSTS, "load") if is_failure else schema.OF_FAILURES):
+    if name in (_NOT_OF_FAILURES if is_failure else schema.OF_FAILURES):
         return lambda value: value is None
     return RULES[name].allows

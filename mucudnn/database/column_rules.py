@@ -1,7 +1,8 @@
 """Rules for the values of a row, column by column, and words for what is wrong.
 
 These are the only rules: for what was measured just now, what is stored, merged or imported. Rows are given as they are
-exported: the columns of ``schema.EXPORT_COLUMNS`` with numbers and texts, None or nothing where there is none.
+exported: the columns of ``schema.EXPORT_COLUMNS`` with numbers and texts, None or nothing where there is none. Samples
+are those bytes that are stored (``samples.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from math import inf
 from string import hexdigits
 from typing import Any
 
-from mucudnn.database import schema
+from mucudnn.database import samples, schema
 from mucudnn.database.migrations import VERSION
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
@@ -28,9 +29,12 @@ PROBLEM_COLUMNS = tuple(schema.PROBLEM.split(", "))
 _OWNER = ("kind", "measured_at", *ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS)
 _MICRO_CONFIG = tuple(schema.KEYS["measurements"].split(", "))
 COLUMNS_OF = {
-    "measurement": (*_OWNER, *_MICRO_CONFIG, *schema.COSTS, *schema.CIRCUMSTANCES),
+    "measurement": (*_OWNER, *_MICRO_CONFIG, *schema.COSTS, *schema.CIRCUMSTANCES, *schema.RAW["measurements"]),
     "failure": (*_OWNER, *_MICRO_CONFIG, *schema.OF_FAILURES, "method"),
-    "verification": (*_OWNER, schema.KEYS["verifications"], *schema.TIMES, *schema.CIRCUMSTANCES),
+    "verification": (
+        *(*_OWNER, schema.KEYS["verifications"], *schema.TIMES, *schema.CIRCUMSTANCES),
+        *schema.RAW["verifications"],
+    ),
     "confirmation": (
         *("kind", "measured_at", *ENVIRONMENT_COLUMNS),
         *(schema.KEYS["confirmations"], "versions", "findings", *schema.CIRCUMSTANCES),
@@ -58,7 +62,11 @@ def fault(column: str, value: object) -> str | None:
     rule = RULES[column]
     if rule.allows(value):
         return None
-    return f"{column} is {'missing' if value is None else shown(value)}; it must be {rule.allowed}"
+    return f"{column} is {'missing' if value is None else _shown(column, value)}; it must be {rule.allowed}"
+
+
+def _shown(column: str, value: object) -> str:
+    return shown(samples.readable(value) if column in schema.SAMPLE_COLUMNS else value)
 
 
 def row_faults(row: Mapping[str, Any]) -> list[str]:
@@ -85,7 +93,7 @@ def own_faults(row: Mapping[str, Any]) -> list[str]:
     has_none = f"a {kind} has no such value"
     own = _EXPORTED_ONLY.union(COLUMNS_OF[kind])
     foreign = (column for column, value in row.items() if value is not None and column not in own)
-    return [*_faults_in(row, _OWN_COLUMNS[kind]), *(f"{c} is {shown(row[c])}; {has_none}" for c in foreign)]
+    return [*_faults_in(row, _OWN_COLUMNS[kind]), *(f"{c} is {_shown(c, row[c])}; {has_none}" for c in foreign)]
 
 
 def _faults_in(row: Mapping[str, Any], columns: Iterable[str]) -> list[str]:
@@ -217,8 +225,16 @@ def is_rate(value: object) -> bool:
     return _is_time(value)
 
 
-def _is_load(value: object) -> bool:
+def _is_share(value: object) -> bool:
     return value is None or (_is_cost(value) and value <= 1)  # type: ignore[operator]
+
+
+def _are_samples(value: object) -> bool:
+    return value is None or samples.are_sound(value)
+
+
+def _is_clock(value: object) -> bool:
+    return value is None or _is_time(value)
 
 
 def _is_mark(value: object) -> bool:
@@ -265,7 +281,12 @@ RULES: Mapping[str, Rule] = {
     "fingerprint": Rule(_is_fingerprint, f"{_DIGITS} hexadecimal digits"),
     "versions": Rule(_is_versions, 'versions by the names of algorithms, such as {"gemm": 1}'),
     "findings": Rule(_is_findings, "what steps of a model have shown, as they are exported"),
-    "load": Rule(_is_load, "a number from 0 to 1, or nothing where it is unknown"),
+    **dict.fromkeys(("load", "stolen"), Rule(_is_share, "a number from 0 to 1, or nothing where it is unknown")),
+    "clock_hz": Rule(_is_clock, "a number, finite and above 0, or nothing where it is unknown"),
+    **dict.fromkeys(
+        schema.SAMPLE_COLUMNS,
+        Rule(_are_samples, "a list of seconds, each finite and at least 0, or nothing where none were kept"),
+    ),
     "method": _whole(1, METHOD),
     "passed_over": Rule(_is_mark, "1, or nothing where it was tried"),
     "needed_bytes": Rule(_is_amount, "a whole number of at least 0, or nothing where that was not why"),

@@ -16,14 +16,13 @@ import sqlite3
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from mucudnn.database import maintenance, migrations, queries, schema
+from mucudnn.database import maintenance, migrations, queries, samples, schema
 from mucudnn.database.bad_rows import SoundRows, StoredRow, every_row
 from mucudnn.database.column_rules import is_rate, row_faults
 from mucudnn.database.contents import DatabaseInfo, EnvironmentRows, MergeCounts
@@ -35,6 +34,7 @@ from mucudnn.words.results import METHOD, Failure, How, Measurement, MicroConfig
 
 _NEVER = datetime.max.isoformat()  # later than every time stamp
 _MEASURED = (*schema.COSTS, *schema.CIRCUMSTANCES)
+_RUN = (*schema.TIMES, *schema.CIRCUMSTANCES)
 
 
 def default_path() -> Path:
@@ -118,9 +118,9 @@ class Database:
         self, environment: Environment, problem: ConvProblem, algorithm_version: int, measurement: Measurement
     ) -> None:
         """Commit one measurement. Raises ``InvalidInputError`` for values that there cannot be, as do all that add."""
-        costs = {name: getattr(measurement, name) for name in _MEASURED}
+        values = {name: getattr(measurement, name) for name in _MEASURED} | samples.columns(measurement.raw)
         key = (environment, problem, algorithm_version, measurement.micro_config)
-        self._add_measured("measurement", *key, **costs)
+        self._add_measured("measurement", *key, **values)
 
     def add_failure(
         self, environment: Environment, problem: ConvProblem, algorithm_version: int, failure: Failure
@@ -155,7 +155,8 @@ class Database:
     ) -> None:
         """Commit a whole run. versions: of at least the algorithms that ran. how: what was special in it."""
         key = schema.configuration_key(micro_configs, versions, how)
-        self._add("verification", environment, problem, configuration=key, **asdict(run))
+        values = {name: getattr(run, name) for name in _RUN} | samples.columns(run.raw)
+        self._add("verification", environment, problem, configuration=key, **values)
 
     def add_confirmation(
         self,
@@ -227,6 +228,11 @@ class Database:
                 found[micro_configs] = _whole_run(row)
         return found
 
+    def sound_rows(self) -> list[StoredRow]:
+        """Return all rows without faults, superseded ones included, oldest first."""
+        self._sound.tell()
+        return [row for row in every_row(self._file) if not row.faults]
+
     def rows_that_count(
         self, environment: Environment, problems: Iterable[ConvProblem] | None = None
     ) -> list[StoredRow]:
@@ -296,7 +302,7 @@ class Database:
         """
         writer = csv.writer(stream)  # lines end in CR LF, as RFC 4180 has it: then values with either are quoted
         writer.writerow(schema.EXPORT_COLUMNS)
-        writer.writerows([row.get(column) for column in schema.EXPORT_COLUMNS] for row in self._exported())
+        writer.writerows([_cell(row.get(column)) for column in schema.EXPORT_COLUMNS] for row in self._exported())
 
     def export_json_lines(self, stream: TextIO) -> None:
         """Write the rows of ``export_csv``, one JSON object a line, without the columns that a kind does not have."""
@@ -310,7 +316,7 @@ class Database:
             if row.is_bad:
                 self._sound.tell()
             else:
-                yield row.values | {"schema": migrations.VERSION}
+                yield samples.for_export(row.values) | {"schema": migrations.VERSION}
 
     def add_exported(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows as they were exported, with their time stamps: all of them or, on error, none.
@@ -450,8 +456,13 @@ class Database:
         )
 
 
+def _cell(value: object) -> object:
+    """Return what a cell of a table holds: of samples their list in JSON."""
+    return json.dumps(value) if isinstance(value, list) else value
+
+
 def _whole_run(row: sqlite3.Row) -> WholeRun:
-    return WholeRun(*(row[name] for name in (*schema.TIMES, *schema.CIRCUMSTANCES)))
+    return WholeRun(*(row[name] for name in _RUN))
 
 
 def _counts(row: sqlite3.Row, before: WholeRun | None) -> bool:

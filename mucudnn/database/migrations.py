@@ -12,8 +12,9 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 # 1: the first one; 2: environments have numerics; 3: whole runs go through torch's operators; 4: what was measured has
 # the load of the machine, and environments have the best rate of the known kernel; 5: what was measured has the way of
 # measuring, of what was not measured the columns say whether it was passed over, and for how many bytes, and there is
-# what steps of models have shown
-VERSION = 5
+# what steps of models have shown; 6: measurements and whole runs have their samples, what a hypervisor took meanwhile,
+# and the processor's clock
+VERSION = 6
 BEFORE_EXPORTS_SAID = 2  # the version of exported rows that do not name theirs
 
 _ENVIRONMENT_1 = "device, capability, threads, torch, library, compiled"
@@ -77,6 +78,14 @@ MIGRATIONS = {
         f"WHERE reason LIKE '{_PASSED_OVER_4}%'",
         CONFIRMATIONS,
     ),
+    5: tuple(
+        f"ALTER TABLE {table} ADD COLUMN {column}"
+        for table, columns in (
+            ("measurements", ("setup_samples_s", "step_samples_s", "stolen", "clock_hz")),
+            ("verifications", ("baseline_samples_s", "time_samples_s", "stolen", "clock_hz")),
+        )
+        for column in columns
+    ),
 }
 _WITH_OPERATOR = 3  # the first version whose whole runs have what the operator costs
 _WITH_LOAD = 4
@@ -84,6 +93,8 @@ _WITH_LOAD = 4
 SINCE_VERSION_1: Mapping[str, str | int | None] = {
     **{"numerics": "", "method": _FIRST_METHOD},
     **dict.fromkeys(("load", "passed_over", "needed_bytes", "fingerprint", "versions", "findings")),
+    **dict.fromkeys(("setup_samples_s", "step_samples_s", "baseline_samples_s", "time_samples_s")),
+    **dict.fromkeys(("stolen", "clock_hz")),
 }
 
 

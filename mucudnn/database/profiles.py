@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mucudnn.database import schema
 from mucudnn.database.column_rules import COLUMNS_OF, ENVIRONMENT_COLUMNS, PROBLEM_COLUMNS, row_faults
 from mucudnn.database.database import Database
 from mucudnn.database.migrations import BEFORE_EXPORTS_SAID, SINCE_VERSION_1, migrated_row
+from mucudnn.database.samples import from_export
 from mucudnn.database.sqlite_file import MEMORY
 from mucudnn.words.errors import DatabaseError
 
@@ -133,10 +135,17 @@ def _csv_row(cells: Mapping[str, str]) -> dict[str, Any]:
     """Read cells: numbers where they are some; an empty cell is a value only where the kind has a text."""
     own_texts = _TEXTS.intersection(COLUMNS_OF.get(cells["kind"], ()))
     return {
-        column: cell if column in _TEXTS else _number(cell)
+        column: cell if column in _TEXTS else _list(cell) if column in schema.SAMPLE_COLUMNS else _number(cell)
         for column, cell in cells.items()
         if cell or column in own_texts
     }
+
+
+def _list(text: str) -> Any:
+    """Read the JSON of samples; what is none stays text."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return text
 
 
 def _number(text: str) -> int | float | str:
@@ -154,7 +163,7 @@ def _checked(lines: Iterator[Line]) -> tuple[list[dict[str, Any]], list[str]]:
     faults: list[str] = []
     line_of: dict[tuple[Any, ...], int] = {}
     for number, line in lines:
-        row: dict[str, Any] | str = line if isinstance(line, str) else {**SINCE_VERSION_1, **line}
+        row: dict[str, Any] | str = line if isinstance(line, str) else from_export({**SINCE_VERSION_1, **line})
         wrong = [row] if isinstance(row, str) else row_faults(row)
         if isinstance(row, dict) and not wrong:
             first = line_of.setdefault(_key(row), number)

@@ -19,10 +19,11 @@ from mucudnn.words.results import METHOD, Measurement, MicroConfig, is_busy, of_
 _TABLE_COLUMNS = {
     "measurements": (
         *(*schema.KEYS["measurements"].split(", "), "measured_at", *schema.COSTS, "reason", *schema.CIRCUMSTANCES),
-        *("passed_over", "needed_bytes"),
+        *("passed_over", "needed_bytes", *schema.RAW["measurements"]),
     ),
     "verifications": (
         *(*schema.KEYS["verifications"].split(", "), "measured_at", *schema.TIMES, *schema.CIRCUMSTANCES),
+        *schema.RAW["verifications"],
     ),
     "confirmations": (schema.KEYS["confirmations"], "measured_at", "versions", "findings", *schema.CIRCUMSTANCES),
 }
@@ -62,7 +63,8 @@ def measurements(
     ids = stored.read_unchecked(f"SELECT id, {schema.PROBLEM} FROM problems")
     by_id = {row[0]: by_values[row[1:]] for row in map(tuple, ids) if row[1:] in by_values}
     find, values = schema.find(environment)
-    columns = ", ".join((*schema.COSTS, *schema.CIRCUMSTANCES))
+    raw = schema.RAW["measurements"]  # read to be checked alone: a row is sound or bad wherever it is read
+    columns = ", ".join((*raw, *schema.COSTS, *schema.CIRCUMSTANCES))
     rows = stored.read(
         f"SELECT problem_id, algorithm, micro_batch_size, version, reason, {columns} FROM measurements "
         f"WHERE environment_id = ({find}) AND problem_id IN (SELECT value FROM json_each(?)) "
@@ -71,8 +73,9 @@ def measurements(
     )
     micro_config = cache(MicroConfig)  # rows are many, and micro-configs few
     newest: dict[ConvProblem, dict[MicroConfig, tuple[Any, list[Any]]]] = {p: {} for p in by_values.values()}
-    for problem_id, algorithm, micro_batch_size, version, reason, *costs in rows:
+    for problem_id, algorithm, micro_batch_size, version, reason, *rest in rows:
         if versions.get(algorithm) == version:
+            costs = rest[len(raw) :]
             of_problem, key = newest[by_id[problem_id]], micro_config(algorithm, micro_batch_size)
             if key not in of_problem or schema.rank(*costs[-2:]) >= schema.rank(*of_problem[key][1][-2:]):
                 of_problem[key] = reason, costs

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from mucudnn.database import migrations
@@ -20,6 +20,13 @@ APPLICATION_ID = int.from_bytes(b"mucu", "big")
 TIMES = ("baseline_s", "time_s", "noise")  # of a whole run
 COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes", "relative_error", "noise", "samples")
 CIRCUMSTANCES = ("load", "method")  # under which both were measured
+# Nobody needs these to choose: what the times were computed from, and the processor meanwhile
+SAMPLES = {
+    "measurements": ("setup_samples_s", "step_samples_s"),
+    "verifications": ("baseline_samples_s", "time_samples_s"),
+}
+PROCESSOR = ("stolen", "clock_hz")
+RAW = {table: (*samples, *PROCESSOR) for table, samples in SAMPLES.items()}
 OF_FAILURES = ("reason", "passed_over", "needed_bytes")  # passed_over: 1, or nothing for what was tried and failed
 ENVIRONMENT = "device, capability, threads, torch, library, compiled, numerics"
 PROBLEM = (
@@ -41,10 +48,11 @@ TABLES = tuple(
 CREATE TABLE IF NOT EXISTS environments (id INTEGER PRIMARY KEY, {ENVIRONMENT}, UNIQUE ({ENVIRONMENT}));
 CREATE TABLE IF NOT EXISTS problems (id INTEGER PRIMARY KEY, {PROBLEM}, UNIQUE ({PROBLEM}));
 CREATE TABLE IF NOT EXISTS measurements ({_OWNER}, {KEYS["measurements"]}, measured_at, {", ".join(COSTS)}, reason,
-    load, method, passed_over, needed_bytes,
+    load, method, passed_over, needed_bytes, {", ".join(RAW["measurements"])},
     PRIMARY KEY (environment_id, problem_id, {KEYS["measurements"]}, measured_at)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS verifications ({_OWNER}, {KEYS["verifications"]}, measured_at, baseline_s, time_s, noise,
-    load, method, PRIMARY KEY (environment_id, problem_id, {KEYS["verifications"]}, measured_at)) WITHOUT ROWID;
+    load, method, {", ".join(RAW["verifications"])},
+    PRIMARY KEY (environment_id, problem_id, {KEYS["verifications"]}, measured_at)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rates (environment_id PRIMARY KEY NOT NULL REFERENCES environments, rate) WITHOUT ROWID;
 {migrations.CONFIRMATIONS};
 PRAGMA application_id = {APPLICATION_ID};
@@ -56,7 +64,9 @@ PRAGMA user_version = {migrations.VERSION}
 _JOINED = "LEFT JOIN environments ON environments.id = environment_id LEFT JOIN problems ON problems.id = problem_id"
 _ROW = ("kind, measured_at", ENVIRONMENT, PROBLEM, KEYS["measurements"], *COSTS, "reason")
 _ADDED = ("load", "method", "passed_over", "needed_bytes", "fingerprint", "versions", "findings")
-ROW_COLUMNS = (*", ".join(_ROW).split(", "), "configuration", "baseline_s", "time_s", *_ADDED)
+SAMPLE_COLUMNS = tuple(chain.from_iterable(SAMPLES.values()))
+_TIMES = ("configuration", "baseline_s", "time_s")
+ROW_COLUMNS = (*", ".join(_ROW).split(", "), *_TIMES, *_ADDED, *SAMPLE_COLUMNS, *PROCESSOR)
 EXPORT_COLUMNS = (*ROW_COLUMNS, "schema")  # the version of the mucudnn's tables that wrote the row
 _FIRST = len(OWNER_IDS) + 1
 _MEASURED_AT = _FIRST + ROW_COLUMNS.index("measured_at")
@@ -71,16 +81,16 @@ def every_row(condition: str = "TRUE") -> str:
     return f"""
 SELECT environment_id, problem_id, iif(reason IS NULL, 'measurement', 'failure'), measured_at, {ENVIRONMENT}, {PROBLEM},
     {KEYS["measurements"]}, {", ".join(COSTS)}, reason, NULL, NULL, NULL, load, method, passed_over, needed_bytes,
-    NULL, NULL, NULL
+    NULL, NULL, NULL, {", ".join(SAMPLES["measurements"])}, NULL, NULL, stolen, clock_hz
 FROM measurements {_JOINED} WHERE {condition}
 UNION ALL
 SELECT environment_id, problem_id, 'verification', measured_at, {ENVIRONMENT}, {PROBLEM},
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, noise, NULL, NULL, configuration, baseline_s, time_s, load, method,
-    NULL, NULL, NULL, NULL, NULL
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, {", ".join(RAW["verifications"])}
 FROM verifications {_JOINED} WHERE {condition}
 UNION ALL
 SELECT environment_id, NULL, 'confirmation', measured_at, {ENVIRONMENT}, {_NOTHING},
-    load, method, NULL, NULL, fingerprint, versions, findings
+    load, method, NULL, NULL, fingerprint, versions, findings, NULL, NULL, NULL, NULL, NULL, NULL
 FROM {_CONFIRMATIONS} LEFT JOIN environments ON environments.id = environment_id WHERE {condition}
 ORDER BY {", ".join(map(str, _ORDER))}
 """

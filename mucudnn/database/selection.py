@@ -152,7 +152,7 @@ def _environment(database: Database, problems: frozenset[ConvProblem], text: str
         matching = [number for number in every if covered[number]] or [*every]
         what = "the measurements are of several environments, which are never mixed"
     else:
-        matching = _matching(every, text.strip())
+        matching = numbers_of(every, text)
         what = f"environment is {text!r}, which is {'none' if not matching else 'more than one'} of those stored"
     if len(matching) == 1:
         return every[matching[0]]
@@ -163,8 +163,9 @@ def _environment(database: Database, problems: frozenset[ConvProblem], text: str
     raise InvalidInputError(f"{what}; pick one with --environment, by its number or part of its text:{''.join(lines)}")
 
 
-def _matching(every: Mapping[int, Environment], text: str) -> list[int]:
-    """Return the numbers of the environments that are meant."""
+def numbers_of(every: Mapping[int, Environment], text: str) -> list[int]:
+    """Return the numbers of the environments that are meant by a part of their description, or by a number."""
+    text = text.strip()
     if text.isdecimal():
         return [int(text)] if int(text) in every else []
     exact = [number for number, environment in every.items() if str(environment) == text]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from mucudnn.words.samples import MeasuredSamples, PairedSamples
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.values import instance, plain, restore, settle, several, text, whole
 
@@ -67,6 +68,7 @@ class Measurement:
     setup_s (open and close, once a call) and prepared_bytes belong to the algorithm, step_s and scratch_bytes to each
     of its micro-batches. noise: IQR / median of the step samples. load: part of the machine's speed that others, limits
     or slow clocks took meanwhile, from 0 to 1; None: unknown. method: the way of measuring, ``METHOD`` or an older one.
+    raw: its samples, where it was made just now; what is read to choose from has none.
     """
 
     micro_config: MicroConfig
@@ -79,6 +81,7 @@ class Measurement:
     samples: int = 1
     load: float | None = None
     method: int = METHOD
+    raw: MeasuredSamples | None = field(default=None, compare=False, repr=False)
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -191,7 +194,7 @@ class WholeRun:
     """A configuration run whole, and its baseline, measured in turns: medians in seconds, and the speedup's noise.
 
     The baseline is torch's own convolution. For a run with a cached filter it is the same module without its cache.
-    load, method: as of a ``Measurement``.
+    load, method, raw: as of a ``Measurement``.
     """
 
     baseline_s: float
@@ -199,6 +202,7 @@ class WholeRun:
     noise: float
     load: float | None = None
     method: int = METHOD
+    raw: PairedSamples | None = field(default=None, compare=False, repr=False)
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)

@@ -222,3 +222,65 @@ def test_an_interrupted_refresh_says_what_is_left(
     result = invoke("database", "refresh", "--threads", "1")
     assert result.exit_code == 130
     assert "are left as they were. All measurements are kept" in result.stderr
+
+
+# Samples
+
+
+def test_samples_of_a_tuning_are_shown_and_written(layers: Path, database: Path, tmp_path: Path) -> None:
+    succeed("tune", layers, *TUNE, "--batch", "2")
+    files = ("--csv", tmp_path / "samples.csv", "--json", tmp_path / "samples.json")
+    shown = succeed("database", "samples", "4x8x8", "--operations", "forward", "--algorithms", "native", *files).stdout
+    assert "forward 4x8x8 -> 4, 3x3" in shown
+    assert "backward" not in shown
+    assert "gemm" not in shown
+    series = json.loads((tmp_path / "samples.json").read_text())["series"]
+    assert {(one["operation"], one["algorithm"]) for one in series if one["kind"] == "measurement"} == {
+        ("forward", "native")
+    }
+    count = sum(len(one["samples_s"]) for one in series)
+    assert f"{count} samples of " in shown
+    assert len((tmp_path / "samples.csv").read_text().splitlines()) == 1 + count
+
+
+def test_superseded_samples_are_shown_on_demand(full: Path) -> None:
+    with Database(full) as opened:
+        opened.add(HERE, PROBLEM, 1, FAST)
+    assert "12 samples of 2 measurements and whole runs" in succeed("database", "samples").stdout
+    assert "18 samples of 3 measurements and whole runs" in succeed("database", "samples", "--all").stdout
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (("9x9x9",), "nothing that is stored is what you ask for; ask for less, or see mucudnn database info"),
+        (("--algorithms", "fft"), "nothing that is stored is what you ask for"),
+        (("--operations", "sideways"), "'sideways' is not known"),
+        (("--environment", "abacus"), f"environment is 'abacus', which is none of those stored: 1: {HERE}"),
+        (("--environment", "2"), f"environment is '2', which is none of those stored: 1: {HERE}"),
+    ],
+)
+@pytest.mark.usefixtures("full")
+def test_samples_that_are_not_there(asked: tuple[str, ...], expected: str) -> None:
+    assert expected in fail("database", "samples", *asked)
+
+
+def test_files_without_samples_say_so(full: Path, tmp_path: Path) -> None:
+    for table, (one, other) in (
+        ("measurements", ("setup_samples_s", "step_samples_s")),
+        ("verifications", ("baseline_samples_s", "time_samples_s")),
+    ):
+        change(full, f"UPDATE {table} SET {one} = NULL, {other} = NULL")
+    written = tmp_path / "samples.csv"
+    shown = succeed("database", "samples", "--csv", written).stdout
+    assert shown == "0 samples of 0 measurements and whole runs; 2 are of an older version, which kept none\n"
+    assert written.read_text() == ""
+
+
+def test_bad_samples_are_passed_over_in_words(full: Path, default_warnings: None) -> None:
+    change(full, "UPDATE measurements SET step_samples_s = x'00000000000000f0' WHERE reason IS NULL")
+    result = succeed("database", "samples")
+    assert "has 1 bad row, passed over" in result.stderr
+    assert "step_samples_s is [-" in result.stderr
+    assert "it must be a list of seconds, each finite and at least 0" in result.stderr
+    assert "6 samples of 1 measurements and whole runs" in result.stdout

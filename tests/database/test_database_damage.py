@@ -6,6 +6,7 @@ import io
 import random
 import shutil
 import sqlite3
+import struct
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -60,6 +61,17 @@ BAD_ROWS = [  # a statement with a parameter, what that is, and what is said
         '[["gemm"',
         "configuration is .*gemm.*; it must be runs",
     ),
+    (
+        "UPDATE measurements SET step_samples_s = ? WHERE reason IS NULL",
+        struct.pack("<3d", 1e-3, float("nan"), 2e-3),
+        r"step_samples_s is \[0.001, nan, 0.002\]; it must be a list of seconds, each finite",
+    ),
+    ("UPDATE measurements SET step_samples_s = ? WHERE reason IS NULL", b"", "step_samples_s is b''; it must be a li"),
+    ("UPDATE measurements SET setup_samples_s = ? WHERE reason IS NULL", b"\0" * 9, r"setup_samples_s is b'\\x00"),
+    ("UPDATE measurements SET setup_samples_s = ? WHERE reason IS NULL", "[1.0]", "setup_samples_s is '.1.0.'; it "),
+    ("UPDATE measurements SET stolen = ? WHERE reason IS NULL", 2, "stolen is 2; it must be a number from 0 to 1"),
+    ("UPDATE measurements SET clock_hz = ? WHERE reason IS NOT NULL", 2e9, "clock_hz is .*; a failure has no such"),
+    ("UPDATE verifications SET baseline_samples_s = ?", struct.pack("<d", -1.0), r"baseline_samples_s is \[-1.0\]; it"),
     ("UPDATE environments SET threads = ?", "many", "threads is 'many'; it must be a whole number"),
     ("UPDATE environments SET device = CAST(? AS TEXT)", NO_TEXT, r"device is '\\udcff\\udcfe'; it must be text"),
     ("UPDATE problems SET groups = ?", 5, "not a convolution: groups is 5; it must divide"),

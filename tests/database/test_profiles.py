@@ -25,17 +25,25 @@ from mucudnn.database.profiles import open_stored, read_profile
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun, WithCachedFilter
+from mucudnn.words.samples import MeasuredSamples, PairedSamples
 
 FORMATS = {"csv": Database.export_csv, "json-lines": Database.export_json_lines}
 TWO_BYTES = st.integers(0, 2**16)
-COSTS = st.floats(min_value=0, allow_infinity=False) | st.integers(0, 2**63 - 1)
+NOT_NEGATIVE = st.floats(min_value=0, allow_infinity=False)
+COSTS = NOT_NEGATIVE | st.integers(0, 2**63 - 1)
 MICRO_CONFIGS = st.builds(MicroConfig, st.sampled_from(sorted(VERSIONS)), st.integers(1, 64))
+SAMPLES = st.lists(NOT_NEGATIVE, min_size=1, max_size=5).map(tuple)
+SHARES, CLOCKS = st.none() | st.floats(0, 1), st.none() | st.floats(1, 1e10)
 MEASUREMENTS = st.builds(
-    Measurement, MICRO_CONFIGS, COSTS, COSTS, TWO_BYTES, TWO_BYTES, COSTS, COSTS, st.integers(1, 2**63 - 1)
+    Measurement,
+    *(MICRO_CONFIGS, COSTS, COSTS, TWO_BYTES, TWO_BYTES, COSTS, COSTS, st.integers(1, 2**63 - 1)),
+    raw=st.none() | st.builds(MeasuredSamples, SAMPLES, SAMPLES, SHARES, CLOCKS),
 )
 FAILURES = st.builds(Failure, MICRO_CONFIGS, st.text())
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
-VERIFICATIONS = st.builds(WholeRun, POSITIVE, POSITIVE, COSTS)
+VERIFICATIONS = st.builds(
+    WholeRun, POSITIVE, POSITIVE, COSTS, raw=st.none() | st.builds(PairedSamples, SAMPLES, SAMPLES, SHARES, CLOCKS)
+)
 OTHER = ConvProblem(
     Operation.BACKWARD_DATA, 3, 8, 9, 4, 1, 2, memory_format=MemoryFormat.CHANNELS_LAST, dtype="float16"
 )
@@ -146,8 +154,9 @@ def test_the_same_rows_are_exported_in_the_same_order(name: str, monkeypatch: py
 def test_columns_in_any_order_and_empty_lines_will_do(tmp_path: Path) -> None:
     with Database(fill(tmp_path / "full.sqlite")) as database:
         text = exported(database, "csv")
-    turned = "\n\n".join(",".join(cells[::-1]) for cells in csv.reader(io.StringIO(text)) if '"' not in "".join(cells))
-    path = write(tmp_path / "profile", "\ufeff" + turned + "\n\n")
+    turned = io.StringIO(newline="")
+    csv.writer(turned, lineterminator="\n\n").writerows(cells[::-1] for cells in csv.reader(io.StringIO(text)))
+    path = write(tmp_path / "profile", "\ufeff" + turned.getvalue())
     with read_profile(path) as read:
         assert read.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
         assert read.failures(HERE, PROBLEM, VERSIONS) == (FAILED,)
@@ -165,6 +174,7 @@ def test_profiles_of_version_1_are_read(name: str) -> None:
 
 
 ONE = "a whole number of at least 1"
+LIST = "a list of seconds, each finite and at least 0, or nothing where none were kept"
 BAD_VALUES = [
     (0, "step_s", -1e-9, "step_s is -1e-09; it must be seconds, finite and at least 0"),
     (0, "step_s", math.inf, "step_s is inf; it must be seconds, finite"),
@@ -208,6 +218,22 @@ BAD_VALUES = [
     (2, "configuration", '[["gemm", 1, 8, 1, "lost"]]', "it must be runs of micro-configs"),
     (2, "configuration", "[]", "it must be runs of micro-configs"),
     (2, "algorithm", "gemm", "algorithm is 'gemm'; a verification has no such value"),
+    (0, "step_samples_s", [1e-3, math.nan], f"step_samples_s is [0.001, nan]; it must be {LIST}"),
+    (0, "step_samples_s", [1e-3, math.inf], f"step_samples_s is [0.001, inf]; it must be {LIST}"),
+    (0, "step_samples_s", [1e-3, -1e-3], f"step_samples_s is [0.001, -0.001]; it must be {LIST}"),
+    (0, "step_samples_s", [1e-3, None], f"step_samples_s is [0.001, None]; it must be {LIST}"),
+    (0, "step_samples_s", [1e-3, True], f"step_samples_s is [0.001, True]; it must be {LIST}"),
+    (0, "step_samples_s", [10**400], f"; it must be {LIST}"),
+    (0, "step_samples_s", [[1e-3]], f"step_samples_s is [[0.001]]; it must be {LIST}"),
+    (0, "step_samples_s", [], f"step_samples_s is []; it must be {LIST}"),
+    (0, "step_samples_s", {"first": 1e-3}, f"step_samples_s is {{'first': 0.001}}; it must be {LIST}"),
+    (0, "setup_samples_s", 1e-3, f"setup_samples_s is 0.001; it must be {LIST}"),
+    (0, "setup_samples_s", "[0.001", f"setup_samples_s is '[0.001'; it must be {LIST}"),
+    (0, "stolen", 1.5, "stolen is 1.5; it must be a number from 0 to 1"),
+    (0, "clock_hz", 0, "clock_hz is 0; it must be a number, finite and above 0"),
+    (1, "step_samples_s", [1e-3], "step_samples_s is [0.001]; a failure has no such value"),
+    (2, "time_samples_s", [-1.0], f"time_samples_s is [-1.0]; it must be {LIST}"),
+    (2, "step_samples_s", [1e-3], "a verification has no such value"),
 ]
 
 
@@ -280,9 +306,9 @@ def without(column: str) -> Callable[[str], str]:
         (lambda text: text.replace("step_s", "setup_s", 1), "line 1: no column step_s, column setup_s twice; the"),
         (
             lambda text: text.replace("\r\n", ",1\r\n").replace("schema,1", "schema"),
-            "line 2: has 48 values; there must be 47",
+            "line 2: has 54 values; there must be 53",
         ),
-        (lambda text: text + "measurement,now\r\n", "line 5: has 2 values; there must be 47"),
+        (lambda text: text + "measurement,now\r\n", "line 5: has 2 values; there must be 53"),
         (lambda text: text + '"cut off', "line 5: broken CSV: unexpected end of data"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -15,6 +15,7 @@ from support.database_rows import HERE
 from support.problems.measurements import measured as made_up
 from support.processes import loaded_by
 
+from mucudnn.database import schema
 from mucudnn.database.database import Database
 from mucudnn.database.selection import select_measurements
 from mucudnn.running.environment import Environment
@@ -353,7 +354,7 @@ def test_whole_runs_with_a_fresh_workspace_are_apart(opened: Database) -> None:
 def test_verifications_that_cannot_be_are_passed_over(opened: Database, bad: WholeRun) -> None:
     fill(opened)
     opened.add_whole_run(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, WholeRun(1.0, 1.0, 0.1))
-    damage(opened, "verifications", asdict(bad))
+    damage(opened, "verifications", {name: getattr(bad, name) for name in schema.TIMES})
     stored = select_measurements(opened, [Task(FORWARD, 4)], POWERS)
     with pytest.warns(UserWarning, match=r"1 bad row.*gemm.*: \w+ is .*; it must be"):
         assert stored.whole_run(Task(FORWARD, 4), HALVES) is None

@@ -15,12 +15,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.database_rows import FAILED, FAST, FULL, HERE, MIGRATED, OLD, PROBLEM, VERSIONS, change, fill, rows_of
+from support.database_rows import (
+    FAILED,
+    FAST,
+    FULL,
+    HERE,
+    MIGRATED,
+    OLD,
+    PROBLEM,
+    SAMPLES,
+    VERIFIED,
+    VERSIONS,
+    change,
+    fill,
+    rows_of,
+)
 from support.places import DATA, TESTS
 
-from mucudnn.database import migrations
+from mucudnn.database import migrations, schema
 from mucudnn.database.database import Database
 from mucudnn.database.profiles import read_profile
+from mucudnn.database.samples import unpacked
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.results import (
     Failure,
@@ -61,7 +76,7 @@ def raise_version(path: Path) -> None:
         (lambda path: path.write_bytes(b"no database " * 1000), "is not an SQLite database"),
         (lambda path: path.write_bytes(path.read_bytes()[:60]), "is damaged"),
         (truncate, "is damaged"),
-        (raise_version, r"schema 99, of a newer mucudnn \(this one knows 5\): upgrade"),
+        (raise_version, r"schema 99, of a newer mucudnn \(this one knows 6\): upgrade"),
         (lambda path: change(path, "PRAGMA application_id = 7"), "belongs to another program"),
     ],
 )
@@ -240,7 +255,7 @@ def test_a_file_of_version_1_is_migrated_and_takes_more(version_1: Path) -> None
     assert version_of(version_1) == migrations.VERSION
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
 def test_a_migrated_file_has_the_tables_of_a_new_one(version: int, path: Path) -> None:
     older = of_version(version, path.parent)
     with Database(older):
@@ -378,6 +393,30 @@ def test_files_of_version_4_say_how_they_were_measured(path: Path) -> None:
 def test_exports_of_version_4_are_read_as_the_database_is(name: str) -> None:
     with read_profile(DATA / name) as read:
         of_version_4(read)
+
+
+def of_version_5(database: Database) -> None:
+    """All that there was, without samples; what is added has them."""
+    assert database.measurements(HERE, PROBLEM, VERSIONS) == (replace(FAST, load=0.0),)
+    assert database.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == VERIFIED
+    raw = (*schema.SAMPLE_COLUMNS, *schema.PROCESSOR)
+    assert {row.values[name] for row in database.sound_rows() for name in raw} == {None}
+    assert len(database.sound_rows()) == 14
+
+
+def test_files_of_version_5_have_no_samples_and_take_some(path: Path) -> None:
+    with Database(of_version(5, path.parent)) as database:
+        of_version_5(database)
+        database.add(HERE, PROBLEM, 1, FAST)
+        (*_, newest) = database.sound_rows()
+        assert unpacked(newest.values["step_samples_s"]) == SAMPLES.step_samples_s
+        assert database.bad_rows() == []
+
+
+@pytest.mark.parametrize("name", ["version-5.csv", "version-5.jsonl"])
+def test_exports_of_version_5_are_read_as_the_database_is(name: str) -> None:
+    with read_profile(DATA / name) as read:
+        of_version_5(read)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,27 @@ def test_a_short_span_is_judged_with_what_was_just_before() -> None:
     assert watch.since(mark).others_share == pytest.approx(0.25 / 0.53)
 
 
+def test_what_is_stolen_is_a_share_of_all_cores() -> None:
+    processors = SharedProcessors(cores=4)
+    watch = processors.watch()
+    mark = watch.mark()
+    processors.work(3.0, stolen=1.0)
+    processors.work(1.0, stolen=0.0)
+    assert watch.since(mark).stolen_share == pytest.approx(3 / 16)
+
+
+def test_the_clock_is_read_once_a_second() -> None:
+    processors = SharedProcessors(hz=2e9)
+    watch = processors.watch()
+    processors.work(1.0)
+    assert watch.current().clock_hz == 2e9
+    processors.hz = 3e9
+    processors.work(0.9)
+    assert watch.current().clock_hz == 2e9
+    processors.work(0.2)
+    assert watch.current().clock_hz == 3e9
+
+
 def test_what_was_long_ago_says_nothing_of_now() -> None:
     processors = SharedProcessors()
     watch = processors.watch()
@@ -80,7 +101,7 @@ def test_a_first_short_span_is_unknown() -> None:
 
 def test_what_is_unknown_is_no_load() -> None:
     processors = SharedProcessors()
-    watch = Watch(lambda: replace(processors.use(), busy_s=None, throttled_s=None), clock=processors.now)
+    watch = Watch(lambda: replace(processors.use(), busy_s=None, throttled_s=None, stolen_s=None), clock=processors.now)
     mark = watch.mark()
     processors.work(2.0, others=1.0)
     assert watch.since(mark) == Load()
@@ -91,7 +112,7 @@ def test_what_is_unknown_is_no_load() -> None:
 
 def test_the_limit_of_a_container_counts() -> None:
     found = load_of(SharedProcessors(), 2.0, throttled=0.4)
-    assert found == Load(others_share=0.0, throttled_share=pytest.approx(0.4))
+    assert found == Load(others_share=0.0, throttled_share=pytest.approx(0.4), stolen_share=0.0)
     assert str(found) == "it is throttled 40% of the time"
 
 

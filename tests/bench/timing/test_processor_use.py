@@ -53,6 +53,43 @@ def test_busy_is_what_the_allowed_cores_did_by_anybody(tmp_path: Path, proc: Pat
     assert use.throttled_s is None
 
 
+def test_stolen_is_what_a_hypervisor_took_of_the_allowed_cores(tmp_path: Path, proc: Path) -> None:
+    assert Processors(proc, tmp_path).use().stolen_s == pytest.approx((15 + 15) * TICK_S)
+
+
+def test_an_old_kernel_that_counts_nothing_stolen_makes_that_unknown(tmp_path: Path, proc: Path) -> None:
+    (proc / "stat").write_text("cpu0 1 2 3 4 5 6 7\ncpu1 1 2 3 4 5 6 7\n")
+    use = Processors(proc, tmp_path).use()
+    assert (use.busy_s, use.stolen_s) == (pytest.approx(2 * (1 + 2 + 3 + 6 + 7) * TICK_S), None)
+
+
+CPUINFO = """processor\t: 0
+cpu MHz\t\t: 1200.5
+
+processor\t: 1
+cpu MHz\t\t: 2400.25
+
+processor\t: 2
+cpu MHz\t\t: 5000.0
+"""
+
+
+def test_the_clock_is_that_of_the_fastest_allowed_core(tmp_path: Path, proc: Path) -> None:
+    cores = tmp_path / "cores"
+    (proc / "cpuinfo").write_text(CPUINFO)
+    assert Processors(proc, tmp_path, cores).clock_hz() == 2400.25e6
+    for core, khz in enumerate(("3100000\n", "2900000\n", "5000000\n")):
+        (cores / f"cpu{core}" / "cpufreq").mkdir(parents=True)
+        (cores / f"cpu{core}" / "cpufreq" / "scaling_cur_freq").write_text(khz)
+    assert Processors(proc, tmp_path, cores).clock_hz() == 3100000e3
+
+
+@pytest.mark.parametrize("text", ["", "processor\t: x\n", "processor: 0\ncpu MHz: fast\n", "cpu MHz: 100\n", "\0"])
+def test_a_cpuinfo_that_tells_no_clock_makes_it_unknown(tmp_path: Path, proc: Path, text: str) -> None:
+    (proc / "cpuinfo").write_text(text)
+    assert Processors(proc, tmp_path, tmp_path / "no cores").clock_hz() is None
+
+
 @pytest.mark.parametrize(
     "text", ["", "cpu  1 2 3 4\n", "cpu0 1 2 3 4 5 6 7 8\n", "cpu0 a b\ncpu1 c d\n", "\0\0", STAT.replace("cpu1", "x")]
 )
@@ -62,9 +99,10 @@ def test_a_stat_that_tells_nothing_makes_it_unknown(tmp_path: Path, proc: Path, 
 
 
 def test_without_files_all_is_unknown_and_nothing_fails(tmp_path: Path) -> None:
-    processors = Processors(tmp_path / "no proc", tmp_path / "no cgroups")
+    processors = Processors(tmp_path / "no proc", tmp_path / "no cgroups", tmp_path / "no cores")
     use = processors.use()
-    assert (use.busy_s, use.throttled_s, use.cores) == (None, None, 2)
+    assert (use.busy_s, use.stolen_s, use.throttled_s, use.cores) == (None, None, None, 2)
+    assert processors.clock_hz() is None
     assert use.own_s > 0
     assert processors.allowed_cores() == 2.0
 

@@ -1,0 +1,154 @@
+"""Raw samples out of the database: as a table of what they say, as rows of single samples, and as JSON.
+
+A *series* is the samples of one time of one measurement or whole run: of its setup or step, of the baseline or the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+import mucudnn
+from mucudnn.bench.report.records import FORMAT_VERSION, Record
+from mucudnn.bench.report.tables import new_table
+from mucudnn.database.bad_rows import StoredRow
+from mucudnn.database.column_rules import ENVIRONMENT_COLUMNS, PROBLEM_COLUMNS
+from mucudnn.database.samples import unpacked
+from mucudnn.database.schema import SAMPLES, problem_from, whole_run_from
+from mucudnn.running.environment import Environment
+from mucudnn.words.problem import Operation
+from mucudnn.words.results import Configuration, WithCachedFilter, WithFreshWorkspace, source_of
+
+_OF_SERIES = ("algorithm", "version", "micro_batch_size", "configuration", "load", "stolen", "clock_hz", "method")
+_IN_WORDS = {"setup_s": "setup", "step_s": "step", "baseline_s": "baseline", "time_s": "whole run"}
+_MS_PER_S, _HZ_PER_GHZ = 1e3, 1e9
+
+
+def wanted(
+    rows: Iterable[StoredRow],
+    environments: Collection[Environment],
+    operations: Collection[Operation] = tuple(Operation),
+    algorithms: Collection[str] | None = None,
+    parts: Collection[str] = (),
+) -> list[StoredRow]:
+    """Return the measurements and whole runs among sound rows that are asked for.
+
+    algorithms: names, or those of their sources; of a whole run one of them must run. None: all. parts: texts that must
+    all be in the description of the problem, in capitals or not.
+    """
+
+    def is_wanted(row: StoredRow) -> bool:
+        if row.table not in SAMPLES or row.values["kind"] == "failure":
+            return False
+        in_description = str(problem_from(_problem(row))).lower()
+        names = _algorithms(row)
+        return (
+            environment_of(row.values) in environments
+            and row.values["operation"] in operations
+            and (algorithms is None or not names.union(map(source_of, names)).isdisjoint(algorithms))
+            and all(part.lower() in in_description for part in parts)
+        )
+
+    return [row for row in rows if is_wanted(row)]
+
+
+def series(rows: Iterable[StoredRow]) -> Iterator[Record]:
+    """Yield the series of these rows as plain values, ``samples_s`` last; rows without samples have none."""
+    for row in rows:
+        for column in SAMPLES[row.table]:
+            if (stored := row.values[column]) is not None:
+                described = {name: row.values[name] for name in (*ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS, *_OF_SERIES)}
+                head = {"kind": row.values["kind"], "measured_at": row.values["measured_at"]}
+                of = column.replace("_samples_s", "_s")
+                yield {**head, **described, "of": of, "samples_s": list(unpacked(stored))}
+
+
+def environment_of(values: Mapping[str, Any]) -> Environment:
+    """Return the environment of a row or series."""
+    return Environment(*(values[name] for name in ENVIRONMENT_COLUMNS))
+
+
+def in_words(rows: Sequence[StoredRow]) -> str:
+    """Say how many samples there are, and how many measurements have none."""
+    without = sum(all(row.values[column] is None for column in SAMPLES[row.table]) for row in rows)
+    samples = sum(len(one["samples_s"]) for one in series(rows))
+    told = f"{samples} samples of {len(rows) - without} measurements and whole runs"
+    return f"{told}; {without} are of an older version, which kept none" if without else told
+
+
+def sample_rows(every: Iterable[Record]) -> list[Record]:
+    """Return a row for each sample: what it is of, its number in its series from 0, and ``sample_s`` in seconds."""
+    return [
+        {**{name: value for name, value in one.items() if name != "samples_s"}, "sample": number, "sample_s": sample}
+        for one in every
+        for number, sample in enumerate(one["samples_s"])
+    ]
+
+
+def samples_record(every: Iterable[Record]) -> Record:
+    """Return the series, each with the list of its samples, as JSON has them."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"format_version": FORMAT_VERSION, "mucudnn": mucudnn.__version__, "date": date, "series": [*every]}
+
+
+def samples_table(environment: Environment, every: Sequence[Record]) -> Table:
+    """Return a table of one environment: of each series the number of samples, median, quartiles and least."""
+    table = new_table(
+        str(environment),
+        ("convolution", "measured", "of"),
+        ("samples", "median (ms)", "quartiles (ms)", "least (ms)", "load", "stolen", "clock", "date (UTC)"),
+    )
+    before = ""
+    for one in sorted(every, key=lambda one: (_convolution(one), one["kind"], one["measured_at"])):
+        least, lower, middle, upper = np.quantile(one["samples_s"], [0, 0.25, 0.5, 0.75])
+        convolution = _convolution(one)
+        table.add_row(
+            convolution if convolution != before else "",
+            _measured(one),
+            _IN_WORDS[one["of"]],
+            str(len(one["samples_s"])),
+            _ms(middle),
+            f"{_ms(lower)} to {_ms(upper)}",
+            _ms(least),
+            *(_known(one[name], "{:.0%}".format) for name in ("load", "stolen")),
+            _known(one["clock_hz"], lambda hz: f"{hz / _HZ_PER_GHZ:.2f} GHz"),
+            datetime.fromisoformat(one["measured_at"]).strftime("%Y-%m-%d %H:%M"),
+        )
+        before = convolution
+    return table
+
+
+def _measured(one: Mapping[str, Any]) -> str:
+    """Say what was measured: ``gemm 8``, or the configuration that was run whole."""
+    if one["configuration"] is None:
+        return f"{one['algorithm']} {one['micro_batch_size']}"
+    micro_configs, _, how = whole_run_from(one["configuration"])
+    special = {WithCachedFilter: ", filter kept", WithFreshWorkspace: ", fresh workspace"}
+    return f"{Configuration(micro_configs, 0.0, 0)}{special.get(type(how), '')}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * _MS_PER_S:.4g}"
+
+
+def _known(value: float | None, text: Callable[[float], str]) -> str:
+    return "unknown" if value is None else text(value)
+
+
+def _convolution(one: Mapping[str, Any]) -> str:
+    return str(problem_from([one[name] for name in PROBLEM_COLUMNS]))
+
+
+def _problem(row: StoredRow) -> list[Any]:
+    return [row.values[name] for name in PROBLEM_COLUMNS]
+
+
+def _algorithms(row: StoredRow) -> frozenset[str]:
+    if row.values["kind"] == "measurement":
+        return frozenset((row.values["algorithm"],))
+    micro_configs, _, _ = whole_run_from(row.values["configuration"])
+    return frozenset(m.algorithm for m in micro_configs)

@@ -1,0 +1,146 @@
+"""Raw samples as they are told: what is asked for, the long frame, the table and JSON, against definitions."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import median, quantiles
+
+import pandas
+import pytest
+from rich.console import Console
+from support.database_rows import FAST, HERE, PAIRS, PROBLEM, SAMPLES, VERIFIED, VERSIONS, fill
+
+from mucudnn.bench.report.export import write_csv, write_json
+from mucudnn.bench.report.records import Record
+from mucudnn.bench.report.samples import (
+    in_words,
+    sample_rows,
+    samples_record,
+    samples_table,
+    series,
+    wanted,
+)
+from mucudnn.database.bad_rows import StoredRow
+from mucudnn.database.database import Database
+from mucudnn.words.problem import Operation
+from mucudnn.words.results import MicroConfig, WithCachedFilter, WithFreshWorkspace
+
+BACKWARD = PROBLEM.with_operation(Operation.BACKWARD_FILTER)
+ELSEWHERE = replace(HERE, threads=1)
+OF_A_LIBRARY = replace(FAST, micro_config=MicroConfig("library:67 k2=5", 8), raw=None)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> list[StoredRow]:
+    with Database(fill(tmp_path / "full.sqlite")) as database:
+        database.add(HERE, BACKWARD, 1, OF_A_LIBRARY)
+        database.add(ELSEWHERE, PROBLEM, 1, FAST)
+        return database.sound_rows()
+
+
+def described(rows: list[StoredRow]) -> list[tuple[object, ...]]:
+    return [tuple(row.values[name] for name in ("kind", "algorithm", "operation", "threads")) for row in rows]
+
+
+FORWARD_HERE = ("measurement", "gemm", "forward", 2)
+FILTER_HERE = ("measurement", "library:67 k2=5", "backward_filter", 2)
+FORWARD_THERE = ("measurement", "gemm", "forward", 1)
+WHOLE_RUN = ("verification", None, "forward", 2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, [FORWARD_HERE, WHOLE_RUN, FILTER_HERE, FORWARD_THERE]),
+        ({"environments": [ELSEWHERE]}, [FORWARD_THERE]),
+        ({"environments": []}, []),
+        ({"operations": [Operation.BACKWARD_FILTER]}, [FILTER_HERE]),
+        ({"algorithms": ["gemm"]}, [FORWARD_HERE, WHOLE_RUN, FORWARD_THERE]),
+        ({"algorithms": ["library"]}, [FILTER_HERE]),
+        ({"algorithms": ["library:67 k2=5"]}, [FILTER_HERE]),
+        ({"algorithms": ["fft"]}, []),  # it failed
+        ({"parts": ["64X27x28", "5x4"]}, [FORWARD_HERE, WHOLE_RUN, FILTER_HERE, FORWARD_THERE]),
+        ({"parts": ["backward", "float32"]}, [FILTER_HERE]),
+        ({"parts": ["64x27x28", "3x3"]}, []),
+    ],
+)
+def test_what_is_asked_for(rows: list[StoredRow], asked: dict[str, object], expected: list[object]) -> None:
+    given = {"environments": [HERE, ELSEWHERE], **asked}
+    assert described(wanted(rows, **given)) == expected  # type: ignore[arg-type]
+
+
+def every(rows: list[StoredRow]) -> list[Record]:
+    return [*series(wanted(rows, [HERE]))]
+
+
+def test_each_time_is_a_series(rows: list[StoredRow]) -> None:
+    assert {one["of"]: tuple(one["samples_s"]) for one in every(rows)} == {
+        "setup_s": SAMPLES.setup_samples_s,
+        "step_s": SAMPLES.step_samples_s,
+        "baseline_s": PAIRS.baseline_samples_s,
+        "time_s": PAIRS.time_samples_s,
+    }
+
+
+def test_rows_have_a_sample_each(rows: list[StoredRow]) -> None:
+    found = [(row["of"], row["sample"], row["sample_s"]) for row in sample_rows(every(rows))]
+    assert found == [(one["of"], n, sample) for one in every(rows) for n, sample in enumerate(one["samples_s"])]
+    assert found[1:3] == [("step_s", 0, SAMPLES.step_samples_s[0]), ("step_s", 1, SAMPLES.step_samples_s[1])]
+
+
+def test_pandas_reads_the_file_to_the_last_bit(rows: list[StoredRow], tmp_path: Path) -> None:
+    write_csv(tmp_path / "samples.csv", sample_rows(every(rows)))
+    read = pandas.read_csv(tmp_path / "samples.csv")
+    medians = read.groupby(["kind", "of"])["sample_s"].median()
+    assert medians["measurement", "step_s"] == median(SAMPLES.step_samples_s)
+    assert list(read["sample_s"]) == [row["sample_s"] for row in sample_rows(every(rows))]
+
+
+def test_json_has_a_list_for_each_series(rows: list[StoredRow], tmp_path: Path) -> None:
+    write_json(tmp_path / "samples.json", samples_record(every(rows)))
+    read = json.loads((tmp_path / "samples.json").read_text())
+    assert read["series"] == every(rows)
+    assert read["format_version"] == 1
+
+
+def text_of(rows: list[StoredRow]) -> list[list[str]]:
+    """The cells of the table's lines."""
+    stream = io.StringIO()
+    Console(file=stream, width=320).print(samples_table(HERE, every(rows)))
+    lines = [line for line in stream.getvalue().splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def test_the_table_says_what_the_samples_say(rows: list[StoredRow]) -> None:
+    of_step = next(cells for cells in text_of(rows) if cells[2] == "step")
+    lower, middle, upper = quantiles(SAMPLES.step_samples_s, n=4, method="inclusive")
+    assert middle == median(SAMPLES.step_samples_s)
+    assert of_step[1:10] == [
+        *("gemm 8", "step", "5", f"{middle * 1e3:.4g}", f"{lower * 1e3:.4g} to {upper * 1e3:.4g}"),
+        *(f"{min(SAMPLES.step_samples_s) * 1e3:.4g}", "unknown", "25%", "2.40 GHz"),
+    ]
+
+
+def test_what_was_run_whole_is_told(tmp_path: Path) -> None:
+    two = [MicroConfig("gemm", 8)] * 2 + [MicroConfig("fft", 4)]
+    hows = (None, WithFreshWorkspace(), WithCachedFilter("gemm", (MicroConfig("fft", 20),)))
+    with Database(tmp_path / "runs.sqlite") as database:
+        for how in hows:
+            database.add_whole_run(HERE, PROBLEM, two, VERSIONS, VERIFIED, how)
+        rows = database.sound_rows()
+    told = list(dict.fromkeys(cells[1] for cells in text_of(rows)))
+    text = "gemm 8×2 + fft 4"
+    assert told == [text, f"{text}, fresh workspace", f"{text}, filter kept"]
+
+
+def test_a_convolution_is_named_once(rows: list[StoredRow]) -> None:
+    assert [cells[0] for cells in text_of(rows)] == [str(PROBLEM), "", "", ""]
+
+
+def test_measurements_without_samples_are_counted(rows: list[StoredRow]) -> None:
+    kept, none = 1 + 5 + 3 + 3, "1 are of an older version, which kept none"
+    assert in_words(wanted(rows, [HERE])) == f"{kept} samples of 2 measurements and whole runs; {none}"
+    assert in_words(wanted(rows, [ELSEWHERE])) == "6 samples of 1 measurements and whole runs"
