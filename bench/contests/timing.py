@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
+from statistics import median
 
 from mucudnn.bench.timing.rounds import sample_in_rounds
-from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, Runner, StoppingRule, Timer, here
+from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, Runner, StoppingRule, Timer, here, relative_spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +21,20 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class MedianTime:
-    """Seconds of a call (median over the rounds), and their IQR / median."""
+    """Seconds of a call (median over the rounds), and their IQR / median. samples_s: one a round, in their order."""
 
     time_s: float
     noise: float
+    samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def of(cls, timer: Timer) -> MedianTime:
-        return cls(timer.median_s, timer.noise)
+        return cls.of_samples(timer.samples_s)
+
+    @classmethod
+    def of_samples(cls, samples_s: Sequence[float]) -> MedianTime:
+        """Return the median of samples, of which there must be one."""
+        return cls(median(samples_s), relative_spread(samples_s), tuple(samples_s))
 
 
 def time_in_turns(

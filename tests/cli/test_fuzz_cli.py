@@ -26,7 +26,7 @@ from mucudnn.bench.sources.networks import registry
 from mucudnn.bench.suites.solver import benchmark as solver_benchmark
 from mucudnn.cli.bench import data_parallel
 from mucudnn.cli.main import main
-from mucudnn.terminal.command_files import FileType, OutputFile
+from mucudnn.terminal.command_files import FileType, OutputFile, OutputFolder
 
 pytestmark = pytest.mark.fuzz
 
@@ -159,6 +159,8 @@ def values_of(param: click.Parameter) -> st.SearchStrategy[str]:
     sane: Sequence[str] = VALUES.get(param.name or "", ())
     if isinstance(param.type, OutputFile):
         sane = OUTPUTS
+    elif isinstance(param.type, OutputFolder):
+        sane = ("results", "folder", "t.csv")
     elif isinstance(param.type, FileType) and not sane:
         sane = SOURCES if param.name == "source" else FILES
     elif isinstance(param.type, click.Choice):
