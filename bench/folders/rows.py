@@ -21,7 +21,7 @@ from mucudnn.bench.timing.load import Load
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
 
-Subject = Mapping[str, str | int | float | bool | None]
+Subject = Mapping[str, Any]
 Line = dict[str, Any]
 Key = tuple[Any, ...]
 

@@ -11,6 +11,7 @@ from mucudnn.cli.shared.commands import add_commands
 
 COMMANDS = (
     "data_parallel",
+    "deepbench",
     "inference",
     "limits",
     "memory",

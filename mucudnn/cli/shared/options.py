@@ -212,11 +212,9 @@ csv_file = click.option("--csv", "csv_file", type=OutputFile(), help="Write the 
 csv_and_curve_file = click.option(
     "--csv", "csv_file", type=OutputFile(second=CURVE), help="Write the numbers to this CSV file, too."
 )
-out_folder = click.option(
-    "--out",
-    type=OutputFolder(),
-    help="Keep all samples in this result folder. The same command goes on there where it was stopped.",
-)
+_OUT = "all samples in this result folder. The same command goes on there where it was stopped."
+out_folder = click.option("--out", type=OutputFolder(), help=f"Keep {_OUT}")
+out_folder_required = click.option("--out", type=OutputFolder(), required=True, help=f"Keep {_OUT}")
 plot_file = click.option(
     "--plot", "plot_file", type=OutputFile("FILE.png", suffix=".png"), help="Draw them into this PNG file, too."
 )
