@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
+from statistics import median
 
 from mucudnn.bench.timing.rounds import sample_in_rounds
-from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, Runner, StoppingRule, Timer, here
+from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, Runner, StoppingRule, Timer, here, relative_spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +21,20 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class MedianTime:
-    """Seconds of a call (median over the rounds), and their IQR / median."""
+    """Seconds of a call (median over the rounds), and their IQR / median. samples_s: one a round, in their order."""
 
     time_s: float
     noise: float
+    samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def of(cls, timer: Timer) -> MedianTime:
-        return cls(timer.median_s, timer.noise)
+        return cls.of_samples(timer.samples_s)
+
+    @classmethod
+    def of_samples(cls, samples_s: Sequence[float]) -> MedianTime:
+        """Return the median of samples, of which there must be one."""
+        return cls(median(samples_s), relative_spread(samples_s), tuple(samples_s))
 
 
 def time_in_turns(
@@ -37,9 +44,42 @@ def time_in_turns(
 
     Raises the error of the first that fails.
     """
-    timers = [Timer(contestant.call, clock, rule, runner=contestant.runner) for contestant in contestants]
+    timers = _timers(contestants, clock, rule)
     for _ in islice(sample_in_rounds(timers), rounds):
         for timer in timers:
             if timer.error is not None:
                 raise timer.error
     return [MedianTime.of(timer) for timer in timers]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRounds:
+    """Number of rounds: ``least``, and more while the contestants took less than ``short_s`` each, up to ``most``.
+
+    Short calls need more samples: an interruption is a larger part of them, and they cost little.
+    """
+
+    least: int
+    most: int
+    short_s: float
+
+    def is_enough(self, done: int, timers: Sequence[Timer]) -> bool:
+        """Tell whether no further round is needed."""
+        if done < self.least:
+            return False
+        return done >= self.most or sum(timer.spent_s for timer in timers) >= self.short_s * len(timers)
+
+
+def try_in_turns(
+    contestants: Sequence[Contestant], rounds: TurnRounds, clock: Clock, rule: StoppingRule = EVERY_ROUND
+) -> list[MedianTime | Exception]:
+    """Do what ``time_in_turns`` does, but give the error of one that fails, and go on with the others."""
+    timers = _timers(contestants, clock, rule)
+    for done in sample_in_rounds(timers):
+        if rounds.is_enough(done, timers):
+            break
+    return [timer.error or MedianTime.of(timer) for timer in timers]
+
+
+def _timers(contestants: Sequence[Contestant], clock: Clock, rule: StoppingRule) -> list[Timer]:
+    return [Timer(contestant.call, clock, rule, runner=contestant.runner) for contestant in contestants]

@@ -45,6 +45,11 @@ def json_text(record: Mapping[str, Any]) -> str:
     return json.dumps(_finite(record), indent=2, allow_nan=False) + "\n"
 
 
+def json_line(record: Mapping[str, Any]) -> str:
+    """Return one line of a file of JSON lines; a number that JSON cannot hold becomes null."""
+    return json.dumps(_finite(record), allow_nan=False) + "\n"
+
+
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a heading, the keys of the first row, and the rows; without rows an empty file. See ``whole_file``."""
     with whole_text(path) as stream:

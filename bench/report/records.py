@@ -23,6 +23,11 @@ _NEW = {"thorough": False, "limits_torch": None, "share_tuning": True, "fuse": F
 
 def record_header(config: Config, environment: Environment, date: datetime) -> Record:
     """Return the beginning of every record of a tuning: versions, date, where and with which choices it was made."""
+    return {**origin(environment, date), "config": config_record(config)}
+
+
+def config_record(config: Config) -> Record:
+    """Return the choices of a config, as JSON has them."""
     choices = {
         name: value
         for name, value in asdict(config).items()
@@ -30,7 +35,7 @@ def record_header(config: Config, environment: Environment, date: datetime) -> R
     }
     if config.database is not None:
         choices["database"] = str(config.database)
-    return {**origin(environment, date), "config": choices}
+    return choices
 
 
 def origin(environment: Environment, date: datetime) -> Record:

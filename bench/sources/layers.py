@@ -20,10 +20,20 @@ from mucudnn.bench.sources.networks import NETWORKS, arguments_for, build, input
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.tracing.convolutions import convolutions_of, problem_operation, trace
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, dtype_name
+from mucudnn.words.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Pair, dtype_name
 from mucudnn.words.values import flag, instance, member, settle, several, shown, text, whole
 
-__all__ = ["NETWORKS", "TABLES", "Layer", "LayerTable", "convolutions_of", "load_source", "read_csv", "trace"]
+__all__ = [
+    "NETWORKS",
+    "TABLES",
+    "Layer",
+    "LayerTable",
+    "convolutions_of",
+    "load_source",
+    "read_csv",
+    "trace",
+    "with_filters",
+]
 
 TABLES = MappingProxyType(
     {
@@ -143,6 +153,21 @@ def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidInputError(f"{path} cannot be read as a CSV file of layers: {reason}") from error
     return [_layer(path, number, line) for number, line in lines if only_set in (None, line.get("set"))]
+
+
+def with_filters(table: LayerTable, filters: Sequence[Pair]) -> LayerTable:
+    """Keep only layers with a filter of these (height, width). Raises ``InvalidInputError`` if there are none."""
+    layers = tuple(layer for layer in table.layers if (layer.problem.r, layer.problem.s) in filters)
+    if not layers:
+        there_are = sorted({(layer.problem.r, layer.problem.s) for layer in table.layers})
+        raise InvalidInputError(
+            f"{table.source} has no layer with a filter of {_filters(filters)}; it has {_filters(there_are)}"
+        )
+    return replace(table, layers=layers)
+
+
+def _filters(filters: Iterable[Pair]) -> str:
+    return ", ".join(f"{r}x{s}" for r, s in filters)
 
 
 def load_model(

@@ -125,6 +125,32 @@ class OutputFile(FileType):
             yield beside(value, self.second)
 
 
+class InputFolder(FileType):
+    """A folder of results that is read."""
+
+    def __init__(self, shown: str = "DIR") -> None:
+        super().__init__(shown)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if not path.is_dir():
+            self.fail(f"{path} is no folder; name one that a benchmark wrote with --out", param, ctx)
+        return path
+
+
+class OutputFolder(FileType):
+    """A folder of results, which need not be there yet. No other output of the command may be in it."""
+
+    def __init__(self, shown: str = "DIR") -> None:
+        super().__init__(shown)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(os.fspath(value).rstrip("/") or os.fspath(value), param, ctx)
+        if path.exists() and not path.is_dir():
+            self.fail(f"{path} is a file; name a folder", param, ctx)
+        return path
+
+
 class FileCommand(click.Command):
     """A command whose files are checked before it runs: nothing is measured whose result could not be written."""
 
@@ -143,7 +169,10 @@ def check_files(ctx: click.Context) -> None:
     if not outputs:
         return  # what follows has a price
     taken = dict(_kept(ctx))
+    folders = [os.path.realpath(folder) for _, folder in _given(ctx, OutputFolder)]
     for param, path in outputs:
+        if os.path.realpath(path.parent) in folders:
+            raise click.BadParameter(f"{path} is in the folder of the results; name a file elsewhere", ctx, param)
         try:
             require_writable(path)
             identity = None if is_stream(path) else _identity(path)

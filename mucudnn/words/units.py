@@ -13,7 +13,7 @@ _NUMBER = r"\d{1,999}(?:\.\d{1,999})?"
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _DECIMAL_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE_HELP = "write a number and a unit, for example 64MiB (B, KiB, MiB, GiB, TiB), or none for no limit"
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0, "h": 3600.0}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BANDWIDTHS = {
     **{name.lower(): float(factor) for name, factor in (_UNITS | _DECIMAL_UNITS).items()},
     **{f"{prefix}bit": 10.0**exponent / 8 for prefix, exponent in (("k", 3), ("m", 6), ("g", 9), ("t", 12))},

@@ -21,7 +21,7 @@ import mucudnn.bench
 from mucudnn.bench.sources import table_tuning
 from mucudnn.cli.main import main
 from mucudnn.database.database import Database
-from mucudnn.terminal.command_files import FileCommand, FileType, InputFile, OutputFile
+from mucudnn.terminal.command_files import FileCommand, FileType, InputFile, InputFolder, OutputFile, OutputFolder
 from mucudnn.terminal.console import progress_bar
 from mucudnn.terminal.streams import _IN_ASCII
 from mucudnn.words.errors import OutputError
@@ -66,7 +66,22 @@ def test_every_parameter_says_whether_it_is_a_file(name: str, command: click.Com
         undeclared = isinstance(param.type, (click.Path, click.File)) or param.type is click.STRING
         assert not undeclared or param.name in NO_FILES | FOLDERS, f"{name}: {param.name} does not say what it is"
         if isinstance(param.type, FileType):
-            assert isinstance(param.type, (InputFile, OutputFile)), f"{name}: {param.name} is neither in nor out"
+            kinds = (InputFile, InputFolder, OutputFile, OutputFolder)
+            assert isinstance(param.type, kinds), f"{name}: {param.name} is neither in nor out"
+
+
+def test_no_other_output_is_in_the_folder_of_the_results(layers: Path, tmp_path: Path, unmeasured: None) -> None:
+    out = tmp_path / "results"
+    out.mkdir()
+    result = invoke("bench", "network", layers, "--out", out, "--json", out / "rows.jsonl")
+    assert result.exit_code == 2
+    assert "rows.jsonl is in the folder of the results" in result.stderr
+
+
+def test_the_folder_of_the_results_is_no_file(layers: Path, unmeasured: None) -> None:
+    result = invoke("bench", "network", layers, "--out", layers)
+    assert result.exit_code == 2
+    assert "is a file; name a folder" in result.stderr
 
 
 def same(folder: Path, path: Path) -> Path:

@@ -8,7 +8,7 @@ reported. Last comes a search for the least workspace with which ours is as fast
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
@@ -23,24 +23,12 @@ from mucudnn.database.database import Database
 from mucudnn.tuning.result import allowed
 from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import BatchSizePolicy, Config
-from mucudnn.words.errors import InvalidInputError, first_line
-from mucudnn.words.problem import Pair
+from mucudnn.words.errors import first_line
 from mucudnn.words.progress import Progress, share_of, silent
 from mucudnn.words.results import Measurement, MicroConfig
 from mucudnn.words.task import Task
 
 ROUNDS = 7
-
-
-def with_filters(table: LayerTable, filters: Sequence[Pair]) -> LayerTable:
-    """Keep only layers with a filter of these (height, width). Raises ``InvalidInputError`` if there are none."""
-    layers = tuple(layer for layer in table.layers if (layer.problem.r, layer.problem.s) in filters)
-    if not layers:
-        there_are = sorted({(layer.problem.r, layer.problem.s) for layer in table.layers})
-        raise InvalidInputError(
-            f"{table.source} has no layer with a filter of {_sizes(filters)}; it has {_sizes(there_are)}"
-        )
-    return replace(table, layers=layers)
 
 
 def compare_under_limits(
@@ -116,7 +104,3 @@ def _measure(
         tuned = tune_tasks([task], asked, progress=part, machine=machine, database=database).problems[0]
         measured |= {m.micro_config: m for m in tuned.measurements}
     return allowed(measured.values(), tuned.error_bound)
-
-
-def _sizes(filters: Iterable[Pair]) -> str:
-    return ", ".join(f"{r}x{s}" for r, s in filters)

@@ -9,16 +9,20 @@ runs in its benchmark mode, too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
+from mucudnn.bench.folders.writing import FolderWriter, open_folder
 from mucudnn.bench.measure.whole_runs import Machine, run_torch, training_operands, whole_run
-from mucudnn.bench.sources.layers import LayerTable
+from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.sources.table_tuning import tune_table
 from mucudnn.bench.suites.network.result import FormatResult, NetworkBenchmark, ProblemResult
+from mucudnn.bench.suites.network.stored import header_of, known_result, rows_of, subject_of
 from mucudnn.bench.timing.timer import Clock, Runner, here
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
@@ -26,6 +30,9 @@ from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.progress import Progress, share_of, silent
 
 ROUNDS = 15
+
+_Tuned = Mapping[MemoryFormat, TunedProblem]
+_Formats = Mapping[MemoryFormat, FormatResult]
 
 
 def benchmark_network(
@@ -37,32 +44,44 @@ def benchmark_network(
     device: str = "cpu",
     clock: Clock | None = None,
     progress: Progress | None = None,
+    out: Path | None = None,
 ) -> NetworkBenchmark:
     """Tune and measure every convolution of ``table``, in each of ``memory_formats``, on ``device`` (cpu or cuda).
 
     rounds: samples of every call. clock: clock of the measuring (not of the tuning); ``None``: that of the device.
-    progress: told what is being done and the fraction that is done.
+    progress: told what is being done and the fraction that is done. out: a result folder, which gets the samples of
+    each problem as it is measured; what it has is not measured again.
 
-    Raises what ``tune`` raises, and KeyboardInterrupt, by then with all measurements stored.
+    Raises what ``open_folder`` and ``tune`` raises, and KeyboardInterrupt, by then with all measurements stored.
     """
     config = config or Config()
     report = progress or silent
     machine = Machine.current(device)
-    both = _in_formats(table, memory_formats)
-    tuning = tune_table(both, config, device=device, progress=share_of(report, 0.0, 0.5))
-    if tuning.interrupted:
-        raise KeyboardInterrupt
-    chosen = {(row.tuned.problem, row.tuned.batch_size): row.tuned for row in tuning.rows}
+    if clock is not None:
+        machine = replace(machine, clock=clock)
     wanted = table.problems(config.operations)
-    results = []
-    limits = MachineLimits.measured(device, wanted[0][1].dtype)
-    with torch_variants(device) as variants:
+    with ExitStack() as stack:
+        limits = MachineLimits.measured(device, wanted[0][1].dtype)
+        folder = None
+        if out is not None:
+            header = header_of(table, config, memory_formats, rounds, machine.environment, limits)
+            folder = stack.enter_context(open_folder(out, header))
+        both = _in_formats(table, memory_formats)
+        tuning = tune_table(both, config, device=device, progress=share_of(report, 0.0, 0.5))
+        if tuning.interrupted:
+            raise KeyboardInterrupt
+        chosen = {(row.tuned.problem, row.tuned.batch_size): row.tuned for row in tuning.rows}
+        variants = stack.enter_context(torch_variants(device))
+        measuring = _Measuring(machine, variants, rounds, config, folder)
+        results = []
         for index, (layer, problem) in enumerate(wanted):
             report(f"{layer.name} {problem.operation}", 0.5 + index / len(wanted) / 2)
             tuned = {f: chosen[replace(problem, memory_format=f), layer.batch_size] for f in memory_formats}
-            formats = _measure(tuned, variants, device, rounds, clock or machine.clock)
+            formats = measuring.results(layer, tuned)
             results.append(ProblemResult(layer.names, problem.operation, layer.count, formats))
-    limits = limits.or_better(MachineLimits.measured(device, wanted[0][1].dtype))
+        limits = limits.or_better(MachineLimits.measured(device, wanted[0][1].dtype))
+        if folder is not None:
+            folder.write_summary()
     return NetworkBenchmark(table.source, config, machine.environment, tuple(results), rounds, limits)
 
 
@@ -75,26 +94,50 @@ def _in_formats(table: LayerTable, memory_formats: Sequence[MemoryFormat]) -> La
     return replace(table, layers=tuple(layers))
 
 
-def _measure(
-    tuned: Mapping[MemoryFormat, TunedProblem],
-    variants: Mapping[str, Runner],
-    device: str,
-    rounds: int,
-    clock: Clock,
-) -> dict[MemoryFormat, FormatResult]:
-    """Time torch's calls and ours of one problem in every format, in turns."""
-    contestants = [one for chosen in tuned.values() for one in _contestants(chosen, variants, device)]
-    times = iter(time_in_turns(contestants, rounds, clock))
-    results = {}
-    for memory_format, chosen in tuned.items():
-        torchs = {name: next(times) for name in variants}
-        results[memory_format] = FormatResult(torchs.pop(TORCH), next(times), chosen, torchs)
-    return results
+@dataclass(frozen=True, slots=True)
+class _Measuring:
+    """Measuring of problems. folder: where samples are kept, and found; ``None``: nowhere."""
 
+    machine: Machine
+    variants: Mapping[str, Runner]
+    rounds: int
+    config: Config
+    folder: FolderWriter | None
 
-def _contestants(tuned: TunedProblem, variants: Mapping[str, Runner], device: str) -> list[Contestant]:
-    """Torch under each of its settings, then ours, on the same random tensors; each allocates what it returns."""
-    operands = training_operands(tuned.problem, tuned.batch_size, device)
-    torchs = [Contestant(partial(run_torch, tuned.problem, operands), runner) for runner in variants.values()]
-    ours = whole_run(tuned.problem, tuned.configuration, operands)
-    return [*torchs, Contestant(ours, variants[TORCH] if tuned.configuration.is_baseline else here)]
+    def results(self, layer: Layer, tuned: _Tuned) -> _Formats:
+        """Return the times of one problem in every format: those that the folder has, or new ones, which it gets."""
+        known = self._known(layer, tuned)
+        if known is not None:
+            return known
+        mark = self.machine.watch.mark()
+        results = self._measure(tuned)
+        load = self.machine.watch.since(mark)
+        if self.folder is not None:
+            rows = [row for result in results.values() for row in rows_of(layer, result, self.config)]
+            self.folder.add(rows, load)
+        return results
+
+    def _known(self, layer: Layer, tuned: _Tuned) -> _Formats | None:
+        if self.folder is None:
+            return None
+        known = {f: known_result(self.folder.known(subject_of(layer, one)), one) for f, one in tuned.items()}
+        found = {f: result for f, result in known.items() if result is not None}
+        return found if len(found) == len(tuned) else None
+
+    def _measure(self, tuned: _Tuned) -> _Formats:
+        """Time torch's calls and ours of one problem in every format, in turns."""
+        contestants = [one for chosen in tuned.values() for one in self._contestants(chosen)]
+        times = iter(time_in_turns(contestants, self.rounds, self.machine.clock))
+        results = {}
+        for memory_format, chosen in tuned.items():
+            torchs = {name: next(times) for name in self.variants}
+            results[memory_format] = FormatResult(torchs.pop(TORCH), next(times), chosen, torchs)
+        return results
+
+    def _contestants(self, tuned: TunedProblem) -> list[Contestant]:
+        """Torch under each of its settings, then ours, on the same random tensors; each allocates what it returns."""
+        operands = training_operands(tuned.problem, tuned.batch_size, self.machine.device)
+        call = partial(run_torch, tuned.problem, operands)
+        torchs = [Contestant(call, runner) for runner in self.variants.values()]
+        ours = whole_run(tuned.problem, tuned.configuration, operands)
+        return [*torchs, Contestant(ours, self.variants[TORCH] if tuned.configuration.is_baseline else here)]

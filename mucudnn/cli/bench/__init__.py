@@ -10,7 +10,9 @@ import click
 from mucudnn.cli.shared.commands import add_commands
 
 COMMANDS = (
+    "compare",
     "data_parallel",
+    "deepbench",
     "errors",
     "inference",
     "limits",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,32 +10,9 @@ import click
 
 from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.selections import filters_of, parse_limits
 from mucudnn.terminal.command_files import FileCommand, SourceFile
-from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Pair
-from mucudnn.words.units import parse_bytes
-
-_ALL = "all"
-
-
-def parse_limits(text: str) -> tuple[int, ...]:
-    """``8MiB,64MiB`` -> bytes. Raises ``InvalidInputError``."""
-    sizes = [parse_bytes(part.strip()) for part in text.split(",")]
-    limits = tuple(size for size in sizes if size is not None)
-    if len(limits) < len(sizes):
-        raise InvalidInputError("no limit at all is compared in any case; give sizes only, as 8MiB,64MiB")
-    return limits
-
-
-def parse_filters(text: str) -> tuple[Pair, ...]:
-    """``3x3,5x5`` -> ((3, 3), (5, 5)); all -> (). Raises ``InvalidInputError``."""
-    if text == _ALL:
-        return ()
-    parts = [part.strip() for part in text.split(",")]
-    if wrong := [part for part in parts if re.fullmatch(f"{options.SIZE}x{options.SIZE}", part) is None]:
-        raise InvalidInputError(f"{wrong[0]!r} is not height x width of a filter; write for example 3x3,5x5, or {_ALL}")
-    sizes = [tuple(map(int, part.split("x"))) for part in parts]
-    return tuple((r, s) for r, s in sizes)
 
 
 @click.command(cls=FileCommand)
@@ -45,13 +21,7 @@ def parse_filters(text: str) -> tuple[Pair, ...]:
 @options.input_shape
 @options.dtype
 @options.memory_format
-@click.option(
-    "--filters",
-    type=options.Text("RxS,...", parse_filters),
-    default="3x3,5x5",
-    show_default=True,
-    help="Only the layers with a filter of these sizes, or all.",
-)
+@filters_of("--filters", "3x3,5x5")
 @click.option(
     "--limits",
     type=options.Text("SIZE,...", parse_limits),
@@ -88,8 +58,8 @@ def limits(
     without a limit, then whole runs decide under each. On CUDA the rivals are cuDNN's engines, and torch runs with
     torch.backends.cudnn.benchmark, too; on the CPU they are all algorithms. The files are complete after every problem.
     """
-    from mucudnn.bench.sources.layers import load_source
-    from mucudnn.bench.suites.limits.benchmark import compare_under_limits, with_filters
+    from mucudnn.bench.sources.layers import load_source, with_filters
+    from mucudnn.bench.suites.limits.benchmark import compare_under_limits
     from mucudnn.bench.suites.limits.report import in_words, limits_record, limits_rows, limits_table
     from mucudnn.terminal.console import output, progress_bar
     from mucudnn.words.config import Config

@@ -22,6 +22,7 @@ from mucudnn.words.problem import MemoryFormat
 @options.threads
 @options.device
 @options.json_file
+@options.out_folder
 def network(
     source: str,
     batch: int | None,
@@ -32,6 +33,7 @@ def network(
     threads: int | None,
     device: str,
     json_file: Path | None,
+    out: Path | None,
     **choices: Any,
 ) -> None:
     """All convolutions of the network NAME, each counted as often as it occurs.
@@ -51,7 +53,13 @@ def network(
     table = load_source(source, batch=batch, input_shape=input_shape, dtype=dtype)
     with progress_bar() as progress:
         benchmark = benchmark_network(
-            table, config, memory_formats=memory_formats, rounds=rounds or ROUNDS, device=device, progress=progress
+            table,
+            config,
+            memory_formats=memory_formats,
+            rounds=rounds or ROUNDS,
+            device=device,
+            progress=progress,
+            out=out,
         )
     console = output()
     console.print(network_table(benchmark))

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from mucudnn.bench.report.export import CURVE
 from mucudnn.running.environment import require_known
-from mucudnn.terminal.command_files import DatabaseFile, OutputFile, SourceFile
+from mucudnn.terminal.command_files import DatabaseFile, OutputFile, OutputFolder, SourceFile
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, HEADROOM, BatchSizePolicy, Config
 from mucudnn.words.errors import InvalidInputError, MucudnnError
 from mucudnn.words.problem import ITEM_BYTES, MemoryFormat, Operation
@@ -212,6 +212,9 @@ csv_file = click.option("--csv", "csv_file", type=OutputFile(), help="Write the 
 csv_and_curve_file = click.option(
     "--csv", "csv_file", type=OutputFile(second=CURVE), help="Write the numbers to this CSV file, too."
 )
+_OUT = "all samples in this result folder. The same command goes on there where it was stopped."
+out_folder = click.option("--out", type=OutputFolder(), help=f"Keep {_OUT}")
+out_folder_required = click.option("--out", type=OutputFolder(), required=True, help=f"Keep {_OUT}")
 plot_file = click.option(
     "--plot", "plot_file", type=OutputFile("FILE.png", suffix=".png"), help="Draw them into this PNG file, too."
 )

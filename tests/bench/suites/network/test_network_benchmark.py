@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from support.clock.ticking import TickingClock
 
+from mucudnn.bench.folders.reading import read_folder
+from mucudnn.bench.folders.rows import problem_of
 from mucudnn.bench.sources import table_tuning
 from mucudnn.bench.sources.layers import LayerTable, load_source
 from mucudnn.bench.sources.table_tuning import table_tasks, tune_table
@@ -146,3 +149,42 @@ def test_an_interrupted_tuning_keeps_the_rows_that_are_ready(
     assert [row.names for row in tuning.rows] == [("first",)] * 3
     with pytest.raises(KeyboardInterrupt):
         benchmark_network(table, config)
+
+
+def test_a_result_folder_has_every_sample_and_the_next_run_measures_nothing(
+    table: LayerTable, config: Config, tmp_path: Path
+) -> None:
+    out, config = tmp_path / "results", replace(config, algorithms=("native",))  # both tunings choose alike
+    first = benchmark_network(table, config, rounds=3, clock=TickingClock(), out=out)
+    read = read_folder(out)
+    assert (len(read.rows), read.problems) == (2 * 3 * 2 * 2, ())  # layers, operations, formats, contestants
+    assert set(read.rows["contestant"]) == {"torch", "mucudnn"}
+    assert len(read.samples) == 3 * len(read.rows)
+    assert {problem_of(row) for row in read.rows.to_dict("records")} == {
+        result.tuned.problem for problem in first.problems for result in problem.formats.values()
+    }
+    again = benchmark_network(table, config, rounds=3, clock=NoClock(), out=out)
+    assert [p.formats.keys() for p in again.problems] == [p.formats.keys() for p in first.problems]
+    for new, old in zip(again.problems, first.problems, strict=True):
+        assert [(r.torch, r.mucudnn) for r in new.formats.values()] == [
+            (r.torch, r.mucudnn) for r in old.formats.values()
+        ]
+    assert len((out / "rows.jsonl").read_text().splitlines()) == len(read.rows)
+
+
+def test_what_was_measured_of_another_configuration_is_measured_again(
+    table: LayerTable, config: Config, tmp_path: Path
+) -> None:
+    out = tmp_path / "results"
+    benchmark_network(table, config, rounds=1, clock=TickingClock(), out=out)
+    rows = out / "rows.jsonl"
+    rows.write_text(re.sub(r'("configuration": )"[^"]+"', r'\1"something else"', rows.read_text()))
+    benchmark_network(table, config, rounds=1, clock=TickingClock(), out=out)
+    assert "something else" not in set(read_folder(out).rows["configuration"])
+
+
+class NoClock(TickingClock):
+    """A clock that nothing may be timed by."""
+
+    def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
+        raise AssertionError("something was measured")

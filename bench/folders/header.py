@@ -1,0 +1,168 @@
+"""``environment.json``: what all rows of a result folder have in common. It is written once, before anything is timed.
+
+The format is described in docs/result-folders.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from math import inf
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import mucudnn
+from mucudnn.bench.contests.bounds import MachineLimits
+from mucudnn.bench.report.export import write_json
+from mucudnn.running.environment import Environment
+from mucudnn.words.errors import InvalidInputError
+
+FORMAT_VERSION = 1  # raised when a key or a column changes its meaning or goes; new ones may come without
+HEADER_FILE, ROWS_FILE, SUMMARY_FILE = "environment.json", "rows.jsonl", "summary.json"
+
+
+def _new_identity() -> str:
+    return uuid4().hex[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Description of a run: what is measured, where, and with which choices.
+
+    benchmark: its kind, such as ``network``. settings: everything that decides what is measured, as JSON has it; a run
+    with other settings does not go on in the same folder. subject_columns: columns whose values together say what a row
+    is of. wanted: subjects to be measured in all. limits: best rates of the machine, by dtype. identity: part of each
+    row, so that rows of another folder are noticed.
+    """
+
+    benchmark: str
+    source: str
+    settings: Mapping[str, Any]
+    environment: Environment
+    subject_columns: tuple[str, ...]
+    wanted: int
+    limits: Mapping[str, MachineLimits] = field(default_factory=dict)
+    mucudnn: str = mucudnn.__version__
+    date: datetime = field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
+    identity: str = field(default_factory=_new_identity)
+
+    def differences(self, other: Header) -> list[str]:
+        """Say in words where another run would measure something else than this one did.
+
+        The machine's limits are no such thing: they are measured, and those that are stored stay.
+        """
+        mine, others = self._decisive(), other._decisive()
+        return [
+            f"{name} was {_shown(mine.get(name))} and is {_shown(others.get(name))}"
+            for name in dict.fromkeys((*mine, *others))
+            if mine.get(name) != others.get(name)
+        ]
+
+    def _decisive(self) -> dict[str, Any]:
+        record = _record(self)
+        return {
+            "benchmark": self.benchmark,
+            "source": self.source,
+            "mucudnn": self.mucudnn,
+            **record["environment"],
+            **record["settings"],
+            "subject_columns": record["subject_columns"],
+        }
+
+
+def write_header(folder: Path, header: Header) -> None:
+    """Write ``environment.json``. Raises ``OutputError`` where that cannot be."""
+    write_json(folder / HEADER_FILE, _record(header))
+
+
+def read_header(folder: Path) -> Header:
+    """Read ``environment.json``.
+
+    Raises ``InvalidInputError`` with file and line where there is none, or it is half-written, of another format
+    version, or lacks something.
+    """
+    path = folder / HEADER_FILE
+    record = read_object(path)
+    require_version(path, record)
+    try:
+        return Header(
+            benchmark=str(record["benchmark"]),
+            source=str(record["source"]),
+            settings=dict(record["settings"]),
+            environment=_environment(record["environment"]),
+            subject_columns=tuple(map(str, record["subject_columns"])),
+            wanted=int(record["wanted"]),
+            limits={dtype: _limits(rates) for dtype, rates in record["machine_limits"].items()},
+            mucudnn=str(record["mucudnn"]),
+            date=datetime.fromisoformat(record["date"]),
+            identity=str(record["folder"]),
+        )
+    except KeyError as error:
+        raise InvalidInputError(f"{path} has no {error}; it is no environment file of a result folder") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidInputError(f"{path} has a value that is not understood: {error}") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises ``InvalidInputError`` with file and line for anything else."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInputError(f"{path} is not there; name a folder that a benchmark wrote with --out") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"{path} cannot be read: {error}") from None
+    except json.JSONDecodeError as error:
+        raise InvalidInputError(f"{path}, line {error.lineno}: no JSON: {error.msg}; it is half-written") from None
+    if not isinstance(record, dict):
+        raise InvalidInputError(f"{path}, line 1: no JSON object, but {type(record).__name__}")
+    return record
+
+
+def require_version(path: Path, record: Mapping[str, Any]) -> None:
+    """Refuse a format that is not known. Raises ``InvalidInputError``."""
+    version = record.get("format_version")
+    if version != FORMAT_VERSION:
+        raise InvalidInputError(
+            f"{path}: format version {version}; mucudnn {mucudnn.__version__} reads {FORMAT_VERSION}: use the version "
+            "of mucudnn that wrote it, or a newer one"
+        )
+
+
+def _record(header: Header) -> dict[str, Any]:
+    """Return what the file has, as it is read back: tuples are lists."""
+    record = {
+        "format_version": FORMAT_VERSION,
+        "folder": header.identity,
+        "mucudnn": header.mucudnn,
+        "date": header.date.isoformat(),
+        "benchmark": header.benchmark,
+        "source": header.source,
+        "settings": header.settings,
+        "environment": asdict(header.environment),
+        "machine_limits": {dtype: dict(_rates(limits)) for dtype, limits in header.limits.items()},
+        "subject_columns": header.subject_columns,
+        "wanted": header.wanted,
+    }
+    return dict(json.loads(json.dumps(record)))
+
+
+def _rates(limits: MachineLimits) -> Iterator[tuple[str, float | None]]:
+    for name, rate in asdict(limits).items():
+        yield name, None if rate == inf else rate
+
+
+def _limits(rates: Mapping[str, float | None]) -> MachineLimits:
+    return MachineLimits(**{name: inf if rate is None else float(rate) for name, rate in rates.items()})
+
+
+def _environment(record: Mapping[str, Any]) -> Environment:
+    """Return the environment; what a later version of mucudnn added to it is left out."""
+    known = {each.name for each in fields(Environment)}
+    return Environment(**{name: value for name, value in record.items() if name in known})
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is None else str(value)

@@ -1,0 +1,216 @@
+"""``rows.jsonl``: a row for each subject and contestant, with its samples; one JSON object a line.
+
+Rows of subjects that were measured in the same turns stand together, and are written together: sample i of all of them
+is from round i, so that their ratios are paired.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from mucudnn.bench.folders.header import FORMAT_VERSION, ROWS_FILE, Header
+from mucudnn.bench.report.export import json_line
+from mucudnn.bench.timing.load import Load
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ConvProblem
+
+Subject = Mapping[str, Any]
+Line = dict[str, Any]
+Key = tuple[Any, ...]
+
+# What each row has beside the columns of its subject and of its own.
+COLUMNS = (
+    "format_version",
+    "folder",
+    "turns",
+    "rows_in_turns",
+    "date",
+    "contestant",
+    "policy",
+    "limit_bytes",
+    "samples_s",
+    "configuration",
+    "workspace_bytes",
+    "relative_error",
+    "failure",
+    "load",
+    "others_share",
+    "throttled_share",
+    "rate_ratio",
+)
+_CONTESTANT = ("contestant", "policy", "limit_bytes")  # columns that tell apart the rows of a subject
+PROBLEM_COLUMNS = (
+    *("operation", "batch_size", "c", "h", "w", "k", "r", "s"),
+    *("stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "groups", "dtype", "memory_format"),
+)
+_PAIRS = {"stride": "stride", "padding": "pad", "dilation": "dilation"}
+
+
+def problem_columns(problem: ConvProblem, batch_size: int) -> dict[str, Any]:
+    """Return the columns that say all of a problem.
+
+    >>> columns = problem_columns(ConvProblem("forward", 3, 8, 8, 16, 3, 3, padding=1), 32)
+    >>> columns["batch_size"], columns["pad_h"], columns["dtype"]
+    (32, 1, 'float32')
+    """
+    columns = {"batch_size": batch_size, **asdict(problem)}
+    for name, short in _PAIRS.items():
+        columns[f"{short}_h"], columns[f"{short}_w"] = columns.pop(name)
+    return {name: columns[name] for name in PROBLEM_COLUMNS}
+
+
+def problem_of(row: Mapping[str, Any]) -> ConvProblem:
+    """Return the problem of a row that has ``PROBLEM_COLUMNS``. Raises ``InvalidInputError`` where there is none."""
+    single = ("operation", "c", "h", "w", "k", "r", "s", "groups", "dtype", "memory_format")
+    fields: dict[str, Any] = {name: row[name] for name in single}
+    fields |= {name: (row[f"{short}_h"], row[f"{short}_w"]) for name, short in _PAIRS.items()}
+    return ConvProblem(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One contestant on one subject.
+
+    samples_s: seconds, in the order of the rounds; none where ``failure`` says why. policy, limit_bytes: under which
+    the configuration was chosen; ``None`` for contestants that have none, and for no limit. more: columns that only
+    this benchmark has.
+    """
+
+    subject: Subject
+    contestant: str
+    samples_s: Sequence[float] = ()
+    policy: str | None = None
+    limit_bytes: int | None = None
+    configuration: str | None = None
+    workspace_bytes: int | None = None
+    relative_error: float | None = None
+    failure: str | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def lines_of(header: Header, turns: int, rows: Sequence[Row], load: Load) -> str:
+    """Return the lines of rows that were measured in the same turns, which have this number."""
+    return "".join(json_line(_record(header, turns, row, len(rows), load)) for row in rows)
+
+
+def _record(header: Header, turns: int, row: Row, rows_in_turns: int, load: Load) -> Line:
+    return {
+        "format_version": FORMAT_VERSION,
+        "folder": header.identity,
+        "turns": turns,
+        "rows_in_turns": rows_in_turns,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **{name: row.subject[name] for name in header.subject_columns},
+        **{name: getattr(row, name) for name in _CONTESTANT},
+        **{name: getattr(row, name) for name in ("configuration", "workspace_bytes", "relative_error", "failure")},
+        **row.more,
+        "load": load.share,
+        **asdict(load),
+        "samples_s": list(row.samples_s),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that could be read, in their order, and what could not, in words, with file and line.
+
+    incomplete: numbers of turns of which not all rows are there. last_turns: the largest number of turns; 0: none.
+    """
+
+    lines: tuple[Line, ...]
+    problems: tuple[str, ...]
+    incomplete: frozenset[int] = frozenset()
+    last_turns: int = 0
+
+
+def read_rows(folder: Path, header: Header) -> Rows:
+    """Read ``rows.jsonl``; what is no row of this folder is passed over, with the reason.
+
+    Of rows that were measured more than once the last ones count. Raises ``InvalidInputError`` where the file cannot be
+    read.
+    """
+    path = folder / ROWS_FILE
+    try:
+        text = path.read_bytes().decode(errors="replace")
+    except FileNotFoundError:
+        return Rows((), (f"{path} is not there: nothing was measured yet",))
+    except OSError as error:
+        raise InvalidInputError(f"{path} cannot be read: {error.strerror}") from None
+    found: list[Line] = []
+    problems: list[str] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        try:
+            if line:
+                found.append(_checked(line, header))
+        except InvalidInputError as error:
+            problems.append(f"{path}, line {number}: {error}; it is left out")
+    last = {row_key(line, header): line for line in found}
+    counts = Counter(line["turns"] for line in found)
+    incomplete = {line["turns"]: line["rows_in_turns"] for line in last.values()}
+    incomplete = {turns: wanted for turns, wanted in incomplete.items() if counts[turns] != wanted}
+    problems += [
+        f"{path}: turns {turns} has {counts[turns]} of {wanted} rows; a run with the same --out measures it again"
+        for turns, wanted in incomplete.items()
+    ]
+    return Rows(tuple(last.values()), tuple(problems), frozenset(incomplete), max(counts, default=0))
+
+
+def subject_key(row: Mapping[str, Any], header: Header) -> Key:
+    """Return what is equal for all rows of a subject."""
+    return tuple(row[name] for name in header.subject_columns)
+
+
+def row_key(row: Mapping[str, Any], header: Header) -> Key:
+    """Return what tells a row from all others."""
+    return (*subject_key(row, header), *(row[name] for name in _CONTESTANT))
+
+
+def _checked(text: str, header: Header) -> Line:
+    """Return the row of a line. Raises ``InvalidInputError``, saying what is wrong with it."""
+    try:
+        line = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise InvalidInputError(f"half-written, or no JSON: {error.msg}") from None
+    if not isinstance(line, dict):
+        raise InvalidInputError(f"no JSON object, but {type(line).__name__}")
+    if line.get("format_version") != FORMAT_VERSION:
+        raise InvalidInputError(f"format version {line.get('format_version')}, and not {FORMAT_VERSION}")
+    if line.get("folder") != header.identity:
+        raise InvalidInputError(f"a row of another folder, {line.get('folder')}, and not of {header.identity}")
+    if missing := [name for name in (*COLUMNS, *header.subject_columns) if name not in line]:
+        raise InvalidInputError(f"no column {', '.join(missing)}")
+    _require_kinds(line)
+    _require_samples(line)
+    return line
+
+
+def _refuse_constant(name: str) -> float:
+    raise InvalidInputError(f"{name} is no finite number")
+
+
+def _require_kinds(line: Line) -> None:
+    for name in ("turns", "rows_in_turns"):
+        if not isinstance(line[name], int):
+            raise InvalidInputError(f"{name} is {line[name]!r}, and no whole number")
+    if not isinstance(line["contestant"], str):
+        raise InvalidInputError(f"contestant is {line['contestant']!r}, and no text")
+    if "operation" in line and line["operation"] is not None and "c" in line:
+        problem_of(line)
+
+
+def _require_samples(line: Line) -> None:
+    samples = line["samples_s"]
+    if not isinstance(samples, list):
+        raise InvalidInputError(f"samples_s is {samples!r}, and no list of seconds")
+    for index, sample in enumerate(samples):
+        if isinstance(sample, bool) or not isinstance(sample, (int, float)) or not isfinite(sample) or sample <= 0:
+            raise InvalidInputError(f"sample {index + 1} of {len(samples)} is {sample!r}, and no time above 0")
+    if not samples and not line["failure"]:
+        raise InvalidInputError("samples_s is empty, and no failure says why")

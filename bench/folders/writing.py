@@ -1,0 +1,135 @@
+"""Writes a result folder row by row: a process that is killed loses at most what it was just writing.
+
+The same command with the same settings goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from mucudnn.bench.folders.header import (
+    FORMAT_VERSION,
+    HEADER_FILE,
+    ROWS_FILE,
+    SUMMARY_FILE,
+    Header,
+    read_header,
+    write_header,
+)
+from mucudnn.bench.folders.rows import Key, Line, Row, Rows, Subject, lines_of, read_rows, subject_key
+from mucudnn.bench.report.export import write_json
+from mucudnn.bench.timing.load import Load
+from mucudnn.words.errors import InvalidInputError, OutputError
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something that was not measured, and the reason, both in words."""
+
+    what: str
+    reason: str
+
+
+class FolderWriter:
+    """A result folder that one process writes; made by ``open_folder``."""
+
+    def __init__(self, path: Path, header: Header, stream: IO[bytes], found: Rows) -> None:
+        self.path, self.header = path, header
+        self._stream = stream
+        self._known: dict[Key, list[Line]] = {}
+        for line in found.lines:
+            if line["turns"] in found.incomplete:
+                continue
+            self._known.setdefault(subject_key(line, header), []).append(line)
+        self._measured = set(self._known)
+        self._turns = found.last_turns
+
+    def known(self, subject: Subject) -> list[Line]:
+        """Return the rows of a subject that an earlier run measured; empty: it is to be measured."""
+        return self._known.get(subject_key(subject, self.header), [])
+
+    def add(self, rows: Sequence[Row], load: Load | None = None) -> None:
+        """Add rows whose contestants were measured in the same turns. They are in the file when this returns.
+
+        load: of the machine meanwhile. Raises ``OutputError`` where they cannot be written.
+        """
+        self._turns += 1
+        try:
+            self._stream.write(lines_of(self.header, self._turns, rows, load or Load()).encode())
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+        except OSError as error:
+            raise OutputError(f"{self.path / ROWS_FILE} cannot be written: {error.strerror}") from error
+        self._measured |= {subject_key(row.subject, self.header) for row in rows}
+
+    def write_summary(self, left_out: Sequence[LeftOut] = (), more: Mapping[str, Any] | None = None) -> None:
+        """Write ``summary.json``: how much is measured, what was left out, and why. more: what else is to be told."""
+        write_json(
+            self.path / SUMMARY_FILE,
+            {
+                "format_version": FORMAT_VERSION,
+                "folder": self.header.identity,
+                "wanted": self.header.wanted,
+                "measured": len(self._measured),
+                "left_out": [{"what": one.what, "reason": one.reason} for one in left_out],
+                **(more or {}),
+            },
+        )
+
+
+@contextmanager
+def open_folder(path: Path, header: Header) -> Iterator[FolderWriter]:
+    """Open a folder to write: a new one, or one that an earlier run with the same settings began.
+
+    Raises ``InvalidInputError`` for a folder of other settings, naming those that differ, and ``OutputError`` where
+    the folder cannot be written, is no result folder, or another process writes it.
+    """
+    header = _made_or_found(path, header)
+    try:
+        stream = (path / ROWS_FILE).open("ab")
+    except OSError as error:
+        raise OutputError(f"{path / ROWS_FILE} cannot be written: {error.strerror}; name another folder") from error
+    with stream:
+        _require_alone(path, stream)
+        _end_last_line(path / ROWS_FILE, stream)
+        yield FolderWriter(path, header, stream, read_rows(path, header))
+
+
+def _made_or_found(path: Path, header: Header) -> Header:
+    """Return the header of the folder: this one, which is written, or that of the run that began it."""
+    if (path / HEADER_FILE).exists():
+        found = read_header(path)
+        if differences := found.differences(header):
+            raise InvalidInputError(
+                f"{path} has results of other settings: {'; '.join(differences)}. Name another folder, or give the same"
+            )
+        return found
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        strange = sorted(one.name for one in path.iterdir())
+    except OSError as error:
+        raise OutputError(f"{path} cannot be made: {error.strerror}; name another folder") from error
+    if strange:
+        raise OutputError(f"{path} is no result folder and not empty: it has {strange[0]}; name a new or empty folder")
+    write_header(path, header)
+    return header
+
+
+def _require_alone(path: Path, stream: IO[bytes]) -> None:
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise OutputError(f"{path} is being written by another process; wait for it, or name another folder") from error
+
+
+def _end_last_line(path: Path, stream: IO[bytes]) -> None:
+    """End a line that a killed process left half-written, so that the next row has a line of its own."""
+    content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        stream.write(b"\n")

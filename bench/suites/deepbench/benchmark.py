@@ -1,0 +1,148 @@
+"""Runs DeepBench's convolutions (https://github.com/baidu-research/DeepBench) into a result folder, problem by problem.
+
+A run that is stopped, or whose time is over, goes on in the same folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from mucudnn.bench.contests.bounds import MachineLimits
+from mucudnn.bench.contests.timing import TurnRounds
+from mucudnn.bench.contests.torch_variants import torch_variants
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.rows import PROBLEM_COLUMNS
+from mucudnn.bench.folders.writing import FolderWriter, LeftOut, open_folder
+from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.bench.report.records import config_record
+from mucudnn.bench.sources.layers import LayerTable
+from mucudnn.bench.suites.deepbench.contest import Contests, subject_of
+from mucudnn.bench.suites.deepbench.order import Wanted, in_order
+from mucudnn.database.database import Database
+from mucudnn.tuning.sharing import expected_s
+from mucudnn.tuning.tuner import machine_and_database
+from mucudnn.words.config import BatchSizePolicy, Config
+from mucudnn.words.progress import Progress, share_of, silent
+from mucudnn.words.units import format_seconds
+
+ROUNDS = 15
+# Calls of milliseconds are sampled for so long: what two runs of them differ by chance is then some percent.
+MOST_ROUNDS, SHORT_S = 81, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Choices of a run: the policies and the workspace limits (bytes; None: none) under which ours is chosen.
+
+    rounds: samples of each contestant; short calls get more, up to ``MOST_ROUNDS``.
+
+    time_limit_s: no problem is begun that would not be done by then, as far as the others tell; None: all are. It does
+    not decide what is measured, so that a later run may have another one.
+    """
+
+    policies: tuple[BatchSizePolicy, ...]
+    limits: tuple[int | None, ...]
+    rounds: int = ROUNDS
+    time_limit_s: float | None = None
+
+
+def benchmark_deepbench(
+    table: LayerTable,
+    config: Config,
+    choices: Choices,
+    out: Path,
+    *,
+    device: str = "cpu",
+    progress: Progress = silent,
+    machine: Machine | None = None,
+    database: Database | None = None,
+) -> None:
+    """Measure the problems of a table into the folder ``out``; what it has already is not measured again.
+
+    config: its policy and its limit do not count. machine, database: used in place of this machine and of the file that
+    the config names.
+
+    Raises what ``open_folder`` raises, and ``KeyboardInterrupt``, by then with all that was measured in the folder.
+    """
+    with (
+        machine_and_database(config, device, machine, database) as (on, opened),
+        torch_variants(on.device) as variants,
+        open_folder(out, _header(table, config, choices, on)) as folder,
+    ):
+        rounds = TurnRounds(choices.rounds, max(choices.rounds, MOST_ROUNDS), SHORT_S)
+        contests = Contests(config, on, opened, variants, choices.policies, choices.limits, rounds)
+        wanted = in_order(table, config.operations)
+        with _summarized(folder, wanted) as left:
+            _measure(contests, folder, left, choices.time_limit_s, progress)
+
+
+def _measure(
+    contests: Contests, folder: FolderWriter, left: dict[Wanted, str], time_limit_s: float | None, progress: Progress
+) -> None:
+    """Measure what is left, and take it out of there; what the time does not suffice for stays, with the reason."""
+    clock, watch = contests.machine.clock, contests.machine.watch
+    start_s, pace = clock.now(), _Pace()
+    for index, wanted in enumerate(every := [*left]):
+        layer, problem = wanted
+        begun_s = clock.now()
+        if time_limit_s is not None and begun_s - start_s + pace.expected_s(wanted) > time_limit_s:
+            left[wanted] = f"the {format_seconds(time_limit_s)} would not have sufficed"
+            continue
+        mark = watch.mark()
+        rows = contests.rows(layer, problem, share_of(progress, index / len(every), 1 / len(every)))
+        folder.add(rows, watch.since(mark))
+        del left[wanted]
+        pace.learn(wanted, clock.now() - begun_s)
+
+
+@contextmanager
+def _summarized(folder: FolderWriter, wanted: Sequence[Wanted]) -> Iterator[dict[Wanted, str]]:
+    """Yield what the folder does not have yet, with the reason; what is still there in the end was left out."""
+    left = {one: "the run was stopped before" for one in wanted if not folder.known(subject_of(*one))}
+    try:
+        yield left
+    finally:
+        folder.write_summary([LeftOut(f"{layer.name}, {problem}", why) for (layer, problem), why in left.items()])
+
+
+class _Pace:
+    """Estimate of how long problems take, from those that are done: the first is always begun."""
+
+    def __init__(self) -> None:
+        self._ratios: list[float] = []
+
+    def learn(self, wanted: Wanted, seconds: float) -> None:
+        self._ratios.append(seconds / _estimate(wanted))
+
+    def expected_s(self, wanted: Wanted) -> float:
+        return median(self._ratios) * _estimate(wanted) if self._ratios else 0.0
+
+
+def _estimate(wanted: Wanted) -> float:
+    layer, problem = wanted
+    return expected_s(problem, layer.batch_size)
+
+
+def _header(table: LayerTable, config: Config, choices: Choices, machine: Machine) -> Header:
+    wanted = table.problems(config.operations)
+    dtype = table.layers[0].problem.dtype
+    settings = config_record(replace(config, database=None, workspace_limit=None, policy=choices.policies[0]))
+    settings |= {
+        "batch_sizes": sorted({layer.batch_size for layer in table.layers}),
+        "layers": [layer.name for layer in table.layers],
+        "dtype": dtype,
+        "memory_format": str(table.layers[0].problem.memory_format),
+        "policy": [str(policy) for policy in choices.policies],
+        "workspace_limit": list(choices.limits),
+        "rounds": choices.rounds,
+    }
+    return Header(
+        *("deepbench", table.source, settings, machine.environment),
+        subject_columns=("layer", *PROBLEM_COLUMNS),
+        wanted=len(wanted),
+        limits={dtype: MachineLimits.measured(machine.device, dtype)},
+    )

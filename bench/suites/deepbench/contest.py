@@ -1,0 +1,150 @@
+"""Measures one problem: a configuration is chosen for each policy and limit, then all are timed in turns with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from mucudnn.bench.contests.timing import Contestant, MedianTime, TurnRounds, try_in_turns
+from mucudnn.bench.contests.torch_variants import TORCH
+from mucudnn.bench.folders.rows import Row, Subject, problem_columns
+from mucudnn.bench.measure.operands import Operands
+from mucudnn.bench.measure.whole_runs import Machine, training_operands
+from mucudnn.bench.report.records import configuration_record
+from mucudnn.bench.sources.layers import Layer
+from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS
+from mucudnn.bench.timing.timer import Runner
+from mucudnn.database.database import Database
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.tuning.tuner import Priors, tune_tasks
+from mucudnn.words.config import BatchSizePolicy, Config
+from mucudnn.words.errors import InfeasibleError, first_line
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.progress import Progress, share_of
+from mucudnn.words.results import Configuration, MicroConfig
+from mucudnn.words.task import Task
+from mucudnn.words.torch_settings import TORCHS_OWN
+
+UNDIVIDED, OURS = "undivided", "mucudnn"
+
+_Choice = tuple[BatchSizePolicy, int | None]  # policy, limit in bytes
+_Call = str | tuple[MicroConfig, ...]  # a variant of torch, or a configuration
+_Time = MedianTime | Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Contests:
+    """Everything that the contests of a run have in common.
+
+    variants: torch's, by name. policies, limits: those under which ours is chosen; the undivided is, under each limit.
+    """
+
+    config: Config
+    machine: Machine
+    database: Database
+    variants: Mapping[str, Runner]
+    policies: Sequence[BatchSizePolicy]
+    limits: Sequence[int | None]
+    rounds: TurnRounds
+    priors: Priors = field(default_factory=dict)
+
+    def rows(self, layer: Layer, problem: ConvProblem, progress: Progress) -> list[Row]:
+        """Measure one problem. What cannot be run has a row with the reason. Raises ``KeyboardInterrupt``."""
+        policies = dict.fromkeys((BatchSizePolicy.UNDIVIDED, *self.policies))
+        wanted = [(policy, limit) for policy in policies for limit in self.limits]
+        chosen: dict[_Choice, TunedProblem | str] = {}
+        for index, choice in enumerate(wanted):
+            part = share_of(progress, index / (len(wanted) + 1), 1 / (len(wanted) + 1))
+            chosen[choice] = self._choose(layer, problem, *choice, part)
+        progress(f"{layer.name}, {problem}: in turns", len(wanted) / (len(wanted) + 1))
+        configurations = [tuned.configuration for tuned in chosen.values() if isinstance(tuned, TunedProblem)]
+        times = self._time(layer, problem, configurations)
+        subject = subject_of(layer, problem)
+        rows = [*self._torchs(subject, times, chosen), *_ours(subject, times, chosen)]
+        return [replace(row, more={**row.more, "count": layer.count}) for row in rows]
+
+    def _choose(
+        self, layer: Layer, problem: ConvProblem, policy: BatchSizePolicy, limit: int | None, progress: Progress
+    ) -> TunedProblem | str:
+        """Return our choice under a limit, or the reason why there is none."""
+        config = replace(self.config, policy=policy, workspace_limit=limit)
+        name = f"{layer.name}, {problem}"
+        task = Task(problem, layer.batch_size, limit, layer.count, name, torchs_own_fits=config.torchs_own_fits)
+        try:
+            tuning = tune_tasks(
+                [task],
+                config,
+                progress=progress,
+                machine=self.machine,
+                database=self.database,
+                priors=self.priors,
+            )
+        except InfeasibleError as error:
+            return " ".join(str(error).split())
+        except CANDIDATE_ERRORS as error:
+            return first_line(error)
+        return tuning.problems[0]
+
+    def _time(
+        self, layer: Layer, problem: ConvProblem, configurations: Sequence[Configuration]
+    ) -> Mapping[_Call, _Time]:
+        """Time torch's variants and the configurations in turns. What runs in the same way is run once."""
+        try:
+            operands = training_operands(problem, layer.batch_size, self.machine.device)
+            contestants = self._contestants(problem, operands, configurations)
+        except CANDIDATE_ERRORS as error:  # no memory for the mini-batch
+            return dict.fromkeys((*self.variants, *(c.micro_configs for c in configurations)), error)
+        times = try_in_turns([*contestants.values()], self.rounds, self.machine.clock)
+        found: dict[_Call, _Time] = dict(zip(contestants, times, strict=True))
+        return found | {c.micro_configs: found[TORCH] for c in configurations if c.is_baseline}
+
+    def _contestants(
+        self, problem: ConvProblem, operands: Operands, configurations: Sequence[Configuration]
+    ) -> dict[_Call, Contestant]:
+        torchs = partial(self.machine.run_torch, problem, operands)
+        contestants: dict[_Call, Contestant] = {name: Contestant(torchs, run) for name, run in self.variants.items()}
+        for one in configurations:
+            if not one.is_baseline and one.micro_configs not in contestants:
+                call = self.machine.whole_run(problem, one, operands, keeps_workspace=True)
+                contestants[one.micro_configs] = Contestant(call)
+        return contestants
+
+    def _torchs(
+        self, subject: Subject, times: Mapping[_Call, _Time], chosen: Mapping[_Choice, TunedProblem | str]
+    ) -> Iterator[Row]:
+        tunings = [tuned for tuned in chosen.values() if isinstance(tuned, TunedProblem)]
+        measured = {m.micro_config: m for tuned in tunings for m in tuned.measurements}
+        baseline = measured.get(MicroConfig(TORCHS_OWN, subject["batch_size"]))
+        error = None if baseline is None else baseline.relative_error
+        for name in self.variants:
+            yield _row(Row(subject, name, relative_error=error), times[name])
+
+
+def subject_of(layer: Layer, problem: ConvProblem) -> Subject:
+    return {"layer": layer.name, **problem_columns(problem, layer.batch_size)}
+
+
+def _ours(
+    subject: Subject, times: Mapping[_Call, _Time], chosen: Mapping[_Choice, TunedProblem | str]
+) -> Iterator[Row]:
+    for (policy, limit), tuned in chosen.items():
+        contestant = UNDIVIDED if policy is BatchSizePolicy.UNDIVIDED else OURS
+        row = Row(subject, contestant, policy=str(policy), limit_bytes=limit)
+        if isinstance(tuned, str):
+            yield replace(row, failure=tuned)
+            continue
+        row = replace(
+            row,
+            **configuration_record(tuned.configuration),
+            relative_error=tuned.relative_error,
+            more={"predicted_s": tuned.configuration.time_s, "reason": tuned.reason},
+        )
+        yield _row(row, times[tuned.configuration.micro_configs])
+
+
+def _row(row: Row, time: _Time) -> Row:
+    """Complete a row with its samples, or with the reason why there are none."""
+    if isinstance(time, MedianTime):
+        return replace(row, samples_s=time.samples_s)
+    return replace(row, failure=first_line(time))

@@ -1,0 +1,139 @@
+"""``mucudnn bench deepbench``: DeepBench's convolutions, into a result folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mucudnn.cli.shared import options
+from mucudnn.cli.shared.selections import filters_of, parse_limits_or_none
+from mucudnn.terminal.command_files import FileCommand
+from mucudnn.words.config import BatchSizePolicy
+from mucudnn.words.problem import MemoryFormat, Operation, Pair
+from mucudnn.words.units import parse_seconds
+
+if TYPE_CHECKING:
+    from mucudnn.bench.sources.layers import LayerTable
+
+_TRAINING = "training"
+_TABLES = {
+    _TRAINING: "deepbench-train",
+    "inference-server": "deepbench-inference-server",
+    "inference-device": "deepbench-inference-device",
+}
+
+
+@click.command(cls=FileCommand)
+@click.option(
+    "--set",
+    "set_name",
+    type=click.Choice(list(_TABLES)),
+    default=_TRAINING,
+    show_default=True,
+    help="Which of DeepBench's tables.",
+)
+@click.option(
+    "--batch-scale",
+    type=options.Finite(min=0, min_open=True),
+    help="DeepBench's own mini-batches, times this; at least one sample.",
+)
+@click.option("--batch", type=options.Count(), help="Instead, samples in every mini-batch.")
+@options.dtype
+@options.memory_format
+@filters_of("--filter", "all")
+@click.option(
+    "--workspace-limit",
+    "limits",
+    type=options.Text("SIZE,...", parse_limits_or_none),
+    default="8MiB,64MiB,512MiB",
+    show_default=True,
+    help="Most memory that any one operation may take beside its tensors; several, each as 64MiB, or none.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    type=options.several(BatchSizePolicy),
+    default=(BatchSizePolicy.POWER_OF_TWO,),
+    show_default="power-of-two",
+    help="Micro-batch sizes of ours; whole mini-batches are measured in any case.",
+)
+@click.option(
+    "--operations",
+    type=options.several(Operation),
+    help="Which operations; default: all three of the training set, forward of the others.",
+)
+@options.rounds(15, "Least samples of each contestant; short calls get more.")
+@click.option(
+    "--time-limit",
+    type=options.Text("TIME", parse_seconds),
+    help="Begin no problem that would not be done by then, as 10min; some of each kind of layer come first.",
+)
+@click.option(
+    "--tuning-time",
+    "tuning_time",
+    type=options.Text("TIME", options.checked_by(parse_seconds)),
+    help="Most measuring per problem, policy and limit, as 60s.",
+)
+@options.algorithms
+@options.max_relative_error
+@options.deterministic
+@options.strict
+@options.thorough
+@options.database
+@options.threads
+@options.device
+@options.out_folder_required
+def deepbench(
+    set_name: str,
+    batch_scale: float | None,
+    batch: int | None,
+    dtype: str,
+    memory_format: MemoryFormat,
+    filters: tuple[Pair, ...],
+    limits: tuple[int | None, ...],
+    policies: tuple[BatchSizePolicy, ...],
+    operations: tuple[Operation, ...] | None,
+    rounds: int,
+    time_limit: float | None,
+    tuning_time: str | None,
+    threads: int | None,
+    device: str,
+    out: Path,
+    **rest: Any,
+) -> None:
+    """DeepBench's convolutions: torch, our best undivided algorithm, and ours under each limit and policy, in turns.
+
+    All samples are kept in the folder DIR. The same command goes on there where it was stopped, or its time was over.
+    """
+    if batch_scale is not None and batch is not None:
+        raise click.UsageError("--batch is instead of DeepBench's own sizes: give it or --batch-scale, not both")
+    from mucudnn.bench.folders.reading import read_folder
+    from mucudnn.bench.sources.layers import load_source, with_filters
+    from mucudnn.bench.suites.deepbench.benchmark import Choices, benchmark_deepbench
+    from mucudnn.bench.suites.deepbench.report import deepbench_table, left_out_in_words
+    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.words.config import Config
+
+    table = load_source(_TABLES[set_name], batch=batch, dtype=dtype, memory_format=memory_format)
+    table = _scaled(table, 1.0 if batch_scale is None else batch_scale)
+    if filters:
+        table = with_filters(table, filters)
+    operations = operations or (tuple(Operation) if set_name == _TRAINING else (Operation.FORWARD,))
+    config = Config(workspace_limit=None, operations=operations, time_limit=tuning_time, **rest)
+    options.use_threads(threads)
+    with progress_bar() as progress:
+        benchmark_deepbench(
+            table, config, Choices(policies, limits, rounds, time_limit), out, device=device, progress=progress
+        )
+    console, folder = output(), read_folder(out)
+    console.print(deepbench_table(folder))
+    console.print(left_out_in_words(folder), soft_wrap=True)
+    console.print(str(folder.header.environment))
+
+
+def _scaled(table: LayerTable, scale: float) -> LayerTable:
+    layers = (replace(layer, batch_size=max(1, round(scale * layer.batch_size))) for layer in table.layers)
+    return replace(table, layers=tuple(layers))

@@ -1,0 +1,236 @@
+"""Result folders: what is written is read back, a killed run goes on, and what is wrong is told with file and line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from support.clock.machine import ENVIRONMENT
+
+from mucudnn.bench.contests.bounds import MachineLimits
+from mucudnn.bench.folders.header import HEADER_FILE, ROWS_FILE, SUMMARY_FILE, Header, read_header
+from mucudnn.bench.folders.reading import read_folder
+from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Row, problem_columns, problem_of
+from mucudnn.bench.folders.writing import LeftOut, open_folder
+from mucudnn.bench.timing.load import Load
+from mucudnn.words.errors import InvalidInputError, OutputError
+from mucudnn.words.problem import ConvProblem, MemoryFormat
+
+HEADER = Header(
+    benchmark="network",
+    source="a network",
+    settings={"rounds": 3, "batch_sizes": [2]},
+    environment=ENVIRONMENT,
+    subject_columns=("layer",),
+    wanted=2,
+    limits={"float32": MachineLimits(35e9, 12e9), "bfloat16": MachineLimits()},
+)
+SAMPLES = {"torch": (0.3, 0.1, 0.2), "mucudnn": (0.06, 0.05, 0.07)}
+
+
+def rows(layer: str = "conv1") -> list[Row]:
+    return [Row({"layer": layer}, name, samples, configuration=f"{name} 2") for name, samples in SAMPLES.items()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "results" / "today"
+    with open_folder(path, HEADER) as writer:
+        writer.add(rows(), Load(others_share=0.25))
+        writer.write_summary([LeftOut("conv2", "no time was left")])
+    return path
+
+
+def lines(folder: Path) -> list[str]:
+    return (folder / ROWS_FILE).read_text().splitlines()
+
+
+def change_line(folder: Path, number: int, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the object in a line of ``rows.jsonl``."""
+    every = lines(folder)
+    record = json.loads(every[number - 1])
+    change(record)
+    every[number - 1] = json.dumps(record)
+    (folder / ROWS_FILE).write_text("\n".join(every) + "\n")
+
+
+def test_what_is_written_is_read_back(folder: Path) -> None:
+    read = read_folder(folder)
+    assert read.header == HEADER
+    assert list(read.rows["contestant"]) == ["torch", "mucudnn"]
+    assert list(map(tuple, read.rows["samples_s"])) == list(SAMPLES.values())
+    assert list(read.rows["time_s"]) == [0.2, 0.06]
+    assert list(read.rows["load"]) == [0.25, 0.25]
+    assert read.left_out == (LeftOut("conv2", "no time was left"),)
+    assert read.problems == ()
+
+
+def test_samples_are_rows_in_the_order_of_the_rounds(folder: Path) -> None:
+    samples = read_folder(folder).samples
+    of_ours = samples[samples["row"] == 1]
+    assert list(of_ours["round"]) == [0, 1, 2]
+    assert tuple(of_ours["time_s"]) == SAMPLES["mucudnn"]
+
+
+def test_pandas_alone_reads_the_rows(folder: Path) -> None:
+    frame = pandas.read_json(folder / ROWS_FILE, lines=True)
+    assert list(frame["samples_s"].map(len)) == [3, 3]
+    assert json.loads((folder / HEADER_FILE).read_text())["environment"]["device"] == ENVIRONMENT.device
+
+
+def test_a_problem_is_in_its_columns() -> None:
+    problem = ConvProblem(
+        *("backward_filter", 8, 10, 12, 16, 3, 5), (2, 1), (1, 2), (1, 2), 4, "bfloat16", MemoryFormat.CHANNELS_LAST
+    )
+    columns = problem_columns(problem, 32)
+    assert tuple(columns) == PROBLEM_COLUMNS
+    assert problem_of(json.loads(json.dumps(columns))) == problem
+
+
+def test_a_run_goes_on_where_it_stopped(folder: Path) -> None:
+    again = replace(HEADER, identity="another", limits={})  # what was measured once is not measured again
+    with open_folder(folder, again) as writer:
+        assert [line["contestant"] for line in writer.known({"layer": "conv1"})] == ["torch", "mucudnn"]
+        assert writer.known({"layer": "conv2"}) == []
+        writer.add(rows("conv2"))
+        writer.write_summary()
+    read = read_folder(folder)
+    assert read.header == HEADER
+    assert list(read.rows["layer"]) == ["conv1", "conv1", "conv2", "conv2"]
+    assert list(read.rows["turns"]) == [1, 1, 2, 2]
+    assert json.loads((folder / SUMMARY_FILE).read_text())["measured"] == 2
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.4, 0.6, 0.99])
+def test_a_row_that_was_being_written_is_lost_alone(folder: Path, kept: float) -> None:
+    """The second of two turns is cut anywhere: the first is there, the second is told, and measured again."""
+    first = (folder / ROWS_FILE).read_bytes()
+    with open_folder(folder, HEADER) as writer:
+        writer.add(rows("conv2"))
+    both = (folder / ROWS_FILE).read_bytes()
+    (folder / ROWS_FILE).write_bytes(both[: len(first) + int(kept * (len(both) - len(first)))])
+    read = read_folder(folder)
+    assert list(read.rows["layer"])[:2] == ["conv1", "conv1"]
+    assert len(read.rows) < 4
+    assert read.problems
+    assert all(str(folder / ROWS_FILE) in problem for problem in read.problems)
+    with open_folder(folder, HEADER) as writer:
+        assert writer.known({"layer": "conv2"}) == []
+        writer.add(rows("conv2"))
+    assert list(read_folder(folder).rows["layer"]) == ["conv1", "conv1", "conv2", "conv2"]
+
+
+def test_of_rows_measured_twice_the_last_counts(folder: Path) -> None:
+    with open_folder(folder, HEADER) as writer:
+        writer.add([replace(row, samples_s=(1.0, 1.0, 1.0)) for row in rows()])
+    assert list(read_folder(folder).rows["time_s"]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (replace(HEADER, settings={**HEADER.settings, "rounds": 5}), "rounds was 3 and is 5"),
+        (replace(HEADER, settings={**HEADER.settings, "strict": True}), "strict was not set and is True"),
+        (replace(HEADER, source="other"), "source was a network and is other"),
+        (replace(HEADER, environment=replace(ENVIRONMENT, torch="3.0")), f"torch was {ENVIRONMENT.torch} and is 3.0"),
+        (replace(HEADER, mucudnn="9.9"), "mucudnn was "),
+    ],
+)
+def test_other_settings_are_refused_by_name(folder: Path, other: Header, told: str) -> None:
+    before = lines(folder)
+    with pytest.raises(InvalidInputError, match=re.escape(told)), open_folder(folder, other):
+        pass
+    assert lines(folder) == before
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(OutputError, match=r"not empty: it has thesis\.tex"), open_folder(tmp_path, HEADER):
+        pass
+    assert [one.name for one in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_two_writers_are_one_too_many(folder: Path) -> None:
+    with (
+        open_folder(folder, HEADER),
+        pytest.raises(OutputError, match="another process"),
+        open_folder(folder, HEADER),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda line: line.pop("samples_s"), "line 2: no column samples_s"),
+        (lambda line: line.pop("layer"), "line 2: no column layer"),
+        (lambda line: line.update(samples_s=[0.1, float("nan")]), "line 2: NaN is no finite number"),
+        (lambda line: line.update(samples_s=[0.1, None, 0.2]), "line 2: sample 2 of 3 is None"),
+        (lambda line: line.update(samples_s=[0.1, -1.0]), "line 2: sample 2 of 2 is -1.0"),
+        (lambda line: line.update(samples_s=[]), "line 2: samples_s is empty, and no failure says why"),
+        (lambda line: line.update(samples_s="fast"), "line 2: samples_s is 'fast'"),
+        (lambda line: line.update(folder="other"), "line 2: a row of another folder, other"),
+        (lambda line: line.update(format_version=2), "line 2: format version 2, and not 1"),
+        (lambda line: line.update(turns="one"), "line 2: turns is 'one'"),
+        (lambda line: line.update(contestant=None), "line 2: contestant is None"),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_told_and_the_others_are_shown(
+    folder: Path, change: Callable[[dict[str, Any]], object], told: str
+) -> None:
+    with open_folder(folder, HEADER) as writer:
+        writer.add(rows("conv2"))
+    change_line(folder, 2, change)
+    read = read_folder(folder)
+    assert f"{folder / ROWS_FILE}, {told}" in read.problems[0]
+    assert list(read.rows["layer"]) == ["conv1", "conv2", "conv2"]
+    assert "turns 1 has 1 of 2 rows" in read.problems[1]
+    with open_folder(folder, HEADER) as writer:
+        assert writer.known({"layer": "conv1"}) == []  # to be measured again, its partner too
+
+
+def test_no_rows_yet(folder: Path) -> None:
+    (folder / ROWS_FILE).unlink()
+    (folder / SUMMARY_FILE).unlink()
+    read = read_folder(folder)
+    assert read.rows.empty
+    assert read.samples.empty
+    assert [ROWS_FILE in read.problems[0], SUMMARY_FILE in read.problems[1]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda text: text[:40], "line 3: no JSON"),
+        (lambda text: "[]", "line 1: no JSON object, but list"),
+        (lambda text: text.replace('"format_version": 1', '"format_version": 2'), "format version 2; mucudnn "),
+        (lambda text: text.replace('"settings"', '"sittings"'), "has no 'settings'"),
+        (lambda text: text.replace('"wanted": 2', '"wanted": "two"'), "a value that is not understood"),
+    ],
+)
+def test_an_environment_file_that_cannot_be_used_is_refused(
+    folder: Path, change: Callable[[str], str], told: str
+) -> None:
+    path = folder / HEADER_FILE
+    path.write_text(change(path.read_text()))
+    with pytest.raises(InvalidInputError, match=re.escape(told)) as caught:
+        read_folder(folder)
+    assert str(path) in str(caught.value)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="name a folder that a benchmark wrote with --out"):
+        read_header(tmp_path)
+
+
+def test_a_summary_that_cannot_be_read_is_told(folder: Path) -> None:
+    (folder / SUMMARY_FILE).write_text("{")
+    read = read_folder(folder)
+    assert (len(read.rows), read.left_out) == (2, ())
+    assert "not known what was left out" in read.problems[0]
