@@ -242,7 +242,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "depthwise_prepared_bytes": [_geometry, _int64, _operand],
     "depthwise_scratch_bytes": [_geometry, _int64, _operand, _operand, _int],
     "depthwise_pack_filter": [_geometry, _int, _operand, *_buffer, _int],
-    "depthwise_forward": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int],
+    "depthwise_forward": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int, _epilogue],
     "depthwise_accumulate": [_geometry, _operand, _operand, *_buffer, *_buffer, _int],
     "depthwise_add_filter_gradient": [_geometry, *_buffer, _operand, _int],
     "depthwise_stage": _stage,

@@ -28,20 +28,16 @@ from mucudnn.words.problem import ConvProblem, Operation
 
 
 class PackedFilterAlgorithm(BaseAlgorithm):
-    """Runs the entries ``mucudnn_<entry>_...`` of the compiled library.
-
-    takes_epilogues: whether the one of forward takes an epilogue, after all others.
-    """
+    """Runs the entries ``mucudnn_<entry>_...`` of the compiled library."""
 
     __slots__ = ()
     entry: ClassVar[str]
-    takes_epilogues: ClassVar[bool] = False
 
     def is_local(self, problem: ConvProblem) -> bool:
         return True
 
     def fuses(self, problem: ConvProblem) -> bool:
-        return self.takes_epilogues
+        return True
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return 0
@@ -90,7 +86,7 @@ class PackedFilterAlgorithm(BaseAlgorithm):
             of_x if backward else of_y,
             *span(scratch),
             torch.get_num_threads(),
-            *([epilogue_argument(problem, epilogue)] if self.takes_epilogues else ()),
+            epilogue_argument(problem, epilogue),
         )
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:

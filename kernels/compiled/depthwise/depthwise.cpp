@@ -90,17 +90,20 @@ int64_t mucudnn_depthwise_pack_filter(const Geometry* g, int backward_data, cons
   });
 }
 
-// Forward: x -> y. Backward data: in = dy, out = dx.
+// Forward: x -> y, with an epilogue or null. Backward data: in = dy, out = dx.
 int64_t mucudnn_depthwise_forward(const Geometry* g, int backward_data, const TensorArgument* in, const float* packed,
                                   int64_t packed_bytes, const float* bias, int64_t bias_bytes,
-                                  const TensorArgument* out, float* scratch, int64_t given_bytes, int threads) {
+                                  const TensorArgument* out, float* scratch, int64_t given_bytes, int threads,
+                                  const EpilogueArgument* of_out) {
   return refusable([&]() -> int64_t {
     require_call(*g, backward_data ? *out : *in, backward_data ? *in : *out, threads);
+    if (of_out) require_equal("an epilogue of backward data", backward_data, 0);
+    const Epilogue epilogue = checked_epilogue(of_out, *out);
     return with_output_plan(*g, backward_data, *in, *out, [&](const auto& plan, auto run) -> int64_t {
       require_bytes("prepared", packed_bytes, bytes_of(plan.filter.floats()));
       require_bytes("scratch", given_bytes, scratch_bytes(plan, threads));
       if (bias) require_bytes("the bias", bias_bytes, bytes_of(out->c));
-      run(plan, in->images(1), packed, bias, out->images(1), scratch, threads);
+      run(plan, in->images(1), packed, bias, epilogue, out->images(1), scratch, threads);
       return 0;
     });
   });
@@ -130,7 +133,7 @@ int64_t mucudnn_depthwise_add_filter_gradient(const Geometry* g, const float* su
 }
 
 int64_t mucudnn_depthwise_stage(const Stage* stage, float* x, float* w, float* y, const float* bias, float* prepared,
-                                float* scratch, const EpilogueArgument*) {
+                                float* scratch, const EpilogueArgument* epilogue) {
   return refusable([&] {
     const Geometry* g = &stage->geometry;
     const bool backward = stage->operation == BACKWARD_DATA;
@@ -142,9 +145,10 @@ int64_t mucudnn_depthwise_stage(const Stage* stage, float* x, float* w, float* y
       if (stage->operation == BACKWARD_FILTER)
         return mucudnn_depthwise_accumulate(g, &of_x, &of_y, prepared, stage->prepared_bytes, scratch,
                                             stage->scratch_bytes, threads);
+      const EpilogueArgument of_outputs = of_slice(epilogue, *stage, y, of_y);
       return mucudnn_depthwise_forward(g, backward, backward ? &of_y : &of_x, prepared, stage->prepared_bytes, bias,
                                        stage->bias_bytes, backward ? &of_x : &of_y, scratch, stage->scratch_bytes,
-                                       threads);
+                                       threads, backward ? nullptr : &of_outputs);
     };
     const auto close = [&](const TensorArgument& of_w) {
       return mucudnn_depthwise_add_filter_gradient(g, prepared, stage->prepared_bytes, &of_w, threads);

@@ -3,6 +3,7 @@
 
 #include <omp.h>
 
+#include "common/epilogue.h"
 #include "depthwise/plan.h"
 #include "depthwise/tile.h"
 
@@ -111,8 +112,15 @@ void compute_channel(const Plan& plan, const Images& out, const Band& band, int 
   }
 }
 
-void run_windows(const Plan& plan, const Images& in, const float* filter, const float* bias, const Images& out,
-                float* scratch, int threads) {
+// Rows of a channel follow each other, and so does what is added. There is an epilogue in forward alone, whose outputs
+// have one phase.
+void finish_channel(const Epilogue& epilogue, const Images& out, const Band& band, int channel) {
+  const ptrdiff_t there = out.offset(band.image, channel, band.first, 0);
+  apply(epilogue, out.data + there, out.floats() + there, band.rows * out.w);
+}
+
+void run_windows(const Plan& plan, const Images& in, const float* filter, const float* bias, const Epilogue& epilogue,
+                 const Images& out, float* scratch, int threads) {
   const Channels& channels = plan.channels;
   const int bands = plan.bands(), height = plan.rows.outputs_of(0, out.h);
   const int runs = ceil_div(channels.groups, plan.together);
@@ -137,6 +145,7 @@ void run_windows(const Plan& plan, const Images& in, const float* filter, const 
                                        : out.at(band.image, (group + groups) * channels.group.out, 0, 0);
           compute_channel(plan, out, band, lane, end, window + i * plan.window_floats(),
                          filter + plan.filter.at(lane, 0), bias ? broadcast(bias[lane]) : Vec{}, window + windows);
+          if (epilogue) finish_channel(epilogue, out, band, lane);
         }
     }
   }

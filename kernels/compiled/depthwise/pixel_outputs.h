@@ -3,6 +3,7 @@
 
 #include <omp.h>
 
+#include "common/epilogue.h"
 #include "depthwise/pixel_plan.h"
 
 namespace depthwise {
@@ -28,8 +29,19 @@ void compute_rows(const OutputPlan& plan, const Band& band, const Run& run, cons
                     });
 }
 
+// What a task has written in place: channels of a pixel, or whole rows where those are all channels.
+void finish_in_place(const Epilogue& epilogue, const Images& out, const Band& band, const Run& run) {
+  const int channels = run.blocks * VL;
+  const bool whole_rows = channels == out.c && out.sw == out.c;
+  for (int row = band.first; row < band.first + band.rows; ++row)
+    for (int column = 0; column < (whole_rows ? 1 : out.w); ++column) {
+      const ptrdiff_t there = out.offset(band.image, run.lane, row, column);
+      apply(epilogue, out.data + there, out.floats() + there, whole_rows ? out.w * channels : channels);
+    }
+}
+
 void compute_gathered(const OutputPlan& plan, const Images& in, const Band& band, const Run& run, const float* filter,
-                      const float* bias, const Images& out, float* scratch) {
+                      const float* bias, const Epilogue& epilogue, const Images& out, float* scratch) {
   const int first = plan.first_input(band.first), last = plan.last_input(band.first, band.rows);
   const int lanes = std::min(VL, out.c - run.lane);
   float *results = scratch + plan.gathered_inputs(), *of_bias = results + plan.gathered_outputs();
@@ -39,14 +51,15 @@ void compute_gathered(const OutputPlan& plan, const Images& in, const Band& band
   const Window y = target(out, written, results);
   compute_rows(plan, band, run, x, (last - first) * x.row, filter, bias ? of_bias : nullptr,
                from_row(y, band.first));
+  if (epilogue) apply(epilogue, out, written, y);
   if (out.sw == 1)  // rows that follow each other are one
     scatter_planar_row(results, band.rows * out.w, out.at(band.image, run.lane, band.first, 0), out.sc, lanes);
   else
     scatter(out, written, y, results);
 }
 
-void run_pixels(const OutputPlan& plan, const Images& in, const float* filter, const float* bias, const Images& out,
-                float* scratch, int threads) {
+void run_pixels(const OutputPlan& plan, const Images& in, const float* filter, const float* bias,
+                const Epilogue& epilogue, const Images& out, float* scratch, int threads) {
   const int64_t runs = int64_t(plan.runs.size());
   const int64_t wanted = ceil_div(TASKS_OF_THREAD * int64_t{threads}, out.n * runs);
   const int most = plan.gathers() ? plan.band : out.h;
@@ -56,12 +69,14 @@ void run_pixels(const OutputPlan& plan, const Images& in, const float* filter, c
     const int first = int(task / runs % bands) * band;
     const Band rows{task / runs / bands, first, std::min(band, out.h - first)};
     const Run& run = plan.runs[task % runs];
-    if (run.in_place)
+    if (run.in_place) {
       compute_rows(plan, rows, run, in_place(in, rows.image, run.lane), 0, filter, bias ? bias + run.lane : nullptr,
                    in_place(out, rows.image, run.lane));
-    else
-      compute_gathered(plan, in, rows, run, filter, bias, out,
+      if (epilogue) finish_in_place(epilogue, out, rows, run);
+    } else {
+      compute_gathered(plan, in, rows, run, filter, bias, epilogue, out,
                        scratch + omp_get_thread_num() * plan.thread_floats());
+    }
   }
 }
 

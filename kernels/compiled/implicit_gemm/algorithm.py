@@ -24,7 +24,6 @@ class ImplicitGemm(PackedFilterAlgorithm):
     """See the module's docstring."""
 
     entry: ClassVar[str] = "implicit_gemm"
-    takes_epilogues: ClassVar[bool] = True
     name: str = "implicit-gemm"
     version: int = 2
     deterministic: bool = True
