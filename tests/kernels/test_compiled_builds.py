@@ -36,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     names = [*(BUILDS[BUILDS.index(best) :] if best in BUILDS else ()), "torch"]
     running = {name: _start(name, folder / name) for name in names}
     for name, process in running.items():
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, f"{name}: {errors}"
     return {name: Results(**torch.load(folder / name)) for name in names}
 
