@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas
 
 from mucudnn.bench.folders.header import SUMMARY_FILE, Header, read_header, read_object, require_version
-from mucudnn.bench.folders.rows import Line, read_rows
+from mucudnn.bench.folders.rows import COLUMNS, Line, read_rows
 from mucudnn.bench.folders.writing import LeftOut
 from mucudnn.words.errors import InvalidInputError
 
@@ -55,9 +55,7 @@ def read_folder(path: Path) -> ResultFolder:
     header = read_header(path)
     found = read_rows(path, header)
     left_out, problems = _left_out(path)
-    rows = pandas.DataFrame(list(found.lines))
-    if rows.empty:
-        rows = pandas.DataFrame({name: [] for name in (*header.subject_columns, "contestant", "samples_s")})
+    rows = pandas.DataFrame(list(found.lines) or {name: [] for name in (*COLUMNS, *header.subject_columns)})
     rows["time_s"] = [_median(samples) for samples in rows["samples_s"]]
     return ResultFolder(path, header, found.lines, rows, left_out, (*found.problems, *problems))
 

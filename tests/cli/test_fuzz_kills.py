@@ -24,6 +24,7 @@ from support.effort import how_many
 from support.places import DATA, SUPPORT
 
 from mucudnn.database.database import Database
+from mucudnn.database.samples import from_export
 from mucudnn.running.environment import Environment
 from mucudnn.words.results import Failure, MicroConfig
 
@@ -100,7 +101,7 @@ def filled(path: Path, environments: Iterable[Environment], rows_each: int) -> N
         source.add_failure(HERE, PROBLEM, 1, Failure(MicroConfig("fft", 8), "too large"))
         stream = io.StringIO()
         source.export_json_lines(stream)
-    one, failed = map(json.loads, stream.getvalue().splitlines())
+    one, failed = (from_export(json.loads(line)) for line in stream.getvalue().splitlines())
 
     def rows() -> Iterator[dict[str, object]]:
         for number, environment in enumerate(environments):

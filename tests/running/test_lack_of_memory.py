@@ -144,15 +144,15 @@ def test_every_algorithm_may_lack_memory_when_it_has_done_a_part(
     if done is None:
         pytest.skip("it is called part by part alone")
 
-    def lack_memory_at_the_end(*arguments: object) -> object:
-        result = done(*arguments)
+    def lack_memory_at_the_end(*arguments: object, **named: object) -> object:
+        result = done(*arguments, **named)
         if method == "bound":
             return LackingAtTheEnd(result)
         raise cpu_lacks_memory()
 
     tuned = call()
     with monkeypatch.context() as patch:
-        patch.setattr(algorithm, "bound", lambda *_: None, raising=False)
+        patch.setattr(algorithm, "bound", lambda *_, **__: None, raising=False)
         patch.setattr(algorithm, method, lack_memory_at_the_end)
         call.choices.recipes.clear()
         with pytest.warns(RuntimeWarning) as said:
@@ -177,6 +177,7 @@ def test_python_and_cpp_may_lack_memory_too(monkeypatch: pytest.MonkeyPatch, err
 @pytest.mark.parametrize("error", [RuntimeError("expected a tensor"), ValueError("a number")], ids=repr)
 def test_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     call, module = Call(Operation.FORWARD, "gemm"), layer()
+    monkeypatch.setattr(recipes, "_bound", lambda *_: (None, None))  # part by part
     monkeypatch.setattr(Recipe, "execute", failing(error))
     with pytest.raises(type(error), match=str(error)):
         call()
@@ -214,6 +215,7 @@ def test_what_was_allocated_and_kept_is_free_when_torchs_own_runs(monkeypatch: p
 @pytest.mark.parametrize("method", ["prepare", "execute"])
 @torch.no_grad()
 def test_a_filter_that_there_is_no_memory_to_keep(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    monkeypatch.setattr(recipes, "_bound", lambda *_: (None, None))  # part by part
     module, x = layer(), images()
     tuned = module(x)
     assert module.filter_cache is not None

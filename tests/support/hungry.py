@@ -71,6 +71,7 @@ class Hungry:
     problem: ConvProblem
     workspace_bytes: int
     bound: None = None
+    bound_in_python: None = None
 
     def execute(self, x: Tensor, w: Tensor, y: Tensor, *_: object) -> None:
         workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8)

@@ -59,9 +59,9 @@ def benchmark_network(
     machine = Machine.current(device)
     if clock is not None:
         machine = replace(machine, clock=clock)
-    wanted = table.problems(config.operations)
+    wanted, dtype = table.problems(config.operations), table.layers[0].problem.dtype
     with ExitStack() as stack:
-        limits = MachineLimits.measured(device, wanted[0][1].dtype)
+        limits = MachineLimits.measured(device, dtype)
         folder = None
         if out is not None:
             header = header_of(table, config, memory_formats, rounds, machine.environment, limits)
@@ -79,7 +79,7 @@ def benchmark_network(
             tuned = {f: chosen[replace(problem, memory_format=f), layer.batch_size] for f in memory_formats}
             formats = measuring.results(layer, tuned)
             results.append(ProblemResult(layer.names, problem.operation, layer.count, formats))
-        limits = limits.or_better(MachineLimits.measured(device, wanted[0][1].dtype))
+        limits = limits.or_better(MachineLimits.measured(device, dtype))
         if folder is not None:
             folder.write_summary()
     return NetworkBenchmark(table.source, config, machine.environment, tuple(results), rounds, limits)

@@ -93,6 +93,14 @@ def test_a_problem_is_in_its_columns() -> None:
     assert problem_of(json.loads(json.dumps(columns))) == problem
 
 
+def test_a_folder_without_rows_has_their_columns(tmp_path: Path) -> None:
+    with open_folder(tmp_path / "results", HEADER) as writer:
+        writer.write_summary([LeftOut("conv1", "no time was left")])
+    read = read_folder(tmp_path / "results")
+    assert read.rows.empty
+    assert {"layer", "turns", "contestant", "policy", "limit_bytes", "samples_s", "time_s"} <= set(read.rows)
+
+
 def test_a_run_goes_on_where_it_stopped(folder: Path) -> None:
     again = replace(HEADER, identity="another", limits={})  # what was measured once is not measured again
     with open_folder(folder, again) as writer:
