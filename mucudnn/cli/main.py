@@ -22,6 +22,7 @@ COMMANDS = (
     "engines",
     "explain",
     "layers",
+    "report",
     "scale",
     "share",
     "solve",

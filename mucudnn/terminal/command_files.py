@@ -125,6 +125,19 @@ class OutputFile(FileType):
             yield beside(value, self.second)
 
 
+class InputFolder(FileType):
+    """A folder of results that is read."""
+
+    def __init__(self, shown: str = "DIR") -> None:
+        super().__init__(shown)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if not path.is_dir():
+            self.fail(f"{path} is no folder; name one that a benchmark wrote with --out", param, ctx)
+        return path
+
+
 class OutputFolder(FileType):
     """A folder of results, which need not be there yet. No other output of the command may be in it."""
 

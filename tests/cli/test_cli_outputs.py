@@ -21,7 +21,7 @@ import mucudnn.bench
 from mucudnn.bench.sources import table_tuning
 from mucudnn.cli.main import main
 from mucudnn.database.database import Database
-from mucudnn.terminal.command_files import FileCommand, FileType, InputFile, OutputFile, OutputFolder
+from mucudnn.terminal.command_files import FileCommand, FileType, InputFile, InputFolder, OutputFile, OutputFolder
 from mucudnn.terminal.console import progress_bar
 from mucudnn.terminal.streams import _IN_ASCII
 from mucudnn.words.errors import OutputError
@@ -66,7 +66,7 @@ def test_every_parameter_says_whether_it_is_a_file(name: str, command: click.Com
         undeclared = isinstance(param.type, (click.Path, click.File)) or param.type is click.STRING
         assert not undeclared or param.name in NO_FILES | FOLDERS, f"{name}: {param.name} does not say what it is"
         if isinstance(param.type, FileType):
-            kinds = (InputFile, OutputFile, OutputFolder)
+            kinds = (InputFile, InputFolder, OutputFile, OutputFolder)
             assert isinstance(param.type, kinds), f"{name}: {param.name} is neither in nor out"
 
 
