@@ -52,13 +52,32 @@ def time_in_turns(
     return [MedianTime.of(timer) for timer in timers]
 
 
+@dataclass(frozen=True, slots=True)
+class TurnRounds:
+    """Number of rounds: ``least``, and more while the contestants took less than ``short_s`` each, up to ``most``.
+
+    Short calls need more samples: an interruption is a larger part of them, and they cost little.
+    """
+
+    least: int
+    most: int
+    short_s: float
+
+    def is_enough(self, done: int, timers: Sequence[Timer]) -> bool:
+        """Tell whether no further round is needed."""
+        if done < self.least:
+            return False
+        return done >= self.most or sum(timer.spent_s for timer in timers) >= self.short_s * len(timers)
+
+
 def try_in_turns(
-    contestants: Sequence[Contestant], rounds: int, clock: Clock, rule: StoppingRule = EVERY_ROUND
+    contestants: Sequence[Contestant], rounds: TurnRounds, clock: Clock, rule: StoppingRule = EVERY_ROUND
 ) -> list[MedianTime | Exception]:
     """Do what ``time_in_turns`` does, but give the error of one that fails, and go on with the others."""
     timers = _timers(contestants, clock, rule)
-    for _ in islice(sample_in_rounds(timers), rounds):
-        pass
+    for done in sample_in_rounds(timers):
+        if rounds.is_enough(done, timers):
+            break
     return [timer.error or MedianTime.of(timer) for timer in timers]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas
 
 from mucudnn.bench.folders.header import SUMMARY_FILE, Header, read_header, read_object, require_version
-from mucudnn.bench.folders.rows import read_rows
+from mucudnn.bench.folders.rows import Line, read_rows
 from mucudnn.bench.folders.writing import LeftOut
 from mucudnn.words.errors import InvalidInputError
 
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 class ResultFolder:
     """A result folder as it was read.
 
-    rows: a row for each subject and contestant, in the order of the file, with all columns of ``rows.jsonl``
-    (docs/result-folders.md), ``samples_s`` being a list, and ``time_s``, the median of the samples in seconds, NaN
-    where there are none. left_out: what the run did not measure. problems: what could not be read, with file and line.
+    lines: the objects of ``rows.jsonl`` that count, as they are. rows: the same, a row for each, in the order of the
+    file, with all its columns (docs/result-folders.md), ``samples_s`` being a list, and ``time_s``, the median of the
+    samples in seconds, NaN where there are none. left_out: what the run did not measure. problems: what could not be
+    read, with file and line.
     """
 
     path: Path
     header: Header
+    lines: tuple[Line, ...]
     rows: pandas.DataFrame
     left_out: tuple[LeftOut, ...] = ()
     problems: tuple[str, ...] = ()
@@ -57,7 +59,7 @@ def read_folder(path: Path) -> ResultFolder:
     if rows.empty:
         rows = pandas.DataFrame({name: [] for name in (*header.subject_columns, "contestant", "samples_s")})
     rows["time_s"] = [_median(samples) for samples in rows["samples_s"]]
-    return ResultFolder(path, header, rows, left_out, (*found.problems, *problems))
+    return ResultFolder(path, header, found.lines, rows, left_out, (*found.problems, *problems))
 
 
 def _median(samples: list[float]) -> float:

@@ -22,6 +22,7 @@ from support.effort import IS_FULL, how_many
 from torch import nn
 
 from mucudnn.bench.sources import layers
+from mucudnn.bench.sources.layers import TABLES
 from mucudnn.bench.sources.networks import registry
 from mucudnn.bench.suites.solver import benchmark as solver_benchmark
 from mucudnn.cli.bench import data_parallel
@@ -90,6 +91,8 @@ VALUES: dict[str, tuple[str, ...]] = {
 DEFAULTS = {"time_limit": "1ms", "algorithms": "gemm", "rounds": "2", "runs": "0", "up_to": "3", "threads": "1"}
 DEFAULTS |= {"precisions": "float32", "memory_formats": "contiguous", "seconds": "0.001"}
 
+SMALL = "{},1,2,4,4,2,3,3,1,1,1,1\n"  # a layer of one of DeepBench's sets
+
 USERS = """
 from torch import nn
 def make():
@@ -127,6 +130,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(solver_benchmark, "time_front", lambda size, bar_s: front(4, bar_s))
     monkeypatch.setattr(solver_benchmark, "time_division", lambda problems, size, bar_s: division(2, 2, bar_s))
     monkeypatch.setattr(data_parallel, "on_every_rank", one_rank)
+    monkeypatch.setattr(layers, "_DEEPBENCH", tmp_path / "deepbench.csv")  # the real one has layers of seconds
     monkeypatch.delitem(sys.modules, "users", raising=False)
     (tmp_path / "folder").mkdir()
     os.mkfifo("pipe.csv")
@@ -134,6 +138,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     Path("link.csv").symlink_to("t.csv")
     for name, text in {
         "t.csv": HEADING + "only,2,4,4,2,3,3,1,1,1,1\n",
+        "deepbench.csv": "".join(
+            ("set,n,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w\n", *map(SMALL.format, TABLES.values()))
+        ),
         "twice.csv": HEADING + "a,2,4,4,2,3,3,1,1,1,1\nb,2,4,4,4294967296,3,3,1,1,0,1\n",
         "empty.csv": "",
         "users.py": USERS,

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from mucudnn.bench.contests.bounds import MachineLimits
+from mucudnn.bench.contests.timing import TurnRounds
 from mucudnn.bench.contests.torch_variants import torch_variants
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS
@@ -29,11 +30,15 @@ from mucudnn.words.progress import Progress, share_of, silent
 from mucudnn.words.units import format_seconds
 
 ROUNDS = 15
+# Calls of milliseconds are sampled for so long: what two runs of them differ by chance is then some percent.
+MOST_ROUNDS, SHORT_S = 81, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
     """Choices of a run: the policies and the workspace limits (bytes; None: none) under which ours is chosen.
+
+    rounds: samples of each contestant; short calls get more, up to ``MOST_ROUNDS``.
 
     time_limit_s: no problem is begun that would not be done by then, as far as the others tell; None: all are. It does
     not decide what is measured, so that a later run may have another one.
@@ -68,7 +73,8 @@ def benchmark_deepbench(
         torch_variants(on.device) as variants,
         open_folder(out, _header(table, config, choices, on)) as folder,
     ):
-        contests = Contests(config, on, opened, variants, choices.policies, choices.limits, choices.rounds)
+        rounds = TurnRounds(choices.rounds, max(choices.rounds, MOST_ROUNDS), SHORT_S)
+        contests = Contests(config, on, opened, variants, choices.policies, choices.limits, rounds)
         wanted = in_order(table, config.operations)
         with _summarized(folder, wanted) as left:
             _measure(contests, folder, left, choices.time_limit_s, progress)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from mucudnn.bench.contests.timing import Contestant, MedianTime, try_in_turns
+from mucudnn.bench.contests.timing import Contestant, MedianTime, TurnRounds, try_in_turns
 from mucudnn.bench.contests.torch_variants import TORCH
 from mucudnn.bench.folders.rows import Row, Subject, problem_columns
 from mucudnn.bench.measure.operands import Operands
@@ -46,7 +46,7 @@ class Contests:
     variants: Mapping[str, Runner]
     policies: Sequence[BatchSizePolicy]
     limits: Sequence[int | None]
-    rounds: int
+    rounds: TurnRounds
     priors: Priors = field(default_factory=dict)
 
     def rows(self, layer: Layer, problem: ConvProblem, progress: Progress) -> list[Row]:

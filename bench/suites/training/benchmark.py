@@ -54,7 +54,7 @@ class TrainingOptions:
     rounds: samples of each variant; a sample has one step or several. seconds: once they are over, no further precision
     or memory format is begun; ``None``: all are. clock: clock of the steps (not of the tuning); ``None``: a wall clock.
     begun_s: when the seconds began, by ``time.monotonic``; ``None``: when the first setting is begun. how: way in which
-    mucudnn gets into the step.
+    mucudnn gets into the step. passes_over: says which settings are not to be measured, as an earlier run has them.
     """
 
     config: Config = field(default_factory=Config)
@@ -64,6 +64,7 @@ class TrainingOptions:
     progress: Progress = silent
     begun_s: float | None = None
     how: How = How.OPTIMIZE
+    passes_over: Callable[[Setting], bool] = lambda _: False
 
 
 def measure_training(
@@ -89,6 +90,7 @@ def measure_training(
     options = options or TrainingOptions()
     asked = known_precisions(precisions, device)
     settings = [Setting(network, batch_size, device, *pair, options.how) for pair in product(asked, memory_formats)]
+    settings = [setting for setting in settings if not options.passes_over(setting)]
     (batch,) = labelled_batches(1, batch_size, input_shape)
     return _measured(settings, _Subject(model, batch, objective), options)
 
@@ -208,7 +210,7 @@ class _MeasuredVariant:
         if self.timer.error is not None:
             return VariantResult(self.setting, self.variant, None, first_line(self.timer.error))
         split = None if self.splitter is None else self.splitter.median()
-        cost = StepCost(self.timer.median_s, self.timer.noise, self.peak_bytes, split)
+        cost = StepCost(self.timer.median_s, self.timer.noise, self.peak_bytes, split, tuple(self.timer.samples_s))
         return VariantResult(self.setting, self.variant, cost, self.failure)
 
     def _model_and_step(self, subject: _Subject, config: Config) -> tuple[nn.Module, Callable[[], None]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mucudnn.bench.contests.step_split import StepSplit
@@ -63,13 +63,14 @@ class StepCost:
     """Seconds of a step (median over the rounds), their IQR / median, and the step's peak of memory.
 
     peak_bytes: most that it has in use at once in torch's allocator, on top of parameters, optimizer and batch. split:
-    ``None`` where convolutions cannot be timed in place, as on CUDA.
+    ``None`` where convolutions cannot be timed in place, as on CUDA. samples_s: one a round, in their order.
     """
 
     time_s: float
     noise: float
     peak_bytes: int
     split: StepSplit | None = None
+    samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import click
 from mucudnn.cli.shared.commands import add_commands
 
 COMMANDS = (
+    "compare",
     "data_parallel",
     "deepbench",
     "inference",

@@ -65,7 +65,7 @@ _TABLES = {
     type=options.several(Operation),
     help="Which operations; default: all three of the training set, forward of the others.",
 )
-@options.rounds(15, "Samples of each contestant.")
+@options.rounds(15, "Least samples of each contestant; short calls get more.")
 @click.option(
     "--time-limit",
     type=options.Text("TIME", parse_seconds),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,7 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 @options.device
 @options.csv_file
 @options.json_file
+@options.out_folder
 def training(
     networks: tuple[str, ...],
     batch_sizes: tuple[int, ...] | None,
@@ -60,18 +63,22 @@ def training(
     device: str,
     csv_file: Path | None,
     json_file: Path | None,
+    out: Path | None,
     **choices: Any,
 ) -> None:
     """Training steps of each network NAME: torch, on CUDA also with benchmark=True, and mucudnn, in turns in one run.
 
     Forward pass, loss, backward pass and gradient descent, in every precision and memory format: time and peak memory.
     On the CPU, in steps of their own, each convolution is timed in place, so that what is left can be compared, too.
-    The files are written anew after each of these, so that nothing is lost when the command is stopped.
+    The files are written anew after each of these, so that nothing is lost when the command is stopped. What the folder
+    of --out has already is neither measured nor shown again.
     """
+    from mucudnn.bench.folders.writing import LeftOut, open_folder
     from mucudnn.bench.suites.training.benchmark import TrainingOptions
     from mucudnn.bench.suites.training.report import training_record, training_rows, training_tables
-    from mucudnn.bench.suites.training.result import VariantResult
+    from mucudnn.bench.suites.training.result import PRECISIONS, VariantResult
     from mucudnn.bench.suites.training.several import measure_networks
+    from mucudnn.bench.suites.training.stored import add_group, header_of, is_known
     from mucudnn.running.environment import current_environment
     from mucudnn.terminal.console import output, progress_bar
     from mucudnn.words.config import Config
@@ -82,21 +89,35 @@ def training(
     environment = current_environment(device)
     cells = list[VariantResult]()
     try:
-        with progress_bar() as progress:
+        with ExitStack() as stack:
+            progress = stack.enter_context(progress_bar())
+            folder = None
+            measuring = TrainingOptions(config, rounds, seconds, progress=progress, how=how)
+            sizes = _batch_sizes(batch_sizes or (_BATCH_SIZES[device],), networks)
+            if out is not None:
+                which = precisions or PRECISIONS[device]
+                header = header_of(networks, sizes, which, memory_formats, measuring, environment)
+                folder = stack.enter_context(open_folder(out, header))
+                measuring = replace(measuring, passes_over=partial(is_known, folder))
             groups = measure_networks(
                 networks,
-                _batch_sizes(batch_sizes or (_BATCH_SIZES[device],), networks),
+                sizes,
                 device=device,
                 precisions=precisions,
                 memory_formats=memory_formats,
-                options=TrainingOptions(config, rounds, seconds, progress=progress, how=how),
+                options=measuring,
             )
             for group in groups:
                 cells += group
+                if folder is not None and any(cell.cost is not None for cell in group):
+                    add_group(folder, group)
                 write_each(
                     (csv_file, partial(write_csv, rows=training_rows(cells))),
                     (json_file, partial(write_json, record=training_record(cells, config, environment, rounds))),
                 )
+            if folder is not None:
+                left = [cell for cell in cells if cell.cost is None]
+                folder.write_summary([LeftOut(f"{c.setting.network} {c.variant}", c.failure) for c in left])
     finally:  # however it ends, what is ready is told
         if cells:
             console = output()

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from support.clock.machine import FakeClock
+from support.clock.ticking import TickingClock
 
-from mucudnn.bench.contests.timing import Contestant, MedianTime, time_in_turns
+from mucudnn.bench.contests.timing import Contestant, MedianTime, TurnRounds, time_in_turns, try_in_turns
 from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
 from mucudnn.bench.timing.timer import here
 
@@ -85,3 +86,26 @@ def test_on_cuda_each_setting_has_a_thread_and_the_stream_of_the_caller(monkeypa
     assert of_torch == before
     assert of_ten == (True, 10, *before[2:])
     assert of_all == (True, 0, *before[2:])
+
+
+def test_short_calls_get_more_rounds() -> None:
+    """Two contestants of 1 s each: 3 rounds in any case, more until 2.5 s each or up to 5 rounds."""
+    calls = [Contestant(lambda: None), Contestant(lambda: None)]
+
+    def samples(least: int, most: int, short_s: float) -> set[int]:
+        times = try_in_turns(calls, TurnRounds(least, most, short_s), TickingClock())
+        return {len(time.samples_s) for time in times if isinstance(time, MedianTime)}
+
+    assert samples(3, 5, 0.0) == {3}
+    assert samples(3, 5, 100.0) == {5}
+    assert samples(1, 50, 4.5) == {4}  # the warm-up took a second, too
+
+
+def test_a_contestant_that_fails_does_not_stop_the_others() -> None:
+    def fail() -> None:
+        raise RuntimeError("no memory")
+
+    failed, timed = try_in_turns([Contestant(fail), Contestant(lambda: None)], TurnRounds(2, 2, 0.0), TickingClock())
+    assert str(failed) == "no memory"
+    assert isinstance(timed, MedianTime)
+    assert timed.samples_s == (1.0, 1.0)

@@ -1,0 +1,1 @@
+"""Tells what changed between result folders: of other versions, other machines, other days."""

@@ -1,0 +1,59 @@
+"""``mucudnn bench compare``: two result folders side by side."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from mucudnn.cli.shared import options
+from mucudnn.terminal.command_files import FileCommand, InputFolder
+from mucudnn.words.errors import InvalidInputError
+
+_SLOWER = 1  # exit status
+
+
+def parse_tolerance(text: str) -> float:
+    """Read a share as a fraction. Raises ``InvalidInputError``.
+
+    >>> parse_tolerance("5%"), parse_tolerance("2.5 %")
+    (0.05, 0.025)
+    """
+    match = re.fullmatch(r"\s*(\d{1,3}(?:\.\d{1,9})?)\s*%\s*", text)
+    if match is None:
+        raise InvalidInputError(f"{text!r} is no share; write for example 5%")
+    return float(match.group(1)) / 100
+
+
+@click.command(cls=FileCommand)
+@click.argument("before", type=InputFolder("A"))
+@click.argument("after", type=InputFolder("B"))
+@click.option(
+    "--tolerance",
+    type=options.Text("PERCENT", parse_tolerance),
+    default="5%",
+    show_default=True,
+    help="Changes up to this count as none.",
+)
+@click.option("--all", "all_rows", is_flag=True, help="Show the rows that are the same or undecided, too.")
+@click.pass_context
+def compare(context: click.Context, before: Path, after: Path, tolerance: float, all_rows: bool) -> None:
+    """The result folder B against A: which rows became faster or slower, are the same, or cannot be told apart.
+
+    The samples' spread decides, never one number. Where torch and the machine are the same in both, times are compared
+    over torch's in the same round. Exit status 1: something became slower by more than the tolerance.
+    """
+    from mucudnn.bench.folders.reading import read_folder
+    from mucudnn.bench.tracking.comparison import compare_folders
+    from mucudnn.bench.tracking.report import comparison_table, in_words
+    from mucudnn.bench.tracking.verdicts import Verdict
+    from mucudnn.terminal.console import output
+
+    comparison = compare_folders(read_folder(before), read_folder(after), tolerance)
+    console, table = output(), comparison_table(comparison, all_rows=all_rows)
+    if table.row_count:
+        console.print(table)
+    console.print(in_words(comparison), soft_wrap=True)
+    if comparison.of(Verdict.SLOWER):
+        context.exit(_SLOWER)

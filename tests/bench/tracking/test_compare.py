@@ -1,0 +1,185 @@
+"""Two folders side by side: verdicts under noise like that of two shared cores, and what is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from math import log
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.clock.machine import ENVIRONMENT
+from support.command_line import invoke
+from support.machine_noise import SLOW, NoisyMachine
+
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.reading import read_folder
+from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.folders.writing import open_folder
+from mucudnn.bench.tracking.comparison import FolderComparison, compare_folders
+from mucudnn.bench.tracking.report import in_words
+from mucudnn.bench.tracking.verdicts import Pair, Verdict, changes
+from mucudnn.words.errors import InvalidInputError
+
+TOLERANCE = 0.05
+ROWS, ROUNDS, REPEATS = 20, 81, 20
+HEADER = Header("network", "a network", {}, ENVIRONMENT, ("layer",), ROWS)
+
+
+@cache
+def measured(seed: int, slower: float = 1.0) -> tuple[np.ndarray, ...]:
+    """Logarithms of ours over torch's of a run, row by row; ``slower``: what ours takes, over what it should."""
+    machine = NoisyMachine(seed)
+    rows = []
+    for row in range(ROWS):
+        torch_s = 0.01 * (1 + row % 5)
+        samples = machine.in_turns({"torch": torch_s, "mucudnn": slower * torch_s / 2}, ROUNDS)
+        rows.append(np.log(samples["mucudnn"]) - np.log(samples["torch"]))
+    return tuple(rows)
+
+
+def verdicts(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> list[Verdict]:
+    pairs = [Pair(a, b, is_controlled=True) for a, b in zip(before, after, strict=True)]
+    return [change.verdict for change in changes(pairs, TOLERANCE)]
+
+
+def test_nothing_is_called_faster_or_slower_by_mistake() -> None:
+    for repeat in range(REPEATS):
+        found = verdicts(measured(2 * repeat), measured(2 * repeat + 1))
+        assert set(found) <= {Verdict.SAME, Verdict.UNDECIDED}, repeat
+
+
+def test_a_slowdown_of_a_tenth_is_found() -> None:
+    """It is in two rows of twenty, so that few other rows help to find it."""
+    found = []
+    for repeat in range(REPEATS):
+        quiet, slow = measured(2 * repeat + 1), measured(1000 + repeat, 1.1)
+        found += verdicts(measured(2 * repeat), (*slow[:2], *quiet[2:]))[:2]
+    assert found.count(Verdict.SLOWER) >= 0.95 * len(found)
+
+
+def folder(
+    path: Path, rows: Mapping[str, Mapping[str, Sequence[float]]], header: Header = HEADER, more: Sequence[Row] = ()
+) -> Path:
+    with open_folder(path, header) as writer:
+        for layer, contestants in rows.items():
+            writer.add([Row({"layer": layer}, name, samples) for name, samples in contestants.items()])
+        for row in more:
+            writer.add([row])
+        writer.write_summary()
+    return path
+
+
+def samples(seed: int, torch_s: float = 0.02, ours_s: float = 0.01, rounds: int = 40) -> dict[str, list[float]]:
+    machine = np.random.default_rng(seed)
+    return {
+        name: list(time_s * np.exp(machine.normal(0.0, 0.01, rounds)))
+        for name, time_s in (("torch", torch_s), ("mucudnn", ours_s))
+    }
+
+
+def compare(before: Path, after: Path) -> FolderComparison:
+    return compare_folders(read_folder(before), read_folder(after), TOLERANCE)
+
+
+def test_each_row_has_its_verdict(tmp_path: Path) -> None:
+    before = folder(tmp_path / "a", {name: samples(i) for i, name in enumerate(("slower", "faster", "same"))})
+    ours_s = {"slower": 0.011, "faster": 0.009, "same": 0.01}
+    after = folder(tmp_path / "b", {name: samples(9 + i, ours_s=s) for i, (name, s) in enumerate(ours_s.items())})
+    comparison = compare(before, after)
+    assert {row.before["layer"]: str(row.change.verdict) for row in comparison.rows} == {n: n for n in ours_s}
+    for row in comparison.rows:
+        assert row.change.low <= row.change.ratio <= row.change.high
+        assert row.change.ratio == pytest.approx(ours_s[row.before["layer"]] / 0.01, abs=0.01)
+
+
+def test_a_slow_phase_of_a_whole_run_is_no_slowdown(tmp_path: Path) -> None:
+    before = folder(tmp_path / "a", {"conv": samples(1)})
+    after = folder(tmp_path / "b", {"conv": samples(2, 0.02 * SLOW, 0.01 * SLOW)})
+    assert [row.change.verdict for row in compare(before, after).rows] == [Verdict.SAME]
+
+
+def test_single_disturbed_rounds_decide_nothing(tmp_path: Path) -> None:
+    disturbed = samples(2)
+    disturbed["mucudnn"][:8] = [1.0] * 8
+    before, after = folder(tmp_path / "a", {"conv": samples(1)}), folder(tmp_path / "b", {"conv": disturbed})
+    (row,) = compare(before, after).rows
+    assert row.change.verdict in (Verdict.SAME, Verdict.UNDECIDED)
+
+
+def test_without_torch_beside_a_slow_phase_is_allowed_for(tmp_path: Path) -> None:
+    def alone(seed: int, time_s: float) -> dict[str, dict[str, list[float]]]:
+        return {"conv": {"mucudnn": samples(seed, ours_s=time_s)["mucudnn"]}}
+
+    before = folder(tmp_path / "a", alone(1, 0.01))
+    for number, (slowdown, verdict) in enumerate({SLOW: Verdict.UNDECIDED, 1.6: Verdict.SLOWER}.items()):
+        after = folder(tmp_path / f"b{number}", alone(2, 0.01 * slowdown))
+        (row,) = compare(before, after).rows
+        assert (row.change.verdict, row.is_controlled) == (verdict, False)
+
+
+def test_another_torch_is_itself_compared(tmp_path: Path) -> None:
+    other = replace(HEADER, environment=replace(ENVIRONMENT, torch="another"))
+    before = folder(tmp_path / "a", {"conv": samples(1)})
+    after = folder(tmp_path / "b", {"conv": samples(2, torch_s=0.01)}, other)
+    comparison = compare(before, after)
+    found = {row.before["contestant"]: row.change.verdict for row in comparison.rows}
+    assert found == {"torch": Verdict.FASTER, "mucudnn": Verdict.UNDECIDED}
+    assert "torch was a torch and is another" in in_words(comparison)
+
+
+def test_what_only_one_has_is_listed(tmp_path: Path) -> None:
+    before = folder(tmp_path / "a", {"conv1": samples(1), "conv2": samples(2)})
+    failed = Row({"layer": "conv2"}, "mucudnn", failure="no memory")
+    after = folder(tmp_path / "b", {"conv1": samples(3), "conv3": samples(4)}, more=[failed])
+    told = in_words(compare(before, after))
+    assert f"only in {before}: 1 rows: conv2 mucudnn" in told
+    assert f"only in {after}: 1 rows: conv3 mucudnn" in told
+
+
+def test_few_samples_decide_nothing(tmp_path: Path) -> None:
+    before = folder(tmp_path / "a", {"conv": samples(1, rounds=2)})
+    after = folder(tmp_path / "b", {"conv": samples(2, ours_s=0.02, rounds=2)})
+    (row,) = compare(before, after).rows
+    assert row.change.verdict is Verdict.UNDECIDED
+
+
+def test_equal_samples_are_the_same() -> None:
+    """As those of a configuration that is torch's own, which is run once."""
+    zeros = np.zeros(5)
+    (change,) = changes([Pair(zeros, zeros, is_controlled=True)], TOLERANCE)
+    assert (change.verdict, change.ratio, change.p_value) == (Verdict.SAME, 1.0, 1.0)
+
+
+def test_the_rank_test_is_scipys() -> None:
+    before, after = np.array([0.0, 0.1, 0.2, 0.3]), np.array([1.0, 1.1, 1.2, 1.3])
+    (change,) = changes([Pair(before, after, is_controlled=True)], TOLERANCE)
+    assert change.p_value == pytest.approx(2 / 70)  # two of the (8 choose 4) orders are as far apart
+    assert log(change.ratio) == pytest.approx(1.0)
+
+
+def test_different_benchmarks_have_nothing_in_common(tmp_path: Path) -> None:
+    before = folder(tmp_path / "a", {"conv": samples(1)})
+    other = replace(HEADER, benchmark="training", subject_columns=("network",))
+    with open_folder(tmp_path / "b", other):
+        pass
+    with pytest.raises(InvalidInputError, match=r"is of bench network, .* of bench training"):
+        compare(before, tmp_path / "b")
+
+
+def test_exit_status_is_1_where_something_became_slower(tmp_path: Path) -> None:
+    before = folder(tmp_path / "a", {"conv": samples(1)})
+    after = folder(tmp_path / "b", {"conv": samples(2, ours_s=0.011)})
+    slower = invoke("bench", "compare", before, after)
+    assert (slower.exit_code, "slower" in slower.stdout) == (1, True)
+    assert invoke("bench", "compare", after, before).exit_code == 0
+    assert invoke("bench", "compare", before, after, "--tolerance", "20%").exit_code == 0
+
+
+@pytest.mark.parametrize("wrong", ["5", "-1%", "nan%", "a bit"])
+def test_a_tolerance_is_a_share(tmp_path: Path, wrong: str) -> None:
+    result = invoke("bench", "compare", tmp_path, tmp_path, "--tolerance", wrong)
+    assert result.exit_code == 2
+    assert "write for example 5%" in result.stderr
