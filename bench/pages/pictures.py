@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from mucudnn.bench.pages import cuts_picture, limits_picture, samples_picture, speedups_picture
 from mucudnn.bench.pages.svg import STYLE, inline_svg
-from mucudnn.bench.report.plots import require_matplotlib
+from mucudnn.bench.report.plots import require_matplotlib, save_figure
 from mucudnn.words.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Picture:
     svg: str
 
 
+_TOLD_BY_TABLE = "All of its numbers are in the table of operations."
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "speedups": Kind("Speedup of each layer, by workspace limit", speedups_picture.CAPTION, speedups_picture.draw),
@@ -64,13 +66,16 @@ def pictures_or_reason(report: Report) -> tuple[list[Picture], str]:
         ], ""
 
 
-_TOLD_BY_TABLE = "All of its numbers are in the table of operations."
+def write_picture(name: str, rows: pandas.DataFrame, path: Path) -> bool:
+    """Draw one picture into a PNG or an SVG file; False: the rows have nothing for it, and there is no file.
 
-
-def figure_of(name: str, rows: pandas.DataFrame) -> Figure | None:
-    """Draw one picture, for a file of its own. Raises ``UnavailableError`` where matplotlib is not installed."""
+    Raises ``UnavailableError`` where matplotlib is not installed, and ``OutputError`` for a file that cannot be.
+    """
     require_matplotlib()
     from matplotlib import rc_context
 
     with rc_context(STYLE):
-        return KINDS[name].draw(rows)
+        figure = KINDS[name].draw(rows)
+        if figure is not None:
+            save_figure(figure, path)
+    return figure is not None

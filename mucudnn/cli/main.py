@@ -22,6 +22,7 @@ COMMANDS = (
     "engines",
     "explain",
     "layers",
+    "plot",
     "report",
     "scale",
     "share",
