@@ -47,8 +47,8 @@ def speedup_of(torch_s: Sequence[Samples], ours_s: Sequence[Samples]) -> Speedup
     if any(len(torch) != len(ours) or len(ours) < LEAST_ROUNDS for torch, ours in pairs):
         return Speedup(ratio)
     every = list(enumerate(pairs))
-    torchs = sum(_resampled_medians(tuple(torch), seed) for seed, (torch, _) in every)
-    times = sum(_resampled_medians(tuple(ours), seed) for seed, (_, ours) in every)
+    torchs = sum(resampled_medians(tuple(torch), seed) for seed, (torch, _) in every)
+    times = sum(resampled_medians(tuple(ours), seed) for seed, (_, ours) in every)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(np.asarray(torchs) / np.asarray(times), (tail, 1 - tail))
     return Speedup(ratio, float(low), float(high))
@@ -59,13 +59,16 @@ def _ratio(torch_s: float, ours_s: float) -> float:
     return ratio if isfinite(ratio) else nan
 
 
-@lru_cache(maxsize=64)
-def _draws(rounds: int, seed: int) -> NDArray[np.int64]:
-    """Return the rounds that each resample draws: equal for all rows, so that a number is the same in each report."""
-    return np.random.default_rng(seed).integers(rounds, size=(RESAMPLES, rounds))
-
-
 @lru_cache(maxsize=1024)  # torch's samples serve all that ran beside it
-def _resampled_medians(samples: tuple[float, ...], seed: int) -> NDArray[np.float64]:
-    drawn = np.asarray(samples, dtype=float)[_draws(len(samples), seed)]
+def resampled_medians(samples: tuple[float, ...], seed: int, resamples: int = RESAMPLES) -> NDArray[np.float64]:
+    """Return the median of each resample, drawn with replacement.
+
+    With the same seed the same positions are drawn, so that samples of equal rounds stay paired.
+    """
+    drawn = np.asarray(samples, dtype=float)[_draws(len(samples), seed, resamples)]
     return np.asarray(np.median(drawn, axis=1))
+
+
+@lru_cache(maxsize=64)
+def _draws(rounds: int, seed: int, resamples: int) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(rounds, size=(resamples, rounds))
