@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mucudnn.bench.pages.drawing import height, one_line, plain, with_series
+from mucudnn.bench.pages.drawing import height, legend_above, one_line, plain, with_series
 from mucudnn.bench.pages.measured import has_problems
 from mucudnn.bench.pages.svg import SERIES
 from mucudnn.bench.report.plots import label, new_figure
@@ -34,6 +34,8 @@ _Rectangle = tuple[float, float, float, float]  # left, right, upper, lower
 
 def draw(rows: pandas.DataFrame) -> Figure | None:
     """Draw all configurations that were chosen under a policy; ``None``: there are none."""
+    from matplotlib.patches import Patch
+
     if not has_problems(rows):
         return None
     rows = with_series(rows[rows["configuration"].notna() & rows["policy"].notna() & (rows["policy"] != UNDIVIDED)])
@@ -56,7 +58,8 @@ def draw(rows: pandas.DataFrame) -> Figure | None:
     every[0].set_yticks(list(places.values()), [plain(name) for name in places], fontsize=7)
     every[0].set_ylim(len(places) - 0.4, -0.6)
     figure.supxlabel(f"from top to bottom in each layer: {one_line('; '.join(series))}", fontsize=8)
-    _legend(figure, by_algorithm)
+    handles = [Patch(color=colour) for colour in by_algorithm.values()]
+    legend_above(figure, handles, [plain(name) for name in by_algorithm])
     return figure
 
 
@@ -103,10 +106,3 @@ def _as_one_path(rectangles: Sequence[_Rectangle], colour: str) -> PathPatch:
         for left, right, top, bottom in rectangles
     ]
     return PathPatch(Path.make_compound_path_from_polys(np.array(corners)), facecolor=colour, edgecolor="none")
-
-
-def _legend(figure: Figure, by_algorithm: dict[str, str]) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [Patch(color=colour, label=plain(name)) for name, colour in by_algorithm.items()]
-    figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False)

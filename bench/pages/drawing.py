@@ -13,10 +13,12 @@ from mucudnn.bench.pages.svg import SERIES
 from mucudnn.words.units import format_bytes
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.artist import Artist
+    from matplotlib.figure import Figure
 
 TORCH_COLOUR = SERIES[-1]
 _MOST_LETTERS = 34
+_LEGEND_INCHES = 2.8  # of a column of a legend
 
 
 def one_line(text: str) -> str:
@@ -49,9 +51,10 @@ def colours(series: Sequence[str]) -> dict[str, str]:
     return {TORCH: TORCH_COLOUR} | {name: SERIES[index % (len(SERIES) - 1)] for index, name in enumerate(others)}
 
 
-def legend_above(axes: Axes, columns: int = 4) -> None:
-    """Put the legend above the axes, where it hides nothing."""
-    axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=columns, frameon=False)
+def legend_above(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
+    """Put a legend above all axes, where it hides nothing, in as many columns as there is room for."""
+    columns = max(1, int(figure.get_figwidth() / _LEGEND_INCHES))
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False)
 
 
 def height(rows: int, each: float, least: float = 2.5) -> float:

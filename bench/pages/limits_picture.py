@@ -36,7 +36,7 @@ def draw(rows: pandas.DataFrame) -> Figure | None:
     rates, boxes = figure.subplots(1, 2)
     _draw_rates(rates, rows, {name: by_series[name] for name in present})
     _draw_boxes(boxes, rows, kinds, {name: by_series[name] for name in present})
-    legend_above(rates)
+    legend_above(figure, *rates.get_legend_handles_labels())
     return figure
 
 

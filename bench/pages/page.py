@@ -16,10 +16,12 @@ from mucudnn.bench.pages.tables import TextTable, layer_table, problem_table, su
 from mucudnn.bench.sources.published import SOURCE
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.results import BUSY
+from mucudnn.words.units import format_bytes
 
 if TYPE_CHECKING:
     from mucudnn.bench.pages.pictures import Picture
 
+_SIZES = {"workspace_limit", "workspace_budget", "cache_budget"}  # settings in bytes
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -27,7 +29,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 class Report:
     """A result folder with all that is shown of it.
 
-    facts: name and text of what all rows have in common. missing: what is not shown, each a reason and the things.
+    facts, settings: name and text of what all rows have in common, and of the choices of the run. missing: what is not
+    shown, each a reason and the things.
     rows, layers: as ``measured`` and ``layer_rows`` returned them.
     """
 
@@ -35,6 +38,7 @@ class Report:
     rows: pandas.DataFrame
     layers: pandas.DataFrame
     facts: tuple[tuple[str, str], ...]
+    settings: tuple[tuple[str, str], ...]
     missing: tuple[tuple[str, tuple[str, ...]], ...]
     tables: tuple[TextTable, ...]
 
@@ -53,7 +57,7 @@ def report_of(folder: ResultFolder) -> Report:
         problem_table(rows, folder.header.subject_columns),
     )
     shown = tuple(table for table in tables if table.rows)
-    return Report(folder, rows, layers, _facts(folder), _missing(folder, rows), shown)
+    return Report(folder, rows, layers, _facts(folder), _settings(folder), _missing(folder, rows), shown)
 
 
 def _facts(folder: ResultFolder) -> tuple[tuple[str, str], ...]:
@@ -67,14 +71,20 @@ def _facts(folder: ResultFolder) -> tuple[tuple[str, str], ...]:
         ("mucudnn", header.mucudnn),
         ("begun", header.date.isoformat(sep=" ")),
         ("folder", str(folder.path)),
-        *((name.replace("_", " "), _setting(value)) for name, value in header.settings.items()),
     )
 
 
-def _setting(value: object) -> str:
+def _settings(folder: ResultFolder) -> tuple[tuple[str, str], ...]:
+    every = folder.header.settings.items()
+    return tuple((name.replace("_", " "), _setting(value, is_size=name in _SIZES)) for name, value in every)
+
+
+def _setting(value: object, *, is_size: bool) -> str:
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(_setting, value))
-    return "none" if value is None else str(value)
+        return ", ".join(_setting(each, is_size=is_size) for each in value)
+    if value is None:
+        return "none"
+    return format_bytes(value) if is_size and isinstance(value, int) else str(value)
 
 
 def _missing(folder: ResultFolder, rows: pandas.DataFrame) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -37,7 +37,7 @@ def draw(rows: pandas.DataFrame) -> Figure | None:
         label(axes, operation.replace("_", " "), "speedup over torch", "")
     every[0].set_yticks(list(places.values()), [plain(layer) for layer in places], fontsize=7)
     every[0].set_ylim(len(places) - 0.4, -0.6)
-    legend_above(every[0])
+    legend_above(figure, *every[0].get_legend_handles_labels())
     return figure
 
 

@@ -24,6 +24,8 @@ STYLE: Any = {
     "axes.edgecolor": FAINT,
     "grid.color": LINE,
 }
+_PX_IN_PT = 4 / 3
+_LEAST_SCALE = 0.75  # of pictures on narrow screens, where they scroll: text stays legible
 _PLACES = {"d", "x", "y", "transform"}
 _SVG, _LINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
 
@@ -40,7 +42,9 @@ def inline_svg(figure: Figure, identity: str, alternative: str) -> str:
             definitions.remove(style)  # it would be that of the whole page
     _name_apart(root, identity)
     _make_small(root)
-    root.attrib.pop("width"), root.attrib.pop("height")
+    width_px = float(root.attrib.pop("width").removesuffix("pt")) * _PX_IN_PT
+    del root.attrib["height"]  # it follows from the width that the screen has
+    root.set("style", f"max-width: {width_px:.0f}px; min-width: {_LEAST_SCALE * width_px:.0f}px")
     root.set("role", "img")
     root.set("aria-label", alternative)
     ElementTree.register_namespace("", _SVG)

@@ -44,7 +44,7 @@ def markdown_of(report: Report) -> str:
 
 def _markdown_lines(report: Report) -> Iterator[str]:
     yield f"# {_plain(report.title)}\n"
-    yield from (f"- {_plain(name)}: {_plain(text)}" for name, text in report.facts)
+    yield from (f"- {_plain(name)}: {_plain(text)}" for name, text in (*report.facts, *report.settings))
     yield "\n## What was left out\n"
     for reason, things in report.missing:
         yield from (f"- {_plain(reason)}: {_plain(thing)}" for thing in things)
