@@ -115,8 +115,10 @@ def test_only_boxes_scroll_sideways(opened: Browser, width: int) -> None:
     resize(opened, width)
     assert opened.execute_script("return document.documentElement.scrollWidth") <= width
     beyond = """
-        return [...document.querySelectorAll('h1, h2, p, dl, summary, form, figcaption, .box')]
-            .filter((each) => each.getBoundingClientRect().right > innerWidth).map((each) => each.outerHTML)"""
+        const every = [...document.querySelectorAll('h1, h2, p, dl, summary, form, figcaption, .box, section, figure')];
+        const wide = (each) => each.getBoundingClientRect().right > innerWidth;
+        const clipped = (each) => !each.matches('.box') && each.scrollWidth > each.clientWidth;
+        return every.filter((each) => wide(each) || clipped(each)).map((each) => each.outerHTML.slice(0, 200));"""
     assert opened.execute_script(beyond) == []
 
 
