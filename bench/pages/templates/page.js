@@ -15,14 +15,13 @@ for (const section of document.querySelectorAll("section.table")) {
   // Empty cells stay last in either direction.
   function compare(a, b, isNumber, sign) {
     if (a === "" || b === "") return (a === "") - (b === "");
-    return sign * (isNumber ? a - b : a.localeCompare(b, undefined, { numeric: true }));
+    return sign * (isNumber ? Number(a) - Number(b) : a.localeCompare(b, undefined, { numeric: true }));
   }
 
   function sort(title, column) {
     const isNumber = title.classList.contains("n");
     const sign = title.getAttribute("aria-sort") === "ascending" ? -1 : 1;
     const keyed = rows.map((row) => [text(row, column), row]);
-    if (isNumber) for (const pair of keyed) if (pair[0] !== "") pair[0] = Number(pair[0]);
     keyed.sort((a, b) => compare(a[0], b[0], isNumber, sign));
     body.append(...keyed.map((pair) => pair[1]));
     for (const other of titles) other.setAttribute("aria-sort", "none");
