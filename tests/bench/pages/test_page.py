@@ -207,3 +207,10 @@ def test_markdown_shows_the_same_tables(folder: Path) -> None:
         for row in tables[name].rows:
             plain = [re.sub(r"([\\`*_{}\[\]<>|#&$~])", r"\\\1", cell) for cell in row]
             assert "| " + " | ".join(plain) + " |" in text
+
+
+def test_the_page_of_all_of_deepbench_is_below_five_mib(tmp_path: Path) -> None:
+    """A third of its training table takes less than a third of that."""
+    pytest.importorskip("matplotlib")
+    page = page_of(write_random_folder(tmp_path / "folder", training_layers()[::3]), with_pictures=True)
+    assert len(page.encode()) < 5 * MIB / 3
