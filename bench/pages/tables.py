@@ -130,11 +130,10 @@ def problem_table(rows: pandas.DataFrame, subject: Sequence[str]) -> TextTable:
 
     subject: the columns that say what a row is of.
     """
-    look, is_known = _Look(), {*DEEPBENCH, "layer", "operation", "memory_format"}
-    first = [name for name in ("layer", "operation", *subject) if name in subject]
-    names = dict.fromkeys((*first[:2], *(name for name in first if name not in is_known)))
-    look.add("subject", *((name, name.replace("_", " ")) for name in names))
-    if "batch_size" in rows:
+    look, is_convolution = _Look(), "kind" in rows
+    sizes = {*DEEPBENCH, "memory_format"} if is_convolution else set()  # the table of layers has those
+    look.add("subject", *((name, name.replace("_", " ")) for name in subject if name not in sizes))
+    if is_convolution:
         look.add("subject", ("kind", "kind of layer"), ("batch_size", "n", _WHOLE), ("memory_format", "memory format"))
     look.add("contestant", ("contestant", "contestant"), ("policy", "policy"), _LIMIT)
     look.add("time", ("time_s", "median, ms", *_MS), ("spread", "spread, %", ".1f", 100.0))

@@ -186,15 +186,16 @@ def test_machine_limits_that_are_not_known_are_told(folder: Path) -> None:
 
 def test_benchmarks_without_convolutions_have_their_own_subjects(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    header = Header("training", "a net", {}, ENVIRONMENT, subject_columns=("network", "precision"), wanted=1)
+    header = Header("training", "a net", {}, ENVIRONMENT, subject_columns=("network", "batch_size", "dtype"), wanted=1)
     with open_folder(tmp_path / "folder", header) as folder:
-        subject = {"network": "alexnet", "precision": "float32"}
+        subject = {"network": "alexnet", "batch_size": 8, "dtype": "float32"}
         every = [Row(subject, "torch", (0.3, 0.31, 0.32)), Row(subject, "mucudnn", (0.1, 0.11, 0.12))]
         folder.add([replace(row, more={"images": 2}) for row in every])
         folder.write_summary()
     page = page_of(tmp_path / "folder", with_pictures=True)
     (_, ours) = PageParser(page).tables["problems"].records()
-    assert ours["subject: network"] == "alexnet"
+    subjects = {name: text for name, text in ours.items() if name.startswith("subject")}
+    assert subjects == {"subject: network": "alexnet", "subject: batch size": "8", "subject: dtype": "float32"}
     assert ours["speedup, 95 % interval: speedup over torch"] == f"{0.31 / 0.11:.3f}"
     assert "layers" not in PageParser(page).tables
     assert page.count("<svg ") == 1  # the samples
