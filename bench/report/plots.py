@@ -41,6 +41,15 @@ def save_png(figure: Figure, path: Path) -> None:
         figure.savefig(stream, format="png", dpi=130)
 
 
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write the figure as PNG or as SVG, as the name of the file ends; as a whole: see ``whole_file``."""
+    if path.suffix.lower() != ".svg":
+        save_png(figure, path)
+        return
+    with whole_file(path) as stream:
+        figure.savefig(stream, format="svg", metadata={"Date": None})
+
+
 def label(axes: Axes, title: str, x: str, y: str) -> None:
     """Title and axis labels, units in them, and a light grid."""
     axes.set_title(title, fontsize=10, loc="left")

@@ -24,6 +24,7 @@ from math import exp, log
 import numpy as np
 from numpy.typing import NDArray
 
+from mucudnn.bench.folders.speedups import resampled_medians
 from mucudnn.words.errors import UnavailableError
 
 FAMILY_LEVEL = 0.001  # probability that any row of a comparison is called faster or slower by mistake
@@ -139,13 +140,9 @@ def _interval(pair: Pair) -> tuple[float, float]:
     """Return the interval of the difference of the medians, of which the machine's own part is within."""
     if min(len(pair.before), len(pair.after)) < LEAST_SAMPLES:
         return float("-inf"), float("inf")
-    random = np.random.default_rng(0)
-    differences = _medians(pair.after, random) - _medians(pair.before, random)
+    before, after = (
+        resampled_medians(tuple(samples), seed, _RESAMPLES) for seed, samples in enumerate((pair.before, pair.after))
+    )
     tail = (1 - _CONFIDENCE) / 2
-    low, high = np.quantile(differences, (tail, 1 - tail))
+    low, high = np.quantile(after - before, (tail, 1 - tail))
     return float(low) - pair.allowance, float(high) + pair.allowance
-
-
-def _medians(samples: Samples, random: np.random.Generator) -> Samples:
-    resampled = random.choice(samples, size=(_RESAMPLES, len(samples)))
-    return np.asarray(np.median(resampled, axis=1))

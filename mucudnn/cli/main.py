@@ -22,6 +22,8 @@ COMMANDS = (
     "engines",
     "explain",
     "layers",
+    "plot",
+    "report",
     "scale",
     "share",
     "solve",

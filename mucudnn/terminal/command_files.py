@@ -103,20 +103,23 @@ class DatabaseFile(InputFile):
 
 
 class OutputFile(FileType):
-    """A file that is written as a whole. suffix: end of its name. second: word for what is written beside it."""
+    """A file that is written as a whole.
 
-    def __init__(self, shown: str = "FILE", *, suffix: str = "", second: str = "") -> None:
+    suffix: how its name ends, one way or several. second: word for what is written beside it.
+    """
+
+    def __init__(self, shown: str = "FILE", *, suffix: str | tuple[str, ...] = "", second: str = "") -> None:
         super().__init__(shown)
-        self.suffix = suffix
+        self.suffixes = (suffix,) if isinstance(suffix, str) else suffix
         self.second = second
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if os.fspath(value) == "-":
             self.fail("'-' is no file; name /dev/stdout to print it", param, ctx)
         path = super().convert(value, param, ctx)
-        if not str(path).lower().endswith(self.suffix):
-            kind = self.suffix.lstrip(".").upper()
-            self.fail(f"{str(path)!r} is not a {kind} file; name one that ends in {self.suffix}", param, ctx)
+        if not str(path).lower().endswith(self.suffixes):
+            kinds, ends = " or ".join(one.lstrip(".").upper() for one in self.suffixes), " or ".join(self.suffixes)
+            self.fail(f"{str(path)!r} is not a {kinds} file; name one that ends in {ends}", param, ctx)
         return path
 
     def files(self, value: Any) -> Iterator[Path]:
@@ -136,6 +139,10 @@ class InputFolder(FileType):
         if not path.is_dir():
             self.fail(f"{path} is no folder; name one that a benchmark wrote with --out", param, ctx)
         return path
+
+    def files(self, value: Any) -> Iterator[Path]:
+        with suppress(OSError):  # a folder that cannot be listed is told of where it is read
+            yield from value.iterdir()
 
 
 class OutputFolder(FileType):
@@ -197,7 +204,8 @@ def _kept(ctx: click.Context) -> Iterator[tuple[Hashable, str]]:
     """Yield the identity of each file that no output may replace, and what it is, in words."""
     from mucudnn.database.database import default_path
 
-    yield from ((_identity(path), f"what {param.get_error_hint(ctx)} reads") for param, path in _given(ctx, InputFile))
+    read = (*_given(ctx, InputFile), *_given(ctx, InputFolder))
+    yield from ((_identity(path), f"what {param.get_error_hint(ctx)} reads") for param, path in read)
     databases = (*DatabaseFile().files(default_path()), *(path for _, path in _given(ctx, DatabaseFile)))
     yield from ((_identity(path), "the database or part of it") for path in databases)
 

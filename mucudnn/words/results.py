@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.samples import MeasuredSamples, PairedSamples
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.values import instance, plain, restore, settle, several, text, whole
@@ -187,6 +188,24 @@ class Configuration:
             times = f"×{count}" if count > 1 else ""
             parts.append(f"{micro_config.algorithm} {micro_config.micro_batch_size}{times}")
         return " + ".join(parts)
+
+
+def counts_in(configuration: str) -> tuple[tuple[MicroConfig, int], ...]:
+    """Return the micro-configs of a configuration that was written as text, each with how often it runs.
+
+    Raises ``InvalidInputError`` for other text.
+
+    >>> [(micro_config.algorithm, count) for micro_config, count in counts_in("winograd-4x4 8×2 + gemm 2")]
+    [('winograd-4x4', 2), ('gemm', 1)]
+    """
+    found = []
+    for part in configuration.split(" + "):
+        algorithm, _, sizes = part.rpartition(" ")
+        size, _, count = sizes.partition("×")
+        if not (algorithm and size.isdecimal() and (count or "1").isdecimal()):
+            raise InvalidInputError(f"{configuration!r} is no configuration; one is written as 'gemm 8×2 + gemm 2'")
+        found.append((MicroConfig(algorithm, int(size)), int(count or 1)))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,146 @@
+"""Computes from the rows of a result folder what reports show of each of them: data frames in, data frames out."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from math import nan
+from typing import Any
+
+import numpy as np
+import pandas
+
+from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer
+from mucudnn.bench.contests.torch_variants import TORCH
+from mucudnn.bench.folders.reading import ResultFolder
+from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
+from mucudnn.bench.folders.speedups import Speedup, speedup_of
+from mucudnn.bench.sources.published import GEOMETRY, published_times
+from mucudnn.words.problem import ConvProblem
+
+PUBLISHED = "published "  # begins the names of columns with others' times
+CONTESTANT = ("contestant", "policy", "limit_bytes")
+LAYER = tuple(name for name in PROBLEM_COLUMNS if name != "operation")
+_NUMBERS = ("limit_bytes", "workspace_bytes", "relative_error", "load", "count")
+_TEXTS = ("policy", "configuration", "failure")
+
+
+def measured(folder: ResultFolder) -> pandas.DataFrame:
+    """Return the rows of a folder with all that reports show of them, in the folder's order.
+
+    Columns beside those of the folder: ``speedup``, ``speedup_low``, ``speedup_high`` over torch in the same turns;
+    ``spread``, the interquartile range over the median. Of convolutions also ``kind``; ``flops``, of the direct method;
+    ``bound_s`` and ``over_bound``, the machine's limit and the time over it; ``flops_per_s``; ``flops_per_byte``, of
+    the least bytes; and a column for each machine of DeepBench's published times, in seconds, named ``PUBLISHED``
+    machine. NaN where something is not known.
+    """
+    rows = _with_known_types(folder.rows)
+    rows = _with_speedups(rows)
+    rows["spread"] = [_spread(samples) for samples in rows["samples_s"]]
+    if not has_problems(rows):
+        return rows
+    return _with_published(_with_bounds(rows, folder.header.limits))
+
+
+def has_problems(rows: pandas.DataFrame) -> bool:
+    """Whether the rows are of convolutions, and say all of their problems."""
+    if not len(rows) or not set(PROBLEM_COLUMNS) <= set(rows.columns):
+        return False
+    return bool(rows[list(PROBLEM_COLUMNS)].notna().all(axis=None))
+
+
+def not_numbers(rows: pandas.DataFrame) -> dict[str, int]:
+    """Return how many rows have something else than a number in a column of numbers; ``rows`` as they were read."""
+    found = {}
+    for name in set(_NUMBERS) & set(rows.columns):
+        given = rows[name].notna()
+        if wrong := int((given & pandas.to_numeric(rows[name], errors="coerce").isna()).sum()):
+            found[name] = wrong
+    return found
+
+
+def _with_known_types(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Return a copy in which columns of numbers have numbers, and NaN for anything else; missing ones are empty."""
+    rows = rows.copy()
+    for name in _NUMBERS:
+        found = rows[name] if name in rows else pandas.Series(nan, index=rows.index)
+        rows[name] = pandas.to_numeric(found, errors="coerce").astype(float)
+    for name in _TEXTS:
+        found = rows[name] if name in rows else pandas.Series(None, index=rows.index, dtype=object)
+        rows[name] = [None if value is None or value != value else str(value) for value in found]
+    rows["count"] = rows["count"].fillna(1)
+    return rows
+
+
+def _with_speedups(rows: pandas.DataFrame) -> pandas.DataFrame:
+    if rows.empty:
+        return rows.assign(speedup=nan, speedup_low=nan, speedup_high=nan)
+    torchs = rows[rows["contestant"] == TORCH]
+    by_turns = dict(zip(torchs["turns"], torchs["samples_s"], strict=True))
+    every = zip(rows["contestant"], rows["turns"], rows["samples_s"], strict=True)
+    found = [
+        Speedup() if name == TORCH else speedup_of([by_turns.get(turns, [])], [samples])
+        for name, turns, samples in every
+    ]
+    return rows.assign(
+        speedup=[one.ratio for one in found],
+        speedup_low=[one.low for one in found],
+        speedup_high=[one.high for one in found],
+    )
+
+
+def _spread(samples: list[float]) -> float:
+    if not samples:
+        return nan
+    low, middle, high = np.quantile(samples, (0.25, 0.5, 0.75))
+    return float((high - low) / middle)
+
+
+def _with_bounds(rows: pandas.DataFrame, limits: Mapping[str, MachineLimits]) -> pandas.DataFrame:
+    records = [_bounds(row, limits) for row in rows[list(PROBLEM_COLUMNS)].to_dict("records")]
+    rows = rows.assign(**pandas.DataFrame(records, index=rows.index))
+    rows["over_bound"] = rows["time_s"] / rows["bound_s"]
+    rows["flops_per_s"] = rows["flops"] / rows["time_s"]
+    return rows
+
+
+def _bounds(row: Mapping[Hashable, Any], limits: Mapping[str, MachineLimits]) -> dict[str, Any]:
+    problem, n = problem_of({str(name): value for name, value in row.items()}), int(row["batch_size"])
+    flops = problem.flops(n)
+    return {
+        "kind": kind_of_layer(problem),
+        "flops": float(flops),
+        "flops_per_byte": flops / problem.least_bytes(n),
+        "bound_s": _bound_s(problem, n, limits),
+    }
+
+
+def _bound_s(problem: ConvProblem, n: int, limits: Mapping[str, MachineLimits]) -> float:
+    limit = limits.get(problem.dtype, MachineLimits())
+    return limit.bound_s(problem, n) if limit.are_known else nan
+
+
+def _with_published(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Add the published times of the same geometry, mini-batch and operation; a column for each machine that has any.
+
+    They are of ordinary convolutions: rows with dilation or groups have none.
+    """
+    times = published_times()
+    times = times.pivot(index=[*GEOMETRY, "operation"], columns="machine", values="time_s").add_prefix(PUBLISHED)
+    plain = (rows[["dilation_h", "dilation_w", "groups"]] == 1).all(axis=1)
+    keys = rows[plain].rename(columns={"batch_size": "n"})[[*GEOMETRY, "operation"]]
+    found = times.reindex(pandas.MultiIndex.from_frame(keys)).set_axis(keys.index).dropna(axis=1, how="all")
+    return rows.join(found)
+
+
+def machines_of(rows: pandas.DataFrame) -> list[str]:
+    """Return the machines whose published times there are for some of the rows."""
+    return [str(name).removeprefix(PUBLISHED) for name in rows.columns if str(name).startswith(PUBLISHED)]
+
+
+def unmatched_published(rows: pandas.DataFrame) -> tuple[int, int]:
+    """Return how many published geometries no row has, and how many there are."""
+    every = {tuple(map(int, key)) for key in published_times()[list(GEOMETRY)].drop_duplicates().to_numpy()}
+    if not has_problems(rows):
+        return len(every), len(every)
+    have = rows.rename(columns={"batch_size": "n"})[list(GEOMETRY)].drop_duplicates().to_numpy()
+    return len(every - {tuple(map(int, key)) for key in have}), len(every)

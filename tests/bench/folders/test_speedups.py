@@ -1,0 +1,63 @@
+"""Speedups and their intervals: paired rounds, known distributions, and what too few samples do not tell."""
+
+from __future__ import annotations
+
+from math import isnan
+from random import Random
+from statistics import median
+
+import pytest
+
+from mucudnn.bench.folders.speedups import resampled_medians, speedup_of
+
+
+def test_the_ratio_is_that_of_the_medians() -> None:
+    torch, ours = [0.3, 0.1, 0.2, 9.0], [0.1, 0.2, 0.3, 0.1]
+    assert speedup_of([torch], [ours]).ratio == median(torch) / median(ours)
+
+
+def test_operations_one_after_the_other_are_added() -> None:
+    torch, ours = [[2.0, 2.0, 2.0], [6.0, 6.0, 6.0]], [[1.0, 1.0, 1.0], [3.0, 3.0, 3.0]]
+    found = speedup_of(torch, ours)
+    assert (found.ratio, found.low, found.high) == (2.0, 2.0, 2.0)
+
+
+def test_slow_rounds_cancel() -> None:
+    """Rounds that differ tenfold, with torch twice as slow in each, give an interval without width."""
+    ours = [0.1, 1.0, 0.3, 0.2, 0.7]
+    found = speedup_of([[2 * time for time in ours]], [ours])
+    assert found.low == pytest.approx(2) == found.high
+    shuffled = speedup_of([[0.2, 0.4, 0.6, 2.0, 1.4]], [ours])
+    assert shuffled.low < 1.5 < 2.5 < shuffled.high
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+    random, hits = Random(1), 0
+    for _ in range(200):
+        ours = [random.lognormvariate(0, 0.1) for _ in range(15)]
+        torch = [1.5 * random.lognormvariate(0, 0.1) for _ in range(15)]
+        found = speedup_of([torch], [ours])
+        hits += found.low <= 1.5 <= found.high
+    assert 0.9 < hits / 200 <= 1
+
+
+@pytest.mark.parametrize(
+    ("torch", "ours"), [([0.2, 0.2], [0.1, 0.1]), ([0.2, 0.2, 0.2], [0.1, 0.1, 0.1, 0.1])], ids=["few", "unlike"]
+)
+def test_without_paired_rounds_there_is_no_interval(torch: list[float], ours: list[float]) -> None:
+    found = speedup_of([torch], [ours])
+    assert found.ratio == 2
+    assert isnan(found.low)
+    assert isnan(found.high)
+
+
+@pytest.mark.parametrize(("torch", "ours"), [([[]], [[0.1]]), ([[0.1]], [[]]), ([], [])])
+def test_without_samples_there_is_no_speedup(torch: list[list[float]], ours: list[list[float]]) -> None:
+    assert isnan(speedup_of(torch, ours).ratio)
+
+
+def test_equal_seeds_draw_equal_positions() -> None:
+    samples = (1.0, 2.0, 5.0, 3.0)
+    doubled = tuple(2 * each for each in samples)
+    assert list(2 * resampled_medians(samples, 3)) == list(resampled_medians(doubled, 3))
+    assert list(resampled_medians(samples, 3)) != list(resampled_medians(samples, 4))

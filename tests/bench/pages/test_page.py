@@ -1,0 +1,217 @@
+"""The page of a result folder: what can be shown is shown, what cannot is told, and text of the folder stays text."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.clock.machine import ENVIRONMENT
+from support.result_folders import MIB, training_layers, write_random_folder
+from support.tables_of_page import PageParser
+
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.reading import read_folder
+from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.folders.writing import LeftOut, open_folder
+from mucudnn.bench.pages.page import html_of, report_of
+from mucudnn.bench.pages.pictures import KINDS, pictures_or_reason
+from mucudnn.bench.pages.text import markdown_of
+from mucudnn.bench.sources.layers import Layer
+from mucudnn.words.errors import UnavailableError
+
+pytest.importorskip("jinja2")
+EVIL = "<script>alert('x')</script> & $\\frac{1}{0}$ \x1b[31m"
+
+
+def page_of(path: Path, *, with_pictures: bool = False) -> str:
+    report = report_of(read_folder(path))
+    return html_of(report, *(pictures_or_reason(report) if with_pictures else ()))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_random_folder(tmp_path / "folder", training_layers(2), limits=(8 * MIB,), rounds=3)
+
+
+def edited(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change every row of the folder."""
+    path = folder / "rows.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        change(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_text_of_the_folder_is_text_on_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    layers = [Layer((f"{EVIL}{number}",), one.problem, 2) for number, one in enumerate(training_layers(2))]
+    path = write_random_folder(tmp_path / "a<b>&", layers, limits=(8 * MIB,), left_out=[LeftOut(EVIL, EVIL)], rounds=3)
+    header = json.loads((path / "environment.json").read_text())
+    header["environment"]["device"] = header["source"] = header["settings"]["<i>"] = EVIL
+    (path / "environment.json").write_text(json.dumps(header))
+    page = page_of(path, with_pictures=True)
+    parsed = PageParser(page)
+    assert [tag for tag, _ in parsed.elements].count("script") == 1  # the page's own
+    assert not any(tag in ("b", "i") for tag, _ in parsed.elements)
+    assert f"{EVIL}0" in parsed.tables["problems"].rows[0]
+    assert parsed.text.count("alert('x')") > 20
+    assert page.count("<svg ") == len(KINDS)
+
+
+def test_the_page_needs_nothing_else(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page = page_of(folder, with_pictures=True)
+    for _, attributes in PageParser(page).elements:
+        for name in ("src", "href", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:"))
+    assert not re.search(r"@import|url\((?!#)", page)
+
+
+def test_names_in_the_page_are_unique_and_references_lead_somewhere(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    elements = PageParser(page_of(folder, with_pictures=True)).elements
+    names = [name for _, attributes in elements if (name := attributes.get("id"))]
+    assert len(names) == len(set(names))
+    for _, attributes in elements:
+        for key in ("href", "xlink:href"):
+            target = attributes.get(key) or ""
+            assert not target.startswith("#") or target[1:] in names
+        for target in re.findall(r"url\(#([^)]+)\)", " ".join(str(value) for value in attributes.values())):
+            assert target in names
+
+
+def test_without_matplotlib_the_page_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "matplotlib")
+    page = PageParser(page_of(folder, with_pictures=True))
+    assert "There are no pictures" in page.text
+    assert "mucudnn[report]" in page.text
+    assert page.tables["problems"].rows
+
+
+def test_without_jinja_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "jinja2")
+    with pytest.raises(UnavailableError, match=r"jinja2.*mucudnn\[report\]"):
+        page_of(folder)
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    original = builtins.__import__
+
+    def refusing(name: str, *rest: Any, **more: Any) -> Any:
+        if name.partition(".")[0] == package:
+            raise ImportError(name)
+        return original(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", refusing)
+
+
+def test_what_was_left_out_is_told_with_its_reason(folder: Path) -> None:
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["left_out"] = [{"what": "conv9, forward", "reason": "the 10 s would not have sufficed"}]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    with (folder / "rows.jsonl").open("a") as stream:
+        stream.write('{"half": ')
+    text = PageParser(page_of(folder)).text
+    assert "conv9, forward" in text
+    assert "not measured: the 10 s would not have sufficed" in text
+    assert "rows.jsonl, line 19: half-written" in text
+    assert "88 of the 90 layers" in text
+
+
+def test_a_whole_folder_leaves_out_nothing_but_published_layers(folder: Path) -> None:
+    missing = dict(report_of(read_folder(folder)).missing)
+    assert set(missing) <= {"published times", "busy machine"}
+
+
+def test_a_folder_without_rows_has_a_page(tmp_path: Path) -> None:
+    folder = write_random_folder(tmp_path / "folder", ())
+    (folder / "rows.jsonl").unlink()
+    page = PageParser(page_of(folder, with_pictures=True))
+    assert page.tables == {}
+    assert "has no row that can be shown" in page.text
+
+
+def test_failures_have_rows_that_say_why(folder: Path) -> None:
+    def fail(line: dict[str, Any]) -> None:
+        if line["contestant"] == "mucudnn":
+            line["samples_s"], line["failure"] = [], "out of <memory>"
+
+    edited(folder, fail)
+    page = PageParser(page_of(folder))
+    failed = [row for row in page.tables["problems"].records() if row["contestant: contestant"] == "mucudnn"]
+    assert len(failed) == 6
+    for row in failed:
+        assert row["no time: why there is none"] == "out of <memory>"
+        assert row["time: median, ms"] == row["speedup, 95 % interval: speedup over torch"] == ""
+    assert "6 rows have no samples" in page.text
+
+
+def test_torch_that_failed_leaves_rows_without_speedups(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+
+    def fail(line: dict[str, Any]) -> None:
+        if line["contestant"] == "torch":
+            line["samples_s"], line["failure"] = [], "no memory"
+
+    edited(folder, fail)
+    page = PageParser(page_of(folder, with_pictures=True))
+    assert "speedup over torch" not in page.tables["problems"].titles
+    assert "median, ms" in page.tables["problems"].titles
+
+
+@pytest.mark.parametrize("name", ["workspace_bytes", "relative_error", "load", "limit_bytes", "count"])
+def test_values_that_are_no_numbers_are_left_out(folder: Path, name: str) -> None:
+    edited(folder, lambda line: line.update({name: "many"}))
+    page = PageParser(page_of(folder))
+    assert len(page.tables["problems"].rows) == 18
+    assert "many" not in page.text
+    assert f"{name} is no number in 18 rows" in page.text
+
+
+def test_machine_limits_that_are_not_known_are_told(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    header = json.loads((folder / "environment.json").read_text())
+    header["machine_limits"] = {}
+    (folder / "environment.json").write_text(json.dumps(header))
+    page = PageParser(page_of(folder, with_pictures=True))
+    assert "limits were not measured" in page.text
+    assert "time / bound" not in page.tables["problems"].titles
+
+
+def test_benchmarks_without_convolutions_have_their_own_subjects(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    header = Header("training", "a net", {}, ENVIRONMENT, subject_columns=("network", "batch_size", "dtype"), wanted=1)
+    with open_folder(tmp_path / "folder", header) as folder:
+        subject = {"network": "alexnet", "batch_size": 8, "dtype": "float32"}
+        every = [Row(subject, "torch", (0.3, 0.31, 0.32)), Row(subject, "mucudnn", (0.1, 0.11, 0.12))]
+        folder.add([replace(row, more={"images": 2}) for row in every])
+        folder.write_summary()
+    page = page_of(tmp_path / "folder", with_pictures=True)
+    (_, ours) = PageParser(page).tables["problems"].records()
+    subjects = {name: text for name, text in ours.items() if name.startswith("subject")}
+    assert subjects == {"subject: network": "alexnet", "subject: batch size": "8", "subject: dtype": "float32"}
+    assert ours["speedup, 95 % interval: speedup over torch"] == f"{0.31 / 0.11:.3f}"
+    assert "layers" not in PageParser(page).tables
+    assert page.count("<svg ") == 1  # the samples
+
+
+def test_markdown_shows_the_same_tables(folder: Path) -> None:
+    text = markdown_of(report_of(read_folder(folder)))
+    tables = PageParser(page_of(folder)).tables
+    for name in ("summary", "layers", "problems"):
+        for row in tables[name].rows:
+            plain = [re.sub(r"([\\`*_{}\[\]<>|#&$~])", r"\\\1", cell) for cell in row]
+            assert "| " + " | ".join(plain) + " |" in text
+
+
+def test_the_page_of_all_of_deepbench_is_below_five_mib(tmp_path: Path) -> None:
+    """A third of its training table takes less than a third of that."""
+    pytest.importorskip("matplotlib")
+    page = page_of(write_random_folder(tmp_path / "folder", training_layers()[::3]), with_pictures=True)
+    assert len(page.encode()) < 5 * MIB / 3

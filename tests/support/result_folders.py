@@ -1,0 +1,94 @@
+"""Result folders of made-up times, as ``bench deepbench`` writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from support.clock.machine import ENVIRONMENT
+
+from mucudnn.bench.contests.bounds import MachineLimits
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Row, problem_columns
+from mucudnn.bench.folders.writing import LeftOut, open_folder
+from mucudnn.bench.sources.layers import Layer, load_source
+from mucudnn.bench.timing.load import Load
+from mucudnn.words.problem import ConvProblem, Operation
+
+MIB = 2**20
+LIMITS = (8 * MIB, 64 * MIB, 512 * MIB)
+MACHINE = MachineLimits(150e9, 12e9)
+
+
+def training_layers(most: int | None = None) -> Sequence[Layer]:
+    """Layers of DeepBench's training table."""
+    return load_source("deepbench-train").layers[:most]
+
+
+def write_random_folder(
+    path: Path,
+    layers: Sequence[Layer],
+    *,
+    limits: Sequence[int | None] = LIMITS,
+    policies: Sequence[str] = ("power-of-two",),
+    rounds: int = 15,
+    left_out: Sequence[LeftOut] = (),
+    seed: int = 0,
+) -> Path:
+    """Write a folder in which every operation of every layer has torch, the undivided and ours."""
+    random = Random(seed)
+    header = Header(
+        *("deepbench", "deepbench-train", {"rounds": rounds, "workspace_limit": list(limits)}, ENVIRONMENT),
+        subject_columns=("layer", *PROBLEM_COLUMNS),
+        wanted=3 * len(layers),
+        limits={"float32": MACHINE},
+    )
+    with open_folder(path, header) as folder:
+        for layer in layers:
+            for operation in Operation:
+                rows = _rows(layer, layer.problem.with_operation(operation), limits, policies, rounds, random)
+                folder.add(rows, Load(others_share=random.random() / 6))
+        folder.write_summary(left_out)
+    return path
+
+
+def _rows(
+    layer: Layer,
+    problem: ConvProblem,
+    limits: Sequence[int | None],
+    policies: Sequence[str],
+    rounds: int,
+    random: Random,
+) -> list[Row]:
+    n = layer.batch_size
+    subject = {"layer": layer.name, **problem_columns(problem, n)}
+    bound_s = MACHINE.bound_s(problem, n)
+    more = {"count": layer.count}
+
+    def samples(over: float) -> list[float]:
+        return [bound_s * over * random.lognormvariate(0, 0.05) for _ in range(rounds)]
+
+    rows = [Row(subject, "torch", samples(random.uniform(1.5, 4)), relative_error=2e-7, more=more)]
+    for policy in ("undivided", *policies):
+        contestant = "undivided" if policy == "undivided" else "mucudnn"
+        for limit in limits:
+            text = f"winograd-4x4 {n}" if contestant == "undivided" else _divided(n, random)
+            rows.append(
+                Row(
+                    *(subject, contestant, samples(random.uniform(0.8, 3)), policy, limit, text),
+                    workspace_bytes=random.randrange(1 + min(limits[0] or MIB, MIB)),
+                    relative_error=random.uniform(1e-7, 1e-5),
+                    more=more,
+                )
+            )
+    return rows
+
+
+def _divided(n: int, random: Random) -> str:
+    """Return a configuration of n samples, as text."""
+    first = random.randint(1, n)
+    count, rest = divmod(n, first)
+    times = f"×{count}" if count > 1 else ""
+    parts = [f"{random.choice(('winograd-4x4', 'implicit-gemm', 'fft'))} {first}{times}"]
+    return " + ".join([*parts, f"gemm {rest}"] if rest else parts)
