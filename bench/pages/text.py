@@ -11,8 +11,8 @@ from rich.table import Table
 from mucudnn.bench.pages.layer_rows import OPERATIONS
 from mucudnn.bench.pages.page import Report
 from mucudnn.bench.pages.tables import DEEPBENCH, TextTable
+from mucudnn.bench.report.export import write_csv_of
 from mucudnn.bench.report.tables import new_table
-from mucudnn.terminal.whole_files import whole_text
 
 _MOST_SHOWN = 3
 _INNER = ["format_version", "folder", "samples_s"]  # columns that say nothing beside the folder
@@ -80,5 +80,4 @@ def write_layers(rows: pandas.DataFrame, path: Path) -> None:
 
 def write_frame(rows: pandas.DataFrame, path: Path) -> None:
     """Write a data frame as CSV: numbers with all digits, seconds and bytes, and no samples. See ``whole_file``."""
-    with whole_text(path) as stream:
-        rows.drop(columns=_INNER, errors="ignore").to_csv(stream, index=False)
+    write_csv_of(path, rows.drop(columns=_INNER, errors="ignore"))

@@ -10,10 +10,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mucudnn.terminal.whole_files import whole_text
 from mucudnn.words.errors import OutputError
+
+if TYPE_CHECKING:
+    import pandas
 
 CURVE = "curve"  # what is beside the table of mucudnn explain --csv
 
@@ -57,6 +60,12 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         if rows:
             writer.writeheader()
         writer.writerows(rows)
+
+
+def write_csv_of(path: Path, frame: pandas.DataFrame) -> None:
+    """Write a data frame, without its index; numbers with all digits. See ``whole_file``."""
+    with whole_text(path) as stream:
+        frame.to_csv(stream, index=False)
 
 
 def _finite(value: Any) -> Any:

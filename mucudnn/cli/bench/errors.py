@@ -37,6 +37,8 @@ def errors(
     """
     import torch
 
+    from mucudnn.bench.sources.headroom import blamed_in_training
+    from mucudnn.bench.sources.layers import importable_from_here
     from mucudnn.bench.sources.networks import objective_for
     from mucudnn.bench.sources.trainable import trainable_model
     from mucudnn.bench.suites.step_errors.benchmark import benchmark_step_errors
@@ -48,7 +50,7 @@ def errors(
     options.use_threads(threads)
     torch.manual_seed(0)
     model, shape = trainable_model(source, input_shape=input_shape)
-    with progress_bar() as progress:
+    with progress_bar() as progress, importable_from_here(), blamed_in_training(source, (batch or 1, *shape)):
         benchmark = benchmark_step_errors(
             source,
             model,

@@ -115,6 +115,17 @@ def test_what_is_printed_and_recorded() -> None:
     assert record["rows"][1]["output"] == 1e-4
 
 
+def test_a_model_that_does_not_take_the_input_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "narrow_model_of_errors.py").write_text(
+        "from torch import nn\ndef make():\n    return nn.Conv2d(3, 4, 3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = invoke("bench", "errors", "narrow_model_of_errors:make", "--input", "1x8x8")
+    assert result.exit_code == 2
+    assert "narrow_model_of_errors:make" in result.output
+    assert "(1, 1, 8, 8)" in result.output
+
+
 def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_model_of_errors.py").write_text(
         "from torch import nn\ndef make():\n    return nn.Conv2d(3, 4, 3)\n"
