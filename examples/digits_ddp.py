@@ -37,6 +37,14 @@ def main():
     options = parsed_options()
     require_installed(["sklearn"] * (options.data == "digits") + ["matplotlib"] * (options.out is not None))
     device = join_the_ranks()
+    wrong = compare(device, options)
+    dist.barrier()  # torchrun ends all ranks when the first one fails
+    dist.destroy_process_group()  # after the models that use it are freed: torch may hang on those that outlive it
+    return 1 if wrong else 0
+
+
+def compare(device, options):
+    """Train with torch and with each policy. Returns in what they disagree."""
     if options.batch < 1 or options.batch % dist.get_world_size():
         sys.exit(f"--batch is {options.batch}: {dist.get_world_size()} ranks cannot share it evenly, give a multiple")
     data, network, epochs = DATA[options.data]()
@@ -48,9 +56,7 @@ def main():
     wrong = disagreements(trainings, options)
     if dist.get_rank() == 0:
         report(trainings, wrong, options)
-    dist.barrier()  # torchrun ends all ranks when the first one fails
-    dist.destroy_process_group()
-    return 1 if wrong else 0
+    return wrong
 
 
 def require_installed(modules):

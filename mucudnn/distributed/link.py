@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from statistics import median
+from traceback import clear_frames
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,16 @@ def launched_rank() -> int:
 
 
 @contextmanager
+def freeing_what_failed() -> Iterator[None]:
+    """Free what the frames of an error hold: a model that outlives its process group deadlocks torch, now and then."""
+    try:
+        yield
+    except BaseException as error:
+        clear_frames(error.__traceback__)
+        raise
+
+
+@contextmanager
 def joined(device: str, meeting: str = "env://") -> Iterator[None]:
     """Join the group of all ranks that torchrun has started, and leave it at the end; one that is there is used.
 
@@ -51,7 +62,8 @@ def joined(device: str, meeting: str = "env://") -> Iterator[None]:
     rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
     dist.init_process_group(_BACKENDS[kind], init_method=meeting, rank=rank, world_size=size, timeout=_WAIT)
     try:
-        yield
+        with freeing_what_failed():
+            yield
     finally:
         dist.destroy_process_group()
 

@@ -13,12 +13,12 @@ from typing import Any
 import click
 import pytest
 import torch
-import torch.distributed as dist
 from click.testing import CliRunner
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from support.command_line import HEADING, commands, invoke
 from support.effort import IS_FULL, how_many
+from support.ranks.alone import group_of_one
 from torch import nn
 
 from mucudnn.bench.sources import layers
@@ -27,6 +27,7 @@ from mucudnn.bench.sources.networks import registry
 from mucudnn.bench.suites.solver import benchmark as solver_benchmark
 from mucudnn.cli.bench import data_parallel
 from mucudnn.cli.main import main
+from mucudnn.distributed.link import freeing_what_failed
 from mucudnn.terminal.command_files import FileType, OutputFile, OutputFolder
 
 pytestmark = pytest.mark.fuzz
@@ -113,11 +114,8 @@ def tiny(num_classes: int) -> nn.Module:
 
 def one_rank(job: Callable[[], object], ranks: int, device: str) -> object:
     """What ranks run in processes of their own runs here, where networks are small."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with group_of_one(), freeing_what_failed():
         return job()
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-import torch.distributed as dist
+from support.ranks.alone import group_of_one
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,9 +18,8 @@ WIDTHS = (200, 100, 300, 200, 150, 200, 4000)
 
 @pytest.fixture
 def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with group_of_one():
+        yield
 
 
 @pytest.mark.parametrize("cap_mb", [None, 0.1, 0.25, 1, 100])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 from support.clock.ticking import TickingClock
+from support.ranks.alone import group_of_one
 
 from mucudnn.distributed.link import all_reduce_times_s, joined, launched_rank
 from mucudnn.words.errors import UnavailableError
@@ -14,9 +15,8 @@ from mucudnn.words.errors import UnavailableError
 
 @pytest.fixture
 def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with group_of_one():
+        yield
 
 
 def test_each_size_has_the_time_of_one_all_reduce(one_rank: None) -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from support.made_up_workshop import MadeUpWorkshop, enabled
 from support.problems.tuned_by_hand import ran, tune_by_hand
-from torch import Tensor, distributed, nn
+from support.ranks.alone import group_of_one
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
@@ -290,11 +291,9 @@ def test_threads_share_what_is_tuned(session: Session, workshop: MadeUpWorkshop)
     assert sum(met.calls for met in session.every_met() if met.problem.dtype == "float32") == 80
 
 
-def test_data_parallel_gradients_are_all_reduced(session: Session, tmp_path: object) -> None:
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
+def test_data_parallel_gradients_are_all_reduced(session: Session) -> None:
+    with group_of_one():
         model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv2d(6, 4, 3)))
         assert_right(model, torch.randn(2, 4, 6, 6))
-    finally:
-        distributed.destroy_process_group()
+        del model
     assert all(met.ours for met in session.every_met())

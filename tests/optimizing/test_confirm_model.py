@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from support.confirmed_net import REST_S, Machine, N, Net, X, confirmed, made_up_machine, torchs, tuned_net
+from support.ranks.alone import group_of_one
 from torch import Tensor, nn
 
 import mucudnn
@@ -253,10 +254,9 @@ def test_one_of_several_processes_confirms_if_asked_for(machine: Machine, monkey
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
+def alone() -> Iterator[None]:
+    with group_of_one():
+        yield
 
 
 @pytest.mark.usefixtures("alone")

@@ -6,8 +6,7 @@ import copy
 import io
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 from support.problems.tuned_by_hand import ran, tune_by_hand
+from support.ranks.alone import group_of_one
 from torch import Tensor, distributed, nn
 from torch.ao import quantization
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
@@ -207,24 +207,16 @@ def test_what_is_traced_by_fx_can_be_optimized() -> None:
     assert ran(graph) == {Operation.FORWARD}
 
 
-@contextmanager
-def alone_in_its_group(folder: Path) -> Iterator[None]:
-    distributed.init_process_group("gloo", init_method=f"file://{folder / 'group'}", rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        distributed.destroy_process_group()
-
-
 @pytest.mark.skipif(not distributed.is_available(), reason="torch is built without torch.distributed")
 @pytest.mark.parametrize("name", ["DDP", "FSDP"])
-def test_wrapped_for_several_processes(tmp_path: Path, name: str) -> None:
+def test_wrapped_for_several_processes(name: str) -> None:
     torchs, ours, x = nets()
     expected = torch.autograd.grad(torchs(x).sum(), list(torchs.parameters()))
-    with alone_in_its_group(tmp_path):
+    with group_of_one():
         wrapped = nn.parallel.DistributedDataParallel(ours) if name == "DDP" else sharded(ours)
         torch.autograd.backward(wrapped(x).sum())
         gradients = [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in wrapped.parameters()]
+        del wrapped
     torch.testing.assert_close(gradients, list(expected), rtol=1e-3, atol=1e-4)
     assert ran(ours) == set(Operation)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from support.problems.nets import two_convolutions
-from torch import Tensor, distributed, nn
+from support.ranks.alone import group_of_one
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 import mucudnn
@@ -27,11 +27,9 @@ def whatever_fitsis_gain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def process_group(tmp_path: Path) -> Iterator[None]:
-    """Of this process alone."""
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
+def process_group() -> Iterator[None]:
+    with group_of_one():
+        yield
 
 
 def images() -> Tensor:

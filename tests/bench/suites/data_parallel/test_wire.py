@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 import torch.distributed as dist
+from support.ranks.alone import group_of_one
 from support.ranks.launching import run, script
 from support.ranks.wires import PERIOD, STEPS
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
@@ -84,10 +85,7 @@ def test_groups_are_hosts_or_the_smallest_there_are(
 
 def test_averaged_parameters_are_contiguous() -> None:
     """So the command refuses to average those that are not: torch would go on with others."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        w = torch.nn.Parameter(torch.randn(4, 4, 3, 3).contiguous(memory_format=torch.channels_last))
+    w = torch.nn.Parameter(torch.randn(4, 4, 3, 3).contiguous(memory_format=torch.channels_last))
+    with group_of_one():
         average_parameters(iter([w]), dist.group.WORLD)
-        assert w.is_contiguous()
-    finally:
-        dist.destroy_process_group()
+    assert w.is_contiguous()
