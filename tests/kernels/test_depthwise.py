@@ -39,6 +39,8 @@ WINDOWS: dict[str, tuple[int, int, int, dict[str, Any]]] = {  # channels, size o
     "rows of 7 + 5 + 1": (9, 24, 13, {}),
     "a filter of 31x31": (9, 33, 31, {}),
     "a map smaller than a vector": (37, 2, 3, {}),
+    "a map of one pixel": (35, 1, 5, {}),
+    "one output": (35, 5, 5, {"padding": (0, 0)}),
     "more padding than map": (19, 5, 3, {"padding": (4, 6)}),
     "several runs of channels": (150, 7, 5, {}),
     "an image that leaves the cache": (67, 48, 3, {}),

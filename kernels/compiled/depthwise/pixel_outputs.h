@@ -52,7 +52,7 @@ void compute_gathered(const OutputPlan& plan, const Images& in, const Band& band
   compute_rows(plan, band, run, x, (last - first) * x.row, filter, bias ? of_bias : nullptr,
                from_row(y, band.first));
   if (epilogue) apply(epilogue, out, written, y);
-  if (out.sw == 1)  // rows that follow each other are one
+  if (y.data == results && out.sw == 1)  // rows that follow each other are one
     scatter_planar_row(results, band.rows * out.w, out.at(band.image, run.lane, band.first, 0), out.sc, lanes);
   else
     scatter(out, written, y, results);
