@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -30,8 +30,6 @@ from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operati
 
 BUILDS = ("avx512", "avx2", "plain")
 _LARGEST_BUILD = {"AVX512": "avx512", "AVX2": "avx2"}  # by torch.backends.cpu.get_cpu_capability()
-
-HALF_TOO = ("float32", "bfloat16", "float16")  # of algorithms that widen what they read, and round what they write
 
 _LARGEST_SIZE = 2**30  # checks.h has the same
 _NO_MEMORY = -5  # among its refusals
@@ -152,6 +150,11 @@ def geometry(problem: ConvProblem) -> Geometry:
     return Geometry(problem.r, problem.s, *problem.stride, *problem.padding, *problem.dilation, problem.groups)
 
 
+def element_number(problem: ConvProblem) -> int:
+    """Return the number by which the libraries know the problem's dtype."""
+    return _ELEMENTS[problem.dtype]
+
+
 def operation_number(problem: ConvProblem) -> int:
     """Return the number by which the libraries know the problem's operation."""
     return _OPERATIONS.index(problem.operation)
@@ -232,8 +235,8 @@ _SIGNATURES: dict[str, list[type]] = {
     "implicit_gemm_accumulate": [_geometry, _operand, _operand, *_buffer, *_buffer, _int],
     "implicit_gemm_add_filter_gradient": [_geometry, *_buffer, _operand, _int],
     "implicit_gemm_stage": _stage,
-    "pointwise_prepared_bytes": [_geometry, _int, *[_Size] * 2, _int],
-    "pointwise_scratch_bytes": [_geometry, _int, _int, *[_Size] * 5, _int],
+    "pointwise_prepared_bytes": [_geometry, _int, _int64, *[_Size] * 2, _int],
+    "pointwise_scratch_bytes": [_geometry, _int, _int64, _int, *[_Size] * 5, _int],
     "pointwise_pack_filter": [_geometry, _int, _operand, *_buffer, _int],
     "pointwise_forward": [_geometry, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int, _epilogue],
     "pointwise_accumulate": [_geometry, _operand, _operand, _operand, *_buffer, *_buffer, _int],
@@ -299,13 +302,10 @@ def why_too_large(problem: ConvProblem) -> str | None:
     return None
 
 
-def why_not(problem: ConvProblem, dtypes: Collection[str] = ("float32",)) -> str | None:
-    """Return why a compiled algorithm cannot compute with this problem's dtype here, or ``None``.
-
-    dtypes: those that it takes.
-    """
-    if problem.dtype not in dtypes:
-        return f"the dtype is {problem.dtype}; this algorithm is compiled for {', '.join(dtypes)}"
+def why_not(problem: ConvProblem) -> str | None:
+    """Return why a compiled algorithm cannot compute with this problem's dtype here, or ``None``."""
+    if problem.dtype not in _ELEMENTS:
+        return f"the dtype is {problem.dtype}; this algorithm is compiled for {', '.join(_ELEMENTS)}"
     return loaded_build().why_not_compiled or None
 
 

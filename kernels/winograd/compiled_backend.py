@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.compiled.library import (
-    HALF_TOO,
     bias_span,
     bound_stage,
     epilogue_argument,
@@ -34,7 +33,7 @@ class CompiledWinograd:
     """The arithmetic of ``Winograd``; see ``WinogradBackend`` there for the shapes."""
 
     def supports(self, problem: ConvProblem) -> str | None:
-        return why_not(problem, HALF_TOO)
+        return why_not(problem)
 
     def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
         tiles = tiling(matrices, problem, n)

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,7 @@ def test_halves_are_widened_and_rounded(lines: dict[str, float]) -> None:
 def test_every_algorithm_computes_the_convolution(lines: dict[str, float]) -> None:
     errors = {case: error for case, error in lines.items() if case.startswith(FAMILIES)}
     assert {case: error for case, error in errors.items() if not error <= LARGEST_ERROR[case.split()[-1]]} == {}
+    dtypes = ("float32", "bfloat16", "float16")
     for family in FAMILIES:
         run = {" ".join(case.split()[1:]) for case in errors if case.startswith(family)}
-        assert {f"{operation} {form} float32" for operation in Operation for form in MemoryFormat} <= run
+        assert {" ".join(of) for of in product(Operation, MemoryFormat, dtypes)} == run

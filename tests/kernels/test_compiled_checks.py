@@ -18,6 +18,7 @@ from torch import Tensor
 from mucudnn.kernels.compiled.implicit_gemm.algorithm import ImplicitGemm
 from mucudnn.kernels.compiled.library import Geometry, Operand, build_name, library, loaded_build
 from mucudnn.kernels.contract.algorithm import Algorithm, fuses
+from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm
@@ -61,10 +62,10 @@ class Operands:
     def __post_init__(self) -> None:
         workspace = self.algorithm.workspace(self.problem, self.n)
         self.tensors = {
-            "x": torch.ones(self.problem.x_shape(self.n)),
-            "w": torch.ones(self.problem.w_shape()),
-            "y": torch.ones(self.problem.y_shape(self.n)),
-            "bias": torch.ones(self.problem.k),
+            "x": torch.ones(self.problem.x_shape(self.n), dtype=torch_dtype(self.problem)),
+            "w": torch.ones(self.problem.w_shape(), dtype=torch_dtype(self.problem)),
+            "y": torch.ones(self.problem.y_shape(self.n), dtype=torch_dtype(self.problem)),
+            "bias": torch.ones(self.problem.k, dtype=torch_dtype(self.problem)),
             "prepared": torch.ones(workspace.prepared_bytes, dtype=torch.uint8),
             "scratch": torch.ones(workspace.scratch_bytes, dtype=torch.uint8),
         }
@@ -96,9 +97,12 @@ def parts(operation: Operation) -> tuple[str, ...]:
 @by_name
 @by_operation
 @pytest.mark.parametrize("buffer", ["prepared", "scratch"])
-def test_a_buffer_that_is_one_byte_too_small_is_refused(name: str, operation: Operation, buffer: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_buffer_that_is_one_byte_too_small_is_refused(
+    name: str, operation: Operation, buffer: str, dtype: str
+) -> None:
     for part in parts(operation) if buffer == "prepared" else ("step",):
-        operands = Operands(problem_for(name, operation), algorithm(name))
+        operands = Operands(problem_for(name, operation, dtype=dtype), algorithm(name))
         needed = operands.tensors[buffer].nbytes
         operands.run(part)  # as declared, it is enough
         operands.tensors[buffer] = operands.tensors[buffer][:-1].clone()

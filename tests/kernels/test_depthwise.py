@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.half_precision import assert_half_is_float32_rounded_once
 
 from mucudnn.kernels.compiled.depthwise.algorithm import Depthwise
 from mucudnn.kernels.compiled.library import loaded_build
@@ -83,6 +84,31 @@ def test_multipliers_and_small_groups(
         call = Call(problem, 2)
         expected = reference(problem, call.x, call.w, call.y)
         assert relative_l2_error(call.run(Depthwise(), [2]), expected) < 1e-6
+
+
+@by_operation
+@by_format
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("case", WINDOWS)
+def test_half_precision_is_float32_rounded_once(
+    case: str, dtype: str, memory_format: MemoryFormat, operation: Operation
+) -> None:
+    channels, size, taps, changes = WINDOWS[case]
+    problem = depthwise(operation, channels, size, taps, memory_format=memory_format, dtype=dtype, **changes)
+    assert_half_is_float32_rounded_once(Depthwise(), problem, [2, 1])
+
+
+@by_operation
+@by_format
+@pytest.mark.parametrize(("c", "k", "groups"), [(12, 36, 12), (24, 40, 8)])
+@pytest.mark.parametrize("size", [9, 40])
+def test_half_precision_of_small_groups_is_float32_rounded_once(
+    c: int, k: int, groups: int, size: int, memory_format: MemoryFormat, operation: Operation
+) -> None:
+    problem = ConvProblem(
+        operation, c, size, size, k, 3, 3, padding=(1, 1), groups=groups, memory_format=memory_format, dtype="bfloat16"
+    )
+    assert_half_is_float32_rounded_once(Depthwise(), problem, [2])
 
 
 @by_operation

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.half_precision import assert_half_is_float32_rounded_once
 
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
@@ -63,13 +64,26 @@ def test_a_thread_for_every_channel_finds_work_or_none(operation: Operation, mem
     assert relative_l2_error(call.run(algorithm("pointwise"), [1]), expected) < TOLERANCE
 
 
+@by_operation
+@by_format
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("edge", EDGES)
+def test_half_precision_is_float32_rounded_once(
+    operation: Operation, memory_format: MemoryFormat, dtype: str, edge: str
+) -> None:
+    torch.set_num_threads(2)
+    sizes, n = EDGES[edge]
+    problem = ConvProblem(operation, **sizes, r=1, s=1, memory_format=memory_format, dtype=dtype)
+    assert_half_is_float32_rounded_once(algorithm("pointwise"), problem, [n])
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"r": 3}, "the filter is 3x1; pointwise takes 1x1"),
         ({"padding": (0, 1)}, "the padding is (0, 1); pointwise takes none"),
         ({"groups": 8}, "a group has 2 channels; pointwise takes groups of 4 and more"),
-        ({"dtype": "float64"}, "the dtype is float64; this algorithm is compiled for float32"),
+        ({"dtype": "float64"}, "the dtype is float64; this algorithm is compiled for float32, bfloat16, float16"),
     ],
     ids=str,
 )

@@ -96,7 +96,7 @@ def unlike_products(dtype: str, memory_format: MemoryFormat, channels: int) -> i
 def _cases() -> Iterator[tuple[Algorithm, str, ConvProblem]]:
     geometries = product(Operation, MemoryFormat, _GEOMETRIES)
     for (operation, memory_format, name), (algorithm, r, stride), dtype in product(geometries, _algorithms(), DTYPES):
-        if not _takes(algorithm, name, dtype):
+        if not _takes(algorithm, name):
             continue
         problem = ConvProblem(
             operation,
@@ -111,12 +111,12 @@ def _cases() -> Iterator[tuple[Algorithm, str, ConvProblem]]:
         yield algorithm, f"{algorithm.name} {operation} {memory_format} {name} {stride} {dtype}", problem
 
 
-def _takes(algorithm: Algorithm, name: str, dtype: str) -> bool:
-    """Tell whether it is made for these channels and elements, in any build."""
+def _takes(algorithm: Algorithm, name: str) -> bool:
+    """Tell whether it is made for these channels, in any build."""
     if algorithm in pointwise.ALGORITHMS:
-        return dtype == "float32" and name != "depthwise"
+        return name != "depthwise"
     if algorithm in depthwise.ALGORITHMS:
-        return dtype == "float32" and "groups" in _GEOMETRIES[name]
+        return "groups" in _GEOMETRIES[name]
     return True
 
 

@@ -12,23 +12,21 @@ struct TensorArgument {
   int64_t bytes, n, c, h, w, channels_last, element;
 
   Elements elements() const { return {data, Element(element)}; }
-  float* floats() const { return static_cast<float*>(data); }  // of float32 alone
 
   ptrdiff_t stride_n() const { return c * h * w; }
   ptrdiff_t stride_c() const { return channels_last ? 1 : h * w; }
   ptrdiff_t stride_h() const { return channels_last ? w * c : w; }
   ptrdiff_t stride_w() const { return channels_last ? c : 1; }
 
-  // most: FLOAT32 where an entry computes with nothing else.
-  void require(const char* name, Element most = FLOAT32) const {
-    require_between("the type of elements", element, FLOAT32, most);
+  void require(const char* name) const {
+    require_between("the type of elements", element, FLOAT32, FLOAT16);
     for (const int64_t size : {c, h, w}) require_size(name, size);
     require_between(name, n, 1, INT64_MAX);
     require_all_bytes(name, bytes, times(times(n, c), times(h, w)), elements().element_bytes());
   }
 
-  void require_filter(int64_t groups, int64_t r, int64_t s, Element most = FLOAT32) const {
-    require("the filter", most);
+  void require_filter(int64_t groups, int64_t r, int64_t s) const {
+    require("the filter");
     require_size("the number of filters", n);
     require_size("the number of elements of a filter", times(h, w));
     require_equal("the height of the filter", h, r);
@@ -102,12 +100,11 @@ inline int64_t output_size(int64_t size, int64_t pad, int64_t taps, int64_t dila
   return (padded - extent) / stride + 1;
 }
 
-// x and y as in forward; most: FLOAT32 where an entry computes with nothing else.
-inline void require_images(const Geometry& g, const TensorArgument& x, const TensorArgument& y,
-                           Element most = FLOAT32) {
+// x and y as in forward.
+inline void require_images(const Geometry& g, const TensorArgument& x, const TensorArgument& y) {
   g.require();
-  x.require("x", most);
-  y.require("y", most);
+  x.require("x");
+  y.require("y");
   require_same_elements(x, y);
   require_groups(g.groups, x.c, y.c);
   require_equal("the number of samples of y", y.n, x.n);

@@ -2,6 +2,8 @@
 // rounded, to the nearest and of two to the even one, where it is written. All arithmetic is in float.
 #pragma once
 
+#include <vector>
+
 #include "common/vector.h"
 
 enum Element : int64_t { FLOAT32, BFLOAT16, FLOAT16 };  // library.py has the same numbers
@@ -115,6 +117,14 @@ INLINE float value_of(Half element) {
   return Half::widened(bits)[0];
 }
 
+// Widened or rounded where the types differ.
+template <class From, class To>
+INLINE void copy_elements(const From* from, int count, To* to) {
+  int i = 0;
+  for (; i + VL <= count; i += VL) store(to + i, load(from + i));
+  store_first(to + i, load_first(from + i, count - i), count - i);
+}
+
 // Where elements of a type lie that is known at run time.
 struct Elements {
   void* first;
@@ -147,3 +157,19 @@ static inline Vec load_first(const Elements& from, int count) {
   from.visit([&](const auto* typed) { value = load_first(typed, count); });
   return value;
 }
+
+// A few elements as floats: where they lie, or a copy; null where there are none.
+class AsFloats {
+ public:
+  AsFloats(const Elements& from, int64_t count) : floats_(from.as<float>()) {
+    if (!from || from.type == FLOAT32) return;
+    copy_.resize(count);
+    floats_ = copy_.data();
+    from.visit([&](const auto* first) { copy_elements(first, int(count), copy_.data()); });
+  }
+  const float* data() const { return floats_; }
+
+ private:
+  const float* floats_;
+  std::vector<float> copy_;
+};

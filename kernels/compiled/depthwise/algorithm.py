@@ -2,7 +2,8 @@
 
 Every output is a sum over one channel, or the few of its group: register tiles of outputs read neighbouring columns
 from windows with zeros around them, or neighbouring channels where they lie. Any filter size, stride, padding, dilation
-and channel multiplier; it exists only compiled, in float32, on the CPU.
+and channel multiplier; it exists only compiled, on the CPU. Half precision is widened where windows and pixels are
+copied, and rounded where results are written; all between is in float32.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from typing import ClassVar
 
 import torch
 
-from mucudnn.kernels.compiled.library import geometry, library, operation_number, shape_of, why_not, why_too_large
+from mucudnn.kernels.compiled.library import (
+    geometry,
+    library,
+    operation_number,
+    shape_of,
+    why_not,
+    why_too_large,
+)
 from mucudnn.kernels.compiled.packed_filter import PackedFilterAlgorithm
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.words.problem import ConvProblem
@@ -28,7 +36,7 @@ class Depthwise(PackedFilterAlgorithm):
 
     entry: ClassVar[str] = "depthwise"
     name: str = "depthwise"
-    version: int = 2
+    version: int = 3
     deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:

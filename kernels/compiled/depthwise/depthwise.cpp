@@ -92,18 +92,18 @@ int64_t mucudnn_depthwise_pack_filter(const Geometry* g, int backward_data, cons
 
 // Forward: x -> y, with an epilogue or null. Backward data: in = dy, out = dx.
 int64_t mucudnn_depthwise_forward(const Geometry* g, int backward_data, const TensorArgument* in, const float* packed,
-                                  int64_t packed_bytes, const float* bias, int64_t bias_bytes,
+                                  int64_t packed_bytes, void* bias, int64_t bias_bytes,
                                   const TensorArgument* out, float* scratch, int64_t given_bytes, int threads,
                                   const EpilogueArgument* of_out) {
   return refusable([&]() -> int64_t {
     require_call(*g, backward_data ? *out : *in, backward_data ? *in : *out, threads);
     if (of_out) require_equal("an epilogue of backward data", backward_data, 0);
     const Epilogue epilogue = checked_epilogue(of_out, *out);
+    const AsFloats of_channels(checked_bias(bias, bias_bytes, *out), out->c);
     return with_output_plan(*g, backward_data, *in, *out, [&](const auto& plan, auto run) -> int64_t {
       require_bytes("prepared", packed_bytes, bytes_of(plan.filter.floats()));
       require_bytes("scratch", given_bytes, scratch_bytes(plan, threads));
-      if (bias) require_bytes("the bias", bias_bytes, bytes_of(out->c));
-      run(plan, in->images(1), packed, bias, epilogue, out->images(1), scratch, threads);
+      run(plan, in->images(1), packed, of_channels.data(), epilogue, out->images(1), scratch, threads);
       return 0;
     });
   });
@@ -132,7 +132,7 @@ int64_t mucudnn_depthwise_add_filter_gradient(const Geometry* g, const float* su
   });
 }
 
-int64_t mucudnn_depthwise_stage(const Stage* stage, float* x, float* w, float* y, const float* bias, float* prepared,
+int64_t mucudnn_depthwise_stage(const Stage* stage, void* x, void* w, void* y, void* bias, float* prepared,
                                 float* scratch, const EpilogueArgument* epilogue) {
   return refusable([&] {
     return run_packed_filter_stage(*stage, {x, w, y}, bias, prepared, scratch, epilogue, mucudnn_depthwise_pack_filter,

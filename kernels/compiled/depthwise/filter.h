@@ -47,13 +47,13 @@ struct FilterShape {
   GroupedChannels group;
   bool backward_data;
 
-  float* at(const TensorArgument& w, int lane, int plane, int r, int s) const {
+  ptrdiff_t offset(const TensorArgument& w, int lane, int plane, int r, int s) const {
     const int other = group.of_lane(lane, plane);  // of all channels
     const int k = backward_data ? other : lane, c = backward_data ? lane % group.out : plane;
-    return w.floats() + k * w.stride_n() + c * w.stride_c() + r * w.stride_h() + s * w.stride_w();
+    return k * w.stride_n() + c * w.stride_c() + r * w.stride_h() + s * w.stride_w();
   }
 
-  // Calls body(address in w, place in the packed filter) for every element of a lane.
+  // Calls body(offset in w, place in the packed filter) for every element of a lane.
   template <class Body>
   void for_elements(const TensorArgument& w, int lane, Body body) const {
     for (int a = 0; a < rows.count(); ++a)
@@ -62,7 +62,7 @@ struct FilterShape {
         for (int plane = 0; plane < group.in; ++plane)
           for (int s = 0; s < columns.size(b); ++s)
             for (int r = 0; r < rows.size(a); ++r, ++element)
-              body(at(w, lane, plane, rows.element(a, r), columns.element(b, s)), packed.at(lane, element));
+              body(offset(w, lane, plane, rows.element(a, r), columns.element(b, s)), packed.at(lane, element));
       }
   }
 };
@@ -78,12 +78,13 @@ FilterShape filter_shape(const Geometry& g, bool backward_data, const TensorArgu
 // Which element of the packed ones each element of w is, in its order in memory: of filters of one channel a group.
 std::vector<int> places_of(const FilterShape& shape, const TensorArgument& w) {
   std::vector<int> places(shape.packed.elements);
-  shape.for_elements(
-      w, 0, [&](const float* element, ptrdiff_t place) { places[element - w.floats()] = int(place / VL); });
+  shape.for_elements(w, 0, [&](ptrdiff_t offset, ptrdiff_t place) { places[offset] = int(place / VL); });
   return places;
 }
 
-void pack_filter(const FilterShape& shape, const TensorArgument& w, float* to, int threads) {
+template <class T>
+void pack_filter_from(const T* from, const FilterShape& shape, const TensorArgument& w, float* to,
+                      int threads) {
   const PackedFilter& packed = shape.packed;
   const int elements = int(packed.elements);
   const std::vector<int> places = shape.group.one_to_one() ? places_of(shape, w) : std::vector<int>{};
@@ -96,7 +97,7 @@ void pack_filter(const FilterShape& shape, const TensorArgument& w, float* to, i
         Vec of_lanes[VL];
         const int count = std::min(VL, elements - e);
         for (int l = 0; l < VL; ++l)
-          of_lanes[l] = first + l < last ? load_first(w.floats() + ptrdiff_t(first + l) * elements + e, count) : Vec{};
+          of_lanes[l] = first + l < last ? load_first(from + ptrdiff_t(first + l) * elements + e, count) : Vec{};
         transpose(of_lanes);
         for (int i = 0; i < count; ++i) store(block + ptrdiff_t(places[e + i]) * VL, of_lanes[i]);
       }
@@ -104,8 +105,12 @@ void pack_filter(const FilterShape& shape, const TensorArgument& w, float* to, i
     }
     if (last < first + VL) std::memset(block, 0, packed.elements * VL * sizeof(float));
     for (int lane = first; lane < last; ++lane)
-      shape.for_elements(w, lane, [&](const float* element, ptrdiff_t place) { to[place] = *element; });
+      shape.for_elements(w, lane, [&](ptrdiff_t offset, ptrdiff_t place) { to[place] = value_of(from[offset]); });
   }
+}
+
+void pack_filter(const FilterShape& shape, const TensorArgument& w, float* to, int threads) {
+  w.elements().visit([&](const auto* first) { pack_filter_from(first, shape, w, to, threads); });
 }
 
 // ---- the gradient's sums -------------------------------------------------------------------------------------------
@@ -121,9 +126,9 @@ inline int64_t share_before(int64_t count, int64_t parts, int64_t part) {
   return count / parts * part + std::min(part, count % parts);
 }
 
-// dw += the sums of all parts, one behind the other.
-void add_filter_gradient(const FilterShape& shape, int parts, const float* sums, const TensorArgument& dw,
-                         int threads) {
+template <class T>
+void add_filter_gradient_to(T* elements_of_dw, const FilterShape& shape, int parts, const float* sums,
+                            const TensorArgument& dw, int threads) {
   const PackedFilter& packed = shape.packed;
   const int elements = int(packed.elements);
   const std::vector<int> places = shape.group.one_to_one() ? places_of(shape, dw) : std::vector<int>{};
@@ -141,17 +146,25 @@ void add_filter_gradient(const FilterShape& shape, int parts, const float* sums,
         }
         transpose(sum);
         for (int l = 0; l < last - first; ++l) {
-          float* to = dw.floats() + ptrdiff_t(first + l) * elements + e;
+          T* to = elements_of_dw + ptrdiff_t(first + l) * elements + e;
           store_first(to, load_first(to, count) + sum[l], count);
         }
       }
       continue;
     }
     for (int lane = first; lane < last; ++lane)
-      shape.for_elements(dw, lane, [&](float* element, ptrdiff_t place) {
-        for (int part = 0; part < parts; ++part) *element += sums[part * packed.floats() + place];
+      shape.for_elements(dw, lane, [&](ptrdiff_t offset, ptrdiff_t place) {
+        float sum = value_of(elements_of_dw[offset]);
+        for (int part = 0; part < parts; ++part) sum += sums[part * packed.floats() + place];
+        store_first(elements_of_dw + offset, broadcast(sum), 1);
       });
   }
+}
+
+// dw += the sums of all parts, one behind the other; rounded once.
+void add_filter_gradient(const FilterShape& shape, int parts, const float* sums, const TensorArgument& dw,
+                         int threads) {
+  dw.elements().visit([&](auto* first) { add_filter_gradient_to(first, shape, parts, sums, dw, threads); });
 }
 
 }  // namespace depthwise

@@ -16,14 +16,15 @@ struct GradientPlan {
   DepthwiseWindow window;
   PackedFilter sums;
   int together, parts;  // groups of one task; parts of the mini-batch
+  bool copies_dy;       // rows of dy that are not vectors in it: less than one, or halves
   std::vector<ptrdiff_t> column_offsets;
 
   int planes() const { return channels.group.in; }
   int bands() const { return ceil_div(height, band); }
   int64_t taps() const { return int64_t(rows.classes.elements) * columns.classes.elements; }
   int64_t window_floats() const { return times(window.plane(), planes()); }
-  // A copy of the rows of dy that are not vectors in y.
-  int64_t gradient_floats() const { return times(band, VL); }
+  int copied_row() const { return std::max(width, VL); }
+  int64_t gradient_floats() const { return copies_dy ? times(band, copied_row()) : 0; }
   int64_t windows_floats() const { return times(window_floats(), together); }
   int64_t lane_sums() const { return times(times(taps(), planes()), VL); }  // as vectors
   int64_t sum_floats() const { return times(lane_sums(), times(together, channels.group.out)); }
@@ -39,7 +40,7 @@ GradientPlan gradient_plan(const Geometry& g, const Axes& axes, const TensorArgu
   const DepthwiseWindow window = window_of(rows, columns, band, width);
   GradientPlan plan{channels, rows, columns, height, width, band, window, sums,
                     groups_together(window, channels), parts_of_batch(sums),
-                    {}};
+                    width < VL || y.element != FLOAT32, {}};
   for (int s = 0; s < g.s; ++s) plan.column_offsets.push_back(plan.window.at_column(int(s * g.dilation_w)));
   return plan;
 }
@@ -49,24 +50,30 @@ DepthwiseTaps taps_of(const GradientPlan& plan) {
   return {1, down.taps, across.taps, down.step, plan.rows.stride, plan.column_offsets.data()};
 }
 
+// The rows of one channel of dy as floats, with zeros up to a vector.
+void copy_rows(const Images& dy, const Band& band, int channel, int row, float* to) {
+  dy.data.visit([&](const auto* first) {
+    const auto* from = first + dy.offset(band.image, channel, band.first, 0);
+    const Lanes tail = lanes_before(dy.w);
+    for (int i = 0; i < band.rows; ++i, from += dy.sh, to += row) copy_row(from, first + dy.n * dy.sn, dy.w, tail, to);
+  });
+}
+
 // One channel of dy, as whole vectors and, in the last columns, one whose first lanes have been counted already.
 void sum_channel(const GradientPlan& plan, const Images& dy, const Band& band, int channel, const float* window,
                 float* copy, float* sums) {
-  const float* from = dy.at(band.image, channel, band.first, 0);
+  if (plan.copies_dy) copy_rows(dy, band, channel, plan.copied_row(), copy);
+  const float* from = plan.copies_dy ? copy : dy.at(band.image, channel, band.first, 0);
+  const ptrdiff_t row = plan.copies_dy ? plan.copied_row() : dy.sh;
   const DepthwiseTaps taps = taps_of(plan);
   const int whole = dy.w / VL, rest = dy.w % VL;
   if (whole > 0)
-    depthwise_products<false>(taps, window, plan.window.row(), VL, {from, dy.sh, VL, band.rows, whole, Lanes{}}, sums);
+    depthwise_products<false>(taps, window, plan.window.row(), VL, {from, row, VL, band.rows, whole, Lanes{}}, sums);
   if (rest == 0) return;
-  if (whole > 0) {
-    const int left = dy.w - VL;
-    depthwise_products<true>(taps, window + left, plan.window.row(), VL,
-                             {from + left, dy.sh, VL, band.rows, 1, ~lanes_before(VL - rest)}, sums);
-    return;
-  }
-  const Lanes mask = lanes_before(rest);
-  for (int i = 0; i < band.rows; ++i) copy_row(from + i * dy.sh, dy.floats() + dy.n * dy.sn, rest, mask, copy + i * VL);
-  depthwise_products<true>(taps, window, plan.window.row(), VL, {copy, VL, VL, band.rows, 1, mask}, sums);
+  const int left = std::max(0, dy.w - VL);
+  const Lanes mask = whole > 0 ? ~lanes_before(VL - rest) : lanes_before(rest);
+  depthwise_products<true>(taps, window + left, plan.window.row(), VL, {from + left, row, VL, band.rows, 1, mask},
+                           sums);
 }
 
 // Calls body(band) for a part of the mini-batch.

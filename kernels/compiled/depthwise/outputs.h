@@ -28,13 +28,14 @@ struct Plan {
   PackedFilter filter;
   std::vector<Part> parts;
   int together;  // groups of one task
+  bool is_half;  // results are rounded
 
   int planes() const { return channels.group.in; }
-  // Outputs of several phases take turns in a row: each phase has rows of its own first.
-  bool joins_results() const { return rows.every * int64_t{columns.every} > 1; }
+  // Outputs of several phases take turns in a row: each phase has rows of its own first. So have halves, as floats.
+  bool buffers_results() const { return is_half || rows.every * int64_t{columns.every} > 1; }
   int result_row() const { return columns.outputs_of(0, width) + VL; }
   int64_t result_floats() const {
-    return joins_results() ? times(times(result_row(), int64_t(columns.phases.size())), band) : 0;
+    return buffers_results() ? times(times(result_row(), int64_t(columns.phases.size())), band) : 0;
   }
   int64_t window_floats() const { return times(window.plane(), planes()); }
   int64_t thread_floats() const {
@@ -68,7 +69,7 @@ Plan make_plan(const Geometry& g, const Axes& axes, const TensorArgument& in, co
   const DepthwiseWindow window = window_of(rows, columns, band, width);
   return {channels, rows, columns, int(out.h), int(out.w), band, window, packed_filter(g, channels),
           parts_of(rows, columns, window, channels.group.in, int(out.h), int(out.w)),
-          groups_together(window, channels)};
+          groups_together(window, channels), out.element != FLOAT32};
 }
 
 void compute_part(const Plan& plan, const Part& part, const float* window, const float* filter, Vec bias,
@@ -80,43 +81,46 @@ void compute_part(const Plan& plan, const Part& part, const float* window, const
 }
 
 // From rows of each phase of the columns to a row of the image.
-void join_phases(const Plan& plan, const float* from, ptrdiff_t phase, float* to) {
+template <class T>
+void join_phases(const Plan& plan, const float* from, ptrdiff_t phase, T* to) {
   const int phases = int(plan.columns.phases.size());
   if (phases == 1) {
-    std::memcpy(to, from, plan.width * sizeof(float));
+    copy_elements(from, plan.width, to);
   } else if (phases == 2) {
     join_rows(from, from + phase, plan.width, to);
   } else {
-    for (int j = 0; j < plan.width; ++j) to[j] = from[j % phases * phase + j / phases];
+    for (int j = 0; j < plan.width; ++j) store_first(to + j, broadcast(from[j % phases * phase + j / phases]), 1);
   }
 }
 
+// A row of results to the image. There is an epilogue in forward alone, whose outputs have one phase.
+void write_row(const Plan& plan, const Epilogue& epilogue, float* from, ptrdiff_t phase, const Images& out,
+               ptrdiff_t there) {
+  if (epilogue) apply(epilogue, out.data + there, from, out.w);
+  out.data.visit([&](auto* first) { join_phases(plan, from, phase, first + there); });
+}
+
 // `end`: behind what this thread computes of neighbouring channels one after the other.
-void compute_channel(const Plan& plan, const Images& out, const Band& band, int channel, const float* end,
-                    const float* window, const float* filter, Vec bias, float* results) {
+void compute_channel(const Plan& plan, const Epilogue& epilogue, const Images& out, const Band& band, int channel,
+                     const Elements& end, const float* window, const float* filter, Vec bias, float* results) {
   const ptrdiff_t row = plan.result_row(), phase = row * plan.band;
   for (const Part& part : plan.parts) {
     const int rows = std::min(band.rows, part.rows - band.first);
     if (rows <= 0) continue;
-    if (!plan.joins_results()) {
-      float* to = out.at(band.image, channel, band.first, 0);
-      compute_part(plan, part, window, filter, bias, {to, out.sh, 1, VL, end}, rows);
+    if (!plan.buffers_results()) {  // rows of a channel follow each other, and so does what is added
+      const ptrdiff_t there = out.offset(band.image, channel, band.first, 0);
+      float* to = out.floats() + there;
+      compute_part(plan, part, window, filter, bias, {to, out.sh, 1, VL, end.as<float>()}, rows);
+      if (epilogue) apply(epilogue, out.data + there, to, rows * out.w);
       continue;
     }
     float* to = results + part.column_phase * phase;
     compute_part(plan, part, window, filter, bias, {to, row, 1, VL, to + phase}, rows);
     if (part.column_phase + 1 == int(plan.columns.phases.size()))
       for (int i = 0; i < rows; ++i)
-        join_phases(plan, results + i * row, phase,
-                    out.at(band.image, channel, (band.first + i) * plan.rows.every + part.row_phase, 0));
+        write_row(plan, epilogue, results + i * row, phase, out,
+                  out.offset(band.image, channel, (band.first + i) * plan.rows.every + part.row_phase, 0));
   }
-}
-
-// Rows of a channel follow each other, and so does what is added. There is an epilogue in forward alone, whose outputs
-// have one phase.
-void finish_channel(const Epilogue& epilogue, const Images& out, const Band& band, int channel) {
-  const ptrdiff_t there = out.offset(band.image, channel, band.first, 0);
-  apply(epilogue, out.data + there, out.floats() + there, band.rows * out.w);
 }
 
 void run_windows(const Plan& plan, const Images& in, const float* filter, const float* bias, const Epilogue& epilogue,
@@ -141,11 +145,10 @@ void run_windows(const Plan& plan, const Images& in, const float* filter, const 
                     window + i * plan.window.plane());
       for (int i = 0, lane = group * channels.group.out; i < groups; ++i)
         for (int j = 0; j < channels.group.out; ++j, ++lane) {
-          const float* end = bands > 1 ? out.at(band.image, lane, first + band.rows, 0)
-                                       : out.at(band.image, (group + groups) * channels.group.out, 0, 0);
-          compute_channel(plan, out, band, lane, end, window + i * plan.window_floats(),
-                         filter + plan.filter.at(lane, 0), bias ? broadcast(bias[lane]) : Vec{}, window + windows);
-          if (epilogue) finish_channel(epilogue, out, band, lane);
+          const ptrdiff_t end = bands > 1 ? out.offset(band.image, lane, first + band.rows, 0)
+                                          : out.offset(band.image, (group + groups) * channels.group.out, 0, 0);
+          compute_channel(plan, epilogue, out, band, lane, out.data + end, window + i * plan.window_floats(),
+                          filter + plan.filter.at(lane, 0), bias ? broadcast(bias[lane]) : Vec{}, window + windows);
         }
     }
   }

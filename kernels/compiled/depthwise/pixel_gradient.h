@@ -48,6 +48,15 @@ void add_products_of_gathered(const PixelPlan<AddProductsOfTile>& plan, const Im
   add_products_of_rows(plan, band, run, of_x, (last - first) * of_x.row, of_dy, sums);
 }
 
+void add_products_of_widened(const PixelPlan<AddProductsOfTile>& plan, const Images& x, const Band& band,
+                             const Run& run, const Images& dy, float* sums, float* scratch) {
+  const int first = plan.first_input(band.first), last = plan.last_input(band.first, band.rows);
+  const Window of_x = widen_rows(x, band.image, run, first, last, scratch);
+  for (int row = band.first; row < band.first + band.rows; ++row)
+    add_products_of_rows(plan, {band.image, row, 1}, run, of_x, 0,
+                         widen_rows(dy, band.image, run, row, row + 1, scratch + plan.gathered_inputs()), sums);
+}
+
 void accumulate_pixels(const PixelGradientPlan& gradient, const Images& x, const Images& dy, float* sums,
                        float* scratch, int threads) {
   const PixelPlan<AddProductsOfTile>& plan = gradient.tiles;
@@ -61,11 +70,13 @@ void accumulate_pixels(const PixelGradientPlan& gradient, const Images& x, const
     for (int64_t row = share_before(rows, gradient.parts, part); row < end;) {
       Band band{row / dy.h, int(row % dy.h), 0};
       band.rows = int(std::min<int64_t>(end - row, dy.h - band.first));
-      if (run.in_place) {
+      if (run.reading != Reading::IN_PLACE) band.rows = std::min(band.rows, plan.band);
+      if (run.reading == Reading::IN_PLACE) {
         add_products_of_rows(plan, band, run, in_place(x, band.image, run.lane), 0, in_place(dy, band.image, run.lane),
                              of_part);
+      } else if (run.reading == Reading::WIDENED) {
+        add_products_of_widened(plan, x, band, run, dy, of_part, mine);
       } else {
-        band.rows = std::min(band.rows, plan.band);
         add_products_of_gathered(plan, x, band, run, dy, of_part, mine);
       }
       row += band.rows;

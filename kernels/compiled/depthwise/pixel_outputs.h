@@ -53,29 +53,52 @@ void compute_gathered(const OutputPlan& plan, const Images& in, const Band& band
                from_row(y, band.first));
   if (epilogue) apply(epilogue, out, written, y);
   if (y.data == results && out.sw == 1)  // rows that follow each other are one
-    scatter_planar_row(results, band.rows * out.w, out.at(band.image, run.lane, band.first, 0), out.sc, lanes);
+    out.data.visit([&](auto* pixels) {
+      scatter_planar_row(results, band.rows * out.w, pixels + out.offset(band.image, run.lane, band.first, 0), out.sc,
+                         lanes);
+    });
   else
     scatter(out, written, y, results);
+}
+
+// Row by row, since that is rounded at once.
+void compute_widened(const OutputPlan& plan, const Images& in, const Band& band, const Run& run, const float* filter,
+                     const float* bias, const Epilogue& epilogue, const Images& out, float* scratch) {
+  const int first = plan.first_input(band.first), last = plan.last_input(band.first, band.rows);
+  const int lanes = run.blocks * VL;
+  const Window x = widen_rows(in, band.image, run, first, last, scratch);
+  float* results = scratch + plan.gathered_inputs();
+  for (int row = band.first; row < band.first + band.rows; ++row) {
+    compute_rows(plan, {band.image, row, 1}, run, x, 0, filter, bias ? bias + run.lane : nullptr, {results, 0, lanes});
+    out.data.visit([&](auto* pixels) {
+      for_widened(out, band.image, run, row, row + 1, [&](ptrdiff_t to, ptrdiff_t from) {
+        if (epilogue) apply(epilogue, out.data + to, results + from, lanes);
+        copy_elements(results + from, lanes, pixels + to);
+      });
+    });
+  }
 }
 
 void run_pixels(const OutputPlan& plan, const Images& in, const float* filter, const float* bias,
                 const Epilogue& epilogue, const Images& out, float* scratch, int threads) {
   const int64_t runs = int64_t(plan.runs.size());
   const int64_t wanted = ceil_div(TASKS_OF_THREAD * int64_t{threads}, out.n * runs);
-  const int most = plan.gathers() ? plan.band : out.h;
+  const int most = plan.copied_lanes() ? plan.band : out.h;
   const int band = std::min<int64_t>(most, ceil_div(int64_t{out.h}, wanted)), bands = ceil_div(out.h, band);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
   for (int64_t task = 0; task < out.n * bands * runs; ++task) {
     const int first = int(task / runs % bands) * band;
     const Band rows{task / runs / bands, first, std::min(band, out.h - first)};
     const Run& run = plan.runs[task % runs];
-    if (run.in_place) {
+    float* mine = scratch + omp_get_thread_num() * plan.thread_floats();
+    if (run.reading == Reading::IN_PLACE) {
       compute_rows(plan, rows, run, in_place(in, rows.image, run.lane), 0, filter, bias ? bias + run.lane : nullptr,
                    in_place(out, rows.image, run.lane));
       if (epilogue) finish_in_place(epilogue, out, rows, run);
+    } else if (run.reading == Reading::WIDENED) {
+      compute_widened(plan, in, rows, run, filter, bias, epilogue, out, mine);
     } else {
-      compute_gathered(plan, in, rows, run, filter, bias, epilogue, out,
-                       scratch + omp_get_thread_num() * plan.thread_floats());
+      compute_gathered(plan, in, rows, run, filter, bias, epilogue, out, mine);
     }
   }
 }

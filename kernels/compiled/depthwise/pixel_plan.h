@@ -9,6 +9,8 @@
 namespace depthwise {
 
 constexpr int64_t GATHERED_FLOATS = 16 * 1024;  // of an image's rows that are gathered for one block of channels
+constexpr int64_t WIDENED_FLOATS = 48 * 1024;   // of rows of halves, of as many blocks as WIDENED channels are
+constexpr int WIDENED = 64;                     // channels: whole cache lines of each pixel
 
 // The outputs of one phase of the rows and one of the columns.
 template <class Loops>
@@ -18,10 +20,13 @@ struct PixelPhase {
   ptrdiff_t elements;  // where its part of each lane's packed filter begins
 };
 
-// Neighbouring channels of a task: blocks that are read in place, or one block that is gathered.
+enum class Reading { IN_PLACE, WIDENED, GATHERED };
+
+// Neighbouring channels of a task: blocks that are read in place, blocks whose pixels are copied as floats, or one
+// block that is gathered.
 struct Run {
   int lane, blocks;
-  bool in_place;
+  Reading reading;
 };
 
 template <class Loops>
@@ -34,7 +39,13 @@ struct PixelPlan {
   std::vector<Run> runs;
   int band;  // rows of outputs for which one block is gathered
 
-  bool gathers() const { return !runs.back().in_place; }
+  // Channels that are gathered, or widened, at a time; 0 where all are read in place.
+  int copied_lanes() const {
+    int most = 0;
+    for (const Run& run : runs)
+      if (run.reading != Reading::IN_PLACE) most = std::max(most, run.blocks * VL);
+    return most;
+  }
   int column_phases() const { return int(columns.phases.size()); }
 
   // The elements, or their sums, that a phase meets, of the block of channels whose first element `of_block` is.
@@ -54,22 +65,26 @@ struct PixelPlan {
   }
   int64_t gathered_inputs() const {
     const int64_t most = std::min(rows.inputs(ceil_div(band, rows.every) + 1), int64_t{in_height});
-    return gathers() ? times(times(most, in_width), channels.group.in * VL) : 0;
+    return times(times(most, in_width), times(channels.group.in, copied_lanes()));
   }
-  int64_t gathered_outputs() const { return gathers() ? times(times(band, width), VL) : 0; }
+  // The rows of a block, or one row of several.
+  int64_t gathered_outputs() const {
+    return copied_lanes() ? times(width, std::max(times(band, VL), int64_t{copied_lanes()})) : 0;
+  }
   int64_t thread_floats() const { return plus(plus(gathered_inputs(), gathered_outputs()), VL); }
 };
 
 // A block of channels is gathered where its channels are not neighbours in memory, or fewer than a vector.
-std::vector<Run> runs_of(int lanes, bool in_place) {
+std::vector<Run> runs_of(int lanes, Reading reading) {
   std::vector<Run> runs;
-  const int whole = in_place ? lanes / VL : 0, most = RUN / VL, count = ceil_div(whole, most);
+  const int whole = reading == Reading::GATHERED ? 0 : lanes / VL;
+  const int most = (reading == Reading::WIDENED ? WIDENED : RUN) / VL, count = ceil_div(whole, most);
   for (int i = 0, block = 0; i < count; ++i) {
     const int blocks = (whole - block) / (count - i);
-    runs.push_back({block * VL, blocks, true});
+    runs.push_back({block * VL, blocks, reading});
     block += blocks;
   }
-  for (int lane = whole * VL; lane < lanes; lane += VL) runs.push_back({lane, 1, false});
+  for (int lane = whole * VL; lane < lanes; lane += VL) runs.push_back({lane, 1, Reading::GATHERED});
   return runs;
 }
 
@@ -84,9 +99,13 @@ PixelPlan<Loops> pixel_plan(const Geometry& g, const Axis& rows, const Axis& col
       plan.phases.push_back({down, across, {across.taps, columns.stride, across.step},
                              channels.group.in *
                                  elements_before(rows.classes, columns.classes, down.tap_class, across.tap_class)});
-  plan.runs = runs_of(channels.lanes(), in.channels_last && channels.group.one_to_one());
-  const int64_t row = times(times(in.w, channels.group.in), VL);
-  const int64_t inputs = std::max<int64_t>(GATHERED_FLOATS / row - rows.extent, 0);
+  const bool neighbours = in.channels_last && channels.group.one_to_one(), is_half = in.element != FLOAT32;
+  plan.runs = runs_of(channels.lanes(), !neighbours ? Reading::GATHERED
+                                        : is_half   ? Reading::WIDENED
+                                                    : Reading::IN_PLACE);
+  const int lanes = std::max(VL, plan.copied_lanes());
+  const int64_t row = times(times(in.w, channels.group.in), lanes);
+  const int64_t inputs = std::max<int64_t>((lanes > VL ? WIDENED_FLOATS : GATHERED_FLOATS) / row - rows.extent, 0);
   plan.band = int(std::clamp<int64_t>((inputs / rows.stride + 1) * rows.every, 1, out.h));
   return plan;
 }
@@ -97,13 +116,34 @@ INLINE Window from_row(Window window, int row) {
   return window;
 }
 
+// Calls body(offset in the image, offset in the copy) for the pixels of some rows of widened channels.
+template <class Body>
+INLINE void for_widened(const Images& x, int64_t image, const Run& run, int first, int last, Body body) {
+  ptrdiff_t copied = 0;
+  for (int row = first; row < last; ++row)
+    for (int column = 0; column < x.w; ++column, copied += run.blocks * VL)
+      body(x.offset(image, run.lane, row, column), copied);
+}
+
+inline Window widen_rows(const Images& x, int64_t image, const Run& run, int first, int last, float* buffer) {
+  const ptrdiff_t column = run.blocks * VL;
+  x.data.visit([&](const auto* pixels) {
+    for_widened(x, image, run, first, last, [&](ptrdiff_t from, ptrdiff_t to) {
+      copy_elements(pixels + from, int(column), buffer + to);
+    });
+  });
+  return from_row({buffer, x.w * column, column}, first);
+}
+
 // The pixels of a block of channels, of some rows: gathered, [plane][row][column][VL].
 inline Window gather_rows(const Channels& channels, const Images& x, int64_t image, int lane, int first, int last,
                           float* buffer) {
   const int lanes = std::min(VL, channels.lanes() - lane);
   const ptrdiff_t row = ptrdiff_t(x.w) * VL;
   if (channels.group.one_to_one() && x.sw == 1)  // rows that follow each other are one
-    gather_planar_row(x.at(image, lane, first, 0), x.sc, lanes, (last - first) * x.w, buffer);
+    x.data.visit([&](const auto* pixels) {
+      gather_planar_row(pixels + x.offset(image, lane, first, 0), x.sc, lanes, (last - first) * x.w, buffer);
+    });
   else
     for (int plane = 0; plane < channels.group.in; ++plane)
       fill_blocked(x, channels.group, lane, lanes, plane, {image, lane, first, 0, last - first, x.w},

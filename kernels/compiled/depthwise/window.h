@@ -1,4 +1,4 @@
-// Windows of images with zeros around them, for the loops of depthwise_tile.h, and what is written back from results.
+// Windows of images with zeros around them, for the loops of tile.h, and what is written back from results.
 #pragma once
 
 #include "common/image.h"
@@ -22,8 +22,9 @@ INLINE Lanes lanes_before(int count) {
   return lanes;
 }
 
-// `count` floats; where these are less than a vector, zeros behind them. Reads nothing from `end` on.
-INLINE void copy_row(const float* from, const float* end, int count, Lanes tail, float* to) {
+// `count` elements; where these are less than a vector, zeros behind them. Reads nothing from `end` on.
+template <class T>
+INLINE void copy_row(const T* from, const T* end, int count, Lanes tail, float* to) {
   if (count < VL) {
     store(to, end - from >= VL ? (Vec)((Lanes)load(from) & tail) : load_first(from, count));
     return;
@@ -33,8 +34,9 @@ INLINE void copy_row(const float* from, const float* end, int count, Lanes tail,
   if (j < count) store(to + count - VL, load(from + count - VL));
 }
 
-// Every other float to `even`, the rest to `odd`; where these are less than a vector, zeros behind them.
-INLINE void split_row(const float* from, const float* end, int count, Lanes even_tail, Lanes odd_tail, float* even,
+// Every other element to `even`, the rest to `odd`; where these are less than a vector, zeros behind them.
+template <class T>
+INLINE void split_row(const T* from, const T* end, int count, Lanes even_tail, Lanes odd_tail, float* even,
                       float* odd) {
   const auto split_vectors = [&](int j, Vec low, Vec high, Lanes of_even, Lanes of_odd) {
     unzip(low, high);
@@ -53,11 +55,12 @@ INLINE void split_row(const float* from, const float* end, int count, Lanes even
     const int at = std::min(j, pairs - VL);
     split_vectors(at, load(from + 2 * at), load(from + 2 * at + VL), all, all);
   }
-  if (count % 2) even[pairs] = from[count - 1];
+  if (count % 2) even[pairs] = value_of(from[count - 1]);
 }
 
 // The opposite: a row of the floats of two rows in turns. Each has a vector behind `count` that can be read.
-INLINE void join_rows(const float* even, const float* odd, int count, float* to) {
+template <class T>
+INLINE void join_rows(const float* even, const float* odd, int count, T* to) {
   for (int j = 0; j < count; j += 2 * VL) {
     Vec low = load(even + j / 2), high = load(odd + j / 2);
     zip(low, high);
@@ -76,10 +79,9 @@ struct PlanarColumns {
   }
 };
 
-// Fills `rows` rows of a window, from row `top` of one channel on. What lies left and right of the image is left
-// as it is: zero since the window was made. So is what lies above and below where the window is `fixed`.
-static inline void fill_window(const Images& x, int64_t image, int channel, int top, int rows, PlanarColumns columns,
-                               const DepthwiseWindow& window, bool fixed, float* to) {
+template <class T>
+INLINE void fill_window_from(const T* pixels, const Images& x, int64_t image, int channel, int top, int rows,
+                             PlanarColumns columns, const DepthwiseWindow& window, bool fixed, float* to) {
   const ptrdiff_t row = window.row();
   const int first = std::clamp(-top, 0, rows), last = columns.count ? std::clamp(x.h - top, first, rows) : first;
   if (!fixed) {
@@ -88,7 +90,7 @@ static inline void fill_window(const Images& x, int64_t image, int channel, int 
   }
   if (first == last) return;
   const int stride = window.stride, count = columns.count;
-  const float *from = x.at(image, channel, top + first, columns.first), *end = x.floats() + x.n * x.sn;
+  const T *from = pixels + x.offset(image, channel, top + first, columns.first), *end = pixels + x.n * x.sn;
   const ptrdiff_t step = x.sh;
   to += first * row;
   if (stride == 1) {
@@ -102,8 +104,17 @@ static inline void fill_window(const Images& x, int64_t image, int channel, int 
       split_row(from, end, count, even_tail, odd_tail, to + even, to + odd);
   } else {
     for (int i = first; i < last; ++i, from += step, to += row)
-      for (int j = 0; j < count; ++j) to[window.at_column(columns.shift + j)] = from[j];
+      for (int j = 0; j < count; ++j) to[window.at_column(columns.shift + j)] = value_of(from[j]);
   }
+}
+
+// Fills `rows` rows of a window, from row `top` of one channel on. What lies left and right of the image is left
+// as it is: zero since the window was made. So is what lies above and below where the window is `fixed`.
+static inline void fill_window(const Images& x, int64_t image, int channel, int top, int rows, PlanarColumns columns,
+                               const DepthwiseWindow& window, bool fixed, float* to) {
+  x.data.visit([&](const auto* pixels) {
+    fill_window_from(pixels, x, image, channel, top, rows, columns, window, fixed, to);
+  });
 }
 
 // Rows of one channel, or block of channels, of an image.
@@ -126,12 +137,15 @@ static inline void fill_blocked(const Images& x, const GroupedChannels& channels
   if (channels.one_to_one()) return ::fill(x, r, to);
   std::memset(to, 0, sizeof(float) * VL * r.rows * r.columns);
   const int first = std::max(0, -r.left), last = std::min(r.columns, x.w - r.left);
-  for (int i = std::max(0, -r.top); i < std::min(r.rows, x.h - r.top); ++i)
-    for (int l = 0; l < lanes; ++l) {
-      const float* from = x.at(r.image, channels.of_lane(first_lane + l, plane), r.top + i, r.left + first);
-      float* row = to + (ptrdiff_t(i) * r.columns + first) * VL + l;
-      for (int j = first; j < last; ++j, from += x.sw, row += VL) *row = *from;
-    }
+  x.data.visit([&](const auto* pixels) {
+    for (int i = std::max(0, -r.top); i < std::min(r.rows, x.h - r.top); ++i)
+      for (int l = 0; l < lanes; ++l) {
+        const int channel = channels.of_lane(first_lane + l, plane);
+        const auto* from = pixels + x.offset(r.image, channel, r.top + i, r.left + first);
+        float* row = to + (ptrdiff_t(i) * r.columns + first) * VL + l;
+        for (int j = first; j < last; ++j, from += x.sw, row += VL) *row = value_of(*from);
+      }
+  });
 }
 
 }  // namespace depthwise

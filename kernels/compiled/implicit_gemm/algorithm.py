@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from mucudnn.kernels.compiled.library import HALF_TOO, geometry, library, why_not, why_too_large
+from mucudnn.kernels.compiled.library import geometry, library, why_not, why_too_large
 from mucudnn.kernels.compiled.packed_filter import PackedFilterAlgorithm
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.words.problem import ConvProblem, Operation
@@ -29,7 +29,7 @@ class ImplicitGemm(PackedFilterAlgorithm):
     deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:
-        return why_not(problem, HALF_TOO) or why_too_large(problem)
+        return why_not(problem) or why_too_large(problem)
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return problem.flops(micro_batch_size)

@@ -20,7 +20,7 @@ int64_t prepared_bytes(const Geometry& g, int rows, int lanes) {
 
 void require_filter(const Geometry& g, bool lanes_are_c, const TensorArgument& w, int64_t prepared, int threads) {
   g.require();
-  w.require_filter(g.groups, g.r, g.s, FLOAT16);
+  w.require_filter(g.groups, g.r, g.s);
   const FilterView view = w.filter(0, g.groups, lanes_are_c);
   require_bytes("prepared", prepared, prepared_bytes(g, view.rows, view.lanes));
   require_threads(threads);
@@ -92,7 +92,7 @@ int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, cons
                                       const TensorArgument* y, float* scratch, int64_t scratch_bytes, int threads,
                                       const EpilogueArgument* of_y) {
   return refusable([&]() -> int64_t {
-    require_images(*g, backward_data ? *y : *x, backward_data ? *x : *y, FLOAT16);
+    require_images(*g, backward_data ? *y : *x, backward_data ? *x : *y);
     require_threads(threads);
     const Call call = make_call(*g, backward_data, x->images(g->groups), y->images(g->groups));
     const int rows = call.x.c, lanes = call.y.c;
@@ -114,7 +114,7 @@ int64_t mucudnn_implicit_gemm_accumulate(const Geometry* g, const TensorArgument
                                          float* du, int64_t du_bytes, float* scratch, int64_t scratch_bytes,
                                          int threads) {
   return refusable([&]() -> int64_t {
-    require_images(*g, *x, *dy, FLOAT16);
+    require_images(*g, *x, *dy);
     require_threads(threads);
     const Call call = make_call(*g, false, x->images(g->groups), dy->images(g->groups));
     const Images& y = call.y;

@@ -1,6 +1,7 @@
 """Pointwise: 1x1 convolutions as matrix products on the activations as they lie in memory (pointwise.cpp).
 
-No activation is transposed in either memory format. Strides and groups, but no padding; compiled, float32, CPU.
+No activation is transposed in either memory format. Strides and groups, but no padding; compiled, CPU. Half
+precision is widened where pixels are copied and rounded where results are written; all between is in float32.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from typing import ClassVar
 
 import torch
 
-from mucudnn.kernels.compiled.library import geometry, library, operation_number, why_not, why_too_large
+from mucudnn.kernels.compiled.library import (
+    element_number,
+    geometry,
+    library,
+    operation_number,
+    why_not,
+    why_too_large,
+)
 from mucudnn.kernels.compiled.packed_filter import PackedFilterAlgorithm
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.words.problem import ConvProblem, MemoryFormat
@@ -21,7 +29,7 @@ _LEAST_CHANNELS = 4  # of a group: fewer leave most of a register tile empty
 
 @dataclass(frozen=True, slots=True)
 class Pointwise(PackedFilterAlgorithm):
-    """See the module's docstring. The first of its threads adds to dw itself, the others to copies."""
+    """See the module's docstring. In float32 the first of its threads adds to dw itself, the others to copies."""
 
     entry: ClassVar[str] = "pointwise"
     adds_to_filter: ClassVar[bool] = True
@@ -43,14 +51,14 @@ class Pointwise(PackedFilterAlgorithm):
         return problem.flops(micro_batch_size)
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        shape, operation = byref(geometry(problem)), operation_number(problem)
+        shape, operation, element = byref(geometry(problem)), operation_number(problem), element_number(problem)
         c, k = problem.c // problem.groups, problem.k // problem.groups
         channels_last = problem.memory_format is MemoryFormat.CHANNELS_LAST
         threads = torch.get_num_threads()
         return Workspace(
-            library().mucudnn_pointwise_prepared_bytes(shape, operation, c, k, threads),
+            library().mucudnn_pointwise_prepared_bytes(shape, operation, element, c, k, threads),
             library().mucudnn_pointwise_scratch_bytes(
-                shape, operation, channels_last, micro_batch_size, c, k, problem.h, problem.w, threads
+                shape, operation, element, channels_last, micro_batch_size, c, k, problem.h, problem.w, threads
             ),
         )
 

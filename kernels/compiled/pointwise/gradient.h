@@ -86,8 +86,9 @@ INLINE void dot_tile_of(int rows, int steps, const float* a, const float* b, con
 
 // ---- plan ----------------------------------------------------------------------------------------------------------
 
-// One group. Small gradients have a copy for each thread, which sums its own pixels (`parts` = threads); of a large one
-// each thread computes its own elements (`parts` = 1).
+// One group. Small gradients have sums for each thread, which sums its own pixels (`parts` = threads); of a large one
+// each thread computes its own elements (`parts` = 1). In float32 the first part adds to dw itself, the others to
+// copies of it. In half precision all add to copies, since dw is rounded once.
 struct FilterGradient {
   Images x, dy;  // pixel by pixel
   int threads;
@@ -103,6 +104,9 @@ struct FilterGradient {
   static int64_t parts(int64_t filter_floats, int threads) {
     constexpr int64_t LARGEST_COPY = 128 * 1024;  // floats
     return filter_floats <= LARGEST_COPY ? threads : 1;
+  }
+  static int64_t copies(int64_t filter_floats, Element element, int threads) {
+    return parts(filter_floats, threads) - (element == FLOAT32);
   }
   int64_t parts() const { return parts(int64_t(x.c) * dy.c, threads); }
   bool pixels_are_rows() const { return x.sc == 1; }
@@ -209,22 +213,34 @@ inline void add_pixels(const FilterGradient& f, int64_t begin, int64_t end, int 
   }
 }
 
-// Adds to dw, and to the copies of it: parts() - 1 times as many floats. scratch: scratch_floats().
-inline void add_gradient(const FilterGradient& f, float* dw, float* copies, float* scratch) {
+// Adds to dw, and to the copies of it, one behind the other. scratch: scratch_floats().
+inline void add_gradient(const FilterGradient& f, const Elements& dw, float* copies, float* scratch) {
   const int64_t pixels = f.pixels(), parts = f.parts(), of_filter = int64_t(f.x.c) * f.dy.c;
+  const auto sums_of = [&](int64_t part) {
+    if (dw.type != FLOAT32) return copies + part * of_filter;
+    return part == 0 ? dw.as<float>() : copies + (part - 1) * of_filter;
+  };
 #pragma omp parallel num_threads(f.threads)
   {
     const int rank = omp_get_thread_num();
     float* dy = scratch + parts * f.x_floats() + rank * f.dy_floats();
     if (parts == 1) {
-      add_pixels(f, 0, pixels, rank, omp_get_num_threads(), scratch, dy, dw);
+      add_pixels(f, 0, pixels, rank, omp_get_num_threads(), scratch, dy, sums_of(0));
     } else {
 #pragma omp for schedule(static, 1)
       for (int64_t part = 0; part < parts; ++part)
         add_pixels(f, pixels * part / parts, pixels * (part + 1) / parts, 0, 1, scratch + part * f.x_floats(), dy,
-                   part ? copies + (part - 1) * of_filter : dw);
+                   sums_of(part));
     }
   }
+}
+
+// dw += its copies, `count` of them, each of as many elements as dw; rounded once.
+template <class T>
+INLINE void add_copies(T* dw, int lanes, const float* copies, int64_t count, int64_t of_filter) {
+  Vec sum = load_first(dw, lanes);
+  for (int64_t i = 0; i < count; ++i) sum += load_first(copies + i * of_filter, lanes);
+  store_first(dw, sum, lanes);
 }
 
 }  // namespace pointwise

@@ -49,8 +49,9 @@ INLINE void for_runs(const Images& x, int64_t first, int count, Body body) {
   }
 }
 
-// VL floats, `step` apart. Reads nothing behind the last of them.
-INLINE Vec load_every(const float* from, ptrdiff_t step) {
+// VL elements, `step` apart. Reads nothing behind the last of them.
+template <class T>
+INLINE Vec load_every(const T* from, ptrdiff_t step) {
   if (step == 1) return load(from);
   Vec value;
   if (step == 2) {  // the second half overlaps the first by one float
@@ -58,12 +59,13 @@ INLINE Vec load_every(const float* from, ptrdiff_t step) {
     for (int i = 0; i < VL; ++i) even[i] = 2 * i < VL ? 2 * i : 2 * i + 1;
     return shuffled(load(from), load(from + VL - 1), even);
   }
-  for (int i = 0; i < VL; ++i) value[i] = from[i * step];
+  for (int i = 0; i < VL; ++i) value[i] = value_of(from[i * step]);
   return value;
 }
 
-// Writes floats `step` apart and zeros between and behind them, `width` in all.
-INLINE void store_every(const float* from, int count, ptrdiff_t step, float* to, int width) {
+// Writes elements `step` apart and zeros between and behind them, `width` in all.
+template <class T>
+INLINE void store_every(const float* from, int count, ptrdiff_t step, T* to, int width) {
   int i = 0;
   if (step == 2) {
     Lanes low, high;
@@ -77,71 +79,74 @@ INLINE void store_every(const float* from, int count, ptrdiff_t step, float* to,
       store(to + 2 * i + VL, shuffled(value, Vec{}, high));
     }
   }
-  std::memset(to + i * step, 0, std::max<ptrdiff_t>(0, width - i * step) * sizeof(float));
-  for (; i < count; ++i) to[i * step] = from[i];
+  std::memset(to + i * step, 0, std::max<ptrdiff_t>(0, width - i * step) * sizeof(T));
+  for (; i < count; ++i) store_first(to + i * step, broadcast(from[i]), 1);
 }
 
 // ---- planes --------------------------------------------------------------------------------------------------------
 
 // The pixels of a run, of channels [begin, end): see copy_planes.
-template <int STEP>
-INLINE void copy_run(const Images& x, const Run& run, int begin, int end, int stride, float* to) {
+template <int STEP, class T>
+INLINE void copy_run(const T* pixels, const Images& x, const Run& run, int begin, int end, int stride, float* to) {
   const ptrdiff_t block = ptrdiff_t(stride) * VL, step = STEP == AT_RUN_TIME ? x.sw : STEP;
   const int head = std::min(run.count, (VL - run.offset % VL) % VL);
-  const float* from = x.at(run.image, 0, run.row, run.column);
+  const T* from = pixels + x.offset(run.image, 0, run.row, run.column);
   float* part = to + run.offset / VL * block + run.offset % VL;  // of a vector that another run begins
   for (int c = begin; c < end && head; ++c)
-    for (int i = 0; i < head; ++i) part[ptrdiff_t(c) * VL + i] = from[c * x.sc + i * step];
+    for (int i = 0; i < head; ++i) part[ptrdiff_t(c) * VL + i] = value_of(from[c * x.sc + i * step]);
   float* vectors = to + (run.offset + head) / VL * block;
   int i = head;
   for (; i + VL <= run.count; i += VL, vectors += block)
     for (int c = begin; c < end; ++c) store(vectors + ptrdiff_t(c) * VL, load_every(from + c * x.sc + i * step, step));
   for (int c = begin; c < end && i < run.count; ++c)
-    for (int j = i; j < run.count; ++j) vectors[ptrdiff_t(c) * VL + j - i] = from[c * x.sc + j * step];
+    for (int j = i; j < run.count; ++j) vectors[ptrdiff_t(c) * VL + j - i] = value_of(from[c * x.sc + j * step]);
 }
 
-// `count` pixels of every channel in blocks of VL: pixel p of channel c at to[(p / VL * stride + c) * VL + p % VL];
-// zeros up to a whole number of vectors.
-static inline void copy_planes(const Images& x, int64_t first, int count, int stride, float* to) {
+template <class T>
+INLINE void copy_planes_from(const T* pixels, const Images& x, int64_t first, int count, int stride, float* to) {
   constexpr int ROWS = 8;  // of x at once: as many streams as a processor follows, and whole cache lines of the result
   for (int c = 0; c < x.c; ++c) store(to + (ptrdiff_t((count - 1) / VL) * stride + c) * VL, Vec{});
   for_runs(x, first, count, [&](const Run& run) {
     for (int begin = 0; begin < x.c; begin += ROWS) {
       const int end = std::min(x.c, begin + ROWS);
       if (x.sw == 1)
-        copy_run<1>(x, run, begin, end, stride, to);
+        copy_run<1>(pixels, x, run, begin, end, stride, to);
       else if (x.sw == 2)
-        copy_run<2>(x, run, begin, end, stride, to);
+        copy_run<2>(pixels, x, run, begin, end, stride, to);
       else
-        copy_run<AT_RUN_TIME>(x, run, begin, end, stride, to);
+        copy_run<AT_RUN_TIME>(pixels, x, run, begin, end, stride, to);
     }
   });
 }
 
-// ---- rows ----------------------------------------------------------------------------------------------------------
-
-INLINE void copy_floats(const float* from, int count, float* to) {
-  int i = 0;
-  for (; i + VL <= count; i += VL) store(to + i, load(from + i));
-  store_first(to + i, load_first(from + i, count - i), count - i);
+// `count` pixels of every channel in blocks of VL: pixel p of channel c at to[(p / VL * stride + c) * VL + p % VL];
+// zeros up to a whole number of vectors.
+static inline void copy_planes(const Images& x, int64_t first, int count, int stride, float* to) {
+  x.data.visit([&](const auto* pixels) { copy_planes_from(pixels, x, first, count, stride, to); });
 }
+
+// ---- rows ----------------------------------------------------------------------------------------------------------
 
 // All channels of `count` pixels: channel c of pixel p at to[p * x.c + c].
 static inline void copy_rows(const Images& x, int64_t first, int count, float* to) {
-  for_runs(x, first, count, [&](const Run& run) {
-    const float* from = x.at(run.image, 0, run.row, run.column);
-    for (int i = 0; i < run.count; ++i) copy_floats(from + i * x.sw, x.c, to + ptrdiff_t(run.offset + i) * x.c);
+  x.data.visit([&](const auto* pixels) {
+    for_runs(x, first, count, [&](const Run& run) {
+      const auto* from = pixels + x.offset(run.image, 0, run.row, run.column);
+      for (int i = 0; i < run.count; ++i) copy_elements(from + i * x.sw, x.c, to + ptrdiff_t(run.offset + i) * x.c);
+    });
   });
 }
 
 // All channels of `count` pixels in blocks of VL: channel c of pixel p at to[c / VL * block + p * VL + c % VL]; zeros
 // up to a whole number of vectors.
 static inline void copy_blocked_rows(const Images& x, int64_t first, int count, float* to, ptrdiff_t block) {
-  for_runs(x, first, count, [&](const Run& run) {
-    const float* from = x.at(run.image, 0, run.row, run.column);
-    for (int i = 0; i < run.count; ++i)
-      for (int c = 0; c < x.c; c += VL)
-        store(to + c / VL * block + ptrdiff_t(run.offset + i) * VL, load_first(from + i * x.sw + c, x.c - c));
+  x.data.visit([&](const auto* pixels) {
+    for_runs(x, first, count, [&](const Run& run) {
+      const auto* from = pixels + x.offset(run.image, 0, run.row, run.column);
+      for (int i = 0; i < run.count; ++i)
+        for (int c = 0; c < x.c; c += VL)
+          store(to + c / VL * block + ptrdiff_t(run.offset + i) * VL, load_first(from + i * x.sw + c, x.c - c));
+    });
   });
 }
 
@@ -165,45 +170,73 @@ INLINE void with_cell(const Spread& y, const Run& run, Body body) {
 }
 
 // Writes `channels` planes of `count` pixels from channel `channel` on: pixel p of plane c from from[c * row + p]. The
-// epilogue follows where pixels are dense, as in forward.
-static inline void spread_planes(const Spread& y, int channel, int channels, int64_t first, int count,
-                                 const float* from, ptrdiff_t row, const Epilogue& epilogue) {
+// epilogue is computed there before, where pixels are dense, as in forward.
+template <class T>
+INLINE void spread_planes_to(T* pixels, const Spread& y, int channel, int channels, int64_t first, int count,
+                             float* from, ptrdiff_t row, const Epilogue& epilogue) {
+  const Images& whole = y.whole;
   if (y.is_dense()) {
-    const Images pixels = joined_rows(y.whole);
-    return for_runs(pixels, first, count, [&](const Run& run) {
+    const Images joined = joined_rows(whole);
+    return for_runs(joined, first, count, [&](const Run& run) {
       for (int c = 0; c < channels; ++c) {
-        float* to = pixels.at(run.image, channel + c, run.row, run.column);
-        copy_floats(from + c * row + run.offset, run.count, to);
-        if (epilogue) apply(epilogue, {to, FLOAT32}, to, run.count);
+        const ptrdiff_t there = joined.offset(run.image, channel + c, run.row, run.column);
+        float* plane = from + c * row + run.offset;
+        if (epilogue) apply(epilogue, whole.data + there, plane, run.count);
+        copy_elements(plane, run.count, pixels + there);
       }
     });
   }
   for_runs(y.pixels(), first, count, [&](const Run& run) {
     with_cell(y, run, [&](int top, int bottom, int left, int right) {
       for (int c = 0; c < channels; ++c) {
-        float* to = y.whole.at(run.image, channel + c, top, left);
+        T* to = pixels + whole.offset(run.image, channel + c, top, left);
         store_every(from + c * row + run.offset, run.count, y.stride_w, to, right - left);
-        for (int i = top + 1; i < bottom; ++i)
-          std::memset(y.whole.at(run.image, channel + c, i, left), 0, (right - left) * sizeof(float));
+        for (int i = top + 1; i < bottom; ++i) std::memset(to + (i - top) * whole.sh, 0, (right - left) * sizeof(T));
       }
     });
   });
 }
 
+static inline void spread_planes(const Spread& y, int channel, int channels, int64_t first, int count, float* from,
+                                 ptrdiff_t row, const Epilogue& epilogue) {
+  y.whole.data.visit([&](auto* pixels) {
+    spread_planes_to(pixels, y, channel, channels, first, count, from, row, epilogue);
+  });
+}
+
 // Writes the same channels in rows: channel channel + c of pixel p from from[p * row + c].
-static inline void spread_rows(const Spread& y, int channel, int channels, int64_t first, int count, const float* from,
-                               ptrdiff_t row) {
+template <class T>
+INLINE void spread_rows_to(T* pixels, const Spread& y, int channel, int channels, int64_t first, int count,
+                           float* from, ptrdiff_t row, const Epilogue& epilogue) {
+  const Images& whole = y.whole;
+  if (y.is_dense()) {
+    return for_runs(whole, first, count, [&](const Run& run) {
+      for (int i = 0; i < run.count; ++i) {
+        const ptrdiff_t there = whole.offset(run.image, channel, run.row, run.column + i);
+        float* pixel = from + (run.offset + i) * row;
+        if (epilogue) apply(epilogue, whole.data + there, pixel, channels);
+        copy_elements(pixel, channels, pixels + there);
+      }
+    });
+  }
   for_runs(y.pixels(), first, count, [&](const Run& run) {
     with_cell(y, run, [&](int top, int bottom, int left, int right) {
       for (int i = top; i < bottom; ++i)
         for (int j = left; j < right; ++j) {
-          float* to = y.whole.at(run.image, channel, i, j);
+          T* to = pixels + whole.offset(run.image, channel, i, j);
           if (i == top && (j - left) % y.stride_w == 0)
-            copy_floats(from + (run.offset + (j - left) / y.stride_w) * row, channels, to);
+            copy_elements(from + (run.offset + (j - left) / y.stride_w) * row, channels, to);
           else
-            std::memset(to, 0, channels * sizeof(float));
+            std::memset(to, 0, channels * sizeof(T));
         }
     });
+  });
+}
+
+static inline void spread_rows(const Spread& y, int channel, int channels, int64_t first, int count, float* from,
+                               ptrdiff_t row, const Epilogue& epilogue) {
+  y.whole.data.visit([&](auto* pixels) {
+    spread_rows_to(pixels, y, channel, channels, first, count, from, row, epilogue);
   });
 }
 

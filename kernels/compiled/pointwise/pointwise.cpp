@@ -1,5 +1,5 @@
-// 1x1 convolutions as matrix products on the activations as they lie in memory (pointwise_product.h,
-// pointwise_gradient.h): any stride and groups, no padding. A filter that is strided sees only every stride-th pixel.
+// 1x1 convolutions as matrix products on the activations as they lie in memory (product.h, gradient.h): any stride and
+// groups, no padding. A filter that is strided sees only every stride-th pixel.
 #include "common/stage.h"
 #include "pointwise/gradient.h"
 
@@ -46,12 +46,13 @@ FilterGradient gradient_of(const Geometry& g, const Operands& of, int threads) {
 }
 
 // Sizes alone: c, k of one group; h, w of x.
-Operands operands_of(const Geometry& g, bool channels_last, int64_t n, int64_t c, int64_t k, int64_t h, int64_t w) {
+Operands operands_of(const Geometry& g, int64_t element, bool channels_last, int64_t n, int64_t c, int64_t k, int64_t h,
+                     int64_t w) {
   for (const int64_t size : {c, k, h, w}) require_size("a number of channels or pixels", size);
   require_between("the number of samples", n, 1, INT64_MAX);
   const int64_t p = (h - 1) / g.stride_h + 1, q = (w - 1) / g.stride_w + 1;
-  const TensorArgument x{nullptr, 0, n, times(c, g.groups), h, w, channels_last, FLOAT32};
-  const TensorArgument y{nullptr, 0, n, times(k, g.groups), p, q, channels_last, FLOAT32};
+  const TensorArgument x{nullptr, 0, n, times(c, g.groups), h, w, channels_last, element};
+  const TensorArgument y{nullptr, 0, n, times(k, g.groups), p, q, channels_last, element};
   return {x, y};
 }
 
@@ -80,13 +81,13 @@ void pack_lanes(const FilterView& view, int first_block, float* packed) {
     }
 }
 
-int64_t copies_floats(int64_t c, int64_t k, int threads) {
+int64_t copies_floats(int64_t element, int64_t c, int64_t k, int threads) {
   const int64_t filter = times(c, k);
-  return times(FilterGradient::parts(filter, threads) - 1, filter);
+  return times(FilterGradient::copies(filter, Element(element), threads), filter);
 }
 
-int64_t copies_bytes(const Geometry& g, int64_t c, int64_t k, int threads) {
-  return bytes_of(times(g.groups, copies_floats(c, k, threads)));
+int64_t copies_bytes(const Geometry& g, int64_t element, int64_t c, int64_t k, int threads) {
+  return bytes_of(times(g.groups, copies_floats(element, c, k, threads)));
 }
 
 void require_filter(const Geometry& g, const TensorArgument& w, int threads) {
@@ -102,23 +103,24 @@ void require_filter(const Geometry& g, const TensorArgument& w, int threads) {
 extern "C" {
 
 // Size of the packed filter, or of the copies of its gradient.
-int64_t mucudnn_pointwise_prepared_bytes(const Geometry* g, int operation, int64_t c, int64_t k, int threads) {
+int64_t mucudnn_pointwise_prepared_bytes(const Geometry* g, int operation, int64_t element, int64_t c, int64_t k,
+                                         int threads) {
   return refusable([&] {
     require_pointwise(*g);
     for (const int64_t channels : {c, k}) require_size("a number of channels", channels);
     require_threads(threads);
-    if (operation == BACKWARD_FILTER) return copies_bytes(*g, c, k, threads);
+    if (operation == BACKWARD_FILTER) return copies_bytes(*g, element, c, k, threads);
     return operation == BACKWARD_DATA ? packed_bytes_of(*g, k, c) : packed_bytes_of(*g, c, k);
   });
 }
 
 // Scratch for n samples; h, w: of x.
-int64_t mucudnn_pointwise_scratch_bytes(const Geometry* g, int operation, int channels_last, int64_t n, int64_t c,
-                                        int64_t k, int64_t h, int64_t w, int threads) {
+int64_t mucudnn_pointwise_scratch_bytes(const Geometry* g, int operation, int64_t element, int channels_last,
+                                        int64_t n, int64_t c, int64_t k, int64_t h, int64_t w, int threads) {
   return refusable([&] {
     require_pointwise(*g);
     require_threads(threads);
-    const Operands of = operands_of(*g, channels_last, n, c, k, h, w);
+    const Operands of = operands_of(*g, element, channels_last, n, c, k, h, w);
     if (operation == BACKWARD_FILTER) return bytes_of(gradient_of(*g, of, threads).scratch_floats());
     return bytes_of(product_of(*g, operation == BACKWARD_DATA, of, threads).scratch_floats());
   });
@@ -142,7 +144,7 @@ int64_t mucudnn_pointwise_pack_filter(const Geometry* g, int backward_data, cons
 
 // Forward: x -> y, with an epilogue or null. Backward data: in = dy, out = dx.
 int64_t mucudnn_pointwise_forward(const Geometry* g, int backward_data, const TensorArgument* in, const float* packed,
-                                  int64_t packed_bytes, const float* bias, int64_t bias_bytes,
+                                  int64_t packed_bytes, void* bias, int64_t bias_bytes,
                                   const TensorArgument* out, float* scratch, int64_t scratch_bytes, int threads,
                                   const EpilogueArgument* of_out) {
   return refusable([&]() -> int64_t {
@@ -153,13 +155,14 @@ int64_t mucudnn_pointwise_forward(const Geometry* g, int backward_data, const Te
     const int64_t of_group = packed_floats(product.in.c, product.channels());
     require_bytes("prepared", packed_bytes, packed_bytes_of(*g, product.in.c, product.channels()));
     require_bytes("scratch", scratch_bytes, bytes_of(product.scratch_floats()));
-    if (bias) require_bytes("the bias", bias_bytes, bytes_of(out->c));
+    const AsFloats of_channels(checked_bias(bias, bias_bytes, *out), out->c);
+    const float* offsets = of_channels.data();
     const Epilogue epilogue = checked_epilogue(of_out, *out);
     for (int64_t i = 0; i < g->groups; ++i) {
       Product of_i = product;
       of_i.in = product.in.group(i);
       of_i.out.whole = product.out.whole.group(i);
-      multiply(of_i, packed + i * of_group, bias ? bias + i * product.channels() : nullptr, epilogue, scratch);
+      multiply(of_i, packed + i * of_group, offsets ? offsets + i * product.channels() : nullptr, epilogue, scratch);
     }
     return 0;
   });
@@ -172,16 +175,17 @@ int64_t mucudnn_pointwise_accumulate(const Geometry* g, const TensorArgument* x,
   return refusable([&]() -> int64_t {
     require_call(*g, *x, *dy);
     require_threads(threads);
+    require_equal("the type of elements of dw", dw->element, x->element);
     const FilterGradient gradient = gradient_of(*g, {*x, *dy}, threads);
     const int64_t c = gradient.x.c, k = gradient.dy.c;
-    require_bytes("prepared", bytes_of_copies, copies_bytes(*g, c, k, threads));
+    require_bytes("prepared", bytes_of_copies, copies_bytes(*g, dw->element, c, k, threads));
     require_bytes("scratch", scratch_bytes, bytes_of(gradient.scratch_floats()));
     require_filter(*g, *dw, threads);
     require_equal("the number of filters", dw->n, dy->c);
     require_equal("the number of channels of the filter", dw->c, c);
     for (int64_t i = 0; i < g->groups; ++i)
-      add_gradient({gradient.x.group(i), gradient.dy.group(i), threads}, dw->floats() + i * c * k,
-                   copies + i * copies_floats(c, k, threads), scratch);
+      add_gradient({gradient.x.group(i), gradient.dy.group(i), threads}, dw->elements() + i * c * k,
+                   copies + i * copies_floats(dw->element, c, k, threads), scratch);
     return 0;
   });
 }
@@ -191,19 +195,21 @@ int64_t mucudnn_pointwise_add_filter_gradient(const Geometry* g, const float* co
   return refusable([&]() -> int64_t {
     require_filter(*g, *dw, threads);
     const int64_t c = dw->c, k = dw->n / g->groups, of_group = c * k;
-    require_bytes("prepared", bytes_of_copies, copies_bytes(*g, c, k, threads));
-    const int64_t count = FilterGradient::parts(of_group, threads) - 1;
+    require_bytes("prepared", bytes_of_copies, copies_bytes(*g, dw->element, c, k, threads));
+    const int64_t count = FilterGradient::copies(of_group, Element(dw->element), threads);
     if (count == 0) return 0;
-#pragma omp parallel for num_threads(threads)
-    for (int64_t i = 0; i < g->groups * of_group; ++i) {
-      const float* copy = copies + i / of_group * count * of_group + i % of_group;
-      for (int64_t j = 0; j < count; ++j) dw->floats()[i] += copy[j * of_group];
-    }
+    dw->elements().visit([&](auto* first) {
+#pragma omp parallel for num_threads(threads) collapse(2)
+      for (int64_t group = 0; group < g->groups; ++group)
+        for (int64_t i = 0; i < of_group; i += VL)
+          add_copies(first + group * of_group + i, int(std::min<int64_t>(VL, of_group - i)),
+                     copies + group * count * of_group + i, count, of_group);
+    });
     return 0;
   });
 }
 
-int64_t mucudnn_pointwise_stage(const Stage* stage, float* x, float* w, float* y, const float* bias, float* prepared,
+int64_t mucudnn_pointwise_stage(const Stage* stage, void* x, void* w, void* y, void* bias, float* prepared,
                                 float* scratch, const EpilogueArgument* epilogue) {
   return refusable([&] {
     TensorArgument dw = stage->w;

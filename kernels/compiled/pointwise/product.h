@@ -121,8 +121,9 @@ struct Product {
     const int64_t pixels = pixels_of_image(in), padded = ceil_div(pixels, int64_t(VL)) * VL;
     return pixels_are_rows() || (padded - pixels) * 16 > pixels;
   }
-  bool buffers_result() const { return !out.is_dense() || (joins_images() && !pixels_are_rows()); }
-  bool copies_input() const { return !pixels_are_rows() || !is_one_row(in); }
+  bool is_half() const { return in.data.type != FLOAT32; }  // widened where pixels are copied, rounded at the end
+  bool buffers_result() const { return is_half() || !out.is_dense() || (joins_images() && !pixels_are_rows()); }
+  bool copies_input() const { return is_half() || !pixels_are_rows() || !is_one_row(in); }
 
   // Channels that are summed up before the sums are written: a register tile's share of both operands fits L1.
   int steps() const {
@@ -147,6 +148,7 @@ struct Product {
     cut.ranges_of_span = ceil_div(cut.pixels_of_span, int64_t(cut.pixels));
     const int64_t wanted = ceil_div(wanted_tasks, times(cut.spans, cut.ranges_of_span));
     cut.blocks = int(ceil_div(int64_t(blocks()), std::min<int64_t>(wanted, std::max(1, blocks() / 4))));
+    if (is_half()) cut.blocks = int(std::clamp<int64_t>(RANGE_FLOATS / (cut.pixels * VL), 1, cut.blocks));
     cut.block_ranges = ceil_div(int64_t(blocks()), int64_t(cut.blocks));
     return cut;
   }
@@ -176,13 +178,10 @@ inline void multiply_pixels(const Product& p, const ProductTask& task, int first
                             const float* bias, float* input, const Results& results) {
   const Epilogue* epilogue = results.after(first_step + steps == p.in.c);
   const Images in = channels_of(p.in, first_step, steps);
-  const float* a = in.floats() + task.first * in.sw;
-  ptrdiff_t a_row = in.sw;
-  if (p.copies_input()) {
-    copy_rows(in, task.first, task.count, input);
-    a = input;
-    a_row = in.c;
-  }
+  const bool copies = p.copies_input();
+  if (copies) copy_rows(in, task.first, task.count, input);
+  const float* a = copies ? input : in.floats() + task.first * in.sw;
+  const ptrdiff_t a_row = copies ? in.c : in.sw;
   for_column_blocks(task.last_block - task.first_block, [&](auto vectors, int block) {
     const int column = block * VL, channel = task.first_block * VL + column;
     const float* b = packed + ptrdiff_t(channel) * p.in.c + first_step * VL;
@@ -226,15 +225,16 @@ inline void run_task(const Product& p, const ProductTask& task, const float* pac
   const int channel = task.first_block * VL, channels = std::min(p.channels(), task.last_block * VL) - channel;
   const bool rows = p.pixels_are_rows(), buffered = p.buffers_result();
   const int64_t image = task.first / pixels_of_image(p.in), pixel = task.first % pixels_of_image(p.in);
-  Results results{y.floats() + image * y.sn + pixel * y.sw + channel * y.sc, rows ? y.sw : y.sc,
-                  epilogue ? &epilogue : nullptr};
-  if (buffered) results = {result, (rows ? task.last_block - task.first_block : blocks_of(task.count)) * VL, nullptr};
+  const Results results =
+      buffered ? Results{result, (rows ? task.last_block - task.first_block : blocks_of(task.count)) * VL, nullptr}
+               : Results{y.floats() + image * y.sn + pixel * y.sw + channel * y.sc, rows ? y.sw : y.sc,
+                         epilogue ? &epilogue : nullptr};
   for (int step = 0; step < p.in.c; step += p.steps()) {
     const int steps = std::min(p.steps(), p.in.c - step);
     (rows ? multiply_pixels : multiply_channels)(p, task, step, steps, packed, bias, input, results);
   }
   if (buffered && rows)
-    spread_rows(p.out, channel, channels, task.first, task.count, results.data, results.row);
+    spread_rows(p.out, channel, channels, task.first, task.count, results.data, results.row, epilogue);
   else if (buffered)
     spread_planes(p.out, channel, channels, task.first, task.count, results.data, results.row, epilogue);
 }

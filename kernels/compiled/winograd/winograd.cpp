@@ -272,8 +272,8 @@ int64_t prepared_bytes(Transforms, int64_t groups, int64_t c, int64_t k) {
 // Checks of the images that entries go through. x: what is read, padded; y: of the size of the output.
 void require_images(int r, int64_t groups, int64_t pad_h, int64_t pad_w, const TensorArgument& x,
                     const TensorArgument& y, int64_t threads) {
-  x.require("the input", FLOAT16);
-  y.require("the output", FLOAT16);
+  x.require("the input");
+  y.require("the output");
   require_same_elements(x, y);
   require_groups(groups, x.c, y.c);
   require_equal("the number of samples of the output", y.n, x.n);
@@ -286,7 +286,7 @@ void require_images(int r, int64_t groups, int64_t pad_h, int64_t pad_w, const T
 template <class Transforms>
 void require_filter(Transforms winograd, bool lanes_are_c, int r, int64_t groups, const TensorArgument& w,
                     int64_t prepared, int64_t threads) {
-  w.require_filter(groups, r, r, FLOAT16);
+  w.require_filter(groups, r, r);
   const FilterView view = w.filter(0, groups, lanes_are_c);
   require_bytes("prepared", prepared, prepared_bytes(winograd, groups, view.rows, view.lanes));
   require_threads(threads);

@@ -70,7 +70,6 @@ struct Tensor {
 struct Layer {
   const char* name;
   Entry* entry;
-  bool takes_halves;
   int64_t c, h, w, k, tile;
   Geometry geometry;
 };
@@ -143,27 +142,25 @@ double error_of(const Layer& layer, Operation operation, bool channels_last, Ele
 void print_layers() {
   const Geometry of_3x3{3, 3, 1, 1, 1, 1, 1, 1, 1}, of_5x5{5, 5, 1, 1, 2, 2, 1, 1, 1};
   const Layer layers[] = {
-      {"winograd-2x2", mucudnn_winograd_stage, true, 9, 13, 11, 17, 2, of_3x3},
-      {"winograd-4x4", mucudnn_winograd_stage, true, 9, 13, 11, 17, 4, of_3x3},
-      {"winograd-6x6", mucudnn_winograd_stage, true, 9, 13, 11, 17, 6, of_3x3},
-      {"winograd-2x2-5x5", mucudnn_winograd_stage, true, 9, 13, 11, 17, 2, of_5x5},
-      {"winograd-4x4-5x5", mucudnn_winograd_stage, true, 9, 13, 11, 17, 4, of_5x5},
-      {"implicit-gemm", mucudnn_implicit_gemm_stage, true, 10, 13, 11, 18, 0, {3, 3, 2, 1, 1, 2, 1, 2, 2}},
-      {"implicit-gemm-first", mucudnn_implicit_gemm_stage, true, 3, 29, 31, 18, 0, {7, 7, 2, 2, 3, 3, 1, 1, 1}},
-      {"pointwise", mucudnn_pointwise_stage, false, 37, 9, 10, 42, 0, {1, 1, 1, 1, 0, 0, 1, 1, 1}},
-      {"depthwise", mucudnn_depthwise_stage, false, 11, 17, 13, 22, 0, {3, 3, 2, 1, 1, 1, 1, 1, 11}},
+      {"winograd-2x2", mucudnn_winograd_stage, 9, 13, 11, 17, 2, of_3x3},
+      {"winograd-4x4", mucudnn_winograd_stage, 9, 13, 11, 17, 4, of_3x3},
+      {"winograd-6x6", mucudnn_winograd_stage, 9, 13, 11, 17, 6, of_3x3},
+      {"winograd-2x2-5x5", mucudnn_winograd_stage, 9, 13, 11, 17, 2, of_5x5},
+      {"winograd-4x4-5x5", mucudnn_winograd_stage, 9, 13, 11, 17, 4, of_5x5},
+      {"implicit-gemm", mucudnn_implicit_gemm_stage, 10, 13, 11, 18, 0, {3, 3, 2, 1, 1, 2, 1, 2, 2}},
+      {"implicit-gemm-first", mucudnn_implicit_gemm_stage, 3, 29, 31, 18, 0, {7, 7, 2, 2, 3, 3, 1, 1, 1}},
+      {"pointwise", mucudnn_pointwise_stage, 37, 9, 10, 42, 0, {1, 1, 1, 1, 0, 0, 1, 1, 1}},
+      {"depthwise", mucudnn_depthwise_stage, 11, 17, 13, 22, 0, {3, 3, 2, 1, 1, 1, 1, 1, 11}},
   };
   const char* operations[] = {"forward", "backward_data", "backward_filter"};
   const char* types[] = {"float32", "bfloat16", "float16"};
   for (const Layer& layer : layers)
     for (const Operation operation : {FORWARD, BACKWARD_DATA, BACKWARD_FILTER})
       for (const bool channels_last : {false, true})
-        for (const Element element : {FLOAT32, BFLOAT16, FLOAT16}) {
-          if (element != FLOAT32 && !layer.takes_halves) continue;
+        for (const Element element : {FLOAT32, BFLOAT16, FLOAT16})
           std::printf("%s %s %s %s %g\n", layer.name, operations[operation],
                       channels_last ? "channels_last" : "contiguous", types[element],
                       error_of(layer, operation, channels_last, element));
-        }
 }
 
 // The register tile: rows that no tile's height divides, an odd number of column blocks.
