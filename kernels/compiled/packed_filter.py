@@ -1,6 +1,6 @@
-"""Common to the compiled algorithms that pack the filter, and sum up its gradient in the same place.
+"""Common to the compiled algorithms that pack the filter into prepared memory, and sum up its gradient there.
 
-Their entries in C++ have the same names, behind the algorithm's own, and take the same arguments.
+Their entries in C++ have the same names, behind the algorithm's own, and the same parameters (common/stage.h).
 """
 
 from __future__ import annotations
@@ -28,10 +28,14 @@ from mucudnn.words.problem import ConvProblem, Operation
 
 
 class PackedFilterAlgorithm(BaseAlgorithm):
-    """Runs the entries ``mucudnn_<entry>_...`` of the compiled library."""
+    """Runs the entries ``mucudnn_<entry>_...`` of the compiled library.
+
+    adds_to_filter: whether some sums of dw are made in dw itself, which ``accumulate`` then takes, too.
+    """
 
     __slots__ = ()
     entry: ClassVar[str]
+    adds_to_filter: ClassVar[bool] = False
 
     def is_local(self, problem: ConvProblem) -> bool:
         return True
@@ -71,6 +75,7 @@ class PackedFilterAlgorithm(BaseAlgorithm):
                 shape,
                 of_x,
                 of_y,
+                *((byref(operand(problem, w)),) if self.adds_to_filter else ()),
                 *span(prepared),
                 *span(scratch),
                 torch.get_num_threads(),

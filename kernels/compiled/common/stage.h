@@ -70,3 +70,31 @@ int64_t run_stage(const Stage& stage, const Addresses& at, float* prepared, Open
   }
   return of_filter ? close(w) : 0;
 }
+
+// The same for algorithms whose entries have these parameters (packed_filter.py has the same in Python):
+//   pack_filter(geometry, backward data, w, packed, bytes, threads)
+//   forward(geometry, backward data, in, packed, bytes, bias, bytes, out, scratch, bytes, threads, epilogue or null)
+//   accumulate(geometry, x, dy, sums, bytes, scratch, bytes, threads)
+//   add_filter_gradient(geometry, sums, bytes, dw, threads)
+template <class Bias, class PackFilter, class Forward, class Accumulate, class AddFilterGradient>
+int64_t run_packed_filter_stage(const Stage& stage, const Addresses& at, Bias* bias, float* prepared, float* scratch,
+                                const EpilogueArgument* epilogue, PackFilter pack_filter, Forward forward,
+                                Accumulate accumulate, AddFilterGradient add_filter_gradient) {
+  const Geometry* g = &stage.geometry;
+  const bool backward = stage.operation == BACKWARD_DATA;
+  const int threads = stage.thread_count();
+  const auto open = [&](const TensorArgument& w) -> int64_t {
+    return pack_filter(g, backward, &w, prepared, stage.prepared_bytes, threads);
+  };
+  const auto step = [&](const TensorArgument& x, const TensorArgument& y) -> int64_t {
+    if (stage.operation == BACKWARD_FILTER)
+      return accumulate(g, &x, &y, prepared, stage.prepared_bytes, scratch, stage.scratch_bytes, threads);
+    const EpilogueArgument of_y = of_slice(epilogue, stage, at.y, y);
+    return forward(g, backward, backward ? &y : &x, prepared, stage.prepared_bytes, bias, stage.bias_bytes,
+                   backward ? &x : &y, scratch, stage.scratch_bytes, threads, backward ? nullptr : &of_y);
+  };
+  const auto close = [&](const TensorArgument& w) -> int64_t {
+    return add_filter_gradient(g, prepared, stage.prepared_bytes, &w, threads);
+  };
+  return run_stage(stage, at, prepared, open, step, close);
+}

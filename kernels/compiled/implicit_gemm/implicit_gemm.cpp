@@ -142,25 +142,9 @@ int64_t mucudnn_implicit_gemm_add_filter_gradient(const Geometry* g, const float
 int64_t mucudnn_implicit_gemm_stage(const Stage* stage, void* x, void* w, void* y, void* bias, float* prepared,
                                     float* scratch, const EpilogueArgument* epilogue) {
   return refusable([&] {
-    const Geometry* g = &stage->geometry;
-    const bool backward = stage->operation == BACKWARD_DATA;
-    const int threads = stage->thread_count();
-    const auto open = [&](const TensorArgument& of_w) {
-      return mucudnn_implicit_gemm_pack_filter(g, backward, &of_w, prepared, stage->prepared_bytes, threads);
-    };
-    const auto step = [&](const TensorArgument& of_x, const TensorArgument& of_y) {
-      if (stage->operation == BACKWARD_FILTER)
-        return mucudnn_implicit_gemm_accumulate(g, &of_x, &of_y, prepared, stage->prepared_bytes, scratch,
-                                                stage->scratch_bytes, threads);
-      const EpilogueArgument of_outputs = of_slice(epilogue, *stage, y, of_y);
-      return mucudnn_implicit_gemm_forward(g, backward, backward ? &of_y : &of_x, prepared, stage->prepared_bytes, bias,
-                                           stage->bias_bytes, backward ? &of_x : &of_y, scratch, stage->scratch_bytes,
-                                           threads, &of_outputs);
-    };
-    const auto close = [&](const TensorArgument& of_w) {
-      return mucudnn_implicit_gemm_add_filter_gradient(g, prepared, stage->prepared_bytes, &of_w, threads);
-    };
-    return run_stage(*stage, {x, w, y}, prepared, open, step, close);
+    return run_packed_filter_stage(*stage, {x, w, y}, bias, prepared, scratch, epilogue, mucudnn_implicit_gemm_pack_filter,
+                                   mucudnn_implicit_gemm_forward, mucudnn_implicit_gemm_accumulate,
+                                   mucudnn_implicit_gemm_add_filter_gradient);
   });
 }
 

@@ -140,20 +140,21 @@ int64_t mucudnn_pointwise_pack_filter(const Geometry* g, int backward_data, cons
   });
 }
 
-// Forward: x -> y, with an epilogue or null. Backward data: y (dy) -> x (dx).
-int64_t mucudnn_pointwise_multiply(const Geometry* g, int backward_data, const TensorArgument* x, const float* packed,
-                                   int64_t packed_bytes, const float* bias, int64_t bias_bytes,
-                                   const TensorArgument* y, float* scratch, int64_t scratch_bytes, int threads,
-                                   const EpilogueArgument* of_y) {
+// Forward: x -> y, with an epilogue or null. Backward data: in = dy, out = dx.
+int64_t mucudnn_pointwise_forward(const Geometry* g, int backward_data, const TensorArgument* in, const float* packed,
+                                  int64_t packed_bytes, const float* bias, int64_t bias_bytes,
+                                  const TensorArgument* out, float* scratch, int64_t scratch_bytes, int threads,
+                                  const EpilogueArgument* of_out) {
   return refusable([&]() -> int64_t {
-    require_call(*g, *x, *y);
+    const TensorArgument &x = backward_data ? *out : *in, &y = backward_data ? *in : *out;
+    require_call(*g, x, y);
     require_threads(threads);
-    Product product = product_of(*g, backward_data, {*x, *y}, threads);
+    Product product = product_of(*g, backward_data, {x, y}, threads);
     const int64_t of_group = packed_floats(product.in.c, product.channels());
     require_bytes("prepared", packed_bytes, packed_bytes_of(*g, product.in.c, product.channels()));
     require_bytes("scratch", scratch_bytes, bytes_of(product.scratch_floats()));
-    if (bias) require_bytes("the bias", bias_bytes, bytes_of(y->c));
-    const Epilogue epilogue = checked_epilogue(backward_data ? nullptr : of_y, *y);
+    if (bias) require_bytes("the bias", bias_bytes, bytes_of(out->c));
+    const Epilogue epilogue = checked_epilogue(of_out, *out);
     for (int64_t i = 0; i < g->groups; ++i) {
       Product of_i = product;
       of_i.in = product.in.group(i);
@@ -185,8 +186,8 @@ int64_t mucudnn_pointwise_accumulate(const Geometry* g, const TensorArgument* x,
   });
 }
 
-int64_t mucudnn_pointwise_add_copies(const Geometry* g, const float* copies, int64_t bytes_of_copies,
-                                     const TensorArgument* dw, int threads) {
+int64_t mucudnn_pointwise_add_filter_gradient(const Geometry* g, const float* copies, int64_t bytes_of_copies,
+                                              const TensorArgument* dw, int threads) {
   return refusable([&]() -> int64_t {
     require_filter(*g, *dw, threads);
     const int64_t c = dw->c, k = dw->n / g->groups, of_group = c * k;
@@ -205,26 +206,15 @@ int64_t mucudnn_pointwise_add_copies(const Geometry* g, const float* copies, int
 int64_t mucudnn_pointwise_stage(const Stage* stage, float* x, float* w, float* y, const float* bias, float* prepared,
                                 float* scratch, const EpilogueArgument* epilogue) {
   return refusable([&] {
-    const Geometry* g = &stage->geometry;
-    const bool backward = stage->operation == BACKWARD_DATA;
-    const int threads = stage->thread_count();
     TensorArgument dw = stage->w;
     dw.data = w;
-    const auto open = [&](const TensorArgument& of_w) {
-      return mucudnn_pointwise_pack_filter(g, backward, &of_w, prepared, stage->prepared_bytes, threads);
+    const auto accumulate = [&](const Geometry* g, const TensorArgument* of_x, const TensorArgument* dy, float* copies,
+                                int64_t bytes_of_copies, float* of_threads, int64_t scratch_bytes, int threads) {
+      return mucudnn_pointwise_accumulate(g, of_x, dy, &dw, copies, bytes_of_copies, of_threads, scratch_bytes,
+                                          threads);
     };
-    const auto step = [&](const TensorArgument& of_x, const TensorArgument& of_y) {
-      if (stage->operation == BACKWARD_FILTER)
-        return mucudnn_pointwise_accumulate(g, &of_x, &of_y, &dw, prepared, stage->prepared_bytes, scratch,
-                                            stage->scratch_bytes, threads);
-      const EpilogueArgument of_outputs = of_slice(epilogue, *stage, y, of_y);
-      return mucudnn_pointwise_multiply(g, backward, &of_x, prepared, stage->prepared_bytes, bias, stage->bias_bytes,
-                                        &of_y, scratch, stage->scratch_bytes, threads, &of_outputs);
-    };
-    const auto close = [&](const TensorArgument& of_w) {
-      return mucudnn_pointwise_add_copies(g, prepared, stage->prepared_bytes, &of_w, threads);
-    };
-    return run_stage(*stage, {x, w, y}, prepared, open, step, close);
+    return run_packed_filter_stage(*stage, {x, w, y}, bias, prepared, scratch, epilogue, mucudnn_pointwise_pack_filter,
+                                   mucudnn_pointwise_forward, accumulate, mucudnn_pointwise_add_filter_gradient);
   });
 }
 
