@@ -238,4 +238,4 @@ def test_unknown_name_says_what_is_allowed_and_what_is_close() -> None:
     with pytest.raises(InvalidInputError, match=r"'resnet19'; did you mean resnet18\? allowed are alexnet, vgg16,"):
         build("resnet19")
     with pytest.raises(InvalidInputError, match="did you mean vgg16"):
-        input_shape_of("vgg15")
+        input_shape_of("vgg-16")
