@@ -31,6 +31,7 @@ from mucudnn.bench.suites.metrics.calls import alone, compute, through_module, u
 from mucudnn.bench.suites.metrics.errors import ErrorNorms, distinct_results, error_map
 from mucudnn.bench.suites.metrics.gradients import Compute, cut_down, directional_error, exact, gradcheck
 from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS
+from mucudnn.bench.timing.timer import EVERY_ROUND
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.tuning.permitted import permitted_algorithms
 from mucudnn.words.config import Config
@@ -41,7 +42,9 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 
 ROUNDS, RUNS = 15, 5
 # Calls of milliseconds are sampled for so long: what two of them differ by chance is then some percent.
-MOST_ROUNDS, SHORT_S = 81, 0.5
+MOST_ROUNDS, SHORT_S = 41, 0.2
+
+_RULE = replace(EVERY_ROUND, time_limit_s=3.0)  # of a call: some algorithms take a hundred times as long as others
 
 _Call = Callable[[], object]
 _Time = MedianTime | Exception
@@ -129,7 +132,7 @@ class _OfProblem:
         del expected
         rounds = TurnRounds(self._choices.rounds, max(self._choices.rounds, MOST_ROUNDS), SHORT_S)
         contestants = [Contestant(call) for one in every for call in one.calls]
-        times = iter(try_in_turns(contestants, rounds, self._machine.clock))
+        times = iter(try_in_turns(contestants, rounds, self._machine.clock, _RULE))
         return [self._row(one, [next(times) for _ in one.calls]) for one in every]
 
     def _measured(self, candidate: Candidate, operands: Operands, writable: Operands, expected: Tensor) -> _Measured:
@@ -167,7 +170,7 @@ class _OfProblem:
             return "not done: it runs on the CPU"
         reasons = {small: algorithm.supports(small) for small in cut_down(self._problem)}
         small = next((small for small, reason in reasons.items() if reason is None), None)
-        return f"not done: {[*reasons.values()][0]}" if small is None else gradcheck(small, computed)
+        return f"not done: {next(iter(reasons.values()))}" if small is None else gradcheck(small, computed)
 
     def _repeatability(self, first: Tensor, call: Callable[[], Tensor]) -> dict[str, Any]:
         again = (call().detach() for _ in range(self._choices.runs - 1))

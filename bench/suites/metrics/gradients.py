@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
 
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
@@ -41,13 +42,13 @@ def gradcheck(problem: ConvProblem, compute: Compute) -> str:
     """
     operands = random_operands(problem, SAMPLES)
     x, w = (tensor.requires_grad_() for tensor in (operands.x, operands.w))
-    by_operation = {operation: exact for operation in Operation} | {problem.operation: compute}
+    by_operation = dict.fromkeys(Operation, exact) | {problem.operation: compute}
     with torch.enable_grad():
         try:
             torch.autograd.gradcheck(
                 partial(_convolution, problem, by_operation), (x, w), check_undefined_grad=False, fast_mode=True
             )
-        except torch.autograd.gradcheck.GradcheckError as error:
+        except GradcheckError as error:
             return f"failed: {first_line(error)}"
     return PASSED
 
@@ -101,7 +102,7 @@ def exact(problem: ConvProblem, operands: Operands) -> Tensor:
 
 
 def _convolution(problem: ConvProblem, compute: Mapping[Operation, Compute], x: Tensor, w: Tensor) -> Tensor:
-    y: Tensor = _Convolution.apply(x, w, problem, compute)
+    y: Tensor = _Convolution.apply(x, w, problem, compute)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -115,16 +116,15 @@ class _Convolution(torch.autograd.Function):
         return _computed(ctx, Operation.FORWARD, Operands(x, w, x.new_empty(problem.y_shape(len(x)))))
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
-        operands = Operands(*ctx.saved_tensors, dy)
-        dx, dw = (
-            _computed(ctx, operation, operands) for operation in (Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)
-        )
-        return dx, dw, None, None
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, w = ctx.saved_tensors
+        operands = Operands(x, w, dy)
+        dx = _computed(ctx, Operation.BACKWARD_DATA, operands)
+        return dx, _computed(ctx, Operation.BACKWARD_FILTER, operands), None, None
 
 
 def _computed(ctx: Any, operation: Operation, operands: Operands) -> Tensor:
     in_format = TORCH_FORMATS[ctx.problem.memory_format]
-    dense = (tensor.detach().contiguous(memory_format=in_format) for tensor in (operands.x, operands.w, operands.y))
-    result: Tensor = ctx.compute[operation](ctx.problem.with_operation(operation), Operands(*dense))
+    x, w, y = (t.detach().contiguous(memory_format=in_format) for t in (operands.x, operands.w, operands.y))
+    result: Tensor = ctx.compute[operation](ctx.problem.with_operation(operation), Operands(x, w, y))
     return result

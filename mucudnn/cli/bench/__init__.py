@@ -17,6 +17,7 @@ COMMANDS = (
     "inference",
     "limits",
     "memory",
+    "metrics",
     "network",
     "numerics",
     "solver",
