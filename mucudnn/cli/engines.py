@@ -10,7 +10,7 @@ import click
 
 from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.selections import layer_name, named_layer
+from mucudnn.cli.shared.selections import layer_of_source, named_layer
 from mucudnn.terminal.command_files import FileCommand, NamedOrFile
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
@@ -30,7 +30,7 @@ def _parse_sizes(text: str) -> tuple[int, ...]:
 
 @click.command(cls=FileCommand)
 @options.source
-@layer_name
+@layer_of_source
 @click.option(
     "--operation",
     type=options.choice(Operation),
@@ -57,7 +57,7 @@ def _parse_sizes(text: str) -> tuple[int, ...]:
 @options.json_file
 def engines(
     source: str,
-    layer: str | None,
+    layer_name: str | None,
     operation: Operation,
     micro_batches: tuple[int, ...] | None,
     device_properties: str | None,
@@ -80,7 +80,7 @@ def engines(
 
     if micro_batches is not None and sizes["batch"] is not None:
         raise click.UsageError("give --batch or --micro-batches, not both", click.get_current_context())
-    chosen = named_layer(load_source(source, **sizes), layer)
+    chosen = named_layer(load_source(source, **sizes), layer_name)
     asked = micro_batches or micro_batch_sizes(BatchSizePolicy.POWER_OF_TWO, chosen.batch_size)
     device = _device(device_properties)
     found = list_engines(device, chosen.names, chosen.problem.with_operation(operation), asked, every=every)

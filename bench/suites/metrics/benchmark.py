@@ -82,18 +82,16 @@ def benchmark_metrics(
     with all that was measured in the folder.
     """
     machine = machine or Machine.current(device)
-    wanted = [layer.problem.with_operation(operation) for operation in choices.operations]
+    problems = (layer.problem.with_operation(operation) for operation in choices.operations)
+    wanted = [_OfProblem(layer, problem, choices, machine) for problem in problems]
     with open_folder(out, _header(source, layer, choices, machine)) as folder:
-        left_out: list[LeftOut] = []
-        for index, problem in enumerate(wanted):
-            of_problem = _OfProblem(layer, problem, choices, machine)
-            left_out += of_problem.left_out
+        for index, of_problem in enumerate(wanted):
             if not folder.known(of_problem.subject):
-                progress(f"{layer.name}, {problem}", index / len(wanted))
+                progress(f"{layer.name}, {of_problem.problem}", index / len(wanted))
                 mark = machine.watch.mark()
                 rows = of_problem.rows()
                 folder.add(rows, machine.watch.since(mark))
-        folder.write_summary(left_out)
+        folder.write_summary([one for of_problem in wanted for one in of_problem.left_out])
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ class _OfProblem:
     """One operation of a layer, and the algorithms that compute it."""
 
     def __init__(self, layer: Layer, problem: ConvProblem, choices: Choices, machine: Machine) -> None:
-        self._problem, self._n, self._choices, self._machine = problem, layer.batch_size, choices, machine
+        self.problem, self._n, self._choices, self._machine = problem, layer.batch_size, choices, machine
         self.subject: Subject = {"layer": layer.name, **problem_columns(problem, self._n)}
         algorithms = permitted_algorithms(machine, Config(algorithms=choices.algorithms), problem, [self._n])
         self._candidates, failures = find_candidates(problem, algorithms, [self._n])
@@ -126,8 +124,8 @@ class _OfProblem:
 
         The calls through modules and those of the algorithms alone are timed in turns: what the machine does hits all.
         """
-        operands = random_operands(self._problem, self._n, self._machine.device)
-        expected, writable = exact(self._problem, operands), _with_own_result(self._problem, operands)
+        operands = random_operands(self.problem, self._n, self._machine.device)
+        expected, writable = exact(self.problem, operands), _with_own_result(self.problem, operands)
         every = [self._measured(candidate, operands, writable, expected) for candidate in self._candidates]
         del expected
         rounds = TurnRounds(self._choices.rounds, max(self._choices.rounds, MOST_ROUNDS), SHORT_S)
@@ -138,8 +136,8 @@ class _OfProblem:
     def _measured(self, candidate: Candidate, operands: Operands, writable: Operands, expected: Tensor) -> _Measured:
         algorithm = candidate.algorithm
         try:
-            through = through_module(algorithm, self._problem, operands)
-            by_itself = alone(algorithm, self._problem, writable)
+            through = through_module(algorithm, self.problem, operands)
+            by_itself = alone(algorithm, self.problem, writable)
             by_itself()
             first = through().detach()
             norms = ErrorNorms.of(first, expected)
@@ -161,14 +159,14 @@ class _OfProblem:
     def _gradients(self, algorithm: Algorithm) -> dict[str, Any]:
         computed = partial(compute, algorithm)
         return {
-            "gradient_error": directional_error(self._problem, computed, self._machine.device),
+            "gradient_error": directional_error(self.problem, computed, self._machine.device),
             "gradcheck": self._gradcheck(algorithm, computed),
         }
 
     def _gradcheck(self, algorithm: Algorithm, computed: Compute) -> str:
         if self._machine.device != "cpu":
             return "not done: it runs on the CPU"
-        reasons = {small: algorithm.supports(small) for small in cut_down(self._problem)}
+        reasons = {small: algorithm.supports(small) for small in cut_down(self.problem)}
         small = next((small for small, reason in reasons.items() if reason is None), None)
         return f"not done: {next(iter(reasons.values()))}" if small is None else gradcheck(small, computed)
 

@@ -21,6 +21,7 @@ COMMANDS = (
     "network",
     "numerics",
     "solver",
+    "track",
     "training",
 )
 

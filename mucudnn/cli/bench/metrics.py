@@ -11,14 +11,14 @@ import click
 
 from mucudnn.bench.report.export import write_each
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.selections import layer_name, named_layer
+from mucudnn.cli.shared.selections import layer_of_source, named_layer
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.problem import Operation
 
 
 @click.command(cls=FileCommand)
 @options.source
-@layer_name
+@layer_of_source
 @click.option(
     "--algorithms",
     "--algorithm",
@@ -40,7 +40,7 @@ from mucudnn.words.problem import Operation
 @options.out_folder
 def metrics(
     source: str,
-    layer: str | None,
+    layer_name: str | None,
     algorithms: tuple[str, ...] | None,
     operations: tuple[Operation, ...],
     rounds: int,
@@ -69,7 +69,7 @@ def metrics(
 
     if plot_file is not None:
         require_matplotlib()
-    chosen = named_layer(load_source(source, **sizes), layer)
+    chosen = named_layer(load_source(source, **sizes), layer_name)
     options.use_threads(threads)
     with ExitStack() as stack:
         path = out or Path(stack.enter_context(TemporaryDirectory()))

@@ -60,7 +60,9 @@ def filters_of(option: str, default: str) -> options.Decorator:
     )
 
 
-layer_name = click.option("--layer", metavar="NAME", help="Of SOURCE's layers; mucudnn layers SOURCE lists them.")
+layer_of_source = click.option(
+    "--layer", "layer_name", metavar="NAME", help="Of SOURCE's layers; mucudnn layers SOURCE lists them."
+)
 
 
 def named_layer(table: LayerTable, name: str | None) -> Layer:
