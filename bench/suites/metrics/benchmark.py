@@ -14,7 +14,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mucudnn.bench.contests.bounds import MachineLimits
@@ -125,7 +124,7 @@ class _OfProblem:
         The calls through modules and those of the algorithms alone are timed in turns: what the machine does hits all.
         """
         operands = random_operands(self.problem, self._n, self._machine.device)
-        expected, writable = exact(self.problem, operands), _with_own_result(self.problem, operands)
+        expected, writable = exact(self.problem, operands), operands.with_own_result(self.problem.operation)
         every = [self._measured(candidate, operands, writable, expected) for candidate in self._candidates]
         del expected
         rounds = TurnRounds(self._choices.rounds, max(self._choices.rounds, MOST_ROUNDS), SHORT_S)
@@ -189,12 +188,6 @@ class _OfProblem:
             return replace(row, failure=row.failure or first_line(failed[0]))
         through, by_itself = (time.samples_s for time in times if isinstance(time, MedianTime))
         return replace(row, samples_s=through, more={**row.more, "alone_samples_s": by_itself})
-
-
-def _with_own_result(problem: ConvProblem, operands: Operands) -> Operands:
-    """Return the operands with another tensor to write into: modules keep theirs for the backward pass."""
-    name = {Operation.FORWARD: "y", Operation.BACKWARD_DATA: "x", Operation.BACKWARD_FILTER: "w"}[problem.operation]
-    return replace(operands, **{name: torch.empty_like(operands.written(problem.operation))})
 
 
 def _header(source: str, layer: Layer, choices: Choices, machine: Machine) -> Header:

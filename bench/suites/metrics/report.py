@@ -65,7 +65,7 @@ def _table(folder: ResultFolder, titles: Sequence[str], cells: Callable[[dict[An
         operation = str(row["operation"])
         if operation != before:
             printed.add_section()
-        texts = (row["failure"],) if row["failure"] else cells(row)
+        texts = (row["failure"],) if isinstance(row["failure"], str) else cells(row)
         printed.add_row(operation if operation != before else "", row["contestant"], *texts)
         before = operation
     return printed

@@ -15,6 +15,7 @@ import pytest
 from support.clock.machine import ENVIRONMENT
 from support.command_line import invoke
 
+from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import open_folder
@@ -157,6 +158,9 @@ def test_the_command_measures_once_and_shows_the_history(tmp_path: Path, monkeyp
     pytest.importorskip("matplotlib")
     tiny = tmp_path / "tiny.csv"
     tiny.write_text("name,n,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w\nsmall,2,3,6,6,4,1,1,0,0,1,1\n")
+    monkeypatch.setattr(
+        MachineLimits, "measured", classmethod(lambda cls, device, dtype: cls(1e9, 1e9))
+    )  # takes seconds
     monkeypatch.setattr(tracked, "tracked_layers", lambda: LayerTable(TRACKED, tuple(read_csv(tiny))))
     asked = ("bench", "track", tmp_path / "results", "--machine", "here", "--rounds", "3", "--threads", "1")
     for version in ("one", "two"):
