@@ -158,9 +158,8 @@ def test_the_command_measures_once_and_shows_the_history(tmp_path: Path, monkeyp
     pytest.importorskip("matplotlib")
     tiny = tmp_path / "tiny.csv"
     tiny.write_text("name,n,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w\nsmall,2,3,6,6,4,1,1,0,0,1,1\n")
-    monkeypatch.setattr(
-        MachineLimits, "measured", classmethod(lambda cls, device, dtype: cls(1e9, 1e9))
-    )  # takes seconds
+    limits = MachineLimits(1e9, 1e9)  # measuring them takes seconds
+    monkeypatch.setattr(MachineLimits, "measured", classmethod(lambda cls, device, dtype: limits))
     monkeypatch.setattr(tracked, "tracked_layers", lambda: LayerTable(TRACKED, tuple(read_csv(tiny))))
     asked = ("bench", "track", tmp_path / "results", "--machine", "here", "--rounds", "3", "--threads", "1")
     for version in ("one", "two"):
