@@ -29,7 +29,6 @@ from mucudnn.bench.sources.layers import Layer
 from mucudnn.bench.suites.metrics.calls import alone, compute, through_module, undivided
 from mucudnn.bench.suites.metrics.errors import ErrorNorms, distinct_results, error_map
 from mucudnn.bench.suites.metrics.gradients import Compute, cut_down, directional_error, exact, gradcheck
-from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS
 from mucudnn.bench.timing.timer import EVERY_ROUND
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.tuning.permitted import permitted_algorithms
@@ -152,7 +151,7 @@ class _OfProblem:
                     **self._repeatability(first, through),
                 },
             )
-        except CANDIDATE_ERRORS as error:
+        except candidate.errors as error:
             return _Measured(algorithm, failure=first_line(error))
 
     def _gradients(self, algorithm: Algorithm) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from mucudnn.words.problem import Operation
 @options.memory_format
 @options.rounds(15, "Least samples of each call; short calls get more.")
 @click.option(
-    "--runs", type=options.Count(2), default=5, show_default=True, help="Results that are compared bit by bit."
+    "--repetitions", type=options.Count(2), default=5, show_default=True, help="Results that are compared bit by bit."
 )
 @options.threads
 @options.device
@@ -44,7 +44,7 @@ def metrics(
     algorithms: tuple[str, ...] | None,
     operations: tuple[Operation, ...],
     rounds: int,
-    runs: int,
+    repetitions: int,
     threads: int | None,
     device: str,
     csv_file: Path | None,
@@ -74,7 +74,7 @@ def metrics(
     with ExitStack() as stack:
         path = out or Path(stack.enter_context(TemporaryDirectory()))
         with progress_bar() as progress:
-            choices = Choices(operations, algorithms, rounds, runs)
+            choices = Choices(operations, algorithms, rounds, repetitions)
             benchmark_metrics(source, chosen, choices, path, device=device, progress=progress)
         folder = read_folder(path)
     console = output()
