@@ -13,13 +13,15 @@ define require_version
 	|| { echo "$(PYTHON) is too old: mucudnn needs Python 3.11 or later; try make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 endef
 
-.PHONY: demo test fuzz sanitize lint docs wheel gpu help
+.PHONY: demo test fuzz sanitize lint docs wheel gpu bench-track help
 
 help:
 	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (a few minutes)"
 	@echo "make test   run the whole test suite"
 	@echo "make fuzz   random problems, values and kills against every algorithm, command and file (12 minutes)"
 	@echo "make sanitize  the compiled code and its tests under AddressSanitizer and UndefinedBehaviorSanitizer (g++)"
+	@echo "make bench-track  measure a few layers of each kind into bench/results, and draw the history of this machine"
+	@echo "            (a few minutes; let nothing else run)"
 	@echo "make lint   ruff (check and format), mypy and import-linter"
 	@echo "make docs   the documentation site, built strictly into build/site"
 	@echo "make wheel  build sdist and wheel into build/wheel, install the wheel afresh and try it (a few minutes)"
@@ -61,6 +63,10 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
+
+# TRACK_OPTIONS: for example TRACK_OPTIONS="--machine my-machine --threads 2", or "--history" to draw without measuring.
+bench-track: $(VENV)/.installed
+	$(BIN)/python -m mucudnn bench track bench/results $(TRACK_OPTIONS)
 
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(CURDIR)/build/site

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod, sqrt
 
 import torch
@@ -14,6 +14,7 @@ from mucudnn.words.problem import MOST_ELEMENTS, ConvProblem, MemoryFormat, Oper
 from mucudnn.words.values import whole
 
 Shape = tuple[int, int, int, int]
+_WRITTEN = {Operation.FORWARD: "y", Operation.BACKWARD_DATA: "x", Operation.BACKWARD_FILTER: "w"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,12 @@ class Operands:
 
     def written(self, operation: Operation) -> Tensor:
         """The tensor that the operation writes."""
-        return {Operation.FORWARD: self.y, Operation.BACKWARD_DATA: self.x, Operation.BACKWARD_FILTER: self.w}[
-            operation
-        ]
+        tensor: Tensor = getattr(self, _WRITTEN[operation])
+        return tensor
+
+    def with_own_result(self, operation: Operation) -> Operands:
+        """The same operands with another tensor, not filled, for the operation to write into."""
+        return replace(self, **{_WRITTEN[operation]: torch.empty_like(self.written(operation))})
 
 
 _PERIOD = 2**20 - 3  # a prime, which no row, channel or sample shares

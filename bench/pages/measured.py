@@ -11,6 +11,7 @@ import pandas
 
 from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer
 from mucudnn.bench.contests.torch_variants import TORCH
+from mucudnn.bench.folders.overheads import overhead_of
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
 from mucudnn.bench.folders.speedups import Speedup, speedup_of
@@ -22,6 +23,9 @@ CONTESTANT = ("contestant", "policy", "limit_bytes")
 LAYER = tuple(name for name in PROBLEM_COLUMNS if name != "operation")
 _NUMBERS = ("limit_bytes", "workspace_bytes", "relative_error", "load", "count")
 _TEXTS = ("policy", "configuration", "failure")
+ALONE = "alone_samples_s"  # column of the rows of operator metrics
+# Columns of operator metrics alone.
+METRICS = ("error_l1", "error_l2", "error_max", "gradient_error", "runs", "distinct_results")
 
 
 def measured(folder: ResultFolder) -> pandas.DataFrame:
@@ -31,11 +35,14 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     ``spread``, the interquartile range over the median. Of convolutions also ``kind``; ``flops``, of the direct method;
     ``bound_s`` and ``over_bound``, the machine's limit and the time over it; ``flops_per_s``; ``flops_per_byte``, of
     the least bytes; and a column for each machine of DeepBench's published times, in seconds, named ``PUBLISHED``
-    machine. NaN where something is not known.
+    machine. Of operator metrics also ``samples_per_s``, and ``overhead_s``, ``overhead_low_s``, ``overhead_high_s``,
+    what a call through a module takes longer than the algorithm alone. NaN where something is not known.
     """
     rows = _with_known_types(folder.rows)
     rows = _with_speedups(rows)
     rows["spread"] = [_spread(samples) for samples in rows["samples_s"]]
+    if ALONE in rows:
+        rows = _with_metrics(rows)
     if not has_problems(rows):
         return rows
     return _with_published(_with_bounds(rows, folder.header.limits))
@@ -93,6 +100,26 @@ def _spread(samples: list[float]) -> float:
         return nan
     low, middle, high = np.quantile(samples, (0.25, 0.5, 0.75))
     return float((high - low) / middle)
+
+
+def _with_metrics(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Add what follows from the samples, and make numbers of those columns that are there."""
+    alone_s = [_samples_in(value) for value in rows[ALONE]]
+    found = [overhead_of(call, alone) for call, alone in zip(rows["samples_s"], alone_s, strict=True)]
+    numbers = {name: pandas.to_numeric(rows[name], errors="coerce") for name in METRICS if name in rows}
+    return rows.assign(
+        **numbers,
+        samples_per_s=rows["batch_size"] / rows["time_s"],
+        overhead_s=[one.seconds for one in found],
+        overhead_low_s=[one.low for one in found],
+        overhead_high_s=[one.high for one in found],
+    )
+
+
+def _samples_in(value: object) -> list[float]:
+    """Return samples as they were read; none where the column has something else."""
+    numbers = pandas.to_numeric(pandas.Series(value if isinstance(value, list) else [], dtype=object), errors="coerce")
+    return list(numbers.astype(float)) if np.isfinite(numbers.astype(float)).all() else []
 
 
 def _with_bounds(rows: pandas.DataFrame, limits: Mapping[str, MachineLimits]) -> pandas.DataFrame:

@@ -19,7 +19,7 @@ from mucudnn.words.results import BUSY
 from mucudnn.words.units import format_bytes
 
 if TYPE_CHECKING:
-    from mucudnn.bench.pages.pictures import Picture
+    from mucudnn.bench.pages.pictures.drawn import Picture
 
 _SIZES = {"workspace_limit", "workspace_budget", "cache_budget"}  # settings in bytes
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -84,6 +84,7 @@ class _Look:
 
 _WHOLE = ".0f"
 _MS = (".4f", 1e3)
+_US = (".1f", 1e6)
 _LIMIT = ("limit_bytes", "workspace limit, MiB", ".6g", 1 / _MIB)
 _SPEEDUP = (
     ("speedup", "speedup over torch", ".3f"),
@@ -140,6 +141,7 @@ def problem_table(rows: pandas.DataFrame, subject: Sequence[str]) -> TextTable:
     look.add("time", ("samples", "samples", _WHOLE), ("flops_per_s", "TFLOP/s", ".4f", 1e-12))
     look.add("configuration", ("configuration", "configuration"))
     _add_ours(look)
+    _add_metrics(look)
     _add_published(look, rows, "ms, published elsewhere")
     look.add("no time", ("failure", "why there is none"))
     return _table(
@@ -168,6 +170,17 @@ def _add_ours(look: _Look) -> None:
     look.add("mucudnn", ("relative_error", "relative error", ".1e"))
     look.add("limit", ("over_bound", "time / bound", ".3f"))
     look.add("machine", ("load", "load, %", ".0f", 100.0))
+
+
+def _add_metrics(look: _Look) -> None:
+    """Add the columns of operator metrics."""
+    look.add("error against float64", ("error_l1", "sum", ".1e"), ("error_l2", "Euclidean", ".1e"))
+    look.add("error against float64", ("error_max", "largest", ".1e"))
+    look.add("gradient", ("gradient_error", "relative error", ".1e"), ("gradcheck", "gradcheck"))
+    look.add("repeated runs", ("runs", "runs", _WHOLE), ("distinct_results", "distinct results", _WHOLE))
+    look.add("rate", ("samples_per_s", "samples / s", ".1f"))
+    look.add("overhead of the module, µs", ("overhead_s", "median", *_US), ("overhead_low_s", "from", *_US))
+    look.add("overhead of the module, µs", ("overhead_high_s", "to", *_US))
 
 
 def _add_published(look: _Look, rows: pandas.DataFrame, group: str) -> None:

@@ -15,7 +15,13 @@ from mucudnn.bench.report.export import write_csv_of
 from mucudnn.bench.report.tables import new_table
 
 _MOST_SHOWN = 3
-_INNER = ["format_version", "folder", "samples_s"]  # columns that say nothing beside the folder
+_INNER = [
+    "format_version",
+    "folder",
+    "samples_s",
+    "alone_samples_s",
+    "error_map",
+]  # columns that say nothing beside the folder
 
 
 def printed_table(table: TextTable) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +10,13 @@ import click
 
 from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.selections import layer_of_source, named_layer
 from mucudnn.terminal.command_files import FileCommand, NamedOrFile
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
 
 if TYPE_CHECKING:
-    from mucudnn.bench.sources.layers import Layer, LayerTable
     from mucudnn.kernels.cudnn.device import Device
 
 
@@ -31,7 +30,7 @@ def _parse_sizes(text: str) -> tuple[int, ...]:
 
 @click.command(cls=FileCommand)
 @options.source
-@click.option("--layer", "layer_name", metavar="NAME", help="Of SOURCE's layers; mucudnn layers SOURCE lists them.")
+@layer_of_source
 @click.option(
     "--operation",
     type=options.choice(Operation),
@@ -81,29 +80,15 @@ def engines(
 
     if micro_batches is not None and sizes["batch"] is not None:
         raise click.UsageError("give --batch or --micro-batches, not both", click.get_current_context())
-    layer = _named(load_source(source, **sizes), layer_name)
-    asked = micro_batches or micro_batch_sizes(BatchSizePolicy.POWER_OF_TWO, layer.batch_size)
+    chosen = named_layer(load_source(source, **sizes), layer_name)
+    asked = micro_batches or micro_batch_sizes(BatchSizePolicy.POWER_OF_TWO, chosen.batch_size)
     device = _device(device_properties)
-    found = list_engines(device, layer.names, layer.problem.with_operation(operation), asked, every=every)
+    found = list_engines(device, chosen.names, chosen.problem.with_operation(operation), asked, every=every)
     output().print(engines_table(found))
     write_each(
         (csv_file, lambda path: write_csv(path, engines_rows(found))),
         (json_file, lambda path: write_json(path, engines_record(found))),
     )
-
-
-def _named(table: LayerTable, name: str | None) -> Layer:
-    """The layer that goes by this name, alone or with equal ones. Raises ``InvalidInputError``."""
-    by_name = {name: layer for layer in table.layers for name in (layer.name, *layer.names)}
-    if name in by_name:
-        return by_name[name]
-    if name is None and len(table.layers) == 1:
-        return table.layers[0]
-    close = get_close_matches(name or "", by_name, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    asked = "no layer is named" if name is None else f"{table.source} has no layer {name!r}"
-    names = ", ".join(layer.names[0] for layer in table.layers)
-    raise InvalidInputError(f"{asked}; {hint}give --layer NAME, one of {names}")
 
 
 def _device(properties: str | None) -> Device:

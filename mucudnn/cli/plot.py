@@ -40,7 +40,7 @@ def plot(kind: str, folder: Path, out: Path, layers: tuple[str, ...]) -> None:
     """
     from mucudnn.bench.folders.reading import read_folder
     from mucudnn.bench.pages.measured import measured
-    from mucudnn.bench.pages.pictures import write_picture
+    from mucudnn.bench.pages.pictures.drawn import write_picture
 
     rows = measured(read_folder(folder))
     if layers:

@@ -34,7 +34,7 @@ def report(folder: Path, html_file: Path | None, csv_file: Path | None, markdown
     from mucudnn.bench.folders.reading import read_folder
     from mucudnn.bench.pages import text
     from mucudnn.bench.pages.page import html_of, report_of
-    from mucudnn.bench.pages.pictures import pictures_or_reason
+    from mucudnn.bench.pages.pictures.drawn import pictures_or_reason
     from mucudnn.bench.report.export import write_each
     from mucudnn.terminal.console import output
     from mucudnn.terminal.whole_files import beside, whole_text

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.result_folders import MIB, training_layers, write_random_folder
 
-from mucudnn.bench.pages.pictures import KINDS
+from mucudnn.bench.pages.pictures.drawn import KINDS
 from mucudnn.cli import plot
 from mucudnn.cli.main import main
 

@@ -21,7 +21,7 @@ from support.effort import IS_FULL, how_many
 from support.ranks.alone import group_of_one
 from torch import nn
 
-from mucudnn.bench.sources import layers
+from mucudnn.bench.sources import layers, tracked
 from mucudnn.bench.sources.layers import TABLES
 from mucudnn.bench.sources.networks import registry
 from mucudnn.bench.suites.solver import benchmark as solver_benchmark
@@ -60,6 +60,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "input_shape": ("3x8x8", "1x1x1", "3x8x9"),
     "rounds": ("1", "2"),
     "runs": ("0",),
+    "repetitions": ("2", "3", "1"),
     "up_to": ("2", "4", "65537"),
     "workspace_limit": ("64MiB", "1MiB", "0B", "none", "headroom", "64MB", "1e3MiB"),
     "workspace_budget": ("1MiB", "0B", "none", "headroom"),
@@ -128,7 +129,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(solver_benchmark, "time_front", lambda size, bar_s: front(4, bar_s))
     monkeypatch.setattr(solver_benchmark, "time_division", lambda problems, size, bar_s: division(2, 2, bar_s))
     monkeypatch.setattr(data_parallel, "on_every_rank", one_rank)
-    monkeypatch.setattr(layers, "_DEEPBENCH", tmp_path / "deepbench.csv")  # the real one has layers of seconds
+    monkeypatch.setattr(layers, "_DEEPBENCH", tmp_path / "deepbench.csv")  # the real ones have layers of seconds
+    monkeypatch.setattr(tracked, "_FILE", tmp_path / "t.csv")
     monkeypatch.delitem(sys.modules, "users", raising=False)
     (tmp_path / "folder").mkdir()
     os.mkfifo("pipe.csv")

@@ -1,7 +1,7 @@
 """Published networks in plain torch: one file a family, and the registry that knows them by name.
 
 What lives here: how each is built, what it reads, and what it is trained for. Geometry and numbers of parameters are
-those of torchvision, or of the paper where torchvision has none. Nothing is tuned, timed or printed here.
+those of torchvision, or of the paper where torchvision has none or another. Nothing is tuned, timed or printed here.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ from mucudnn.bench.sources.networks.objectives import (
 from mucudnn.bench.sources.networks.regnet import regnety_400mf
 from mucudnn.bench.sources.networks.resnet import resnet18, resnet50
 from mucudnn.bench.sources.networks.segformer import SegFormer
-from mucudnn.bench.sources.networks.vgg import vgg16
+from mucudnn.bench.sources.networks.squeezenet import squeezenet
+from mucudnn.bench.sources.networks.vgg import vgg16, vgg19
 from mucudnn.words.errors import InvalidInputError
 
 INPUT_SHAPE = (3, 224, 224)  # of most networks
@@ -51,9 +52,11 @@ NETWORKS = MappingProxyType(
     {
         "alexnet": Network(alexnet),
         "vgg16": Network(vgg16),
+        "vgg19": Network(vgg19),
         "resnet18": Network(resnet18),
         "resnet50": Network(resnet50),
         "googlenet": Network(googlenet),
+        "squeezenet": Network(squeezenet),
         "mobilenetv2": Network(mobilenetv2),
         "efficientnet-b0": Network(efficientnet_b0),
         "convnext-t": Network(convnext_t),

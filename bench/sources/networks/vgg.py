@@ -1,4 +1,4 @@
-"""VGG-16: Simonyan and Zisserman, 2014, configuration D. 138,357,544 parameters."""
+"""VGG-16 and -19: Simonyan and Zisserman, 2014, configurations D and E. 138,357,544 and 143,667,240 parameters."""
 
 from __future__ import annotations
 
@@ -6,12 +6,23 @@ from torch import nn
 
 from mucudnn.bench.sources.networks.blocks import named
 
+_WIDTHS = (64, 128, 256, 512, 512)
+
 
 def vgg16(num_classes: int) -> nn.Module:
+    return _vgg((2, 2, 3, 3, 3), num_classes)
+
+
+def vgg19(num_classes: int) -> nn.Module:
+    return _vgg((2, 2, 4, 4, 4), num_classes)
+
+
+def _vgg(repeats: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Stages of ``repeats`` convolutions each, then the classifier."""
     features = nn.Sequential()
     in_channels = 3
-    for channels, repeats in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
-        for _ in range(repeats):
+    for channels, count in zip(_WIDTHS, repeats, strict=True):
+        for _ in range(count):
             features.extend((nn.Conv2d(in_channels, channels, 3, padding=1), nn.ReLU()))
             in_channels = channels
         features.append(nn.MaxPool2d(2))

@@ -17,9 +17,11 @@ COMMANDS = (
     "inference",
     "limits",
     "memory",
+    "metrics",
     "network",
     "numerics",
     "solver",
+    "track",
     "training",
 )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +12,9 @@ from mucudnn.cli.shared import options
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Pair
 from mucudnn.words.units import parse_bytes
+
+if TYPE_CHECKING:
+    from mucudnn.bench.sources.layers import Layer, LayerTable
 
 _ALL = "all"
 
@@ -53,3 +58,25 @@ def filters_of(option: str, default: str) -> options.Decorator:
         show_default=True,
         help="Only the layers with a filter of these sizes, or all.",
     )
+
+
+layer_of_source = click.option(
+    "--layer", "layer_name", metavar="NAME", help="Of SOURCE's layers; mucudnn layers SOURCE lists them."
+)
+
+
+def named_layer(table: LayerTable, name: str | None) -> Layer:
+    """Return the layer that goes by this name, alone or with equal ones; ``None``: the only one there is.
+
+    Raises ``InvalidInputError``.
+    """
+    by_name = {name: layer for layer in table.layers for name in (layer.name, *layer.names)}
+    if name in by_name:
+        return by_name[name]
+    if name is None and len(table.layers) == 1:
+        return table.layers[0]
+    close = get_close_matches(name or "", by_name, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    asked = "no layer is named" if name is None else f"{table.source} has no layer {name!r}"
+    names = ", ".join(layer.names[0] for layer in table.layers)
+    raise InvalidInputError(f"{asked}; {hint}give --layer NAME, one of {names}")

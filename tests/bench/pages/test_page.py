@@ -20,7 +20,7 @@ from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import LeftOut, open_folder
 from mucudnn.bench.pages.page import html_of, report_of
-from mucudnn.bench.pages.pictures import KINDS, pictures_or_reason
+from mucudnn.bench.pages.pictures.drawn import KINDS, pictures_or_reason
 from mucudnn.bench.pages.text import markdown_of
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.words.errors import UnavailableError

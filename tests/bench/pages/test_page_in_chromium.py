@@ -20,7 +20,7 @@ from support.result_folders import MIB, training_layers, write_random_folder
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.folders.writing import LeftOut
 from mucudnn.bench.pages.page import html_of, report_of
-from mucudnn.bench.pages.pictures import pictures_or_reason
+from mucudnn.bench.pages.pictures.drawn import pictures_or_reason
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium: pip install selenium")
 pytest.importorskip("jinja2")

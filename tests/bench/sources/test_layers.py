@@ -130,7 +130,16 @@ def test_alexnet() -> None:
 
 @pytest.mark.parametrize(
     ("name", "calls"),
-    [("alexnet", 5), ("vgg16", 13), ("resnet18", 20), ("resnet50", 53), ("mobilenetv2", 52), ("densenet40", 39)],
+    [
+        ("alexnet", 5),
+        ("vgg16", 13),
+        ("vgg19", 16),
+        ("squeezenet", 26),
+        ("resnet18", 20),
+        ("resnet50", 53),
+        ("mobilenetv2", 52),
+        ("densenet40", 39),
+    ],
 )
 def test_networks_count_every_convolution(name: str, calls: int) -> None:
     assert sum(layer.count for layer in load_source(name).layers) == calls

@@ -239,7 +239,7 @@ def test_the_time_is_that_of_all_networks() -> None:
 
 def test_names_and_batches_are_refused_before_anything_is_measured() -> None:
     with pytest.raises(InvalidInputError, match="did you mean vgg16"):
-        measure_networks(["alexnet", "vgg15"], [2, 2])
+        measure_networks(["alexnet", "vgg-16"], [2, 2])
     with pytest.raises(InvalidInputError, match="it must be at most"):
         measure_networks(["alexnet"], [2**40])
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mucudnn.bench.pages.drawing import height, legend_above, one_line, plain, with_series
 from mucudnn.bench.pages.measured import has_problems
-from mucudnn.bench.pages.svg import SERIES
+from mucudnn.bench.pages.pictures.drawing import height, legend_above, one_line, plain, with_series
+from mucudnn.bench.pages.pictures.svg import SERIES
 from mucudnn.bench.report.plots import label, new_figure
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation

@@ -9,7 +9,7 @@ import pandas
 
 from mucudnn.bench.contests.torch_variants import TORCH
 from mucudnn.bench.pages.measured import CONTESTANT
-from mucudnn.bench.pages.svg import SERIES
+from mucudnn.bench.pages.pictures.svg import SERIES
 from mucudnn.words.units import format_bytes
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from mucudnn.bench.contests.torch_variants import TORCH
-from mucudnn.bench.pages.drawing import colours, plain, with_series
-from mucudnn.bench.pages.svg import FAINT
+from mucudnn.bench.pages.pictures.drawing import colours, plain, with_series
+from mucudnn.bench.pages.pictures.svg import FAINT
 from mucudnn.bench.report.plots import label, new_figure
 
 if TYPE_CHECKING:

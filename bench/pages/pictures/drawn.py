@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from mucudnn.bench.pages import cuts_picture, limits_picture, samples_picture, speedups_picture
-from mucudnn.bench.pages.svg import STYLE, inline_svg
+from mucudnn.bench.pages.pictures import cuts, limits, samples, speedups
+from mucudnn.bench.pages.pictures.svg import STYLE, inline_svg
 from mucudnn.bench.report.plots import require_matplotlib, save_figure
 from mucudnn.words.errors import UnavailableError
 
@@ -41,10 +41,10 @@ class Picture:
 _TOLD_BY_TABLE = "All of its numbers are in the table of operations."
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "speedups": Kind("Speedup of each layer, by workspace limit", speedups_picture.CAPTION, speedups_picture.draw),
-        "limits": Kind("How far from the machine's limit", limits_picture.CAPTION, limits_picture.draw),
-        "samples": Kind("Samples of each contestant", samples_picture.CAPTION, samples_picture.draw),
-        "cuts": Kind("How the mini-batch is cut", cuts_picture.CAPTION, cuts_picture.draw),
+        "speedups": Kind("Speedup of each layer, by workspace limit", speedups.CAPTION, speedups.draw),
+        "limits": Kind("How far from the machine's limit", limits.CAPTION, limits.draw),
+        "samples": Kind("Samples of each contestant", samples.CAPTION, samples.draw),
+        "cuts": Kind("How the mini-batch is cut", cuts.CAPTION, cuts.draw),
     }
 )
 

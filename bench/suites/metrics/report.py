@@ -1,0 +1,151 @@
+"""Tells the operator metrics in a result folder: tables for people, and a picture of where the errors are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import isnan
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.table import Table
+
+from mucudnn.bench.folders.reading import ResultFolder
+from mucudnn.bench.pages.measured import measured
+from mucudnn.bench.report.plots import new_figure
+from mucudnn.bench.report.tables import milliseconds, new_table
+from mucudnn.bench.suites.metrics.gradients import PASSED
+from mucudnn.words.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_INCHES = 2.1  # of a map
+_LEAST_OF_LARGEST = 1e-3  # shade of a map that has no errors, beside the largest
+_NAMES = ("operation", "algorithm")
+
+
+def errors_table(folder: ResultFolder) -> Table:
+    """Return a row for each operation and contestant: errors, gradients, repeatability."""
+    errors = {"relative_error": "relative", "error_l1": "L1", "error_l2": "L2", "error_max": "maximum"}
+    titles = (*errors.values(), "gradient", "gradcheck", "results")
+    return _table(
+        folder,
+        titles,
+        lambda row: (
+            *(f"{row[name]:.1e}" for name in (*errors, "gradient_error")),
+            row["gradcheck"].partition(":")[0],
+            f"{row['distinct_results']:.0f} of {row['runs']:.0f}",
+        ),
+    )
+
+
+def times_table(folder: ResultFolder) -> Table:
+    """Return a row for each operation and contestant: latency, throughput, overhead, workspace."""
+    titles = ("ms", "IQR", "samples/s", "GFLOP/s", "overhead (µs)", "95 % interval", "workspace")
+    return _table(
+        folder,
+        titles,
+        lambda row: (
+            *(milliseconds(row["time_s"]), f"{row['spread']:.0%}"),
+            *(f"{row['samples_per_s']:.1f}", f"{row['flops_per_s'] / 1e9:.1f}", f"{row['overhead_s'] * 1e6:.0f}"),
+            _known(row["overhead_low_s"], row["overhead_high_s"]),
+            format_bytes(int(row["workspace_bytes"])),
+        ),
+    )
+
+
+def _known(low_s: float, high_s: float) -> str:
+    return "" if isnan(low_s) else f"{low_s * 1e6:.0f} to {high_s * 1e6:.0f}"
+
+
+def _table(folder: ResultFolder, titles: Sequence[str], cells: Callable[[dict[Any, Any]], Sequence[str]]) -> Table:
+    printed = new_table(f"{folder.header.source}, {folder.header.settings['layer']}", _NAMES, titles)
+    before = ""
+    for row in measured(folder).to_dict("records"):
+        operation = str(row["operation"])
+        if operation != before:
+            printed.add_section()
+        texts = (row["failure"],) if isinstance(row["failure"], str) else cells(row)
+        printed.add_row(operation if operation != before else "", row["contestant"], *texts)
+        before = operation
+    return printed
+
+
+def in_words(folder: ResultFolder) -> str:
+    """Tell what the columns are, which checks of gradients failed or were not made, and what was left out."""
+    lines = [
+        "relative, L1, L2, maximum: norms of the error against float64; relative: L2 over that of the result",
+        "gradient: error of a derivative along a random direction, in the layer's own dtype, against differences",
+        "gradcheck: torch's own, in float64, of the layer cut down to few channels",
+        "results: how many differ in any bit, of so many runs; 1: it is repeatable",
+        "ms: median of a call through the module, as in training; overhead: what that takes longer than the algorithm "
+        "alone in the same round",
+        *_unusual_checks(folder),
+    ]
+    by_reason: dict[str, list[str]] = {}
+    for one in folder.left_out:
+        by_reason.setdefault(one.reason, []).append(one.what.rpartition(": ")[2])
+    lines += [f"left out: {', '.join(dict.fromkeys(names))}: {reason}" for reason, names in by_reason.items()]
+    return "\n".join((*lines, *folder.problems))
+
+
+def _unusual_checks(folder: ResultFolder) -> Iterator[str]:
+    """Say which gradchecks were not made or did not pass, and why."""
+    names: dict[str, list[str]] = {}
+    for row in folder.rows.to_dict("records"):
+        if isinstance(text := row.get("gradcheck"), str) and text != PASSED:
+            names.setdefault(text, []).append(str(row["contestant"]))
+    return (f"gradcheck {text}: {', '.join(dict.fromkeys(of))}" for text, of in names.items())
+
+
+def draw_error_maps(folder: ResultFolder) -> Figure:
+    """Draw where each result differs from float64: a map for each algorithm, a line for each operation.
+
+    Maps of one operation share their scale of shades, which is logarithmic. Rows without a map have no place in it.
+    """
+    rows = folder.rows
+    maps = {(row["operation"], row["contestant"]): _map(row.get("error_map")) for row in rows.to_dict("records")}
+    maps = {key: cells for key, cells in maps.items() if cells is not None}
+    if not maps:
+        return new_figure(6, 1, "no errors to draw: see the reasons in the table")
+    operations, names = (list(dict.fromkeys(key[place] for key in maps)) for place in (0, 1))
+    figure = new_figure(1 + _INCHES * len(names), 0.6 + _INCHES * len(operations), _title(folder))
+    every = figure.subplots(len(operations), len(names), squeeze=False)
+    for line, operation in zip(every, operations, strict=True):
+        _draw_operation(figure, line, operation, [(name, maps.get((operation, name))) for name in names])
+    return figure
+
+
+def _title(folder: ResultFolder) -> str:
+    return f"Mean absolute error against float64: {folder.header.source}, {folder.header.settings['layer']}".replace(
+        "$", r"\$"
+    )
+
+
+def _map(value: object) -> np.ndarray[Any, Any] | None:
+    """Return the map that a row has; ``None`` for one that is none."""
+    try:
+        cells = np.asarray(value, dtype=float)
+    except (TypeError, ValueError):
+        return None
+    return cells if cells.ndim == 2 and cells.size and np.isfinite(cells).all() else None
+
+
+def _draw_operation(
+    figure: Figure, line: Any, operation: str, maps: list[tuple[str, np.ndarray[Any, Any] | None]]
+) -> None:
+    from matplotlib.colors import LogNorm
+
+    largest = max(cells.max() for _, cells in maps if cells is not None) or 1.0
+    present = np.concatenate([cells[cells > 0] for _, cells in maps if cells is not None])
+    least = min(present.min(), 0.5 * largest) if present.size else _LEAST_OF_LARGEST * largest
+    shades: Any = None
+    for axes, (name, cells) in zip(line, maps, strict=True):
+        axes.set_title(f"{name}\n{operation.replace('_', ' ')}".replace("$", r"\$"), fontsize=8)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        if cells is None:
+            axes.text(0.5, 0.5, "none", ha="center", va="center", transform=axes.transAxes)
+            continue
+        shades = axes.imshow(np.maximum(cells, least), cmap="viridis", norm=LogNorm(least, largest))
+    figure.colorbar(shades, ax=list(line), fraction=0.02, pad=0.01)

@@ -1,0 +1,88 @@
+"""``mucudnn bench metrics``: errors, gradients, repeatability, time and overhead of a layer's algorithms."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+
+from mucudnn.bench.report.export import write_each
+from mucudnn.cli.shared import options
+from mucudnn.cli.shared.selections import layer_of_source, named_layer
+from mucudnn.terminal.command_files import FileCommand
+from mucudnn.words.problem import Operation
+
+
+@click.command(cls=FileCommand)
+@options.source
+@layer_of_source
+@click.option(
+    "--algorithms",
+    "--algorithm",
+    "algorithms",
+    type=options.Text("NAME,...", options.parse_names),
+    help="Only these beside torch's own (mucudnn doctor lists them); default: all that compute the layer.",
+)
+@options.operations
+@options.dtype
+@options.memory_format
+@options.rounds(15, "Least samples of each call; short calls get more.")
+@click.option(
+    "--repetitions", type=options.Count(2), default=5, show_default=True, help="Results that are compared bit by bit."
+)
+@options.threads
+@options.device
+@options.csv_file
+@options.plot_file
+@options.out_folder
+def metrics(
+    source: str,
+    layer_name: str | None,
+    algorithms: tuple[str, ...] | None,
+    operations: tuple[Operation, ...],
+    rounds: int,
+    repetitions: int,
+    threads: int | None,
+    device: str,
+    csv_file: Path | None,
+    plot_file: Path | None,
+    out: Path | None,
+    **sizes: Any,
+) -> None:
+    """Measure one layer of SOURCE operator by operator, as level 0 of Deep500 does: torch's own and each algorithm.
+
+    Errors against float64 (L1, L2, maximum, and with --plot where they are), a numerical check of gradients, whether
+    runs repeat bit by bit, time of a call through a module, samples a second, and what the module adds to the
+    algorithm's own time. SOURCE is as for mucudnn tune. docs/numerics.md says more.
+    """
+    from mucudnn.bench.folders.reading import read_folder
+    from mucudnn.bench.pages.measured import measured
+    from mucudnn.bench.pages.text import write_frame
+    from mucudnn.bench.report.plots import require_matplotlib, save_png
+    from mucudnn.bench.sources.layers import load_source
+    from mucudnn.bench.suites.metrics.benchmark import Choices, benchmark_metrics
+    from mucudnn.bench.suites.metrics.report import draw_error_maps, errors_table, in_words, times_table
+    from mucudnn.terminal.console import output, progress_bar
+
+    if plot_file is not None:
+        require_matplotlib()
+    chosen = named_layer(load_source(source, **sizes), layer_name)
+    options.use_threads(threads)
+    with ExitStack() as stack:
+        path = out or Path(stack.enter_context(TemporaryDirectory()))
+        with progress_bar() as progress:
+            choices = Choices(operations, algorithms, rounds, repetitions)
+            benchmark_metrics(source, chosen, choices, path, device=device, progress=progress)
+        folder = read_folder(path)
+    console = output()
+    console.print(errors_table(folder))
+    console.print(times_table(folder))
+    console.print(in_words(folder), soft_wrap=True)
+    console.print(str(folder.header.environment))
+    write_each(
+        (csv_file, lambda path: write_frame(measured(folder), path)),
+        (plot_file, lambda path: save_png(draw_error_maps(folder), path)),
+    )

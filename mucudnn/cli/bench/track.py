@@ -1,0 +1,108 @@
+"""``mucudnn bench track``: few layers of each kind, version after version."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+
+from mucudnn.bench.report.export import write_csv, write_each
+from mucudnn.cli.shared import options
+from mucudnn.terminal.command_files import FileCommand, OutputFolder
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import MemoryFormat
+
+_TOLERANCE = 0.05
+_PLOT, _TABLE = "history.png", "history.csv"
+
+
+def parse_name(text: str) -> str:
+    """Take what can be the name of a folder. Raises ``InvalidInputError``.
+
+    >>> parse_name("0.1.0-fe1cd7d0")
+    '0.1.0-fe1cd7d0'
+    """
+    if re.fullmatch(r"\w[\w.+-]{0,99}", text) is None:
+        raise InvalidInputError(f"{text!r} is no name of a folder; use letters, digits, points and hyphens")
+    return text
+
+
+def machine_name(device: str, capability: str, threads: int) -> str:
+    """Name a machine as a folder.
+
+    >>> machine_name("AMD EPYC", "AVX2", 2)
+    'amd-epyc-avx2-2-threads'
+    """
+    return "-".join(re.findall(r"[a-z0-9]+", f"{device} {capability} {threads} threads".lower()))
+
+
+@click.command(cls=FileCommand)
+@click.argument("results", metavar="DIR", type=OutputFolder("DIR"))
+@click.option("--machine", type=options.Text("NAME", parse_name), help="Folder of this machine; default: its device.")
+@click.option(
+    "--as",
+    "version",
+    type=options.Text("NAME", parse_name),
+    help="Folder of this version; default: version and commit.",
+)
+@click.option("--history", "only_history", is_flag=True, help="Measure nothing: show what there is.")
+@options.rounds(81, "Samples of torch and of ours; with fewer, smaller changes are not found.")
+@options.threads
+@options.device
+def track(
+    results: Path,
+    machine: str | None,
+    version: str | None,
+    only_history: bool,
+    rounds: int,
+    threads: int | None,
+    device: str,
+) -> None:
+    """Measure a fixed set of layers into DIR/MACHINE/VERSION, and show the history of the machine.
+
+    The layers are few and small, one of each kind, and tuned anew: it takes some minutes. A version that is there is
+    not measured again. The history is printed, drawn into DIR/MACHINE/history.png, and written to history.csv. Needs
+    matplotlib and scipy.
+    """
+    from mucudnn.bench.folders.header import SUMMARY_FILE
+    from mucudnn.bench.report.plots import require_matplotlib, save_png
+    from mucudnn.bench.sources.tracked import TRACKED, tracked_layers
+    from mucudnn.bench.suites.network.benchmark import benchmark_network
+    from mucudnn.bench.tracking import history_report as report
+    from mucudnn.bench.tracking.history import current_version, read_history
+    from mucudnn.bench.tracking.verdicts import require_scipy
+    from mucudnn.running.environment import current_environment
+    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.words.config import Config
+
+    require_matplotlib()
+    require_scipy()
+    options.use_threads(threads)
+    here = current_environment(device)
+    folder = results / (machine or machine_name(here.device, here.capability, here.threads))
+    out, console = folder / (version or current_version()), output()
+    if (out / SUMMARY_FILE).exists():
+        console.print(f"{out} was measured before; --as NAME measures into another folder", soft_wrap=True)
+    elif not only_history:
+        with TemporaryDirectory() as fresh, progress_bar() as progress:
+            benchmark_network(
+                tracked_layers(),
+                Config(database=Path(fresh) / "measurements.sqlite"),
+                memory_formats=(MemoryFormat.CONTIGUOUS,),
+                rounds=rounds,
+                device=device,
+                progress=progress,
+                out=out,
+            )
+    history = read_history(folder, TRACKED, _TOLERANCE)
+    console.print(report.versions_table(history))
+    console.print(report.subjects_table(history))
+    for text in (report.slower_in_words(history), *history.problems):
+        if text:
+            console.print(text, soft_wrap=True)
+    write_each(
+        (folder / _PLOT, lambda path: save_png(report.draw_history(history), path)),
+        (folder / _TABLE, lambda path: write_csv(path, report.history_rows(history))),
+    )

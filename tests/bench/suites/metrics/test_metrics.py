@@ -1,0 +1,303 @@
+"""Operator metrics against their definitions, and that each of them notices what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from math import inf, isnan, nan
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+import torch
+from support.command_line import invoke, one_layer
+from torch import Tensor
+
+from mucudnn import ConvProblem, Operation
+from mucudnn.bench.contests.bounds import MachineLimits
+from mucudnn.bench.folders.overheads import overhead_of
+from mucudnn.bench.folders.reading import ResultFolder, read_folder
+from mucudnn.bench.measure.operands import Operands, random_operands
+from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.bench.pages.measured import measured
+from mucudnn.bench.pages.page import report_of
+from mucudnn.bench.sources.layers import Layer
+from mucudnn.bench.suites.metrics.benchmark import Choices, benchmark_metrics
+from mucudnn.bench.suites.metrics.calls import alone, compute, through_module
+from mucudnn.bench.suites.metrics.errors import MAP_CELLS, ErrorNorms, distinct_results, error_map
+from mucudnn.bench.suites.metrics.gradients import PASSED, cut_down, directional_error, exact, gradcheck
+from mucudnn.bench.suites.metrics.report import draw_error_maps, errors_table, in_words, times_table
+from mucudnn.bench.timing.timer import WallClock
+from mucudnn.kernels.contract.reference import relative_l2_error
+from mucudnn.kernels.registry import algorithms
+from mucudnn.kernels.torch_ops.gemm import GEMM
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import MemoryFormat
+
+PROBLEM = ConvProblem(Operation.FORWARD, 4, 9, 10, 6, 3, 3, padding=(1, 1))
+LAYER = Layer(("layer",), PROBLEM, 2)
+FEW = Choices(algorithms=("gemm", "winograd-2x2", "pointwise"), rounds=3, runs=3)
+
+
+@pytest.fixture(autouse=True)
+def no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring the machine's limits takes a second."""
+    monkeypatch.setattr(MachineLimits, "measured", classmethod(lambda cls, device, dtype: cls(1e9, 1e9)))
+
+
+def measure(path: Path, choices: Choices = FEW, layer: Layer = LAYER) -> ResultFolder:
+    machine = replace(Machine.current(), clock=WallClock())
+    benchmark_metrics("a source", layer, choices, path, machine=machine)
+    return read_folder(path)
+
+
+# Errors
+
+
+def test_norms_are_those_of_the_definition() -> None:
+    torch.manual_seed(0)
+    actual, expected = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    error = np.abs(actual.numpy().astype(np.float64) - expected.numpy())
+    norms = ErrorNorms.of(actual, expected)
+    assert norms.l1 == pytest.approx(error.sum())
+    assert norms.l2 == pytest.approx(np.sqrt((error**2).sum()))
+    assert norms.largest == error.max()
+    assert norms.relative == pytest.approx(relative_l2_error(actual, expected))
+    assert ErrorNorms.of(expected, expected) == ErrorNorms(0, 0, 0, 0)
+    assert ErrorNorms.of(torch.tensor([nan]), torch.tensor([0.0])) == ErrorNorms(inf, inf, inf, inf)
+
+
+def test_a_map_has_the_mean_error_at_each_pixel_and_in_each_cell_of_large_images() -> None:
+    torch.manual_seed(0)
+    actual, expected = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5)
+    brute = (actual.double() - expected.double()).abs().mean(dim=(0, 1))
+    assert torch.allclose(torch.tensor(error_map(actual, expected), dtype=torch.float64), brute, rtol=1e-3)
+    spot = torch.zeros(1, 1, 2 * MAP_CELLS, 4)
+    spot[0, 0, 6, 1] = 8.0
+    cells = torch.tensor(error_map(spot, torch.zeros_like(spot)))
+    assert cells.shape == (MAP_CELLS, 4)
+    assert cells.nonzero().tolist() == [[3, 1]]
+    assert cells[3, 1] == 4.0  # two pixels in the cell
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_results_are_compared_bit_by_bit(dtype: torch.dtype) -> None:
+    one = torch.tensor([[1.0, nan, 0.0]], dtype=dtype)
+    last_bit = torch.nextafter(one, torch.tensor(2.0, dtype=dtype)) if dtype is not torch.bfloat16 else one * 1.0078125
+    assert distinct_results([one, one.clone(), one.clone()]) == 1
+    assert distinct_results([one, one.clone().copysign(torch.tensor(-1.0, dtype=dtype)), one]) == 2
+    assert distinct_results([one, last_bit, one]) == 2
+
+
+# Gradients
+
+
+def wrong_by(share: float) -> Callable[[ConvProblem, Operands], Tensor]:
+    """Compute in the problem's dtype, wrong by a share."""
+
+    def computed(problem: ConvProblem, operands: Operands) -> Tensor:
+        return (exact(problem, operands) * (1 + share)).to(operands.x.dtype)
+
+    return computed
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_gradcheck_finds_a_wrong_operation_and_blames_no_other(operation: Operation) -> None:
+    problem, _ = cut_down(PROBLEM.with_operation(operation))
+    assert gradcheck(problem, wrong_by(0.0)) == PASSED
+    assert gradcheck(problem, wrong_by(0.01)).startswith("failed: ")
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize(("dtype", "rounding"), [("float64", 1e-13), ("float32", 1e-5), ("bfloat16", 1e-2)])
+def test_directional_differences_tell_how_wrong_a_derivative_is(
+    operation: Operation, dtype: str, rounding: float
+) -> None:
+    problem = replace(PROBLEM, operation=operation, dtype=dtype, memory_format=MemoryFormat.CHANNELS_LAST)
+    assert directional_error(problem, wrong_by(0.0)) < rounding
+    assert directional_error(problem, wrong_by(0.1)) == pytest.approx(0.1, abs=2 * rounding)
+
+
+def test_the_layer_cut_down_keeps_what_decides_how_it_is_computed() -> None:
+    problem = ConvProblem(Operation.FORWARD, 96, 56, 60, 192, 5, 3, (2, 1), (2, 1), (1, 2), 32)
+    small, large = cut_down(problem)
+    for one in (small, large):
+        assert (one.r, one.s, one.stride, one.padding, one.dilation) == (5, 3, (2, 1), (2, 1), (1, 2))
+        assert (one.c, one.k, one.groups, one.dtype) == (6, 6, 2, "float64")
+    assert (large.h, large.w) == (56, 60)
+    assert small.h < 12
+    assert small.p > 1
+
+
+# Calls
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("memory_format", MemoryFormat)
+def test_every_algorithm_computes_the_same_through_a_module_and_alone(
+    operation: Operation, memory_format: MemoryFormat
+) -> None:
+    problem = replace(PROBLEM, operation=operation, memory_format=memory_format)
+    operands = random_operands(problem, 2)
+    expected = exact(problem, operands)
+    for algorithm in algorithms():
+        if algorithm.supports(problem) is None:
+            through = through_module(algorithm, problem, operands)().detach()
+            own = operands.with_own_result(operation)
+            result = alone(algorithm, problem, own)()
+            by_itself = own.written(operation) if result is None else result
+            assert relative_l2_error(through, expected) < 1e-5, algorithm.name
+            assert torch.equal(through, by_itself), algorithm.name
+            assert torch.equal(through, compute(algorithm, problem, operands)), algorithm.name
+
+
+# The benchmark
+
+
+def test_a_folder_has_all_metrics_of_every_operation(tmp_path: Path) -> None:
+    folder = measure(tmp_path / "out")
+    rows = measured(folder)
+    assert list(rows["contestant"]) == ["torch", "gemm", "winograd-2x2"] * 3
+    assert list(dict.fromkeys(rows["operation"])) == [str(operation) for operation in Operation]
+    assert rows["failure"].isna().all()
+    assert set(rows["gradcheck"]) == {PASSED}
+    assert (rows["distinct_results"] == 1).all()
+    for row in rows.to_dict("records"):
+        problem = PROBLEM.with_operation(row["operation"])
+        size = exact(problem, random_operands(problem, 2)).numel()
+        assert 0 < row["error_max"] <= row["error_l2"] <= row["error_l1"] <= size * row["error_max"]
+        assert 0 < row["relative_error"] < 1e-5
+        assert row["gradient_error"] < 1e-5
+        assert np.shape(row["error_map"]) == {Operation.BACKWARD_FILTER: (3, 3)}.get(row["operation"], (9, 10))
+        differences = [a - b for a, b in zip(row["samples_s"], row["alone_samples_s"], strict=True)]
+        assert row["overhead_s"] == pytest.approx(median(differences))
+        assert row["samples_per_s"] == pytest.approx(2 / median(row["samples_s"]))
+    assert {one.reason for one in folder.left_out} == {"the filter is 3x3; pointwise takes 1x1"}
+    before = (tmp_path / "out" / "rows.jsonl").read_bytes()
+    measure(tmp_path / "out")
+    assert (tmp_path / "out" / "rows.jsonl").read_bytes() == before
+
+
+def change_gemm(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], object]) -> None:
+    """Change what gemm writes in forward."""
+    step = type(GEMM).step
+
+    def changed(self: object, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, *rest: object) -> None:
+        step(self, problem, x, w, y, *rest)  # type: ignore[arg-type]
+        change(y)
+
+    monkeypatch.setattr(type(GEMM), "step", changed)
+
+
+FORWARD = replace(FEW, operations=(Operation.FORWARD,), algorithms=("gemm",))
+
+
+def gemm_row(folder: ResultFolder) -> dict[str, object]:
+    rows = measured(folder).set_index("contestant")
+    assert rows.loc["torch", "gradcheck"] == PASSED  # nobody else is blamed
+    return dict(rows.loc["gemm"])
+
+
+def test_a_wrong_algorithm_is_told_by_every_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_gemm(monkeypatch, lambda y: y.mul_(1.01))
+    row = gemm_row(measure(tmp_path / "out", FORWARD))
+    assert row["relative_error"] == pytest.approx(0.01, rel=1e-3)
+    assert row["gradient_error"] == pytest.approx(0.01, rel=1e-3)
+    assert str(row["gradcheck"]).startswith("failed: ")
+    assert row["distinct_results"] == 1
+
+
+def test_what_does_not_repeat_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count(1)
+    change_gemm(monkeypatch, lambda y: y[0, 0, 0, 0].fill_(float(next(calls))))
+    row = gemm_row(measure(tmp_path / "out", FORWARD))
+    assert row["distinct_results"] == row["runs"] == FEW.runs
+    assert np.argmax(row["error_map"]) == 0  # where it is wrong
+
+
+def test_an_algorithm_that_fails_has_a_row_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(y: Tensor) -> None:
+        raise RuntimeError("no luck\nand a stack trace")
+
+    change_gemm(monkeypatch, fail)
+    folder = measure(tmp_path / "out", FORWARD)
+    assert gemm_row(folder)["failure"] == "no luck"
+    assert isnan(float(str(gemm_row(folder)["overhead_s"])))
+    for table in (errors_table(folder), times_table(folder)):
+        assert "no luck" in table.columns[2]._cells
+    assert report_of(folder).tables
+
+
+def test_rows_that_have_no_proper_values_are_shown_without_them(tmp_path: Path) -> None:
+    measure(tmp_path / "out", FORWARD)
+    path = tmp_path / "out" / "rows.jsonl"
+    text = path.read_text().replace('"error_l1": ', '"error_l1": "much", "was": ')
+    path.write_text(text.replace('"alone_samples_s": [', '"alone_samples_s": ["fast", '))
+    rows = measured(read_folder(tmp_path / "out"))
+    assert rows["error_l1"].isna().all()
+    assert rows["overhead_s"].isna().all()
+    assert rows["error_l2"].notna().all()
+
+
+def test_overheads_are_of_rounds_that_both_have() -> None:
+    assert isnan(overhead_of([], [1.0]).seconds)
+    two = overhead_of([3.0, 5.0, 100.0], [1.0, 2.0])
+    assert two.seconds == 2.5
+    assert isnan(two.low)
+    many = overhead_of([1.0 + i % 2 for i in range(9)], [1.0] * 9)
+    assert (many.low, many.seconds, many.high) == (0.0, 0.0, 1.0)
+
+
+# What users see
+
+
+def test_tables_words_and_picture_of_a_folder(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    folder = measure(tmp_path / "out")
+    text = in_words(folder)
+    assert "left out: pointwise: the filter is 3x3; pointwise takes 1x1" in text
+    assert "gradcheck not done" not in text
+    maps = [axes for axes in draw_error_maps(folder).axes if axes.get_images()]
+    assert [axes.get_title().split("\n")[0] for axes in maps] == ["torch", "gemm", "winograd-2x2"] * 3
+    for axes, cells in zip(maps, folder.rows["error_map"], strict=True):
+        drawn = np.asarray(axes.get_images()[0].get_array())
+        shown = np.asarray(cells) > drawn.min()
+        assert np.array_equal(drawn[shown], np.asarray(cells)[shown])
+    (problems,) = (table for table in report_of(folder).tables if table.identity == "problems")
+    titles = [(column.group, column.title) for column in problems.columns]
+    for expected in (
+        ("error against float64", "largest"),
+        ("gradient", "gradcheck"),
+        ("repeated runs", "distinct results"),
+        ("overhead of the module, µs", "median"),
+    ):
+        assert expected in titles
+
+
+def test_the_command(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    csv_file, plot_file = tmp_path / "m.csv", tmp_path / "m.png"
+    asked = ("bench", "metrics", one_layer(tmp_path), "--batch", "2", "--threads", "1", "--rounds", "2")
+    result = invoke(*(*asked, "--operations", "forward", "--algorithm", "gemm", "--csv", csv_file, "--plot", plot_file))
+    assert result.exit_code == 0, result.output
+    for expected in ("gemm", "torch", "passed", "1 of 5", "overhead"):
+        assert expected in result.output
+    heading, *lines = csv_file.read_text().splitlines()
+    assert "error_max" in heading
+    assert "error_map" not in heading
+    assert len(lines) == 2
+    assert plot_file.read_bytes().startswith(b"\x89PNG")
+    wrong = invoke(*asked, "--layer", "onyl")
+    assert wrong.exit_code == 2
+    assert "did you mean only?" in wrong.output
+    unknown = invoke(*asked, "--algorithms", "gem")
+    assert unknown.exit_code == 2
+    assert "algorithms has gem; this machine has native" in unknown.output
+
+
+def test_unknown_algorithms_are_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="algorithms has magic"):
+        measure(tmp_path / "out", replace(FEW, algorithms=("magic",)))
+    assert not (tmp_path / "out").exists()
