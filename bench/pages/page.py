@@ -12,6 +12,7 @@ import pandas
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.pages.layer_rows import layer_rows, summary_rows
 from mucudnn.bench.pages.measured import has_problems, measured, not_numbers, unmatched_published
+from mucudnn.bench.pages.pictures.material import Material
 from mucudnn.bench.pages.tables import TextTable, layer_table, problem_table, summary_table
 from mucudnn.bench.sources.published import SOURCE
 from mucudnn.words.errors import UnavailableError
@@ -41,6 +42,11 @@ class Report:
     settings: tuple[tuple[str, str], ...]
     missing: tuple[tuple[str, tuple[str, ...]], ...]
     tables: tuple[TextTable, ...]
+
+    @property
+    def material(self) -> Material:
+        """Everything that pictures are drawn of."""
+        return Material.of(self.folder, self.rows)
 
     @property
     def title(self) -> str:

@@ -10,6 +10,8 @@ import numpy as np
 
 from mucudnn.bench.pages.measured import has_problems
 from mucudnn.bench.pages.pictures.drawing import height, legend_above, one_line, plain, with_series
+from mucudnn.bench.pages.pictures.kinds import MOST_PIECES
+from mucudnn.bench.pages.pictures.material import Material
 from mucudnn.bench.pages.pictures.svg import SERIES
 from mucudnn.bench.report.plots import label, new_figure
 from mucudnn.words.errors import InvalidInputError
@@ -23,19 +25,15 @@ if TYPE_CHECKING:
     from matplotlib.patches import PathPatch
 
 UNDIVIDED = "undivided"  # policy of configurations that cut nothing
-_MOST_PIECES = 16  # equal ones that can be told apart
 _GAP = 0.004  # between pieces, of the mini-batch
-CAPTION = (
-    "Each bar is a mini-batch, each piece of it a micro-batch, in the order in which they run; colours are algorithms. "
-    f"More than {_MOST_PIECES} equal micro-batches in a row are drawn as one piece."
-)
 _Rectangle = tuple[float, float, float, float]  # left, right, upper, lower
 
 
-def draw(rows: pandas.DataFrame) -> Figure | None:
+def draw(material: Material) -> Figure | None:
     """Draw all configurations that were chosen under a policy; ``None``: there are none."""
     from matplotlib.patches import Patch
 
+    rows = material.rows
     if not has_problems(rows):
         return None
     rows = with_series(rows[rows["configuration"].notna() & rows["policy"].notna() & (rows["policy"] != UNDIVIDED)])
@@ -89,7 +87,7 @@ def _pieces(cuts: Sequence[tuple[MicroConfig, int]]) -> Iterator[tuple[str, floa
     done = 0
     for micro_config, count in cuts:
         samples = micro_config.micro_batch_size * count
-        parts = count if count <= _MOST_PIECES else 1
+        parts = count if count <= MOST_PIECES else 1
         for part in range(parts):
             begin, end = done + samples * part / parts, done + samples * (part + 1) / parts
             yield micro_config.algorithm, begin / whole, end / whole

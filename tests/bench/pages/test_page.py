@@ -31,7 +31,7 @@ EVIL = "<script>alert('x')</script> & $\\frac{1}{0}$ \x1b[31m"
 
 def page_of(path: Path, *, with_pictures: bool = False) -> str:
     report = report_of(read_folder(path))
-    return html_of(report, *(pictures_or_reason(report) if with_pictures else ()))
+    return html_of(report, *(pictures_or_reason(report.material) if with_pictures else ()))
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path / "folder", training_layers(4), limits=(8 * MIB, None), rounds=5, left_out=left_out
     )
     report = report_of(read_folder(folder))
-    (path / "page.html").write_text(html_of(report, *pictures_or_reason(report)), encoding="utf-8")
+    (path / "page.html").write_text(html_of(report, *pictures_or_reason(report.material)), encoding="utf-8")
     return path / "page.html"
 
 
