@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def draw(material: Material) -> Figure | None:
     """Draw the algorithms of each subject, the fastest first; ``None``: nothing has samples."""
-    every = [(subject, _sampled(subject.undivided)) for subject in material.subjects()]
+    every = [(subject, _sampled(subject.undivided)) for subject in material.subjects]
     every = [(subject, sampled) for subject, sampled in every if len(sampled)][:MOST_SUBJECTS]
     if not every:
         return None

@@ -52,7 +52,7 @@ def budget_of(material: Material) -> int | None:
 
 def _shared(material: Material) -> list[Subject]:
     """Return the subjects that have a segment."""
-    return [subject for subject in material.subjects() if (subject.rows["contestant"] == _OURS).any()]
+    return [subject for subject in material.subjects if (subject.rows["contestant"] == _OURS).any()]
 
 
 def _row(subject: Subject) -> pandas.Series[Any]:

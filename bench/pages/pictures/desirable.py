@@ -22,7 +22,7 @@ _MIB = 2**20
 
 def draw(material: Material) -> Figure | None:
     """Draw the sets of the subjects that take torch longest; ``None``: there are none."""
-    every = [subject for subject in material.subjects() if len(subject.desirable)][:MOST_SUBJECTS]
+    every = [subject for subject in material.subjects if len(subject.desirable)][:MOST_SUBJECTS]
     if not every:
         return None
     figure, panel = panels(len(every), 2.6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import PathPatch
 
 TORCH_COLOUR = SERIES[-1]
+Rectangle = tuple[float, float, float, float]  # left, right, upper, lower
 MARKERS = "os^vD<>"
 _MOST_LETTERS = 34
 _COLUMNS = 3  # of panels
@@ -114,6 +116,18 @@ def name_places(axes: Axes, names: Sequence[str]) -> None:
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(left=0)
     axes.spines[["left"]].set_color(FAINT)
+
+
+def as_one_path(rectangles: Sequence[Rectangle], colour: str, **style: Any) -> PathPatch:
+    """Return all rectangles of a colour as one path, which makes a small file."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    corners = [
+        [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+        for left, right, top, bottom in rectangles
+    ]
+    return PathPatch(Path.make_compound_path_from_polys(np.array(corners)), facecolor=colour, edgecolor="none", **style)
 
 
 def height(rows: int, each: float, least: float = 2.5) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pandas
@@ -35,7 +36,7 @@ class Subject:
         return self.allowed[self.allowed["micro_batch_size"] == self.batch_size]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Material:
     """A folder as pictures need it.
 
@@ -62,6 +63,7 @@ class Material:
         )
         return replace(self, rows=rows, candidates=candidates, desirable=desirable)
 
+    @cached_property
     def subjects(self) -> list[Subject]:
         """Return what was tuned and has candidates, what takes torch longest first."""
         rows = dict(self._by_key(self.rows))

@@ -9,7 +9,16 @@ import pandas
 
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
 from mucudnn.bench.pages.measured import has_problems
-from mucudnn.bench.pages.pictures.drawing import colours, height, legend_above, one_line, plain, with_series
+from mucudnn.bench.pages.pictures.drawing import (
+    Rectangle,
+    as_one_path,
+    colours,
+    height,
+    legend_above,
+    one_line,
+    plain,
+    with_series,
+)
 from mucudnn.bench.pages.pictures.material import Material
 from mucudnn.bench.pages.pictures.svg import SERIES
 from mucudnn.bench.report.plots import label, new_figure
@@ -18,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MIB = 2**20
-_ACTIVATIONS, _PARAMETERS = SERIES[2], SERIES[5]
+_PARTS = {"activations": SERIES[2], "parameters": SERIES[5]}
 
 
 def draw(material: Material) -> Figure | None:
@@ -31,23 +40,23 @@ def draw(material: Material) -> Figure | None:
     figure = new_figure(9, height(len(names), 0.12 + 0.09 * len(series)), "")
     axes = figure.subplots()
     thick = 0.8 / len(series)
-    for index, name in enumerate(series):
-        of = layers[layers["series"] == name]
-        y = [names.index(layer) + thick * (index + 0.5) - 0.4 for layer in of["layer"]]
-        activations, parameters, workspace = (
-            of[column] / _MIB for column in ("activation_bytes", "parameter_bytes", "workspace_bytes")
-        )
-        first = index == 0
-        axes.barh(y, activations, 0.9 * thick, color=_ACTIVATIONS, label="activations" if first else None)
-        axes.barh(
-            *(y, parameters, 0.9 * thick),
-            left=activations,
-            color=_PARAMETERS,
-            label="parameters" if first else None,
-        )
-        left = activations + parameters
-        text = one_line(f"workspace: {name}")
-        axes.barh(y, workspace, 0.9 * thick, left=left, color=by_series[name], alpha=0.6, label=text)
+    every = {name: (colour, 1.0, list[Rectangle]()) for name, colour in _PARTS.items()}
+    every |= {f"workspace: {name}": (by_series[name], 0.6, list[Rectangle]()) for name in series}
+    for row in layers.to_dict("records"):
+        upper = names.index(row["layer"]) + thick * series.index(row["series"]) - 0.4
+        left = 0.0
+        for name, size in (
+            ("activations", row["activation_bytes"]),
+            ("parameters", row["parameter_bytes"]),
+            (f"workspace: {row['series']}", row["workspace_bytes"]),
+        ):
+            right = left + size / _MIB
+            every[name][-1].append((left, right, upper, upper + 0.9 * thick))
+            left = right
+    for name, (colour, alpha, rectangles) in every.items():
+        axes.add_patch(as_one_path(rectangles, colour, alpha=alpha, label=one_line(name)))
+    axes.autoscale_view()
+    axes.set_xlim(left=0)
     axes.set_yticks(range(len(names)), [plain(name) for name in names], fontsize=7)
     axes.set_ylim(len(names) - 0.4, -0.6)
     label(axes, "", "MiB", "")

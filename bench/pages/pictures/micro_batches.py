@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def draw(material: Material) -> Figure | None:
     """Draw the subjects that take torch longest; ``None``: nothing was measured at more than one size."""
-    every = [subject for subject in material.subjects() if subject.allowed["micro_batch_size"].nunique() > 1]
+    every = [subject for subject in material.subjects if subject.allowed["micro_batch_size"].nunique() > 1]
     every = every[:MOST_SUBJECTS]
     if not every:
         return None

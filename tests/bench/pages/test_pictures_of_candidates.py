@@ -53,20 +53,20 @@ def ends(lines: Iterable[Line2D]) -> NDArray[np.float64]:
 def test_subjects_are_those_that_take_torch_longest_first(material: Material) -> None:
     torchs = material.rows[material.rows["contestant"] == "torch"].sort_values("time_s", ascending=False)
     names = [f"{layer} {operation}" for layer, operation in zip(torchs["layer"], torchs["operation"], strict=True)]
-    assert [subject.name for subject in material.subjects()] == names
+    assert [subject.name for subject in material.subjects] == names
 
 
 def test_layers_can_be_kept_alone(material: Material) -> None:
     name = material.rows["layer"].iloc[0]
     of_one = material.of_layers([name])
-    assert len(of_one.subjects()) == 3
+    assert len(of_one.subjects) == 3
     assert set(of_one.rows["layer"]) == set(of_one.candidates["layer"]) == {name}
 
 
 def test_desirable_sets_are_drawn_with_the_undivided(material: Material) -> None:
     figure = desirable.draw(material)
     assert figure is not None
-    first = material.subjects()[0]
+    first = material.subjects[0]
     front, points, undivided, torchs = figure.axes[0].lines
     sizes = list(first.desirable["workspace_bytes"] / MIB)
     assert list(points.get_xdata()) == sizes
@@ -81,7 +81,7 @@ def test_desirable_sets_are_drawn_with_the_undivided(material: Material) -> None
 def test_times_of_a_sample_are_drawn_by_micro_batch_size(material: Material) -> None:
     figure = micro_batches.draw(material)
     assert figure is not None
-    first = material.subjects()[0]
+    first = material.subjects[0]
     assert {line.get_label() for line in figure.axes[0].lines} == {"native", "gemm", "fft"}
     for line in figure.axes[0].lines:
         of = first.measured[first.measured["algorithm"] == line.get_label()]
@@ -92,7 +92,7 @@ def test_times_of_a_sample_are_drawn_by_micro_batch_size(material: Material) -> 
 def test_every_sample_of_an_algorithm_is_drawn(material: Material) -> None:
     figure = algorithms.draw(material)
     assert figure is not None
-    first = material.subjects()[0]
+    first = material.subjects[0]
     whole = first.measured[first.measured["micro_batch_size"] == first.batch_size]
     expected = {s * 1e3 for row in whole.to_dict("records") if row["algorithm"] != "bad" for s in row["step_samples_s"]}
     drawn = set(ends(figure.axes[0].lines))
