@@ -88,7 +88,7 @@ class Material:
 def name_of(row: pandas.Series[Any]) -> str:
     """Name a subject: its layer and operation; of others than contiguous tensors also their format."""
     names = [str(row[name]) for name in ("layer", "operation") if name in row]
-    return " ".join((*names, *_formats(row))) or str(row["subject"])
+    return " ".join((*names, *_formats(row))) or str(row.get("subject", ""))
 
 
 def _formats(row: pandas.Series[Any]) -> tuple[str, ...]:

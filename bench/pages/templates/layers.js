@@ -3,7 +3,7 @@
   const WIDTH = 420, LEFT = 130, RIGHT = 12, TOP = 8, BOTTOM = 34, ROW = 16, HEIGHT = 150;
   const section = document.getElementById("layer-pictures");
   const text = (value) => String(Number(value.toPrecision(3)));
-  const short = (name) => (name.length > 22 ? `${name.slice(0, 21)}…` : name);
+  const short = (name) => (name.length > 20 ? `…${name.slice(-19)}` : name); // the ends of names differ
   const colour = (index) => `var(--s${(index % 8) + 1})`;
   const median = (values) => {
     const sorted = [...values].sort((a, b) => a - b), middle = sorted.length >> 1;
