@@ -13,7 +13,7 @@ define require_version
 	|| { echo "$(PYTHON) is too old: mucudnn needs Python 3.11 or later; try make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 endef
 
-.PHONY: demo test fuzz sanitize lint docs wheel gpu bench-track help
+.PHONY: demo test fuzz sanitize lint docs gallery wheel gpu bench-track help
 
 help:
 	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (a few minutes)"
@@ -24,6 +24,7 @@ help:
 	@echo "            (a few minutes; let nothing else run)"
 	@echo "make lint   ruff (check and format), mypy and import-linter"
 	@echo "make docs   the documentation site, built strictly into build/site"
+	@echo "make gallery  small real runs on this machine, and the pictures of docs/gallery.md drawn of them (minutes)"
 	@echo "make wheel  build sdist and wheel into build/wheel, install the wheel afresh and try it (a few minutes)"
 	@echo "make gpu    run the tests of an NVIDIA GPU, then benchmarks of engines, limits, overhead, networks and training"
 	@echo "            on it; installs nothing (under 10 minutes)"
@@ -70,6 +71,21 @@ bench-track: $(VENV)/.installed
 
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(CURDIR)/build/site
+
+# Results are in build/gallery; a run that was stopped goes on there.
+GALLERY := $(CURDIR)/build/gallery
+DRAWN := docs/images/gallery
+BENCH = $(BIN)/python -m mucudnn bench
+gallery: $(VENV)/.installed
+	mkdir -p $(GALLERY) $(DRAWN)
+	$(BENCH) deepbench --batch 4 --filter 5x5 --workspace-limit 1MiB,8MiB --policy power-of-two,all --rounds 5 \
+		--time-limit 60s --database $(GALLERY)/measurements.sqlite --out $(GALLERY)/deepbench
+	$(BENCH) network alexnet --batch 2 --operations forward --memory-format contiguous --workspace-budget 8MiB --rounds 5 \
+		--database $(GALLERY)/measurements.sqlite --out $(GALLERY)/network
+	for kind in speedups divided limits samples algorithms cuts desirable micro-batches memory errors tuning; do \
+		$(BIN)/python -m mucudnn plot $$kind $(GALLERY)/deepbench --out $(DRAWN)/$$kind.svg || exit 1; \
+	done
+	$(BIN)/python -m mucudnn plot budget $(GALLERY)/network --out $(DRAWN)/budget.svg
 
 # The wheel is made from the sdist, and tried in an environment of its own, in a folder from which no checkout is seen.
 WHEEL := $(CURDIR)/build/wheel

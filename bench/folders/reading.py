@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas
 
+from mucudnn.bench.folders.candidates import Candidates, read_candidates
 from mucudnn.bench.folders.header import SUMMARY_FILE, Header, read_header, read_object, require_version
 from mucudnn.bench.folders.rows import COLUMNS, Line, read_rows
 from mucudnn.bench.folders.writing import LeftOut
@@ -23,14 +24,15 @@ class ResultFolder:
 
     lines: the objects of ``rows.jsonl`` that count, as they are. rows: the same, a row for each, in the order of the
     file, with all its columns (docs/result-folders.md), ``samples_s`` being a list, and ``time_s``, the median of the
-    samples in seconds, NaN where there are none. left_out: what the run did not measure. problems: what could not be
-    read, with file and line.
+    samples in seconds, NaN where there are none. candidates: what was measured to choose from. left_out: what the run
+    did not measure. problems: what could not be read, with file and line.
     """
 
     path: Path
     header: Header
     lines: tuple[Line, ...]
     rows: pandas.DataFrame
+    candidates: Candidates
     left_out: tuple[LeftOut, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -57,7 +59,9 @@ def read_folder(path: Path) -> ResultFolder:
     left_out, problems = _left_out(path)
     rows = pandas.DataFrame(list(found.lines) or {name: [] for name in (*COLUMNS, *header.subject_columns)})
     rows["time_s"] = [_median(samples) for samples in rows["samples_s"]]
-    return ResultFolder(path, header, found.lines, rows, left_out, (*found.problems, *problems))
+    candidates = read_candidates(path, header)
+    problems = (*found.problems, *candidates.problems, *problems)
+    return ResultFolder(path, header, found.lines, rows, candidates, left_out, problems)
 
 
 def _median(samples: list[float]) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from mucudnn.bench.folders.candidates import CANDIDATES_FILE, line_of
 from mucudnn.bench.folders.header import (
     FORMAT_VERSION,
     HEADER_FILE,
@@ -25,6 +26,7 @@ from mucudnn.bench.folders.header import (
 from mucudnn.bench.folders.rows import Key, Line, Row, Rows, Subject, lines_of, read_rows, subject_key
 from mucudnn.bench.report.export import write_json
 from mucudnn.bench.timing.load import Load
+from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.errors import InvalidInputError, OutputError
 
 
@@ -60,13 +62,24 @@ class FolderWriter:
         load: of the machine meanwhile. Raises ``OutputError`` where they cannot be written.
         """
         self._turns += 1
-        try:
-            self._stream.write(lines_of(self.header, self._turns, rows, load or Load()).encode())
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
-        except OSError as error:
-            raise OutputError(f"{self.path / ROWS_FILE} cannot be written: {error.strerror}") from error
+        _append(self.path / ROWS_FILE, self._stream, lines_of(self.header, self._turns, rows, load or Load()))
         self._measured |= {subject_key(row.subject, self.header) for row in rows}
+
+    def add_candidates(self, subject: Subject, tunings: Sequence[TunedProblem]) -> None:
+        """Add what tuning measured of a subject, once or under several choices; before its rows. Nothing: no tunings.
+
+        Raises ``OutputError`` where it cannot be written.
+        """
+        if not tunings:
+            return
+        path = self.path / CANDIDATES_FILE
+        try:
+            stream = path.open("ab")
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+        with stream:
+            _end_last_line(path, stream)
+            _append(path, stream, line_of(self.header, subject, tunings))
 
     def write_summary(self, left_out: Sequence[LeftOut] = (), more: Mapping[str, Any] | None = None) -> None:
         """Write ``summary.json``: how much is measured, what was left out, and why. more: what else is to be told."""
@@ -129,7 +142,19 @@ def _require_alone(path: Path, stream: IO[bytes]) -> None:
 
 
 def _end_last_line(path: Path, stream: IO[bytes]) -> None:
-    """End a line that a killed process left half-written, so that the next row has a line of its own."""
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        stream.write(b"\n")
+    """End a line that a killed process left half-written, so that the next one has a line of its own."""
+    with path.open("rb") as written:
+        size = written.seek(0, os.SEEK_END)
+        written.seek(max(size - 1, 0))
+        if written.read() not in (b"", b"\n"):
+            stream.write(b"\n")
+
+
+def _append(path: Path, stream: IO[bytes], lines: str) -> None:
+    """Write lines that are in the file when this returns."""
+    try:
+        stream.write(lines.encode())
+        stream.flush()
+        os.fsync(stream.fileno())
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from error

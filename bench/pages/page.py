@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import pandas
 
 from mucudnn.bench.folders.reading import ResultFolder
+from mucudnn.bench.pages.layer_pictures import layer_pictures
 from mucudnn.bench.pages.layer_rows import layer_rows, summary_rows
 from mucudnn.bench.pages.measured import has_problems, measured, not_numbers, unmatched_published
+from mucudnn.bench.pages.pictures.material import Material
 from mucudnn.bench.pages.tables import TextTable, layer_table, problem_table, summary_table
 from mucudnn.bench.sources.published import SOURCE
 from mucudnn.words.errors import UnavailableError
@@ -30,12 +32,13 @@ class Report:
     """A result folder with all that is shown of it.
 
     facts, settings: name and text of what all rows have in common, and of the choices of the run. missing: what is not
-    shown, each a reason and the things.
-    rows, layers: as ``measured`` and ``layer_rows`` returned them.
+    shown, each a reason and the things. rows, layers: as ``measured`` and ``layer_rows`` returned them. material: what
+    pictures are drawn of.
     """
 
     folder: ResultFolder
     rows: pandas.DataFrame
+    material: Material
     layers: pandas.DataFrame
     facts: tuple[tuple[str, str], ...]
     settings: tuple[tuple[str, str], ...]
@@ -57,7 +60,16 @@ def report_of(folder: ResultFolder) -> Report:
         problem_table(rows, folder.header.subject_columns),
     )
     shown = tuple(table for table in tables if table.rows)
-    return Report(folder, rows, layers, _facts(folder), _settings(folder), _missing(folder, rows), shown)
+    return Report(
+        folder,
+        rows,
+        Material.of(folder, rows),
+        layers,
+        _facts(folder),
+        _settings(folder),
+        _missing(folder, rows),
+        shown,
+    )
 
 
 def _facts(folder: ResultFolder) -> tuple[tuple[str, str], ...]:
@@ -130,4 +142,9 @@ def html_of(report: Report, pictures: Sequence[Picture] = (), without_pictures: 
         raise UnavailableError("the page needs jinja2, which is not installed: pip install 'mucudnn[report]'") from None
     loader = FileSystemLoader(_TEMPLATES)
     jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return jinja.get_template("page.html").render(report=report, pictures=pictures, without_pictures=without_pictures)
+    return jinja.get_template("page.html").render(
+        report=report,
+        pictures=pictures,
+        without_pictures=without_pictures,
+        layer_pictures=layer_pictures(report.material),
+    )

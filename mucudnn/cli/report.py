@@ -40,7 +40,7 @@ def report(folder: Path, html_file: Path | None, csv_file: Path | None, markdown
     from mucudnn.terminal.whole_files import beside, whole_text
 
     def write_html(path: Path) -> None:
-        page = html_of(found, *pictures_or_reason(found))
+        page = html_of(found, *pictures_or_reason(found.material))
         with whole_text(path) as stream:
             stream.write(page)
 

@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.result_folders import MIB, training_layers, write_random_folder
 
-from mucudnn.bench.pages.pictures.drawn import KINDS
-from mucudnn.cli import plot
+from mucudnn.bench.pages.pictures.kinds import KINDS
 from mucudnn.cli.main import main
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -47,7 +46,7 @@ def test_markdown_goes_to_standard_output(folder: Path) -> None:
     assert "\n## Layers\n" in result.output
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "environment.json", "summary.json"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "environment.json", "summary.json", "candidates.jsonl"])
 def test_no_file_of_the_results_is_overwritten(folder: Path, name: str) -> None:
     before = (folder / name).read_bytes()
     result = run("report", folder, "--csv", folder / name)
@@ -63,11 +62,12 @@ def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
     assert "environment.json is not there" in result.output
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_plot_draws_each_kind(folder: Path, tmp_path: Path, kind: str, suffix: str) -> None:
+@pytest.mark.parametrize(("kind", "suffix"), [*((kind, "svg") for kind in KINDS), ("tuning", "png")])
+def test_plot_draws_each_kind(tmp_path: Path, kind: str, suffix: str) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"picture.{suffix}"
+    settings = {"workspace_budget": "64MiB"}
+    folder = write_random_folder(tmp_path / "one", training_layers(1), limits=(8 * MIB,), rounds=3, settings=settings)
     result = run("plot", kind, folder, "--out", path)
     assert result.exit_code == 0, result.output
     if suffix == "png":
@@ -98,5 +98,19 @@ def test_the_file_says_what_is_drawn(folder: Path, tmp_path: Path) -> None:
     assert "not a PNG or SVG file; name one that ends in .png or .svg" in result.output
 
 
-def test_the_command_knows_all_kinds() -> None:
-    assert tuple(KINDS) == plot._KINDS
+def test_what_a_folder_lacks_for_a_picture_is_told(tmp_path: Path) -> None:
+    """Folders of before have no candidates."""
+    pytest.importorskip("matplotlib")
+    folder = write_random_folder(tmp_path / "old", training_layers(1), rounds=3, candidates=False)
+    for kind in ("desirable", "micro-batches", "algorithms", "errors", "budget"):
+        result = run("plot", kind, folder, "--out", tmp_path / "picture.svg")
+        assert result.exit_code == 2
+        assert "candidates.jsonl" in " ".join(result.output.split())
+    assert not (tmp_path / "picture.svg").exists()
+
+
+def test_the_help_lists_all_kinds() -> None:
+    output = run("plot", "--help").output
+    for name, kind in KINDS.items():
+        assert f"{name} " in output
+        assert kind.summary in output

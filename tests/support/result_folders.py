@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from support.clock.machine import ENVIRONMENT
 
@@ -14,7 +15,10 @@ from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Row, problem_columns
 from mucudnn.bench.folders.writing import LeftOut, open_folder
 from mucudnn.bench.sources.layers import Layer, load_source
 from mucudnn.bench.timing.load import Load
+from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.samples import MeasuredSamples
 
 MIB = 2**20
 LIMITS = (8 * MIB, 64 * MIB, 512 * MIB)
@@ -35,11 +39,21 @@ def write_random_folder(
     rounds: int = 15,
     left_out: Sequence[LeftOut] = (),
     seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    candidates: bool = True,
 ) -> Path:
-    """Write a folder in which every operation of every layer has torch, the undivided and ours."""
+    """Write a folder in which every operation of every layer has torch, the undivided and ours.
+
+    candidates: with all that was measured to choose from; False: as folders were before they had that.
+    """
     random = Random(seed)
     header = Header(
-        *("deepbench", "deepbench-train", {"rounds": rounds, "workspace_limit": list(limits)}, ENVIRONMENT),
+        *(
+            "deepbench",
+            "deepbench-train",
+            {"rounds": rounds, "workspace_limit": list(limits), **(settings or {})},
+            ENVIRONMENT,
+        ),
         subject_columns=("layer", *PROBLEM_COLUMNS),
         wanted=3 * len(layers),
         limits={"float32": MACHINE},
@@ -47,10 +61,39 @@ def write_random_folder(
     with open_folder(path, header) as folder:
         for layer in layers:
             for operation in Operation:
-                rows = _rows(layer, layer.problem.with_operation(operation), limits, policies, rounds, random)
+                problem = layer.problem.with_operation(operation)
+                rows = _rows(layer, problem, limits, policies, rounds, random)
+                if candidates:
+                    folder.add_candidates(rows[0].subject, [made_up_tuning(problem, layer.batch_size, random)])
                 folder.add(rows, Load(others_share=random.random() / 6))
         folder.write_summary(left_out)
     return path
+
+
+def made_up_tuning(problem: ConvProblem, n: int, random: Random) -> TunedProblem:
+    """Return made-up measurements of some algorithms at powers of two; torch's own is what is chosen."""
+    sizes = [2**exponent for exponent in range(n.bit_length()) if 2**exponent <= n]
+    sizes = sorted({*sizes, n})
+    measurements = [
+        _measurement(MicroConfig(name, size), MACHINE.bound_s(problem, size) * slowness, scratch, random)
+        for name, slowness, scratch in (("native", 2.0, 0), ("gemm", 1.5, 2000), ("fft", 0.9, 9000), ("bad", 0.1, 0))
+        for size in sizes
+    ]
+    chosen = Configuration((MicroConfig("native", n),), 1.0, 0)
+    return TunedProblem(problem, n, chosen, 1.0, 1.0, 1e-7, "", tuple(measurements), error_bound=1e-3)
+
+
+def _measurement(of: MicroConfig, step_s: float, scratch: int, random: Random) -> Measurement:
+    samples = tuple(sorted(step_s * random.lognormvariate(0, 0.1) for _ in range(5)))
+    return Measurement(
+        of,
+        setup_s=0.0 if of.algorithm == "native" else step_s / 20,
+        step_s=samples[2],
+        prepared_bytes=0 if of.algorithm == "native" else 4096,
+        scratch_bytes=scratch * of.micro_batch_size,
+        relative_error=1.0 if of.algorithm == "bad" else 1e-6 * random.uniform(0.1, 1),
+        raw=MeasuredSamples((step_s / 20,) * 5, samples),
+    )
 
 
 def _rows(
@@ -65,6 +108,7 @@ def _rows(
     subject = {"layer": layer.name, **problem_columns(problem, n)}
     bound_s = MACHINE.bound_s(problem, n)
     more = {"count": layer.count}
+    times = {"tuning_s": random.uniform(0.1, 2), "solve_s": random.uniform(0.001, 0.01)}
 
     def samples(over: float) -> list[float]:
         return [bound_s * over * random.lognormvariate(0, 0.05) for _ in range(rounds)]
@@ -79,7 +123,7 @@ def _rows(
                     *(subject, contestant, samples(random.uniform(0.8, 3)), policy, limit, text),
                     workspace_bytes=random.randrange(1 + min(limits[0] or MIB, MIB)),
                     relative_error=random.uniform(1e-7, 1e-5),
-                    more=more,
+                    more=more | times,
                 )
             )
     return rows

@@ -6,10 +6,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mucudnn.bench.pages.measured import has_problems
-from mucudnn.bench.pages.pictures.drawing import height, legend_above, one_line, plain, with_series
+from mucudnn.bench.pages.pictures.drawing import (
+    Rectangle,
+    as_one_path,
+    height,
+    legend_above,
+    one_line,
+    plain,
+    with_series,
+)
+from mucudnn.bench.pages.pictures.kinds import MOST_PIECES
+from mucudnn.bench.pages.pictures.material import Material
 from mucudnn.bench.pages.pictures.svg import SERIES
 from mucudnn.bench.report.plots import label, new_figure
 from mucudnn.words.errors import InvalidInputError
@@ -20,22 +28,16 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.patches import PathPatch
 
 UNDIVIDED = "undivided"  # policy of configurations that cut nothing
-_MOST_PIECES = 16  # equal ones that can be told apart
 _GAP = 0.004  # between pieces, of the mini-batch
-CAPTION = (
-    "Each bar is a mini-batch, each piece of it a micro-batch, in the order in which they run; colours are algorithms. "
-    f"More than {_MOST_PIECES} equal micro-batches in a row are drawn as one piece."
-)
-_Rectangle = tuple[float, float, float, float]  # left, right, upper, lower
 
 
-def draw(rows: pandas.DataFrame) -> Figure | None:
+def draw(material: Material) -> Figure | None:
     """Draw all configurations that were chosen under a policy; ``None``: there are none."""
     from matplotlib.patches import Patch
 
+    rows = material.rows
     if not has_problems(rows):
         return None
     rows = with_series(rows[rows["configuration"].notna() & rows["policy"].notna() & (rows["policy"] != UNDIVIDED)])
@@ -72,14 +74,14 @@ def _cuts(text: str) -> tuple[tuple[MicroConfig, int], ...]:
 
 
 def _draw_operation(axes: Axes, rows: pandas.DataFrame, series: Sequence[str], by_algorithm: dict[str, str]) -> None:
-    pieces: dict[str, list[_Rectangle]] = {name: [] for name in by_algorithm}
+    pieces: dict[str, list[Rectangle]] = {name: [] for name in by_algorithm}
     for name, place, cuts in zip(rows["series"], rows["place"], rows["cuts"], strict=True):
         upper = place + 0.8 * (series.index(name) / len(series) - 0.5)
         for algorithm, left, right in _pieces(cuts):
-            pieces[algorithm].append((left, right - _GAP, upper, upper + 0.68 / len(series)))
+            pieces[algorithm].append((100 * left, 100 * (right - _GAP), upper, upper + 0.68 / len(series)))
     for algorithm, rectangles in pieces.items():
         if rectangles:
-            axes.add_patch(_as_one_path(rectangles, by_algorithm[algorithm]))
+            axes.add_patch(as_one_path(rectangles, by_algorithm[algorithm]))
     axes.set_xlim(0, 100)
 
 
@@ -89,20 +91,8 @@ def _pieces(cuts: Sequence[tuple[MicroConfig, int]]) -> Iterator[tuple[str, floa
     done = 0
     for micro_config, count in cuts:
         samples = micro_config.micro_batch_size * count
-        parts = count if count <= _MOST_PIECES else 1
+        parts = count if count <= MOST_PIECES else 1
         for part in range(parts):
             begin, end = done + samples * part / parts, done + samples * (part + 1) / parts
             yield micro_config.algorithm, begin / whole, end / whole
         done += samples
-
-
-def _as_one_path(rectangles: Sequence[_Rectangle], colour: str) -> PathPatch:
-    """Return all rectangles of a colour as one path, which makes a small file."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    corners = [
-        [(100 * left, top), (100 * right, top), (100 * right, bottom), (100 * left, bottom), (100 * left, top)]
-        for left, right, top, bottom in rectangles
-    ]
-    return PathPatch(Path.make_compound_path_from_polys(np.array(corners)), facecolor=colour, edgecolor="none")

@@ -1,32 +1,53 @@
-"""Pictures of a result folder, drawn by matplotlib from what ``measured`` returned."""
+"""Pictures of a result folder: for its page, as SVG inside of it, and as files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from mucudnn.bench.pages.pictures import cuts, limits, samples, speedups
+from mucudnn.bench.folders.reading import ResultFolder
+from mucudnn.bench.pages.measured import measured
+from mucudnn.bench.pages.pictures import (
+    algorithms,
+    budget,
+    cuts,
+    desirable,
+    divided,
+    errors,
+    limits,
+    memory,
+    micro_batches,
+    samples,
+    speedups,
+    tuning,
+)
+from mucudnn.bench.pages.pictures.kinds import KINDS
+from mucudnn.bench.pages.pictures.material import Material
 from mucudnn.bench.pages.pictures.svg import STYLE, inline_svg
 from mucudnn.bench.report.plots import require_matplotlib, save_figure
-from mucudnn.words.errors import UnavailableError
+from mucudnn.words.errors import InvalidInputError, UnavailableError
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.figure import Figure
 
-    from mucudnn.bench.pages.page import Report
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of picture. draw: returns the figure, or ``None`` where the rows have nothing for it."""
-
-    title: str
-    caption: str
-    draw: Callable[[pandas.DataFrame], Figure | None]
+# Each returns the figure, or None where the folder has nothing for it.
+_DRAW: Mapping[str, Callable[[Material], Figure | None]] = {
+    "speedups": speedups.draw,
+    "divided": divided.draw,
+    "limits": limits.draw,
+    "samples": samples.draw,
+    "algorithms": algorithms.draw,
+    "cuts": cuts.draw,
+    "desirable": desirable.draw,
+    "micro-batches": micro_batches.draw,
+    "budget": budget.draw,
+    "memory": memory.draw,
+    "errors": errors.draw,
+    "tuning": tuning.draw,
+}
+_TOLD_BY_TABLE = "What was measured of each operation is in the table of operations."
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +59,8 @@ class Picture:
     svg: str
 
 
-_TOLD_BY_TABLE = "All of its numbers are in the table of operations."
-KINDS: Mapping[str, Kind] = MappingProxyType(
-    {
-        "speedups": Kind("Speedup of each layer, by workspace limit", speedups.CAPTION, speedups.draw),
-        "limits": Kind("How far from the machine's limit", limits.CAPTION, limits.draw),
-        "samples": Kind("Samples of each contestant", samples.CAPTION, samples.draw),
-        "cuts": Kind("How the mini-batch is cut", cuts.CAPTION, cuts.draw),
-    }
-)
-
-
-def pictures_or_reason(report: Report) -> tuple[list[Picture], str]:
-    """Return all pictures that the rows suffice for, or none and the reason."""
+def pictures_or_reason(material: Material) -> tuple[list[Picture], str]:
+    """Return all pictures that the material suffices for, or none and the reason."""
     try:
         require_matplotlib()
     except UnavailableError as error:
@@ -58,7 +68,7 @@ def pictures_or_reason(report: Report) -> tuple[list[Picture], str]:
     from matplotlib import rc_context
 
     with rc_context(STYLE):
-        figures = {name: kind.draw(report.rows) for name, kind in KINDS.items()}
+        figures = {name: _DRAW[name](material) for name in KINDS}
         return [
             Picture(kind.title, kind.caption, inline_svg(figure, name, f"{kind.title}. {_TOLD_BY_TABLE}"))
             for name, kind in KINDS.items()
@@ -66,16 +76,31 @@ def pictures_or_reason(report: Report) -> tuple[list[Picture], str]:
         ], ""
 
 
-def write_picture(name: str, rows: pandas.DataFrame, path: Path) -> bool:
-    """Draw one picture into a PNG or an SVG file; False: the rows have nothing for it, and there is no file.
+def write_picture(name: str, folder: ResultFolder, path: Path, layers: Sequence[str] = ()) -> None:
+    """Draw one picture into a PNG or an SVG file. layers: these alone; none: all.
 
-    Raises ``UnavailableError`` where matplotlib is not installed, and ``OutputError`` for a file that cannot be.
+    Raises ``InvalidInputError`` for a layer that the folder does not have, and where it has nothing for this picture,
+    with what it would need; ``UnavailableError`` where matplotlib is not installed; ``OutputError`` for a file that
+    cannot be.
     """
     require_matplotlib()
     from matplotlib import rc_context
 
+    material = Material.of(folder, measured(folder))
+    if layers:
+        material = _of_layers(material, layers, folder.path)
     with rc_context(STYLE):
-        figure = KINDS[name].draw(rows)
-        if figure is not None:
-            save_figure(figure, path)
-    return figure is not None
+        figure = _DRAW[name](material)
+        if figure is None:
+            raise InvalidInputError(
+                f"{folder.path} has nothing for a picture of {name}, which needs {KINDS[name].needs}; "
+                f"mucudnn report {folder.path} shows what it has"
+            )
+        save_figure(figure, path)
+
+
+def _of_layers(material: Material, layers: Sequence[str], path: Path) -> Material:
+    names = list(dict.fromkeys(material.rows["layer"])) if "layer" in material.rows else []
+    if unknown := [name for name in layers if name not in names]:
+        raise InvalidInputError(f"{path} has no layer {unknown[0]!r}; it has {', '.join(names) or 'no layers'}")
+    return material.of_layers(layers)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mucudnn.bench.pages.measured import has_problems
-from mucudnn.bench.pages.pictures.drawing import colours, height, legend_above, plain, with_series
+from mucudnn.bench.pages.pictures.drawing import MARKERS, colours, height, legend_above, plain, with_series
+from mucudnn.bench.pages.pictures.material import Material
 from mucudnn.bench.pages.pictures.svg import FAINT
 from mucudnn.bench.report.plots import label, new_figure
 
@@ -16,15 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = (
-    "Left: the rate of each row against the operations for each byte that must move; the line is the machine's limit "
-    "(the roofline of Williams, Waterman, Patterson 2009), which Winograd and FFT can pass. Right: time over that "
-    "limit; each box has half of the rows of its kind of layer, with the median inside, the whiskers have all."
-)
 
-
-def draw(rows: pandas.DataFrame) -> Figure | None:
+def draw(material: Material) -> Figure | None:
     """Draw all rows whose bound is known; ``None``: there are none."""
+    rows = material.rows
     if not has_problems(rows):
         return None
     rows = with_series(rows.dropna(subset=["over_bound"]))
@@ -43,7 +39,7 @@ def draw(rows: pandas.DataFrame) -> Figure | None:
 def _draw_rates(axes: Axes, rows: pandas.DataFrame, by_series: dict[str, str]) -> None:
     for index, (name, colour) in enumerate(by_series.items()):
         of = rows[rows["series"] == name]
-        marker = "os^vD<>"[index % 7]
+        marker = MARKERS[index % len(MARKERS)]
         rates = of["flops_per_s"] / 1e9
         axes.plot(of["flops_per_byte"], rates, marker, color=colour, markersize=3, alpha=0.7, label=plain(name))
     for _, of in rows.groupby("dtype"):

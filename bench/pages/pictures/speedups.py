@@ -6,7 +6,8 @@ from math import nan
 from typing import TYPE_CHECKING
 
 from mucudnn.bench.pages.measured import has_problems
-from mucudnn.bench.pages.pictures.drawing import colours, height, legend_above, plain, with_series
+from mucudnn.bench.pages.pictures.drawing import MARKERS, colours, height, legend_above, plain, with_series
+from mucudnn.bench.pages.pictures.material import Material
 from mucudnn.bench.pages.pictures.svg import FAINT
 from mucudnn.bench.report.plots import label, new_figure
 from mucudnn.words.problem import Operation
@@ -16,13 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = (
-    "Torch's time over ours, on a logarithmic scale; right of the line is faster. Bars are 95 % intervals over rounds."
-)
 
-
-def draw(rows: pandas.DataFrame) -> Figure | None:
+def draw(material: Material) -> Figure | None:
     """Draw all rows that have a speedup; ``None``: there are none, or they are not of convolutions."""
+    rows = material.rows
     if not has_problems(rows):
         return None
     rows = with_series(rows.dropna(subset=["speedup"]))
@@ -52,7 +50,9 @@ def _draw_operation(axes: Axes, rows: pandas.DataFrame, places: dict[str, int], 
         every = zip(of["speedup_low"], of["speedup_high"], y, strict=True)
         points = [point for low, high, place in every for point in ((low, place), (high, place), (nan, nan))]
         axes.plot(*zip(*points, strict=True), color=by_series[name], linewidth=0.8)  # one line: it is a small file
-        axes.plot(of["speedup"], y, "os^vD<>"[index % 7], color=by_series[name], markersize=2.5, label=plain(name))
+        axes.plot(
+            of["speedup"], y, MARKERS[index % len(MARKERS)], color=by_series[name], markersize=2.5, label=plain(name)
+        )
     axes.axvline(1, color=FAINT, linewidth=1)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

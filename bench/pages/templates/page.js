@@ -1,4 +1,3 @@
-"use strict";
 // Sorts and filters the tables of this page. Without it they stand as they were written.
 for (const section of document.querySelectorAll("section.table")) {
   const body = section.querySelector("tbody");

@@ -93,7 +93,8 @@ def _measure(
             left[wanted] = f"the {format_seconds(time_limit_s)} would not have sufficed"
             continue
         mark = watch.mark()
-        rows = contests.rows(layer, problem, share_of(progress, index / len(every), 1 / len(every)))
+        rows, tunings = contests.rows(layer, problem, share_of(progress, index / len(every), 1 / len(every)))
+        folder.add_candidates(subject_of(layer, problem), tunings)
         folder.add(rows, watch.since(mark))
         del left[wanted]
         pace.learn(wanted, clock.now() - begun_s)

@@ -29,6 +29,7 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 UNDIVIDED, OURS = "undivided", "mucudnn"
 
 _Choice = tuple[BatchSizePolicy, int | None]  # policy, limit in bytes
+_Tuned = tuple[TunedProblem | str, float]  # what was chosen, or why nothing was; seconds that it took
 _Call = str | tuple[MicroConfig, ...]  # a variant of torch, or a configuration
 _Time = MedianTime | Exception
 
@@ -49,20 +50,25 @@ class Contests:
     rounds: TurnRounds
     priors: Priors = field(default_factory=dict)
 
-    def rows(self, layer: Layer, problem: ConvProblem, progress: Progress) -> list[Row]:
-        """Measure one problem. What cannot be run has a row with the reason. Raises ``KeyboardInterrupt``."""
+    def rows(self, layer: Layer, problem: ConvProblem, progress: Progress) -> tuple[list[Row], list[TunedProblem]]:
+        """Measure one problem; return its rows, and what was tuned for them.
+
+        What cannot be run has a row with the reason. Raises ``KeyboardInterrupt``.
+        """
         policies = dict.fromkeys((BatchSizePolicy.UNDIVIDED, *self.policies))
         wanted = [(policy, limit) for policy in policies for limit in self.limits]
-        chosen: dict[_Choice, TunedProblem | str] = {}
+        chosen: dict[_Choice, _Tuned] = {}
         for index, choice in enumerate(wanted):
             part = share_of(progress, index / (len(wanted) + 1), 1 / (len(wanted) + 1))
-            chosen[choice] = self._choose(layer, problem, *choice, part)
+            start_s = self.machine.clock.now()
+            tuned = self._choose(layer, problem, *choice, part)
+            chosen[choice] = tuned, self.machine.clock.now() - start_s
         progress(f"{layer.name}, {problem}: in turns", len(wanted) / (len(wanted) + 1))
-        configurations = [tuned.configuration for tuned in chosen.values() if isinstance(tuned, TunedProblem)]
-        times = self._time(layer, problem, configurations)
+        tunings = [tuned for tuned, _ in chosen.values() if isinstance(tuned, TunedProblem)]
+        times = self._time(layer, problem, [tuned.configuration for tuned in tunings])
         subject = subject_of(layer, problem)
-        rows = [*self._torchs(subject, times, chosen), *_ours(subject, times, chosen)]
-        return [replace(row, more={**row.more, "count": layer.count}) for row in rows]
+        rows = [*self._torchs(subject, times, tunings), *_ours(subject, times, chosen)]
+        return [replace(row, more={**row.more, "count": layer.count}) for row in rows], tunings
 
     def _choose(
         self, layer: Layer, problem: ConvProblem, policy: BatchSizePolicy, limit: int | None, progress: Progress
@@ -110,10 +116,7 @@ class Contests:
                 contestants[one.micro_configs] = Contestant(call)
         return contestants
 
-    def _torchs(
-        self, subject: Subject, times: Mapping[_Call, _Time], chosen: Mapping[_Choice, TunedProblem | str]
-    ) -> Iterator[Row]:
-        tunings = [tuned for tuned in chosen.values() if isinstance(tuned, TunedProblem)]
+    def _torchs(self, subject: Subject, times: Mapping[_Call, _Time], tunings: Sequence[TunedProblem]) -> Iterator[Row]:
         measured = {m.micro_config: m for tuned in tunings for m in tuned.measurements}
         baseline = measured.get(MicroConfig(TORCHS_OWN, subject["batch_size"]))
         error = None if baseline is None else baseline.relative_error
@@ -125,12 +128,10 @@ def subject_of(layer: Layer, problem: ConvProblem) -> Subject:
     return {"layer": layer.name, **problem_columns(problem, layer.batch_size)}
 
 
-def _ours(
-    subject: Subject, times: Mapping[_Call, _Time], chosen: Mapping[_Choice, TunedProblem | str]
-) -> Iterator[Row]:
-    for (policy, limit), tuned in chosen.items():
+def _ours(subject: Subject, times: Mapping[_Call, _Time], chosen: Mapping[_Choice, _Tuned]) -> Iterator[Row]:
+    for (policy, limit), (tuned, tuning_s) in chosen.items():
         contestant = UNDIVIDED if policy is BatchSizePolicy.UNDIVIDED else OURS
-        row = Row(subject, contestant, policy=str(policy), limit_bytes=limit)
+        row = Row(subject, contestant, policy=str(policy), limit_bytes=limit, more={"tuning_s": tuning_s})
         if isinstance(tuned, str):
             yield replace(row, failure=tuned)
             continue
@@ -138,7 +139,12 @@ def _ours(
             row,
             **configuration_record(tuned.configuration),
             relative_error=tuned.relative_error,
-            more={"predicted_s": tuned.configuration.time_s, "reason": tuned.reason},
+            more={
+                **row.more,
+                "predicted_s": tuned.configuration.time_s,
+                "reason": tuned.reason,
+                "solve_s": tuned.account and tuned.account.solve_time_s,
+            },
         )
         yield _row(row, times[tuned.configuration.micro_configs])
 

@@ -113,6 +113,8 @@ class _Measuring:
         results = self._measure(tuned)
         load = self.machine.watch.since(mark)
         if self.folder is not None:
+            for one in tuned.values():
+                self.folder.add_candidates(subject_of(layer, one), [one])
             rows = [row for result in results.values() for row in rows_of(layer, result, self.config)]
             self.folder.add(rows, load)
         return results

@@ -61,7 +61,7 @@ def rows_of(layer: Layer, result: FormatResult, config: Config) -> list[Row]:
         *(subject, OURS, result.mucudnn.samples_s, str(config.policy), config.workspace_limit_bytes),
         **configuration_record(tuned.configuration),
         relative_error=tuned.relative_error,
-        more=more,
+        more={**more, "solve_s": tuned.account and tuned.account.solve_time_s},
     )
     return [*(Row(subject, name, time.samples_s, more=more) for name, time in torchs.items()), ours]
 

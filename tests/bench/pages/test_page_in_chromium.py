@@ -57,7 +57,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path / "folder", training_layers(4), limits=(8 * MIB, None), rounds=5, left_out=left_out
     )
     report = report_of(read_folder(folder))
-    (path / "page.html").write_text(html_of(report, *pictures_or_reason(report)), encoding="utf-8")
+    (path / "page.html").write_text(html_of(report, *pictures_or_reason(report.material)), encoding="utf-8")
     return path / "page.html"
 
 
@@ -103,6 +103,15 @@ def press(browser: Browser, table: str, title: str) -> str:
     return str(browser.execute_script(script, table, title))
 
 
+def pick_layer(browser: Browser, name: str) -> list[str]:
+    """Pick a layer to be drawn, as people do; returns the titles of its pictures."""
+    select = browser.find_element("css selector", "#layer-pictures select")
+    importlib.import_module("selenium.webdriver.support.ui").Select(select).select_by_visible_text(name)
+    titles = "return [...document.querySelectorAll('.drawn figcaption')].map((each) => each.textContent)"
+    found: list[str] = browser.execute_script(titles)
+    return found
+
+
 def numbers(texts: list[str]) -> list[float]:
     return [float(text) for text in texts if text]
 
@@ -115,6 +124,7 @@ def test_nothing_is_wrong_in_the_console(opened: Browser) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_only_boxes_scroll_sideways(opened: Browser, width: int) -> None:
     resize(opened, width)
+    pick_layer(opened, "line 2")
     assert opened.execute_script("return document.documentElement.scrollWidth") <= width
     beyond = """
         const every = [...document.querySelectorAll('h1, h2, p, dl, summary, form, figcaption, .box, section, figure')];
@@ -182,6 +192,31 @@ def test_rows_are_filtered_by_words_and_choices(opened: Browser) -> None:
     assert column(opened, "problems", "operation") == every
 
 
+def test_pictures_of_a_layer_are_drawn_when_it_is_picked(opened: Browser, page: Path) -> None:
+    """Five of each operation: what they say to those who do not see them is what the folder has."""
+    assert opened.execute_script("return document.querySelectorAll('.drawn svg').length") == 0
+    titles = pick_layer(opened, "line 3")
+    assert len(titles) == 3 * 5
+    assert titles[:2] == ["forward: samples", "forward: the mini-batch of 8, cut"]
+    assert opened.find_element("css selector", "#layer-pictures output").text == "15 pictures of line 3"
+    (told,) = opened.execute_script(
+        "return [...document.querySelectorAll('.drawn svg')].map((e) => e.ariaLabel)"
+        ".filter((text) => text.startsWith('backward data: samples'))"
+    )
+    rows = read_folder(page.parent / "folder").rows
+    (torch,) = rows.query("layer == 'line 3' and operation == 'backward_data' and contestant == 'torch'")["time_s"]
+    assert f"torch: 5 samples, median {torch * 1e3:.3g} ms" in told
+    outside = """
+        const wide = (text, box) => text.left < box.left - 1 || text.right > box.right + 1;
+        return [...document.querySelectorAll('.drawn svg')].flatMap((svg) =>
+            [...svg.querySelectorAll('text')].filter((text) =>
+                wide(text.getBoundingClientRect(), svg.getBoundingClientRect())).map((text) => text.textContent));"""
+    assert opened.execute_script(outside) == []
+    assert not opened.execute_script("return document.querySelector('.drawn').innerHTML.includes('NaN')")
+    assert pick_layer(opened, "none") == []
+    assert opened.get_log("browser") == []
+
+
 def test_pictures_follow_the_colours_of_the_screen(opened: Browser) -> None:
     ink = """
         const text = document.querySelector('figure svg text');
@@ -221,6 +256,7 @@ def test_axe_finds_no_violation(opened: Browser, scheme: str, width: int) -> Non
     assert AXE is not None
     resize(opened, width)
     emulate(opened, media="", scheme=scheme)
+    pick_layer(opened, "line 2")
     opened.execute_script(AXE.read_text(encoding="utf-8"))
     found = opened.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
     violations = [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found["violations"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,6 +15,7 @@ from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.pages.pictures import cuts, limits, samples, speedups
 from mucudnn.bench.pages.pictures.drawing import one_line, plain, series_label
+from mucudnn.bench.pages.pictures.material import Material
 from mucudnn.bench.pages.pictures.svg import SERIES, STYLE, inline_svg
 from mucudnn.bench.report.plots import new_figure
 from mucudnn.words.results import MicroConfig, counts_in
@@ -27,8 +29,14 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> pandas.DataFrame:
     return measured(read_folder(write_random_folder(path, training_layers(3), limits=(8 * MIB,), rounds=5)))
 
 
+def of(rows: pandas.DataFrame) -> Material:
+    """Rows without candidates."""
+    nothing = pandas.DataFrame({"subject": [], "layer": []})
+    return Material(rows, nothing, nothing, {}, ("layer", "operation"))
+
+
 def test_speedups_are_drawn_where_they_are(rows: pandas.DataFrame) -> None:
-    figure = speedups.draw(rows)
+    figure = speedups.draw(of(rows))
     assert figure is not None
     for axes, operation in zip(figure.axes, ("forward", "backward_data", "backward_filter"), strict=True):
         expected = rows[(rows["operation"] == operation) & (rows["contestant"] != "torch")]
@@ -40,7 +48,7 @@ def test_speedups_are_drawn_where_they_are(rows: pandas.DataFrame) -> None:
 
 
 def test_rates_and_boxes_are_those_of_the_rows(rows: pandas.DataFrame) -> None:
-    figure = limits.draw(rows)
+    figure = limits.draw(of(rows))
     assert figure is not None
     rates, boxes = figure.axes
     drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in rates.lines[:-1]])
@@ -52,7 +60,7 @@ def test_rates_and_boxes_are_those_of_the_rows(rows: pandas.DataFrame) -> None:
 
 def test_the_samples_of_the_longest_operations_are_all_drawn(rows: pandas.DataFrame) -> None:
     longest = rows[rows["contestant"] == "torch"].nlargest(1, "time_s")["turns"].iloc[0]
-    figure = samples.draw(rows)
+    figure = samples.draw(of(rows))
     assert figure is not None
     first = figure.axes[0]
     drawn = {value for line in first.lines for value in np.asarray(line.get_xdata(), dtype=float)}
@@ -65,7 +73,7 @@ def test_bars_are_cut_as_configurations_are(rows: pandas.DataFrame) -> None:
     assert [name for name, *_ in pieces] == ["fft", "fft", "gemm", "gemm"]
     edges = [(left * 40, right * 40) for _, left, right in pieces]
     assert edges == [(0, 8), (8, 16), (16, 20), (20, 40)]  # twenty equal ones are one piece
-    figure = cuts.draw(rows)
+    figure = cuts.draw(of(rows))
     assert figure is not None
     subpaths = sum(np.count_nonzero(patch.get_path().codes == 1) for axes in figure.axes for patch in axes.patches)
     ours = rows[rows["contestant"] == "mucudnn"]["configuration"]
@@ -75,22 +83,17 @@ def test_bars_are_cut_as_configurations_are(rows: pandas.DataFrame) -> None:
 @pytest.mark.parametrize("text", ["", "torch's own", "gemm", "gemm x", "gemm 2 +", " 3"])
 def test_configurations_that_are_none_are_not_drawn(rows: pandas.DataFrame, text: str) -> None:
     changed = rows.assign(configuration=text)
-    assert cuts.draw(changed) is None
+    assert cuts.draw(of(changed)) is None
 
 
 def test_configurations_with_huge_counts_are_drawn_at_once(rows: pandas.DataFrame) -> None:
     assert counts_in("gemm 1×999999999") == ((MicroConfig("gemm", 1), 999999999),)
-    assert cuts.draw(rows.assign(configuration="gemm 1×999999999")) is not None
+    assert cuts.draw(of(rows.assign(configuration="gemm 1×999999999"))) is not None
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [speedups.draw, limits.draw, samples.draw, cuts.draw],
-    ids=lambda d: d.__module__,
-)
-def test_without_rows_there_is_no_picture(rows: pandas.DataFrame, draw: object) -> None:
-    assert callable(draw)
-    assert draw(rows.iloc[:0]) is None
+@pytest.mark.parametrize("draw", [speedups.draw, limits.draw, samples.draw, cuts.draw], ids=lambda d: d.__module__)
+def test_without_rows_there_is_no_picture(rows: pandas.DataFrame, draw: Callable[[Material], object]) -> None:
+    assert draw(of(rows.iloc[:0])) is None
 
 
 def test_pictures_in_one_page_share_no_names_and_have_a_description() -> None:

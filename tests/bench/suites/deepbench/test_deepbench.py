@@ -84,6 +84,23 @@ def test_each_limit_has_its_own_choices(bench: Bench, tmp_path: Path) -> None:
     assert set(map(len, read.rows["samples_s"])) == {4}  # until 0.5 s for each of four: a round takes 0.44 s
 
 
+def test_what_was_measured_to_choose_from_is_kept(bench: Bench, tmp_path: Path) -> None:
+    """The undivided and the policies share a line: all sizes of all, and the front of quick, in parts of any size."""
+    read = bench.run(tmp_path, 400, None)
+    measured = read.candidates.measured
+    steps = {(row["algorithm"], row["micro_batch_size"]): row["step_s"] for row in measured.to_dict("records")}
+    assert steps["quick", 8] == pytest.approx(0.081)
+    assert steps["quick", 4] == pytest.approx(0.041)
+    assert steps["native", 8] == pytest.approx(0.16)
+    assert all(measured["step_samples_s"].map(len) > 0)
+    points = read.candidates.desirable
+    assert list(points["workspace_bytes"]) == sorted(points["workspace_bytes"])
+    assert list(points["configuration"])[-1] == "quick 8"
+    ours = read.rows[read.rows["contestant"] != "torch"]
+    assert (ours["tuning_s"] >= 0).all()
+    assert (ours["solve_s"] > 0).all()
+
+
 def test_what_runs_in_the_same_way_is_run_once(bench: Bench, tmp_path: Path) -> None:
     read = bench.run(tmp_path, 800, None)
     ours = read.rows[read.rows["contestant"] != "torch"]

@@ -1,0 +1,168 @@
+"""``candidates.jsonl``: what tuning measured of each subject, and the desirable set that follows; one object a line.
+
+A run writes the line of a subject before its rows. Folders of benchmarks that choose nothing do not have the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import pandas
+
+from mucudnn.bench.folders.header import FORMAT_VERSION, Header
+from mucudnn.bench.report.export import json_line
+from mucudnn.solver.front import desirable_sets
+from mucudnn.tuning.result import TunedProblem, allowed
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.results import Measurement, MicroConfig
+
+CANDIDATES_FILE = "candidates.jsonl"
+COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes")
+_IsSound = Callable[[Any], bool]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and isfinite(value) and value >= 0
+
+
+_CANDIDATE: Mapping[str, _IsSound] = {
+    "algorithm": _is_text,
+    "micro_batch_size": lambda value: isinstance(value, int) and value > 0,
+    **dict.fromkeys(COSTS, _is_number),
+    "relative_error": lambda value: value is None or _is_number(value),
+    "is_allowed": lambda value: isinstance(value, bool),
+    "step_samples_s": lambda value: isinstance(value, list) and all(map(_is_number, value)),
+}
+_POINT: Mapping[str, _IsSound] = {"configuration": _is_text, "time_s": _is_number, "workspace_bytes": _is_number}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """What the file has, as data frames with the columns of the subject and ``subject``, its number.
+
+    measured: a row for each algorithm and micro-batch size, with its costs in seconds and bytes;
+    ``is_allowed``, whether its error is within the bound; ``step_samples_s``, empty where the database knew the times.
+    desirable: a row for each point of the desirable sets, least workspace first: ``configuration``,
+    ``time_s``, ``workspace_bytes``.
+    problems: what could not be read, with file and line.
+    """
+
+    measured: pandas.DataFrame
+    desirable: pandas.DataFrame
+    problems: tuple[str, ...] = field(default=())
+
+
+def line_of(header: Header, subject: Mapping[str, Any], tunings: Sequence[TunedProblem]) -> str:
+    """Return the line of a subject that was tuned, once or under several choices."""
+    measured = _merged(tunings)
+    usable = allowed(measured, tunings[0].error_bound)
+    names = {m.micro_config for m in usable}
+    record = {
+        "format_version": FORMAT_VERSION,
+        "folder": header.identity,
+        **{name: subject[name] for name in header.subject_columns},
+        "candidates": [_candidate(m, is_allowed=m.micro_config in names) for m in measured],
+        "desirable": [
+            {"configuration": str(c), "time_s": c.time_s, "workspace_bytes": c.workspace_bytes}
+            for c in desirable_sets(usable, tunings[0].batch_size).of(tunings[0].batch_size)
+        ],
+    }
+    return json_line(record)
+
+
+def _merged(tunings: Iterable[TunedProblem]) -> list[Measurement]:
+    """Return each measurement once: where there is one with its samples, that."""
+    found: dict[MicroConfig, Measurement] = {}
+    for measurement in (m for tuned in tunings for m in tuned.measurements):
+        if measurement.raw is not None or measurement.micro_config not in found:
+            found[measurement.micro_config] = measurement
+    return [found[key] for key in sorted(found)]
+
+
+def _candidate(measurement: Measurement, *, is_allowed: bool) -> dict[str, Any]:
+    return {
+        "algorithm": measurement.micro_config.algorithm,
+        "micro_batch_size": measurement.micro_config.micro_batch_size,
+        **{name: getattr(measurement, name) for name in COSTS},
+        "relative_error": measurement.relative_error,
+        "is_allowed": is_allowed,
+        "step_samples_s": [] if measurement.raw is None else list(measurement.raw.step_samples_s),
+    }
+
+
+def read_candidates(folder: Path, header: Header) -> Candidates:
+    """Read the file; without it the frames are empty. Of lines of the same subject the last one counts."""
+    path = folder / CANDIDATES_FILE
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    problems: list[str] = []
+    for number, text in enumerate(_lines(path, problems), start=1):
+        try:
+            line = _checked(text, header)
+            found[tuple(line[name] for name in header.subject_columns)] = line
+        except InvalidInputError as error:
+            problems.append(f"{path}, line {number}: {error}; it is left out")
+    measured = _frame(found, "candidates", _CANDIDATE, header)
+    return Candidates(measured, _frame(found, "desirable", _POINT, header), tuple(problems))
+
+
+def _lines(path: Path, problems: list[str]) -> list[str]:
+    try:
+        return [line for line in path.read_bytes().decode(errors="replace").split("\n") if line]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problems.append(f"{path} cannot be read: {error.strerror}")
+        return []
+
+
+def _checked(text: str, header: Header) -> dict[str, Any]:
+    """Return the object of a line. Raises ``InvalidInputError``, saying what is wrong with it."""
+    try:
+        line = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidInputError(f"half-written, or no JSON: {error.msg}") from None
+    if not isinstance(line, dict):
+        raise InvalidInputError(f"no JSON object, but {type(line).__name__}")
+    if line.get("format_version") != FORMAT_VERSION:
+        raise InvalidInputError(f"format version {line.get('format_version')}, and not {FORMAT_VERSION}")
+    if line.get("folder") != header.identity:
+        raise InvalidInputError(f"of another folder, {line.get('folder')}, and not of {header.identity}")
+    for name in (*header.subject_columns, "candidates", "desirable"):
+        if name not in line:
+            raise InvalidInputError(f"no column {name}")
+    _require(line["candidates"], _CANDIDATE)
+    _require(line["desirable"], _POINT)
+    return line
+
+
+def _require(records: object, columns: Mapping[str, _IsSound]) -> None:
+    """Refuse anything but a list of objects with these columns, and values that are not sound."""
+    if not isinstance(records, list):
+        raise InvalidInputError(f"{records!r} is no list")
+    for record in records:
+        if not isinstance(record, dict) or not columns.keys() <= record.keys():
+            raise InvalidInputError(f"{record!r} lacks one of {', '.join(columns)}")
+        for name, is_sound in columns.items():
+            if not is_sound(record[name]):
+                raise InvalidInputError(f"{name} is {record[name]!r}, which it cannot be")
+
+
+def _frame(
+    found: Mapping[tuple[Any, ...], Mapping[str, Any]], name: str, columns: Iterable[str], header: Header
+) -> pandas.DataFrame:
+    def records() -> Iterator[tuple[Any, ...]]:
+        for number, (subject, line) in enumerate(found.items()):
+            for record in line[name]:
+                yield (number, *subject, *(record[column] for column in columns))
+
+    names = ("subject", *header.subject_columns, *columns)
+    return pandas.DataFrame(list(records()), columns=pandas.Index(names))

@@ -1,0 +1,135 @@
+"""What tuning measured stands in a file of its own: read back as it was, with the desirable set, line by line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from support.clock.machine import ENVIRONMENT, FORWARD
+from support.result_folders import made_up_tuning
+
+from mucudnn.bench.folders.candidates import CANDIDATES_FILE
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.reading import read_folder
+from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.folders.writing import open_folder
+from mucudnn.solver.front import desirable_sets
+
+HEADER = Header("network", "a network", {}, ENVIRONMENT, subject_columns=("layer",), wanted=2)
+TUNED = made_up_tuning(FORWARD, 6, Random(0))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with open_folder(tmp_path / "results", HEADER) as writer:
+        for layer in ("conv1", "conv2"):
+            writer.add_candidates({"layer": layer}, [TUNED])
+            writer.add([Row({"layer": layer}, "torch", (0.1,))])
+        writer.write_summary()
+    return tmp_path / "results"
+
+
+def change_line(folder: Path, number: int, change: Callable[[dict[str, Any]], object]) -> None:
+    lines = (folder / CANDIDATES_FILE).read_text().splitlines()
+    record = json.loads(lines[number - 1])
+    change(record)
+    lines[number - 1] = json.dumps(record)
+    (folder / CANDIDATES_FILE).write_text("\n".join(lines) + "\n")
+
+
+def test_what_was_measured_is_read_back(folder: Path) -> None:
+    read = read_folder(folder)
+    assert read.problems == ()
+    measured = read.candidates.measured
+    assert list(dict.fromkeys(measured["layer"])) == ["conv1", "conv2"]
+    found = measured[measured["layer"] == "conv2"].set_index(["algorithm", "micro_batch_size"])
+    assert len(found) == len(TUNED.measurements) == 4 * 4
+    for one in TUNED.measurements:
+        row = found.loc[one.micro_config.algorithm, one.micro_config.micro_batch_size]
+        costs = (one.setup_s, one.step_s, one.prepared_bytes, one.scratch_bytes, one.relative_error)
+        assert tuple(row[["setup_s", "step_s", "prepared_bytes", "scratch_bytes", "relative_error"]]) == costs
+        assert one.raw is not None
+        assert tuple(row["step_samples_s"]) == one.raw.step_samples_s
+        assert row["is_allowed"] == (one.micro_config.algorithm != "bad")
+
+
+def test_the_desirable_set_is_of_what_is_allowed(folder: Path) -> None:
+    points = read_folder(folder).candidates.desirable
+    points = points[points["layer"] == "conv1"]
+    expected = desirable_sets([m for m in TUNED.measurements if m.micro_config.algorithm != "bad"], 6).of(6)
+    assert list(zip(points["configuration"], points["time_s"], points["workspace_bytes"], strict=True)) == [
+        (str(c), c.time_s, c.workspace_bytes) for c in expected
+    ]
+
+
+def test_several_choices_are_one_line_and_samples_win(folder: Path) -> None:
+    """A second choice knows the times from the database, without samples, and measures one size more."""
+    known = tuple(replace(m, raw=None) for m in TUNED.measurements)
+    first = replace(TUNED, measurements=TUNED.measurements[:-1])
+    with open_folder(folder, HEADER) as writer:
+        writer.add_candidates({"layer": "conv3"}, [first, replace(TUNED, measurements=known)])
+        writer.add_candidates({"layer": "conv4"}, [])
+    measured = read_folder(folder).candidates.measured
+    assert "conv4" not in set(measured["layer"])
+    of = measured[measured["layer"] == "conv3"]
+    assert len(of) == len(TUNED.measurements)
+    assert sorted(map(len, of["step_samples_s"])) == [0] + [5] * (len(of) - 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda line: line.pop("layer"), "no column layer"),
+        (lambda line: line.update(folder="x"), "of another folder, x"),
+        (lambda line: line.update(format_version=9), "format version 9"),
+        (lambda line: line.update(candidates={}), "{} is no list"),
+        (lambda line: line["candidates"][0].pop("step_s"), "lacks one of"),
+        (lambda line: line["candidates"][0].update(step_s=-1.0), "step_s is -1.0"),
+        (lambda line: line["candidates"][0].update(step_s=float("nan")), "step_s is nan"),
+        (lambda line: line["candidates"][0].update(step_samples_s=["x"]), "step_samples_s is ['x']"),
+        (lambda line: line["candidates"][0].update(step_samples_s=None), "step_samples_s is None"),
+        (lambda line: line["candidates"][0].update(algorithm=7), "algorithm is 7"),
+        (lambda line: line["candidates"][0].update(micro_batch_size=0), "micro_batch_size is 0"),
+        (lambda line: line["candidates"][0].update(relative_error="x"), "relative_error is 'x'"),
+        (lambda line: line["desirable"][0].update(time_s="x"), "time_s is 'x'"),
+        (lambda line: line["desirable"][0].update(configuration=None), "configuration is None"),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_told_and_the_others_are_shown(
+    folder: Path, change: Callable[[dict[str, Any]], object], told: str
+) -> None:
+    change_line(folder, 1, change)
+    read = read_folder(folder)
+    assert set(read.candidates.measured["layer"]) == {"conv2"}
+    assert len(read.rows) == 2
+    (problem,) = read.problems
+    assert problem.startswith(f"{folder / CANDIDATES_FILE}, line 1: ")
+    assert told in problem
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
+def test_a_line_that_was_being_written_is_lost_alone(folder: Path, kept: float) -> None:
+    path = folder / CANDIDATES_FILE
+    content = path.read_bytes()
+    half = content.index(b"\n") + 1
+    path.write_bytes(content[: half + int(kept * (len(content) - half))])
+    read = read_folder(folder)
+    assert set(read.candidates.measured["layer"]) == {"conv1"}
+    assert len(read.problems) == 1
+    with open_folder(folder, HEADER) as writer:
+        writer.add_candidates({"layer": "conv2"}, [TUNED])
+    assert set(read_folder(folder).candidates.measured["layer"]) == {"conv1", "conv2"}
+
+
+def test_folders_without_the_file_are_read(folder: Path) -> None:
+    (folder / CANDIDATES_FILE).unlink()
+    read = read_folder(folder)
+    assert read.problems == ()
+    assert read.candidates.measured.empty
+    assert read.candidates.desirable.empty
+    assert {"layer", "algorithm", "step_s"} <= set(read.candidates.measured)

@@ -1,0 +1,213 @@
+"""Pictures of what was measured to choose from: what is drawn is what the folder has, recomputed here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas
+import pytest
+from numpy.typing import NDArray
+from support.result_folders import MIB, training_layers, write_random_folder
+
+from mucudnn.bench.folders.reading import read_folder
+from mucudnn.bench.pages.gains import gains
+from mucudnn.bench.pages.measured import measured
+from mucudnn.bench.pages.pictures import (
+    algorithms,
+    budget,
+    desirable,
+    divided,
+    errors,
+    memory,
+    micro_batches,
+    tuning,
+)
+from mucudnn.bench.pages.pictures.material import Material
+from mucudnn.bench.sources.published import published_gains
+
+if TYPE_CHECKING:
+    from matplotlib.lines import Line2D
+
+pytest.importorskip("matplotlib")
+GEOMETRY = (64, 54, 64)  # c, h, k of a layer that the authors published
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    path = tmp_path_factory.mktemp("results") / "folder"
+    problems = ((layer, layer.problem) for layer in training_layers())
+    published = next(layer for layer, problem in problems if (problem.c, problem.h, problem.k) == GEOMETRY)
+    layers = [*training_layers(2), published]
+    settings = {"workspace_budget": "1MiB"}
+    folder = read_folder(write_random_folder(path, layers, limits=(8 * MIB, None), rounds=5, settings=settings))
+    return Material.of(folder, measured(folder))
+
+
+def ends(lines: Iterable[Line2D]) -> NDArray[np.float64]:
+    return np.concatenate([np.asarray(line.get_xdata(), dtype=float) for line in lines])
+
+
+def test_subjects_are_those_that_take_torch_longest_first(material: Material) -> None:
+    torchs = material.rows[material.rows["contestant"] == "torch"].sort_values("time_s", ascending=False)
+    names = [f"{layer} {operation}" for layer, operation in zip(torchs["layer"], torchs["operation"], strict=True)]
+    assert [subject.name for subject in material.subjects] == names
+
+
+def test_layers_can_be_kept_alone(material: Material) -> None:
+    name = material.rows["layer"].iloc[0]
+    of_one = material.of_layers([name])
+    assert len(of_one.subjects) == 3
+    assert set(of_one.rows["layer"]) == set(of_one.candidates["layer"]) == {name}
+
+
+def test_desirable_sets_are_drawn_with_the_undivided(material: Material) -> None:
+    figure = desirable.draw(material)
+    assert figure is not None
+    first = material.subjects[0]
+    front, points, undivided, torchs = figure.axes[0].lines
+    sizes = list(first.desirable["workspace_bytes"] / MIB)
+    assert list(points.get_xdata()) == sizes
+    assert list(points.get_ydata()) == list(first.desirable["time_s"] * 1e3)
+    assert list(front.get_xdata())[:-1] == sizes
+    whole = first.measured[first.measured["micro_batch_size"] == first.batch_size].set_index("algorithm")
+    time = (whole["setup_s"] + whole["step_s"]) * 1e3
+    assert list(undivided.get_ydata()) == [time["fft"], time["gemm"]]  # and not "bad", whose error bars it
+    assert list(torchs.get_ydata()) == [time["native"]]
+
+
+def test_times_of_a_sample_are_drawn_by_micro_batch_size(material: Material) -> None:
+    figure = micro_batches.draw(material)
+    assert figure is not None
+    first = material.subjects[0]
+    assert {line.get_label() for line in figure.axes[0].lines} == {"native", "gemm", "fft"}
+    for line in figure.axes[0].lines:
+        of = first.measured[first.measured["algorithm"] == line.get_label()]
+        assert list(line.get_xdata()) == list(of["micro_batch_size"])
+        assert list(line.get_ydata()) == pytest.approx(list(of["step_s"] / of["micro_batch_size"] * 1e3))
+
+
+def test_every_sample_of_an_algorithm_is_drawn(material: Material) -> None:
+    figure = algorithms.draw(material)
+    assert figure is not None
+    first = material.subjects[0]
+    whole = first.measured[first.measured["micro_batch_size"] == first.batch_size]
+    expected = {s * 1e3 for row in whole.to_dict("records") if row["algorithm"] != "bad" for s in row["step_samples_s"]}
+    drawn = set(ends(figure.axes[0].lines))
+    assert expected <= drawn
+    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert labels == list(whole[whole["algorithm"] != "bad"].sort_values("step_s")["algorithm"])
+
+
+def test_without_samples_there_are_no_violins(material: Material) -> None:
+    candidates = material.candidates.assign(step_samples_s=[[] for _ in range(len(material.candidates))])
+    known = Material(material.rows, candidates, material.desirable, {}, material.subject_columns)
+    assert algorithms.draw(known) is None
+
+
+def test_the_largest_error_of_each_algorithm_is_drawn(material: Material) -> None:
+    figure = errors.draw(material)
+    assert figure is not None
+    largest = material.candidates.groupby(["subject", "algorithm"])["relative_error"].max()
+    assert set(largest) <= set(ends(figure.axes[0].lines))
+    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert labels == list(largest.groupby("algorithm").median().sort_values().index)
+
+
+def test_segments_are_those_of_the_rows(material: Material) -> None:
+    """And the curve begins where each problem has its least workspace."""
+    figure = budget.draw(material)
+    assert figure is not None
+    curve, segments = figure.axes
+    ours = material.rows[material.rows["contestant"] == "mucudnn"]
+    first = ours.drop_duplicates(["layer", "operation"])["workspace_bytes"] / MIB
+    widths = [patch.get_width() for patch in segments.patches[: len(first)]]
+    assert sorted(widths) == pytest.approx(sorted(first))
+    least = material.desirable.groupby("subject")["workspace_bytes"].min().sum() / MIB
+    assert curve.lines[0].get_xdata()[0] == pytest.approx(least)
+    assert list(curve.lines[1].get_xdata()) == [1.0]  # the budget
+    times = list(curve.lines[0].get_ydata())
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("given", [None, "much"])
+def test_without_a_budget_there_are_no_segments(material: Material, given: object) -> None:
+    settings = {"workspace_budget": given}
+    other = Material(material.rows, material.candidates, material.desirable, settings, material.subject_columns)
+    assert budget.draw(other) is None
+
+
+def test_memory_is_that_of_the_problems(material: Material) -> None:
+    found = memory.memory_of_layers(material.rows)
+    for row in found.to_dict("records"):
+        of = material.rows[(material.rows["layer"] == row["layer"]) & material.rows["workspace_bytes"].notna()]
+        one = of.iloc[0]
+        height = (one["h"] + 2 * one["pad_h"] - one["r"]) // one["stride_h"] + 1
+        width = (one["w"] + 2 * one["pad_w"] - one["s"]) // one["stride_w"] + 1
+        assert row["activation_bytes"] == 4 * one["batch_size"] * one["k"] * height * width
+        assert row["parameter_bytes"] == 4 * one["k"] * one["c"] * one["r"] * one["s"]
+        is_unlimited = "no limit" in row["series"]
+        same = of[(of["contestant"] == row["series"].split(",")[0]) & (of["limit_bytes"].isna() == is_unlimited)]
+        assert row["workspace_bytes"] == same["workspace_bytes"].max()
+    assert len(found) == 3 * 4
+    assert memory.draw(material) is not None
+
+
+def test_bars_of_tuning_begin_where_the_one_before_ends(material: Material) -> None:
+    figure = tuning.draw(material)
+    assert figure is not None
+    bars, solving = (axes.patches for axes in figure.axes)
+    ours = material.rows[material.rows["policy"].notna()]
+    sums = ours.groupby(["contestant", "limit_bytes"], dropna=False, sort=False)[["tuning_s", "solve_s"]].sum()
+    assert [bar.get_width() for bar in bars] == pytest.approx(list(sums["tuning_s"]))
+    assert [bar.get_x() for bar in bars] == pytest.approx(list(sums["tuning_s"].cumsum() - sums["tuning_s"]))
+    assert [bar.get_width() for bar in solving] == pytest.approx(list(sums["solve_s"] * 1e3))
+    bare = material.rows.drop(columns=["tuning_s", "solve_s"])
+    assert tuning.draw(Material(bare, material.candidates, material.desirable, {}, ("layer",))) is None
+
+
+def pairs(rows: pandas.DataFrame) -> Iterator[tuple[pandas.DataFrame, pandas.DataFrame]]:
+    """Yield the rows of the undivided and of ours by layer and limit, each in one order."""
+    rows = rows[rows["contestant"] != "torch"].sort_values("operation")
+    for _, of in rows.groupby(["layer", "limit_bytes"], dropna=False, sort=False):
+        yield of[of["contestant"] == "undivided"], of[of["contestant"] == "mucudnn"]
+
+
+def test_gains_are_ratios_of_sums_of_medians(material: Material) -> None:
+    found = gains(material.rows)
+    expected = [undivided["time_s"].sum() / ours["time_s"].sum() for undivided, ours in pairs(material.rows)]
+    assert sorted(found["gain"]) == pytest.approx(sorted(expected))
+    assert (found["gain_low"] < found["gain"]).all()
+    assert (found["gain"] < found["gain_high"]).all()
+
+
+def test_a_layer_with_a_failed_operation_has_no_gain(material: Material) -> None:
+    rows = material.rows
+    failed = (rows["contestant"] == "mucudnn") & (rows["operation"] == "forward")
+    changed = rows.assign(samples_s=[[] if fails else of for fails, of in zip(failed, rows["samples_s"], strict=True)])
+    assert gains(changed)["gain"].isna().all()
+    assert gains(rows[rows["contestant"] != "undivided"]).empty
+
+
+def test_the_authors_bars_stand_beside_the_same_geometry(material: Material) -> None:
+    figure = divided.draw(material)
+    assert figure is not None
+    ours, published = figure.axes
+    assert "measured here" in ours.get_title(loc="left")
+    assert "P100" in published.get_title(loc="left")
+    bars = published_gains().set_index(["c", "h", "k"]).loc[GEOMETRY]
+    widths = [patch.get_width() for patch in published.patches]
+    assert widths == [float(bars[limit]) for limit in ("128MiB", "256MiB", "512MiB")] == [1.09, 1.18, 1.0]
+
+
+def test_the_published_file_is_read_whole() -> None:
+    """Rows of the same geometry are one, by their mean."""
+    table = published_gains()
+    path = Path(__file__).parents[3] / "bench/sources/data/ucudnn_reference.csv"
+    lines = [line.split(",") for line in path.read_text().splitlines()[1:]]
+    assert len(table) == len({tuple(line[1:7]) for line in lines})
+    seven = table[(table["c"] == 512) & (table["h"] == 7)].iloc[0]
+    alike = [float(line[7]) for line in lines if line[1:3] == ["512", "7"]]
+    assert seven["128MiB"] == pytest.approx(sum(alike) / len(alike))
