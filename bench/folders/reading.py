@@ -14,7 +14,7 @@ from mucudnn.bench.folders.writing import LeftOut
 from mucudnn.words.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,9 +55,20 @@ def read_folder(path: Path) -> ResultFolder:
     header = read_header(path)
     found = read_rows(path, header)
     left_out, problems = _left_out(path)
-    rows = pandas.DataFrame(list(found.lines) or {name: [] for name in (*COLUMNS, *header.subject_columns)})
+    return folder_of_lines(path, header, found.lines, (*found.problems, *problems), left_out)
+
+
+def folder_of_lines(
+    path: Path,
+    header: Header,
+    lines: Sequence[Line],
+    problems: tuple[str, ...] = (),
+    left_out: tuple[LeftOut, ...] = (),
+) -> ResultFolder:
+    """Return what was read: lines as ``rows.jsonl`` has them."""
+    rows = pandas.DataFrame(list(lines) or {name: [] for name in (*COLUMNS, *header.subject_columns)})
     rows["time_s"] = [_median(samples) for samples in rows["samples_s"]]
-    return ResultFolder(path, header, found.lines, rows, left_out, (*found.problems, *problems))
+    return ResultFolder(path, header, tuple(lines), rows, left_out, problems)
 
 
 def _median(samples: list[float]) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas
 
 from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer
+from mucudnn.bench.contests.kind_times import shares
 from mucudnn.bench.contests.torch_variants import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
@@ -31,13 +32,14 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     ``spread``, the interquartile range over the median. Of convolutions also ``kind``; ``flops``, of the direct method;
     ``bound_s`` and ``over_bound``, the machine's limit and the time over it; ``flops_per_s``; ``flops_per_byte``, of
     the least bytes; and a column for each machine of DeepBench's published times, in seconds, named ``PUBLISHED``
-    machine. NaN where something is not known.
+    machine. Of whole models ``images_per_s``, and ``kinds``, the share of each kind of layer in the time, in words. NaN
+    where something is not known.
     """
     rows = _with_known_types(folder.rows)
     rows = _with_speedups(rows)
     rows["spread"] = [_spread(samples) for samples in rows["samples_s"]]
     if not has_problems(rows):
-        return rows
+        return _with_models(rows)
     return _with_published(_with_bounds(rows, folder.header.limits))
 
 
@@ -88,8 +90,22 @@ def _with_speedups(rows: pandas.DataFrame) -> pandas.DataFrame:
     )
 
 
+def _with_models(rows: pandas.DataFrame) -> pandas.DataFrame:
+    if {"network", "batch_size"} <= set(rows.columns):
+        rows = rows.assign(images_per_s=pandas.to_numeric(rows["batch_size"], errors="coerce") / rows["time_s"])
+    if "kinds_s" in rows:
+        rows = rows.assign(kinds=rows["kinds_s"].map(_kinds))
+    return rows
+
+
+def _kinds(kinds_s: object) -> str | None:
+    if not isinstance(kinds_s, dict) or not all(isinstance(seconds, (int, float)) for seconds in kinds_s.values()):
+        return None
+    return ", ".join(f"{kind} {share:.0%}" for kind, share in shares(kinds_s).items()) or None
+
+
 def _spread(samples: list[float]) -> float:
-    if not samples:
+    if len(samples) < 2:
         return nan
     low, middle, high = np.quantile(samples, (0.25, 0.5, 0.75))
     return float((high - low) / middle)

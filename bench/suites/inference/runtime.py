@@ -13,3 +13,17 @@ class Runtime(StrEnum):
     ONNX_RUNTIME = "onnxruntime"
     OPENVINO = "openvino"
     MUCUDNN = "mucudnn"
+    MUCUDNN_COMPILE = "mucudnn-compile"  # both together
+
+    @property
+    def is_ours(self) -> bool:
+        return self in (Runtime.MUCUDNN, Runtime.MUCUDNN_COMPILE)
+
+    @property
+    def is_compiled(self) -> bool:
+        return self in (Runtime.TORCH_COMPILE, Runtime.MUCUDNN_COMPILE)
+
+    @property
+    def is_in_torch(self) -> bool:
+        """Whether layers are called by torch, so that they can be timed in place."""
+        return self not in (Runtime.ONNX_RUNTIME, Runtime.OPENVINO)

@@ -19,7 +19,7 @@ from support.snapshots import assert_as_stored
 from torch import nn
 
 from mucudnn.bench.contests.timing import MedianTime
-from mucudnn.bench.sources import networks
+from mucudnn.bench.sources import trainable
 from mucudnn.bench.suites.inference import comparison, runtime_job
 from mucudnn.bench.suites.inference.comparison import compare_runtimes, relative_difference
 from mucudnn.bench.suites.inference.report import runtimes_record, runtimes_table
@@ -77,7 +77,7 @@ def test_nothing_is_compared_without_torch(tmp_path: Path) -> None:
 def test_models_must_be_picklable(tmp_path: Path) -> None:
     model = tiny()
     model.forward = lambda x: x  # type: ignore[method-assign]
-    with pytest.raises(UnavailableError, match="the model cannot be pickled: make it picklable, or leave the comp"):
+    with pytest.raises(UnavailableError, match="the model cannot be pickled: make it picklable, such as by"):
         store_model(model, (X,), tmp_path / "model.pickle")
 
 
@@ -181,8 +181,7 @@ def test_what_computes_something_else_is_not_the_best_of_the_others() -> None:
 
 
 def on_the_command_line(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
-    monkeypatch.setattr(networks, "build", lambda name: tiny())
-    monkeypatch.setattr(networks, "input_shape_of", lambda name: (3, 8, 8))
+    monkeypatch.setattr(trainable, "trainable_model", lambda source, **_: (tiny(), (3, 8, 8)))
     return CliRunner().invoke(main, ["bench", "inference", "tiny", "--rounds", "1", "--time-limit", "10ms", *arguments])
 
 
