@@ -89,7 +89,7 @@ def compare_runtimes(
         timers = {runtime: Timer(process.call, process, _RULE) for runtime, process in processes.items()}
         for done in islice(sample_in_rounds([*timers.values()]), rounds):
             progress(f"round {done} of {rounds}", 0.5 + done / rounds / 2)
-        kinds = {runtime: _kinds(process) for runtime, process in processes.items() if runtime.is_in_torch}
+        kinds = {runtime: _kinds(process) for runtime, process in processes.items() if runtime.tells_layers}
         failures |= {runtime: str(timer.error) for runtime, timer in timers.items() if timer.error is not None}
         _require_torch(failures)
         torchs = processes[Runtime.TORCH].found

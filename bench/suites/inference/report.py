@@ -89,7 +89,7 @@ def runtime_kinds_table(comparison: RuntimesComparison) -> Table | None:
     for one in known:
         of = shares(one.kinds_s)
         table.add_row(one.runtime, *(f"{100 * of[kind]:.1f}" if kind in of else "" for kind in kinds))
-    table.caption = "timed in place in calls of their own; of what is compiled, all but convolutions is the rest"
+    table.caption = "timed in place in calls of their own, where layers are not compiled"
     return table
 
 

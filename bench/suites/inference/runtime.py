@@ -20,10 +20,6 @@ class Runtime(StrEnum):
         return self in (Runtime.MUCUDNN, Runtime.MUCUDNN_COMPILE)
 
     @property
-    def is_compiled(self) -> bool:
-        return self in (Runtime.TORCH_COMPILE, Runtime.MUCUDNN_COMPILE)
-
-    @property
-    def is_in_torch(self) -> bool:
-        """Whether layers are called by torch, so that they can be timed in place."""
-        return self not in (Runtime.ONNX_RUNTIME, Runtime.OPENVINO)
+    def tells_layers(self) -> bool:
+        """Whether layers can be timed in place: compilers make other operators of them, and look at what times them."""
+        return self in (Runtime.TORCH, Runtime.MUCUDNN)

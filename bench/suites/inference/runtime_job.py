@@ -82,12 +82,12 @@ class RuntimeJob:
         stored: Stored[tuple[nn.Module, tuple[Tensor, ...]]] = Stored(self.model_file)
         model, arguments = stored()
         outputs = _PREPARE[self.runtime](model.eval(), arguments, self)
-        kinds = self._kinds(model, outputs) if self.runtime.is_in_torch else None
+        kinds = self._kinds(model, outputs) if self.runtime.tells_layers else None
         return Ready(outputs, [np.array(array) for array in outputs()], ask=kinds)
 
     def _kinds(self, model: nn.Module, outputs: _Outputs) -> Callable[[int], dict[str, float]]:
         """Return what times a call by kind of layer."""
-        times = KindTimes.of(model, outputs, WallClock(), is_compiled=self.runtime.is_compiled)
+        times = KindTimes.of(model, outputs, WallClock())
         return lambda _: times.sample()
 
 

@@ -13,6 +13,7 @@ import click
 
 from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.kept_results import tell_nothing_is_left
 from mucudnn.cli.shared.launch import cores_of_each, rank_of_torchrun, ranks_here, ranks_of_torchrun
 from mucudnn.cli.shared.worker_ranks import on_every_rank
 from mucudnn.terminal.command_files import FileCommand
@@ -238,11 +239,10 @@ def data_parallel(
 def _is_there(folder: FolderWriter, measuring: _Measuring, ranks: int) -> bool:
     """Whether an earlier run measured it all, which is told. Ranks of torchrun measure it again: they are waiting."""
     from mucudnn.bench.suites.data_parallel.stored import is_known
-    from mucudnn.terminal.console import output
 
     if ranks_of_torchrun() is not None or not is_known(folder, measuring.setting(ranks), measuring.bucket_caps):
         return False
-    output().print(f"{folder.path} has it all, and nothing was measured: mucudnn report {folder.path} shows it")
+    tell_nothing_is_left(folder)
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import click
 
 from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.kept_results import tell_nothing_is_left
 from mucudnn.cli.shared.selections import filters_of, parse_limits
 from mucudnn.terminal.command_files import FileCommand, SourceFile
 from mucudnn.words.problem import Pair
@@ -62,12 +64,12 @@ def limits(
     What the folder of --out has already is neither measured nor shown again.
     """
     from mucudnn.bench.contests.bounds import MachineLimits
-    from mucudnn.bench.folders.writing import folder_if_named
-    from mucudnn.bench.measure.whole_runs import Machine
+    from mucudnn.bench.folders.writing import open_folder
     from mucudnn.bench.sources.layers import load_source, with_filters
     from mucudnn.bench.suites.limits.benchmark import compare_under_limits
     from mucudnn.bench.suites.limits.report import in_words, limits_record, limits_rows, limits_table
     from mucudnn.bench.suites.limits.stored import header_of, left_out, rows_of, subject_of
+    from mucudnn.running.environment import current_environment
     from mucudnn.terminal.console import output, progress_bar
     from mucudnn.words.config import Config
 
@@ -75,20 +77,21 @@ def limits(
     if filters:
         table = with_filters(table, filters)
     options.use_threads(threads)
-    config, machine, dtype = Config(**rest), Machine.current(device), table.layers[0].problem.dtype
+    config, dtype = Config(**rest), table.layers[0].problem.dtype
     comparison = None
     try:
-        measured = MachineLimits() if out is None else MachineLimits.measured(device, dtype)
-        header = header_of(table, config, (*sorted({*limits}), None), rounds, machine.environment, measured)
-        with progress_bar() as progress, folder_if_named(out, header) as folder:
-            known = 0
+        with ExitStack() as stack:
+            progress, folder, known = stack.enter_context(progress_bar()), None, 0
+            if out is not None:
+                environment, rates = current_environment(device), MachineLimits.measured(device, dtype)
+                header = header_of(table, config, (*sorted({*limits}), None), rounds, environment, rates)
+                folder = stack.enter_context(open_folder(out, header))
             for comparison in compare_under_limits(
                 *(table, config, limits),
                 device=device,
                 rounds=rounds,
                 seconds=seconds,
                 progress=progress,
-                machine=machine,
                 passes_over=lambda task: folder is not None and bool(folder.known(subject_of(task))),
             ):
                 if folder is not None and len(comparison.problems) > known:
@@ -101,6 +104,8 @@ def limits(
             if folder is not None:
                 folder.improve_limits({dtype: MachineLimits.measured(device, dtype)})
                 folder.write_summary([] if comparison is None else [*left_out(comparison)])
+                if comparison is None:
+                    tell_nothing_is_left(folder)
     finally:  # however it ends, what is ready is told
         if comparison is not None:
             console = output()

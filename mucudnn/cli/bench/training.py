@@ -13,6 +13,7 @@ import click
 from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.bench.suites.training.result import How, Precision, Variant
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.kept_results import tell_nothing_is_left
 from mucudnn.terminal.command_files import FileCommand, SourceFile
 from mucudnn.words.problem import MemoryFormat
 
@@ -129,6 +130,8 @@ def training(
             if folder is not None:
                 left = [cell for cell in cells if cell.cost is None]
                 folder.write_summary([LeftOut(f"{c.setting.network} {c.variant}", c.failure) for c in left])
+                if not cells:
+                    tell_nothing_is_left(folder)
     finally:  # however it ends, what is ready is told
         if cells:
             console = output()
