@@ -49,7 +49,7 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[T]):
-    """What was stored in a file. Called, it reads a copy."""
+    """File with what was stored. Called, it reads a copy."""
 
     path: Path
 

@@ -26,7 +26,7 @@ from mucudnn.optimizing.in_place import InPlaceTimes
 NORMALIZATION, ACTIVATION, POOLING, LINEAR, REST = "normalization", "activation", "pooling", "linear", "rest"
 OTHER_CONVOLUTION = "other convolution"  # that no problem describes
 
-# Parts of names of torch's operators, such as ``native_batch_norm_backward`` and ``threshold_backward``.
+# Parts of names of torch's operators, such as ``layer_norm_backward`` and ``threshold_backward``.
 _PARTS: Mapping[str, tuple[str, ...]] = {
     NORMALIZATION: ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm"),
     POOLING: ("pool",),
@@ -41,7 +41,7 @@ _PRODUCTS = {"linear", "addmm", "mm", "bmm", "baddbmm", "addmv", "mv", "matmul"}
 def kind_of_operator(name: str) -> str:
     """Return the kind of layer that an operator of torch belongs to.
 
-    >>> kind_of_operator("native_batch_norm_backward"), kind_of_operator("addmm"), kind_of_operator("add_")
+    >>> kind_of_operator("layer_norm_backward"), kind_of_operator("addmm"), kind_of_operator("add_")
     ('normalization', 'linear', 'rest')
     """
     if "scaled_dot_product" in name or _PRODUCTS & set(re.split("[._]", name)):

@@ -88,9 +88,10 @@ def inference(
 
     SOURCE is a network of mucudnn layers, or package.module:factory or file.py:factory, a function that returns your
     own torch model (with --input 3x224x224). Then torch, torch.compile with frozen parameters, ONNX Runtime, OpenVINO,
-    mucudnn, and mucudnn under torch.compile take turns in calls of the whole model: images a second, and of what is
-    not compiled the share of each kind of layer in the time. What is not installed (pip install 'mucudnn[runtimes]') is told, and the others go
-    on. On the CPU, where alone filters are kept. What the folder of --out has already is not measured again.
+    mucudnn, and mucudnn under torch.compile take turns in calls of the whole model: images a second, and where layers
+    are not compiled the share of each kind in the time. What is not installed (pip install 'mucudnn[runtimes]') is
+    told, and the others go on. On the CPU, where alone filters are kept. What the folder of --out has already is not
+    measured again.
     """
     if not (layers or runtimes):
         raise click.UsageError("nothing to measure: leave out --no-layers, or name --runtimes")
