@@ -14,14 +14,15 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import isfinite
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from time import perf_counter, sleep
 from typing import Any, Generic, Self, TypeVar
 
 from mucudnn.bench.contests.child_process import end_with_parent, how_it_ended
-from mucudnn.bench.timing.timer import Clock, WallClock
+from mucudnn.bench.timing.timer import Clock, Runner, WallClock, here
 from mucudnn.words.errors import MucudnnError, first_line
 from mucudnn.words.units import format_seconds
 
@@ -36,10 +37,21 @@ class OwnProcessError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Ready(Generic[T]):
-    """Outcome of a job that is ready. call: what is timed. found: what the job has to tell, as it can be pickled."""
+    """Outcome of a job that is ready.
+
+    call: what is timed. found: what the job has to tell, as it can be pickled. runner, clock: settings under which
+    calls are made, and what times them. ask: makes so many further calls, and tells of them what can be pickled.
+    """
 
     call: Callable[[], object]
     found: T
+    runner: Runner = here
+    clock: Clock = field(default_factory=WallClock)
+    ask: Callable[[int], Any] | None = None
+
+    def time(self, calls: int) -> float:
+        """Return the seconds of so many calls."""
+        return self.runner(lambda: self.clock.time(self.call, calls))
 
 
 class OwnProcess(Clock, Generic[T]):
@@ -51,8 +63,8 @@ class OwnProcess(Clock, Generic[T]):
     def __init__(self, job: Callable[[], Ready[T]], *, ready_s: float, sample_s: float, pause_s: float = 0.0) -> None:
         """Start the job, which can be pickled, and wait until it is ready.
 
-        ready_s, sample_s: most seconds until it is ready, and for a sample; the process is ended where it takes longer.
-        pause_s: before each sample, for others to come to rest.
+        ready_s, sample_s: most seconds until it is ready, and for a sample; the process is ended where it takes longer;
+        infinite: it is waited for. pause_s: before each sample, for others to come to rest.
 
         Raises ``OwnProcessError`` where the job fails.
         """
@@ -78,13 +90,12 @@ class OwnProcess(Clock, Generic[T]):
 
         Raises ``OwnProcessError`` where one fails; the process is at its end then.
         """
-        sleep(self._pause_s)
-        try:
-            self._told.send(calls)
-        except OSError:
-            raise OwnProcessError(how_it_ended(self._process)) from None
-        elapsed_s: float = self._answer(self._sample_s, f"a sample of {calls} calls")
+        elapsed_s: float = self._send("time", calls)
         return elapsed_s
+
+    def ask(self, calls: int) -> Any:
+        """Return what the job tells of so many further calls. Raises ``OwnProcessError`` as ``time`` does."""
+        return self._send("ask", calls)
 
     def call(self) -> None:
         """Stand for the job's call where a timer wants a function. Raises ``TypeError``: it is not called here."""
@@ -103,8 +114,16 @@ class OwnProcess(Clock, Generic[T]):
     def __exit__(self, *_: object) -> None:
         self.end()
 
+    def _send(self, request: str, calls: int) -> Any:
+        sleep(self._pause_s)
+        try:
+            self._told.send((request, calls))
+        except OSError:
+            raise OwnProcessError(how_it_ended(self._process)) from None
+        return self._answer(self._sample_s, f"a sample of {calls} calls")
+
     def _answer(self, limit_s: float, what: str) -> Any:
-        if not self._told.poll(limit_s):
+        if not self._told.poll(limit_s if isfinite(limit_s) else None):
             self._process.kill()
             raise OwnProcessError(f"{what} took longer than {format_seconds(limit_s)}, and was ended")
         try:
@@ -126,7 +145,8 @@ def _work(job: Callable[[], Ready[Any]], told: Connection) -> None:
             ready = job()
             told.send(ready.found)
             while True:
-                told.send(WallClock().time(ready.call, told.recv()))
+                request, calls = told.recv()
+                told.send(getattr(ready, request)(calls))
     except EOFError:
         os._exit(0)
     except MucudnnError as error:

@@ -110,8 +110,19 @@ def read_candidates(folder: Path, header: Header) -> Candidates:
             found[tuple(line[name] for name in header.subject_columns)] = line
         except InvalidInputError as error:
             problems.append(f"{path}, line {number}: {error}; it is left out")
+    return _candidates_of(found, header, tuple(problems))
+
+
+def no_candidates(header: Header) -> Candidates:
+    """Return what there is of a run that kept none: empty frames with all columns."""
+    return _candidates_of({}, header)
+
+
+def _candidates_of(
+    found: Mapping[tuple[Any, ...], dict[str, Any]], header: Header, problems: tuple[str, ...] = ()
+) -> Candidates:
     measured = _frame(found, "candidates", _CANDIDATE, header)
-    return Candidates(measured, _frame(found, "desirable", _POINT, header), tuple(problems))
+    return Candidates(measured, _frame(found, "desirable", _POINT, header), problems)
 
 
 def _lines(path: Path, problems: list[str]) -> list[str]:

@@ -34,8 +34,9 @@ class Header:
 
     benchmark: its kind, such as ``network``. settings: everything that decides what is measured, as JSON has it; a run
     with other settings does not go on in the same folder. subject_columns: columns whose values together say what a row
-    is of. wanted: subjects to be measured in all. limits: best rates of the machine, by dtype. identity: part of each
-    row, so that rows of another folder are noticed.
+    is of. wanted: subjects to be measured in all. limits: best rates of the machine, by dtype. is_timed: whether rows
+    have samples, and not numbers of another kind alone. identity: part of each row, so that rows of another folder are
+    noticed.
     """
 
     benchmark: str
@@ -45,6 +46,7 @@ class Header:
     subject_columns: tuple[str, ...]
     wanted: int
     limits: Mapping[str, MachineLimits] = field(default_factory=dict)
+    is_timed: bool = True
     mucudnn: str = mucudnn.__version__
     date: datetime = field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
     identity: str = field(default_factory=_new_identity)
@@ -92,10 +94,11 @@ def read_header(folder: Path) -> Header:
             benchmark=str(record["benchmark"]),
             source=str(record["source"]),
             settings=dict(record["settings"]),
-            environment=_environment(record["environment"]),
+            environment=environment_of(record["environment"]),
             subject_columns=tuple(map(str, record["subject_columns"])),
             wanted=int(record["wanted"]),
             limits={dtype: _limits(rates) for dtype, rates in record["machine_limits"].items()},
+            is_timed=bool(record.get("is_timed", True)),
             mucudnn=str(record["mucudnn"]),
             date=datetime.fromisoformat(record["date"]),
             identity=str(record["folder"]),
@@ -145,6 +148,7 @@ def _record(header: Header) -> dict[str, Any]:
         "machine_limits": {dtype: dict(_rates(limits)) for dtype, limits in header.limits.items()},
         "subject_columns": header.subject_columns,
         "wanted": header.wanted,
+        "is_timed": header.is_timed,
     }
     return dict(json.loads(json.dumps(record)))
 
@@ -158,7 +162,7 @@ def _limits(rates: Mapping[str, float | None]) -> MachineLimits:
     return MachineLimits(**{name: inf if rate is None else float(rate) for name, rate in rates.items()})
 
 
-def _environment(record: Mapping[str, Any]) -> Environment:
+def environment_of(record: Mapping[str, Any]) -> Environment:
     """Return the environment; what a later version of mucudnn added to it is left out."""
     known = {each.name for each in fields(Environment)}
     return Environment(**{name: value for name, value in record.items() if name in known})

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pandas
 
-from mucudnn.bench.folders.candidates import Candidates, read_candidates
+from mucudnn.bench.folders.candidates import Candidates, no_candidates, read_candidates
 from mucudnn.bench.folders.header import SUMMARY_FILE, Header, read_header, read_object, require_version
 from mucudnn.bench.folders.rows import COLUMNS, Line, read_rows
 from mucudnn.bench.folders.writing import LeftOut
 from mucudnn.words.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,11 +57,23 @@ def read_folder(path: Path) -> ResultFolder:
     header = read_header(path)
     found = read_rows(path, header)
     left_out, problems = _left_out(path)
-    rows = pandas.DataFrame(list(found.lines) or {name: [] for name in (*COLUMNS, *header.subject_columns)})
-    rows["time_s"] = [_median(samples) for samples in rows["samples_s"]]
     candidates = read_candidates(path, header)
     problems = (*found.problems, *candidates.problems, *problems)
-    return ResultFolder(path, header, found.lines, rows, candidates, left_out, problems)
+    return folder_of_lines(path, header, found.lines, problems, left_out, candidates)
+
+
+def folder_of_lines(
+    path: Path,
+    header: Header,
+    lines: Sequence[Line],
+    problems: tuple[str, ...] = (),
+    left_out: tuple[LeftOut, ...] = (),
+    candidates: Candidates | None = None,
+) -> ResultFolder:
+    """Return what was read: lines as ``rows.jsonl`` has them. candidates: None where the run kept none."""
+    rows = pandas.DataFrame(list(lines) or {name: [] for name in (*COLUMNS, *header.subject_columns)})
+    rows["time_s"] = [_median(samples) for samples in rows["samples_s"]]
+    return ResultFolder(path, header, tuple(lines), rows, candidates or no_candidates(header), left_out, problems)
 
 
 def _median(samples: list[float]) -> float:

@@ -78,9 +78,9 @@ def problem_of(row: Mapping[str, Any]) -> ConvProblem:
 class Row:
     """One contestant on one subject.
 
-    samples_s: seconds, in the order of the rounds; none where ``failure`` says why. policy, limit_bytes: under which
-    the configuration was chosen; ``None`` for contestants that have none, and for no limit. more: columns that only
-    this benchmark has.
+    samples_s: seconds, in the order of the rounds; none where ``failure`` says why, or nothing is timed. policy,
+    limit_bytes: under which the configuration was chosen; ``None`` for contestants that have none, and for no limit.
+    more: columns that only this benchmark has.
     """
 
     subject: Subject
@@ -187,7 +187,7 @@ def _checked(text: str, header: Header) -> Line:
     if missing := [name for name in (*COLUMNS, *header.subject_columns) if name not in line]:
         raise InvalidInputError(f"no column {', '.join(missing)}")
     _require_kinds(line)
-    _require_samples(line)
+    _require_samples(line, header.is_timed)
     return line
 
 
@@ -205,12 +205,12 @@ def _require_kinds(line: Line) -> None:
         problem_of(line)
 
 
-def _require_samples(line: Line) -> None:
+def _require_samples(line: Line, is_timed: bool) -> None:
     samples = line["samples_s"]
     if not isinstance(samples, list):
         raise InvalidInputError(f"samples_s is {samples!r}, and no list of seconds")
     for index, sample in enumerate(samples):
         if isinstance(sample, bool) or not isinstance(sample, (int, float)) or not isfinite(sample) or sample <= 0:
             raise InvalidInputError(f"sample {index + 1} of {len(samples)} is {sample!r}, and no time above 0")
-    if not samples and not line["failure"]:
+    if is_timed and not samples and not line["failure"]:
         raise InvalidInputError("samples_s is empty, and no failure says why")

@@ -9,10 +9,11 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.folders.candidates import CANDIDATES_FILE, line_of
 from mucudnn.bench.folders.header import (
     FORMAT_VERSION,
@@ -80,6 +81,16 @@ class FolderWriter:
         with stream:
             _end_last_line(path, stream)
             _append(path, stream, line_of(self.header, subject, tunings))
+    def improve_limits(self, limits: Mapping[str, MachineLimits]) -> None:
+        """Keep the better of the machine's limits that are there and these, by dtype: it may have been slow at first.
+
+        Raises ``OutputError`` where they cannot be written.
+        """
+        mine = self.header.limits
+        better = {dtype: one.or_better(mine[dtype]) if dtype in mine else one for dtype, one in limits.items()}
+        if {**mine, **better} != mine:
+            self.header = replace(self.header, limits={**mine, **better})
+            write_header(self.path, self.header)
 
     def write_summary(self, left_out: Sequence[LeftOut] = (), more: Mapping[str, Any] | None = None) -> None:
         """Write ``summary.json``: how much is measured, what was left out, and why. more: what else is to be told."""
@@ -112,6 +123,16 @@ def open_folder(path: Path, header: Header) -> Iterator[FolderWriter]:
         _require_alone(path, stream)
         _end_last_line(path / ROWS_FILE, stream)
         yield FolderWriter(path, header, stream, read_rows(path, header))
+
+
+@contextmanager
+def folder_if_named(path: Path | None, header: Header) -> Iterator[FolderWriter | None]:
+    """Do what ``open_folder`` does where a folder is named; ``None``: none is."""
+    if path is None:
+        yield None
+        return
+    with open_folder(path, header) as folder:
+        yield folder
 
 
 def _made_or_found(path: Path, header: Header) -> Header:

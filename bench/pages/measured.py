@@ -10,6 +10,7 @@ import numpy as np
 import pandas
 
 from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer
+from mucudnn.bench.contests.kind_times import shares
 from mucudnn.bench.contests.torch_variants import TORCH
 from mucudnn.bench.folders.overheads import overhead_of
 from mucudnn.bench.folders.reading import ResultFolder
@@ -36,7 +37,8 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     ``bound_s`` and ``over_bound``, the machine's limit and the time over it; ``flops_per_s``; ``flops_per_byte``, of
     the least bytes; and a column for each machine of DeepBench's published times, in seconds, named ``PUBLISHED``
     machine. Of operator metrics also ``samples_per_s``, and ``overhead_s``, ``overhead_low_s``, ``overhead_high_s``,
-    what a call through a module takes longer than the algorithm alone. NaN where something is not known.
+    what a call through a module takes longer than the algorithm alone. Of whole models ``images_per_s``, and ``kinds``,
+    the share of each kind of layer in the time, in words. NaN where something is not known.
     """
     rows = _with_known_types(folder.rows)
     rows = _with_speedups(rows)
@@ -44,7 +46,7 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     if ALONE in rows:
         rows = _with_metrics(rows)
     if not has_problems(rows):
-        return rows
+        return _with_models(rows)
     return _with_published(_with_bounds(rows, folder.header.limits))
 
 
@@ -95,8 +97,22 @@ def _with_speedups(rows: pandas.DataFrame) -> pandas.DataFrame:
     )
 
 
+def _with_models(rows: pandas.DataFrame) -> pandas.DataFrame:
+    if {"network", "batch_size"} <= set(rows.columns):
+        rows = rows.assign(images_per_s=pandas.to_numeric(rows["batch_size"], errors="coerce") / rows["time_s"])
+    if "kinds_s" in rows:
+        rows = rows.assign(kinds=rows["kinds_s"].map(_kinds))
+    return rows
+
+
+def _kinds(kinds_s: object) -> str | None:
+    if not isinstance(kinds_s, dict) or not all(isinstance(seconds, (int, float)) for seconds in kinds_s.values()):
+        return None
+    return ", ".join(f"{kind} {share:.0%}" for kind, share in shares(kinds_s).items()) or None
+
+
 def _spread(samples: list[float]) -> float:
-    if not samples:
+    if len(samples) < 2:
         return nan
     low, middle, high = np.quantile(samples, (0.25, 0.5, 0.75))
     return float((high - low) / middle)

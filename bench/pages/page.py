@@ -116,7 +116,7 @@ def _unknown(folder: ResultFolder, rows: pandas.DataFrame) -> list[tuple[str, st
         found.append(("no rows", f"{folder.path} has no row that can be shown"))
     for name, count in not_numbers(folder.rows).items():
         found.append(("not shown", f"{name} is no number in {count} rows"))
-    if failed := int((rows["time_s"].isna()).sum()):
+    if folder.header.is_timed and (failed := int((rows["time_s"].isna()).sum())):
         found.append(("no time", f"{failed} rows have no samples; the last column of the operations says why"))
     if busy := int((rows["load"] > BUSY).sum()):
         text = f"{busy} rows were measured while others took more than {BUSY:.0%} of the machine"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pandas
 
+from mucudnn.bench.folders.rows import COLUMNS
 from mucudnn.bench.pages.layer_rows import OPERATIONS
 from mucudnn.bench.pages.measured import PUBLISHED, machines_of
 
@@ -97,6 +98,7 @@ DEEPBENCH = {
     **{name: name for name in ("pad_w", "pad_h", "stride_w", "stride_h", "dilation_w", "dilation_h", "groups")},
     "dtype": "precision",
 }
+_OF_EVERY_ROW = {"samples", "count"}  # beside the columns of the folder
 _FILTERED = {"operation", "contestant", "policy", "limit_bytes", "kind", "memory_format"}
 
 
@@ -143,6 +145,8 @@ def problem_table(rows: pandas.DataFrame, subject: Sequence[str]) -> TextTable:
     _add_ours(look)
     _add_metrics(look)
     _add_published(look, rows, "ms, published elsewhere")
+    if not is_convolution:
+        _add_others(look, rows, subject)
     look.add("no time", ("failure", "why there is none"))
     return _table(
         *("problems", "Operations", "Each operation of each layer, and each contestant: medians of the samples."),
@@ -181,6 +185,25 @@ def _add_metrics(look: _Look) -> None:
     look.add("rate", ("samples_per_s", "samples / s", ".1f"))
     look.add("overhead of the module, µs", ("overhead_s", "median", *_US), ("overhead_low_s", "from", *_US))
     look.add("overhead of the module, µs", ("overhead_high_s", "to", *_US))
+
+
+def _add_others(look: _Look, rows: pandas.DataFrame, subject: Sequence[str]) -> None:
+    """Add what only this benchmark has: numbers and texts, named as in the folder, in ms and MiB where they end so."""
+    look.add("whole model", ("images_per_s", "images/s", ".4g"), ("kinds", "share of time by kind of layer"))
+    known = {*COLUMNS, *subject, *(column.key for column in look.columns), *_OF_EVERY_ROW}
+    for key in (str(name) for name in rows.columns if name not in known):
+        values = rows[key].dropna()
+        if values.map(lambda value: isinstance(value, (list, dict))).any():
+            continue
+        title = key.replace("_", " ")
+        if not values.map(lambda value: isinstance(value, (int, float)) and not isinstance(value, bool)).all():
+            look.add("more", (key, title))
+        elif key.endswith("_bytes"):
+            look.add("more", (key, f"{title.removesuffix(' bytes')}, MiB", ".3f", 1 / _MIB))
+        elif key.endswith("_s"):
+            look.add("more", (key, f"{title.removesuffix(' s')}, ms", *_MS))
+        else:
+            look.add("more", (key, title, ".6g"))
 
 
 def _add_published(look: _Look, rows: pandas.DataFrame, group: str) -> None:

@@ -63,3 +63,12 @@ def ratio(value: float) -> str:
     '1.40×'
     """
     return f"{value:.2f}×"
+
+
+def images_per_s(images: int, time_s: float) -> str:
+    """Format how many images are computed in a second.
+
+    >>> images_per_s(8, 0.25)
+    '32.0'
+    """
+    return f"{images / time_s:.1f}"

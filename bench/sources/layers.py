@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 
 import torch
 from torch import nn
@@ -112,11 +112,10 @@ def load_source(
 ) -> LayerTable:
     """The convolutions of a source, equal ones merged with their count.
 
-    source: a name of ``NETWORKS`` or ``TABLES``, a CSV file of layers (see ``read_csv``), or
-    ``package.module:factory``. That names a function without arguments that returns an ``nn.Module``, or the module
-    itself. batch: samples in a mini-batch; ``None``: the table's own sizes, or 1 where there are none. input_shape: (C,
-    H, W) of one sample; models need it, networks have one, tables take none. dtype, memory_format: those of all
-    problems.
+    source: a name of ``NETWORKS`` or ``TABLES``, a CSV file of layers (see ``read_csv``), ``package.module:factory`` or
+    ``file.py:factory``. These name a function without arguments that returns an ``nn.Module``, or the module itself.
+    batch: samples in a mini-batch; ``None``: the table's own sizes, or 1 where there are none. input_shape: (C, H, W)
+    of one sample; models need it, networks have one, tables take none. dtype, memory_format: those of all problems.
 
     Raises ``InvalidInputError`` for what cannot be found, read or run, and for sources without a convolution.
 
@@ -185,11 +184,14 @@ def load_model(
 
     Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and as ``load_source``.
     """
-    with importable_from_here():
+    with importable(source):
         found = _model_of(source, _checked_shape(input_shape))
     if found is None:
         names = ", ".join(NETWORKS)
-        raise InvalidInputError(f"{source} has no model to run; name one of {names}, or package.module:factory")
+        raise InvalidInputError(
+            f"{source} has no model to run; {_hint(source, NETWORKS)}name one of {names}, package.module:factory, or "
+            "file.py:factory"
+        )
     model, shape = found
     torch_dtype, torch_format = getattr(torch, dtype_name(dtype)), TORCH_FORMATS[memory_format]
     return model.to(dtype=torch_dtype, memory_format=torch_format), shape  # type: ignore[call-overload]
@@ -205,7 +207,7 @@ def _checked_shape(shape: object) -> tuple[int, int, int] | None:
 
 
 def _load(source: str, batch: int | None, input_shape: tuple[int, int, int] | None) -> list[Layer]:
-    with importable_from_here():
+    with importable(source):
         found = _model_of(source, input_shape)
         if found is not None:
             model, shape = found
@@ -239,16 +241,22 @@ def _read_table(source: str) -> list[Layer]:
 
 
 def _allowed_sources(source: str) -> str:
-    close = get_close_matches(source, (*NETWORKS, *TABLES), n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    names = ", ".join((*NETWORKS, *TABLES))
-    return f"{hint}allowed are {names}, a CSV file of layers, and package.module:factory for a model of your own"
+    names = (*NETWORKS, *TABLES)
+    return (
+        f"{_hint(source, names)}allowed are {', '.join(names)}, a CSV file of layers, and package.module:factory or "
+        "file.py:factory for a model of your own"
+    )
+
+
+def _hint(source: str, names: Iterable[str]) -> str:
+    close = get_close_matches(source, [*names], n=1)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def _user_model(source: str) -> nn.Module:
     with _blamed(source, "cannot be built"):
-        module_name, _, attribute = source.partition(":")
-        made = getattr(importlib.import_module(module_name), attribute)
+        place, _, attribute = source.rpartition(":")
+        made = getattr(_module_of_file(Path(place)) if _is_file(place) else importlib.import_module(place), attribute)
         model = made if isinstance(made, nn.Module) else made()
     if not isinstance(model, nn.Module):
         raise InvalidInputError(f"{source} gives {type(model).__name__}; it must give a torch.nn.Module")
@@ -284,17 +292,36 @@ def _blamed(source: str, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def importable_from_here() -> Iterator[None]:
-    """Let modules in the current folder be imported, as ``python -m`` does.
+def importable(source: str) -> Iterator[None]:
+    """Let modules in the current folder be imported, as ``python -m`` does, or those beside the file of the source.
 
-    An installed command has its own folder on the path, not the user's.
+    An installed command has its own folder on the path, not the user's. Processes that are started inherit the path.
     """
-    folder = str(Path.cwd())
+    place, _, _ = source.rpartition(":")
+    folder = str(Path(place).resolve().parent if _is_file(place) else Path.cwd())
     sys.path.insert(0, folder)
     try:
         yield
     finally:
         sys.path.remove(folder)
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """Import a file as processes can that unpickle what it defines: by its name, from its folder, which is on the path.
+
+    Raises ``InvalidInputError`` where that is another module, and what importing raises.
+    """
+    if not path.is_file():
+        raise InvalidInputError(f"there is no file {path}")
+    module = importlib.import_module(path.stem)
+    if module.__file__ is None or not path.samefile(module.__file__):
+        raise InvalidInputError(f"there is another module {path.stem}, {module.__file__}: give the file another name")
+    return module
+
+
+def _is_file(place: str) -> bool:
+    """Whether a model's place is a file, ``folder/file.py``, and no module, ``package.module``."""
+    return place.endswith(".py")
 
 
 def _check_columns(path: Path, columns: Iterable[str]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, sqrt
-from statistics import quantiles
+from statistics import median, quantiles
+from typing import Self
 
 from mucudnn.bench.timing.load import Load
 from mucudnn.bench.timing.rounds import sample_in_rounds
@@ -32,6 +33,20 @@ class Comparison:
     most_speedup: float
     load: float | None = None
     samples: PairedSamples | None = None
+
+    @classmethod
+    def of(cls, baseline_s: Sequence[float], time_s: Sequence[float]) -> Self:
+        """Return what samples tell, of which there is one of each in every round."""
+        ratios = [b / t for b, t in zip(baseline_s, time_s, strict=True)]
+        return cls(
+            baseline_s=median(baseline_s),
+            time_s=median(time_s),
+            uncertainty=uncertainty(ratios),
+            rounds=len(ratios),
+            least_speedup=min(ratios),
+            most_speedup=max(ratios),
+            samples=PairedSamples(tuple(baseline_s), tuple(time_s)),
+        )
 
     @property
     def speedup(self) -> float:
@@ -105,7 +120,7 @@ def compare_in_turns(
             for timer in timers:
                 timer.samples_s.clear()
             continue
-        results = [timer.error or _comparison(timers[0], timer) for timer in timers[1:]]
+        results = [timer.error or Comparison.of(timers[0].samples_s, timer.samples_s) for timer in timers[1:]]
         if rounds.is_enough(len(timers[0].samples_s), results, spent_s, limit_s):
             break
     return results
@@ -119,19 +134,6 @@ def _is_obvious(result: Comparison | Exception, ratio: float) -> bool:
 
 def _is_settled(result: Comparison | Exception) -> bool:
     return isinstance(result, Exception) or result.is_clear
-
-
-def _comparison(baseline: Timer, timer: Timer) -> Comparison:
-    ratios = [b / t for b, t in zip(baseline.samples_s, timer.samples_s, strict=True)]
-    return Comparison(
-        baseline_s=baseline.median_s,
-        time_s=timer.median_s,
-        uncertainty=uncertainty(ratios),
-        rounds=len(ratios),
-        least_speedup=min(ratios),
-        most_speedup=max(ratios),
-        samples=PairedSamples(tuple(baseline.samples_s), tuple(timer.samples_s)),
-    )
 
 
 def uncertainty(values: Sequence[float]) -> float:

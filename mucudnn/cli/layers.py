@@ -13,7 +13,7 @@ from mucudnn.terminal.command_files import FileCommand
 @click.command(cls=FileCommand)
 @options.source
 def layers(source: str, **sizes: Any) -> None:
-    """List the convolutions of SOURCE: a network, a built-in table, a CSV file or package.module:factory."""
+    """List the convolutions of SOURCE: a network, a table, a CSV file, package.module:factory or file.py:factory."""
     from mucudnn.bench.analyses.layers import layers_table
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.terminal.console import output

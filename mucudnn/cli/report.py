@@ -12,7 +12,7 @@ _SECOND = "operations"  # what is beside the layers of --csv
 
 
 @click.command(cls=FileCommand)
-@click.argument("folder", metavar="DIR", type=InputFolder("DIR"))
+@click.argument("folder", metavar="DIR", type=InputFolder("DIR", or_file=True))
 @click.option(
     "--html",
     "html_file",
@@ -29,9 +29,11 @@ _SECOND = "operations"  # what is beside the layers of --csv
 def report(folder: Path, html_file: Path | None, csv_file: Path | None, markdown: bool) -> None:
     """Show the result folder DIR, which a benchmark wrote with --out.
 
-    Nothing is measured: every number is computed from the stored samples.
+    Nothing is measured: every number is computed from the stored samples. DIR may also be a file that a benchmark wrote
+    with --json: it has medians alone.
     """
     from mucudnn.bench.folders.reading import read_folder
+    from mucudnn.bench.folders.result_files import read_result_file
     from mucudnn.bench.pages import text
     from mucudnn.bench.pages.page import html_of, report_of
     from mucudnn.bench.pages.pictures.drawn import pictures_or_reason
@@ -44,7 +46,7 @@ def report(folder: Path, html_file: Path | None, csv_file: Path | None, markdown
         with whole_text(path) as stream:
             stream.write(page)
 
-    found = report_of(read_folder(folder))
+    found = report_of(read_result_file(folder) if folder.is_file() else read_folder(folder))
     console = output()
     if markdown:
         console.print(text.markdown_of(found), soft_wrap=True)

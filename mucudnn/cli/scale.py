@@ -223,7 +223,7 @@ def _measured_steps(
     from mucudnn.bench.measure import operands
     from mucudnn.bench.scaling.steps import measure_steps
     from mucudnn.bench.sources.headroom import blamed_in_training
-    from mucudnn.bench.sources.layers import importable_from_here
+    from mucudnn.bench.sources.layers import importable
     from mucudnn.bench.sources.networks import arguments_for
     from mucudnn.bench.sources.trainable import trainable_model
     from mucudnn.bench.timing.synchronized_clock import wall_clock
@@ -240,7 +240,7 @@ def _measured_steps(
     every = micro_batch_sizes(BatchSizePolicy(config.policy), up_to)
     chosen = [every[round(i * (len(every) - 1) / (_STEPS - 1))] for i in range(_STEPS)]
     model = model.to(device=device).train()
-    with progress_bar() as progress, importable_from_here(), blamed_in_training(source, x.shape):
+    with progress_bar() as progress, importable(source), blamed_in_training(source, x.shape):
         if is_ours:
             optimize(model, arguments_for(source, x), replace(config, confirm=False), progress=progress)
         return measure_steps(

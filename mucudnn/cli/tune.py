@@ -36,8 +36,9 @@ def tune(
 
     SOURCE is a network (alexnet, vgg16, vgg19, resnet18, resnet50, googlenet, squeezenet, mobilenetv2, efficientnet-b0,
     convnext-t, regnety-400mf, densenet40, segformer-b0, unet, vae), a built-in table (deepbench-train,
-    deepbench-inference-server, deepbench-inference-device), a CSV file of layers, or package.module:factory, a function
-    that returns your own torch model (with --input 3x224x224). What was measured before is not measured again.
+    deepbench-inference-server, deepbench-inference-device), a CSV file of layers, or package.module:factory or
+    file.py:factory, a function that returns your own torch model (with --input 3x224x224). What was measured before is
+    not measured again.
 
     With --devices, or under torchrun (torchrun --nproc-per-node 4 -m mucudnn tune SOURCE), the measuring is dealt out
     over several devices.

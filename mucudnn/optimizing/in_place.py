@@ -83,6 +83,11 @@ class InPlaceTimes:
         with _one_at_a_time, wrapped(self._wrapper), _ours(self):
             yield
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is in a call that is noted."""
+        return self._thread.inside
+
     def take(self) -> dict[Place, Spent]:
         """Return what was recorded since it was last asked for, once all of it has finished."""
         calls, self._calls = self._calls, []
@@ -129,11 +134,16 @@ class InPlaceTimes:
 
         Torch's own computes the bias' gradient with dw; ours may compute an epilogue with y.
         """
-        begun = self._now()
-        result = compute(*arguments)
-        ended = self._now()
-        if self._thread.last is not None:
-            self._calls.append((self._thread.last, 0, begun, ended))
+        thread = self._thread
+        was_inside, thread.inside = thread.inside, True
+        try:
+            begun = self._now()
+            result = compute(*arguments)
+            ended = self._now()
+        finally:
+            thread.inside = was_inside
+        if thread.last is not None:
+            self._calls.append((thread.last, 0, begun, ended))
         return result
 
     def _place(

@@ -74,18 +74,24 @@ class NamedOrFile(InputFile):
 
 
 class SourceFile(NamedOrFile):
-    """A source of layers, as text: see ``load_source``. ``package.module:factory`` stands for the modules' files."""
+    """A source of layers, as text: see ``load_source``. ``package.module:factory`` stands for the modules' files, and
+    ``file.py:factory`` for the file.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not value:
-            self.fail("'' is no source; name a network, a table, a CSV file or package.module:factory", param, ctx)
+            self.fail(
+                "'' is no source; name a network, a table, a CSV file, package.module:factory or file.py:factory",
+                param,
+                ctx,
+            )
         return super().convert(value, param, ctx)
 
     def files(self, value: Any) -> Iterator[Path]:
         yield from super().files(value)
-        module, colon, _ = value.partition(":")
+        place, colon, _ = value.rpartition(":")
         if colon:
-            yield from _module_files(module)
+            yield from [Path(place)] if place.endswith(".py") else _module_files(place)
 
 
 class DatabaseFile(InputFile):
@@ -129,18 +135,24 @@ class OutputFile(FileType):
 
 
 class InputFolder(FileType):
-    """A folder of results that is read."""
+    """A folder of results that is read. or_file: whether it may be a file, too, which a benchmark wrote."""
 
-    def __init__(self, shown: str = "DIR") -> None:
+    def __init__(self, shown: str = "DIR", *, or_file: bool = False) -> None:
         super().__init__(shown)
+        self.or_file = or_file
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = super().convert(value, param, ctx)
+        if self.or_file and path.is_file():
+            return path
         if not path.is_dir():
-            self.fail(f"{path} is no folder; name one that a benchmark wrote with --out", param, ctx)
+            other = ", or its file of --json" if self.or_file else ""
+            self.fail(f"{path} is no folder; name one that a benchmark wrote with --out{other}", param, ctx)
         return path
 
     def files(self, value: Any) -> Iterator[Path]:
+        if value.is_file():
+            yield value
         with suppress(OSError):  # a folder that cannot be listed is told of where it is read
             yield from value.iterdir()
 

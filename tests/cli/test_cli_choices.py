@@ -33,7 +33,7 @@ def config_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
         seen.append(config)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(several, "measure_networks", stop)
+    monkeypatch.setattr(several, "measure_sources", stop)
     monkeypatch.setattr(table_tuning, "tune_table", stop_tuning)
     result = invoke(*arguments)
     assert seen, result.output

@@ -14,6 +14,7 @@ from support.ranks.launching import torchrun
 from support.snapshots import assert_as_stored
 
 from mucudnn.bench.contests.step_split import StepSplit
+from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.scaling.local_batches import Convolutions
 from mucudnn.bench.suites.data_parallel.report import data_parallel_rows, data_parallel_table, in_words
 from mucudnn.bench.suites.data_parallel.result import DataParallelResult, Equality, Setting, StepTimes
@@ -48,8 +49,13 @@ def names(rows: Sequence[dict[str, object]]) -> list[tuple[object, object]]:
 
 def test_the_command_starts_its_ranks_and_writes_every_row(tmp_path: Path) -> None:
     files = "--csv", tmp_path / "out.csv", "--json", tmp_path / "out.json"
-    result = invoke(*TRAINED, *QUICK, "--bucket-cap-mb", "default,0.01", *files)
+    kept = "--bucket-cap-mb", "default,0.01", "--out", tmp_path / "folder"
+    result = invoke(*TRAINED, *QUICK, *kept, *files)
     assert result.exit_code == 0, result.output
+    rows = read_folder(tmp_path / "folder").lines
+    assert names([{**row, "convolutions": row["contestant"]} for row in rows]) == NAMES
+    assert all(len(row["samples_s"]) == 2 for row in rows)
+    assert "has it all, and nothing was measured" in invoke(*TRAINED, *QUICK, *kept).output
     assert "2 ranks of 2 samples, allreduce: data-parallel steps" in result.output
     assert "2 ranks, 1 thread each" in result.output
     record = json.loads((tmp_path / "out.json").read_text())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.command_line import HEADING, fail, invoke
 
+from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.suites.limits import benchmark as limits_benchmark
 from mucudnn.bench.suites.limits.result import LimitsComparison
 from mucudnn.bench.suites.network import benchmark as network_benchmark
@@ -39,6 +40,29 @@ def test_the_comparison_is_printed_and_written(layers: Path, tmp_path: Path) -> 
     with (tmp_path / "out.csv").open(newline="") as stream:
         assert [row["layer"] for row in csv.DictReader(stream)] == ["one"] * 3 + ["three"] * 3
     assert sorted(path.name for path in tmp_path.iterdir() if "out" in path.name) == ["out.csv", "out.json"]
+
+
+def test_what_the_folder_has_is_not_measured_again(layers: Path, tmp_path: Path) -> None:
+    asked = ("bench", "limits", layers, *SMALL, "--limits", "1KiB,1MiB", "--operations", "forward")
+    first = invoke(*asked, "--out", tmp_path / "folder")
+    assert first.exit_code == 0, first.output
+    folder = read_folder(tmp_path / "folder")
+    assert folder.problems == ()
+    assert folder.header.limits["float32"].are_known
+    keys = [(row["layer"], row["contestant"], row["limit_bytes"]) for row in folder.lines]
+    assert keys == [
+        (layer, *contestant)
+        for layer in ("one", "three")
+        for contestant in (
+            ("torch", None),
+            *((name, limit) for limit in (1024, 2**20, None) for name in ("undivided", "mucudnn")),
+        )
+    ]
+    assert all(bool(row["samples_s"]) != bool(row["failure"]) for row in folder.lines)
+    again = invoke(*asked, "--out", tmp_path / "folder")
+    assert "has it all, and nothing was measured: mucudnn report" in again.output
+    assert read_folder(tmp_path / "folder").lines == folder.lines
+    assert "three" in invoke("report", tmp_path / "folder", "--markdown").output
 
 
 def test_the_defaults_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,16 +22,18 @@ from support.cuda.emulator import COMPILER, EmulatedLauncher
 from support.cuda.process import PretendedGpu, emulated_launcher, gpu
 from support.cuda.runtime import NAME
 from support.cuda.tensors import GPU
+from support.in_threads import train_in_threads
 from support.models_by_name import trained
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.bench.sources import networks
+from mucudnn.bench.sources import trainable
 from mucudnn.bench.suites.gpu import engine_differences
 from mucudnn.bench.suites.gpu import suite as gpu_suite
 from mucudnn.bench.suites.gpu.device_record import main as device_record
 from mucudnn.bench.suites.gpu.parts import SuitePart, parts
 from mucudnn.bench.suites.overhead import divided as divided_overhead
+from mucudnn.bench.suites.training import several
 from mucudnn.cli.main import main as mucudnn_command
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
@@ -132,11 +134,12 @@ def test_commands_run(arguments: tuple[str, ...], database: Path, tmp_path: Path
 
 @pytest.mark.usefixtures("gpu")
 def test_training_is_compared_in_every_precision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(networks, "build", lambda name: trained())
-    monkeypatch.setattr(networks, "input_shape_of", lambda name: (3, 9, 9))
+    train_in_threads(monkeypatch, "cuda")
+    monkeypatch.setattr(trainable, "build", lambda name: trained())
+    monkeypatch.setattr(several, "input_shape_of", lambda name: (3, 9, 9))
     file = tmp_path / "result.json"
     asked = ("--batch", "3", "--device", "cuda", "--rounds", "1", "--memory-format", "channels-last", "--json", file)
-    told = run("bench", "training", "alexnet", *asked, *QUICK)
+    told = run("bench", "training", "alexnet", "--variants", "torch-benchmark,mucudnn", *asked, *QUICK)
     assert all(word in told for word in ("tf32", "float32", "bfloat16", "torch-benchmark", NAME))
     cells = json.loads(file.read_text())["cells"]
     assert len(cells) == 9

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from support.clock.ticking import TickingClock
+from support.in_threads import InThreads
 from torch import nn
 
 from mucudnn.bench.suites.training.benchmark import TrainingOptions, measure_training
-from mucudnn.bench.suites.training.result import Precision, Setting, VariantResult
+from mucudnn.bench.suites.training.result import Precision, Setting, Variant, VariantResult
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
 
@@ -25,5 +27,6 @@ def measured_variants(
     model: nn.Module | None = None, options: TrainingOptions | None = None, **given: Any
 ) -> list[VariantResult]:
     options = options or TrainingOptions(CONFIG, rounds=2, clock=TickingClock())
+    options = replace(options, apart=InThreads, variants=options.variants or (Variant.TORCH, Variant.MUCUDNN))
     groups = measure_training("tiny", model or tiny(), (3, 6, 6), batch_size=2, options=options, **given)
     return [cell for group in groups for cell in group]

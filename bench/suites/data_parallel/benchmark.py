@@ -206,6 +206,7 @@ class _Contest:
                 split=splits[which],
                 bucket_bytes=one.bucket_bytes,
                 equality=Equality(len(one.compared), sum(one.compared)),
+                samples_s=tuple(steps_s),
             )
 
 

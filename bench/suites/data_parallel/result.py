@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mucudnn.bench.contests.step_split import StepSplit
 from mucudnn.bench.scaling.local_batches import Convolutions
@@ -49,6 +49,7 @@ class StepTimes:
     bucket_cap_mb: as of DistributedDataParallel; ``None``: its default. step_s, noise: with communication, and its IQR
     / median. alone_s: without any, on all ranks at the same time. split: of further steps without communication, whose
     convolutions are timed in place. bucket_bytes: gradients in each message, in the order in which they are sent.
+    samples_s: with communication, one a round.
     """
 
     convolutions: Convolutions
@@ -59,6 +60,7 @@ class StepTimes:
     split: StepSplit
     bucket_bytes: tuple[int, ...]
     equality: Equality
+    samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def exposed_s(self) -> float:

@@ -78,6 +78,7 @@ def benchmark_deepbench(
         wanted = in_order(table, config.operations)
         with _summarized(folder, wanted) as left:
             _measure(contests, folder, left, choices.time_limit_s, progress)
+        folder.improve_limits({dtype: MachineLimits.measured(on.device, dtype) for dtype in folder.header.limits})
 
 
 def _measure(

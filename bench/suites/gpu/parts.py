@@ -82,6 +82,7 @@ _OVERHEAD = ("mucudnn.bench.suites.overhead.divided", "--json", "{out}/overhead.
 _GPU = ("--device", "cuda")
 _SHORT = (*_GPU, "--time-limit", "1s")
 _TINY = ("--batch", "1", "--rounds", "2", "--algorithms", "gemm", "--time-limit", "10ms", "--policy", "undivided")
+_NOT_COMPILED = ("--variants", "torch-benchmark,mucudnn")
 
 _ON_CUDA = (
     SuitePart(
@@ -96,12 +97,12 @@ _ON_CUDA = (
     _network("alexnet", 0.25, *_SHORT, "--batch", "64"),
     _network("resnet18", 0.3, *_SHORT, "--batch", "64"),
     _network("vgg16", 0.3, *_SHORT, "--batch", "32"),
-    _training("alexnet", 0.3, *_SHORT),
-    _training("resnet50", 0.5, *_SHORT),
-    _training("vgg16", 1.0, *_SHORT),
+    _training("alexnet", 0.3, *_SHORT, *_NOT_COMPILED),
+    _training("resnet50", 0.5, *_SHORT, *_NOT_COMPILED),
+    _training("vgg16", 1.0, *_SHORT, *_NOT_COMPILED),
 )
 _ON_CPU = (
     SuitePart("overhead", (*_OVERHEAD, "--rounds", "2"), 0.5),
     _network("alexnet", 0.5, *_TINY),
-    _training("alexnet", 1.0, *_TINY),
+    _training("alexnet", 1.0, *_TINY, "--variants", "mucudnn"),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 import mucudnn
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.suites.inference.result import InferenceBenchmark, LayerResult, Variants
+from mucudnn.bench.suites.inference.stored import InferenceFolder
 from mucudnn.bench.timing.timer import Clock, WallClock
 from mucudnn.running.environment import current_environment
 from mucudnn.running.filter_cache import FilterCache
@@ -39,12 +41,14 @@ def benchmark_inference(
     rounds: int = ROUNDS,
     clock: Clock | None = None,
     progress: Progress | None = None,
+    kept: InferenceFolder | None = None,
 ) -> InferenceBenchmark:
     """Tune the forward convolutions of a copy of ``model``, decide which filters to cache, and time its calls.
 
     x: (N, C, H, W), in the memory format to be measured; or a tuple of all arguments, x the first. config: its
     operations do not count; without a config there is no workspace limit, and no bound on the cache. rounds: samples of
-    every variant. clock: clock of the measuring (not of the tuning). progress: as for ``tune``.
+    every variant. clock: clock of the measuring (not of the tuning). progress: as for ``tune``. kept: where
+    times are kept, and found that an earlier run measured.
 
     Raises what ``optimize`` raises, and ``UnavailableError`` where x is not on the CPU.
     """
@@ -59,13 +63,25 @@ def benchmark_inference(
     report = progress or silent
     models = _three_models(model, arguments, config, share_of(report, 0.0, 0.5))
     report("the whole model", 0.5)
-    whole = _measure([_call(one, arguments) for one in models], rounds, clock or WallClock())
+    clock = clock or WallClock()
+
+    def measured(layer: str | None, measure: Callable[[], Variants]) -> Variants:
+        known = None if kept is None else kept.variants(layer)
+        found = known or measure()
+        if kept is not None and known is None:
+            kept.add_variants(layer, found)
+        return found
+
+    whole = measured(None, lambda: _measure([_call(one, arguments) for one in models], rounds, clock))
     layers = []
     shapes = _input_shapes(models[0], arguments)
     for index, (layer, shape) in enumerate(shapes.items()):
         report(layer, 0.5 + (index + 1) / (len(shapes) + 1) / 2)
         modules = [one.get_submodule(layer) for one in models]
-        layers.append(_measure_layer(layer, modules, _random_like(x, shape), rounds, clock or WallClock()))
+        samples = _random_like(x, shape)
+        calls = [_call(module, (samples,)) for module in modules]
+        variants = measured(layer, partial(_measure, calls, rounds, clock))
+        layers.append(_layer_result(layer, modules, len(samples), variants))
     return InferenceBenchmark(name, tuple(x.shape), config, current_environment(), whole, tuple(layers), rounds)
 
 
@@ -109,14 +125,14 @@ def _random_like(x: Tensor, shape: Sequence[int]) -> Tensor:
     return torch.randn(shape, dtype=x.dtype).contiguous(memory_format=torch_format)
 
 
-def _measure_layer(name: str, modules: Sequence[nn.Module], x: Tensor, rounds: int, clock: Clock) -> LayerResult:
+def _layer_result(name: str, modules: Sequence[nn.Module], batch_size: int, variants: Variants) -> LayerResult:
     _, unkept, kept = modules
     assert isinstance(unkept, mucudnn.Conv2d)
     assert isinstance(kept, mucudnn.Conv2d)
-    tuned = next(tuned for tuned in tuned_of(unkept) if tuned.batch_size == len(x))
+    tuned = next(tuned for tuned in tuned_of(unkept) if tuned.batch_size == batch_size)
     return LayerResult(
         name=name,
-        variants=_measure([_call(module, (x,)) for module in modules], rounds, clock),
+        variants=variants,
         filter_bytes=kept.weight.nbytes,
         tuned=tuned,
         kept=next((one for one in kept.cached_filters if one.problem == tuned.problem), None),

@@ -15,11 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mucudnn.bench.contests.apart import PAUSE_S
+from mucudnn.bench.contests.kind_times import median_by_kind
 from mucudnn.bench.contests.own_process import OwnProcess, OwnProcessError, Ready
 from mucudnn.bench.contests.timing import MedianTime
 from mucudnn.bench.suites.inference.result import RuntimeResult, RuntimesComparison
 from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.bench.suites.inference.runtime_job import RuntimeJob, store_model, version_of
+from mucudnn.bench.suites.inference.stored import InferenceFolder
 from mucudnn.bench.timing.rounds import sample_in_rounds
 from mucudnn.bench.timing.timer import EVERY_ROUND, Timer
 from mucudnn.running.environment import current_environment
@@ -31,9 +34,9 @@ from mucudnn.words.progress import Progress, silent
 _Arrays = list[np.ndarray[Any, Any]]
 _Process = OwnProcess[_Arrays]
 
+_KINDS_ROUNDS = 3
 READY_S, SAMPLE_S = 3600.0, 600.0  # most seconds that a runtime may take
 _RULE = replace(EVERY_ROUND, sample_s=0.2)
-PAUSE_S = 0.2  # before each sample: idle threads of the runtime that ran before it spin for a while
 
 
 def compare_runtimes(
@@ -49,13 +52,15 @@ def compare_runtimes(
     sample_s: float = SAMPLE_S,
     pause_s: float = PAUSE_S,
     progress: Progress = silent,
+    kept: InferenceFolder | None = None,
 ) -> RuntimesComparison:
     """Get each runtime ready in a process of its own, one after the other, and time their calls of the model in turns.
 
     x: (N, C, H, W), in the memory format in which torch and ours read it; or a tuple of all arguments, x the first.
     config: how ours is tuned; its operations do not count. runtimes: torch's own is always one of them, with which
     outputs are compared. job: makes the job of a runtime. ready_s, sample_s: most seconds to get ready, and of a
-    sample: a runtime that takes longer is ended. pause_s: between samples.
+    sample: a runtime that takes longer is ended. pause_s: between samples. kept: where what is
+    measured is kept, and found that an earlier run measured.
 
     A runtime that is not installed, raises, is killed or takes too long is told with its reason, and the others go on.
     Raises ``UnavailableError`` where the model cannot be pickled, or torch itself fails.
@@ -63,7 +68,10 @@ def compare_runtimes(
     arguments = x if isinstance(x, tuple) else (x,)
     config = replace(config or Config(workspace_limit=None, cache_budget=None), operations=(Operation.FORWARD,))
     asked = [runtime for runtime in Runtime if runtime in runtimes or runtime is Runtime.TORCH]
-    threads = torch.get_num_threads()
+    threads, shape = torch.get_num_threads(), tuple(arguments[0].shape)
+    known = None if kept is None else kept.runtimes(asked)
+    if known is not None:
+        return RuntimesComparison(name, shape, config, current_environment(), threads, known, rounds)
     failures: dict[Runtime, str] = {}
     processes: dict[Runtime, _Process] = {}
     with TemporaryDirectory() as folder, ExitStack() as stack:
@@ -81,12 +89,25 @@ def compare_runtimes(
         timers = {runtime: Timer(process.call, process, _RULE) for runtime, process in processes.items()}
         for done in islice(sample_in_rounds([*timers.values()]), rounds):
             progress(f"round {done} of {rounds}", 0.5 + done / rounds / 2)
+        kinds = {runtime: _kinds(process) for runtime, process in processes.items() if runtime.tells_layers}
         failures |= {runtime: str(timer.error) for runtime, timer in timers.items() if timer.error is not None}
         _require_torch(failures)
         torchs = processes[Runtime.TORCH].found
-        results = tuple(_result(runtime, failures, timers, processes, torchs) for runtime in asked)
-    shape = tuple(arguments[0].shape)
-    return RuntimesComparison(name, shape, config, current_environment(), threads, results, rounds)
+        results = tuple(
+            _result(runtime, failures, timers, processes, torchs, kinds.get(runtime, {})) for runtime in asked
+        )
+    comparison = RuntimesComparison(name, shape, config, current_environment(), threads, results, rounds)
+    if kept is not None:
+        kept.add_runtimes(comparison)
+    return comparison
+
+
+def _kinds(process: _Process) -> dict[str, float]:
+    """Return the seconds of a call by kind of layer; empty where that cannot be told. A first call is not counted."""
+    try:
+        return median_by_kind([process.ask(1) for _ in range(_KINDS_ROUNDS + 1)][1:])
+    except OwnProcessError:
+        return {}
 
 
 def _require_torch(failures: Mapping[Runtime, str]) -> None:
@@ -100,13 +121,14 @@ def _result(
     timers: Mapping[Runtime, Timer],
     processes: Mapping[Runtime, _Process],
     torchs: _Arrays,
+    kinds_s: Mapping[str, float],
 ) -> RuntimeResult:
     if runtime in failures:
         return RuntimeResult(runtime, version_of(runtime), failure=failures[runtime])
     process = processes[runtime]
     difference = relative_difference(process.found, torchs)
     time_ = MedianTime.of(timers[runtime])
-    return RuntimeResult(runtime, version_of(runtime), time_, difference, process.ready_after_s)
+    return RuntimeResult(runtime, version_of(runtime), time_, difference, process.ready_after_s, kinds_s=kinds_s)
 
 
 def relative_difference(outputs: _Arrays, expected: _Arrays) -> float:

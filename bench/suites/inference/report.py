@@ -7,8 +7,9 @@ from dataclasses import asdict
 
 from rich.table import Table
 
+from mucudnn.bench.contests.kind_times import median_by_kind, shares
 from mucudnn.bench.report.records import Record, record_header
-from mucudnn.bench.report.tables import milliseconds, new_table, ratio
+from mucudnn.bench.report.tables import images_per_s, milliseconds, new_table, ratio
 from mucudnn.bench.suites.inference.result import (
     InferenceBenchmark,
     LayerResult,
@@ -29,6 +30,7 @@ _COLUMNS: Mapping[str, Callable[[Variants], str]] = {
 
 _RUNTIME_COLUMNS: Mapping[str, Callable[[RuntimesComparison, RuntimeResult], str]] = {
     "ms": lambda result, one: "" if one.time is None else milliseconds(one.time.time_s),
+    "images/s": lambda result, one: "" if one.time is None else images_per_s(result.input_shape[0], one.time.time_s),
     "± %": lambda result, one: "" if one.time is None else f"{one.time.noise:.0%}",
     "over torch": lambda result, one: "" if (speedup := result.speedup(one)) is None else ratio(speedup),
     "difference": lambda result, one: "" if one.difference is None else f"{one.difference:.1e}",
@@ -77,6 +79,20 @@ def runtimes_table(comparison: RuntimesComparison) -> Table:
     return table
 
 
+def runtime_kinds_table(comparison: RuntimesComparison) -> Table | None:
+    """Shares of the kinds of layers in the time of a call; ``None``: they are not known of any runtime."""
+    known = [one for one in comparison.runtimes if one.kinds_s]
+    if not known:
+        return None
+    kinds = [*median_by_kind([one.kinds_s for one in known])]
+    table = new_table(f"{comparison.name}: share of time by kind of layer, %", ("runtime",), kinds)
+    for one in known:
+        of = shares(one.kinds_s)
+        table.add_row(one.runtime, *(f"{100 * of[kind]:.1f}" if kind in of else "" for kind in kinds))
+    table.caption = "timed in place in calls of their own, where layers are not compiled"
+    return table
+
+
 def _notes(comparison: RuntimesComparison) -> Iterator[str]:
     best, over_best = comparison.best_other, comparison.over_best_other
     if best is not None and over_best is not None:
@@ -114,6 +130,8 @@ def _runtime(comparison: RuntimesComparison, one: RuntimeResult) -> Record:
         "relative_difference": one.difference,
         "ready_after_s": one.ready_after_s,
         "failure": one.failure,
+        "images_per_s": None if one.time is None else comparison.input_shape[0] / one.time.time_s,
+        "kinds_s": dict(one.kinds_s),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import inf
@@ -78,7 +79,8 @@ class RuntimeResult:
     """A runtime in a process of its own.
 
     difference: of its outputs from torch's, relative L2. ready_after_s: seconds until it was ready: started, exported,
-    compiled or tuned. failure: why it has no time; ``None``: it has one.
+    compiled or tuned. failure: why it has no time; ``None``: it has one. kinds_s: seconds of each kind of layer in a
+    call that was watched; empty where that cannot be told.
     """
 
     runtime: Runtime
@@ -87,6 +89,7 @@ class RuntimeResult:
     difference: float | None = None
     ready_after_s: float | None = None
     failure: str | None = None
+    kinds_s: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def computes_the_same(self) -> bool:
@@ -115,7 +118,7 @@ class RuntimesComparison:
     @property
     def best_other(self) -> RuntimeResult | None:
         """The fastest runtime that is not ours, of those that compute the same."""
-        others = [one for one in self.runtimes if one.computes_the_same and one.runtime is not Runtime.MUCUDNN]
+        others = [one for one in self.runtimes if one.computes_the_same and not one.runtime.is_ours]
         return min(others, key=_time_s, default=None)
 
     @property

@@ -13,3 +13,13 @@ class Runtime(StrEnum):
     ONNX_RUNTIME = "onnxruntime"
     OPENVINO = "openvino"
     MUCUDNN = "mucudnn"
+    MUCUDNN_COMPILE = "mucudnn-compile"  # both together
+
+    @property
+    def is_ours(self) -> bool:
+        return self in (Runtime.MUCUDNN, Runtime.MUCUDNN_COMPILE)
+
+    @property
+    def tells_layers(self) -> bool:
+        """Whether layers can be timed in place: compilers make other operators of them, and look at what times them."""
+        return self in (Runtime.TORCH, Runtime.MUCUDNN)

@@ -8,7 +8,6 @@ exports; they are the extra ``runtimes``, and nothing else needs them.
 from __future__ import annotations
 
 import logging
-import pickle
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +25,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import mucudnn
+from mucudnn.bench.contests.apart import Stored, store
+from mucudnn.bench.contests.kind_times import KindTimes
 from mucudnn.bench.contests.own_process import Ready
 from mucudnn.bench.suites.inference.runtime import Runtime
+from mucudnn.bench.timing.timer import WallClock
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 
@@ -43,7 +45,7 @@ _PACKAGES: Mapping[Runtime, tuple[str, ...]] = MappingProxyType(
 
 def version_of(runtime: Runtime) -> str:
     """Return the version of the package that runs the model; empty where it is not installed."""
-    if runtime is Runtime.MUCUDNN:
+    if runtime.is_ours:
         return mucudnn.__version__
     try:
         return version("torch" if runtime is Runtime.TORCH_COMPILE else runtime.value)
@@ -63,7 +65,7 @@ class RuntimeJob:
     """Gets a runtime ready in a process of its own.
 
     model_file: what ``store_model`` wrote. config: how ours is tuned. Called, it returns what is timed, one call of the
-    model, and the model's outputs as arrays, in order.
+    model, and the model's outputs as arrays, in order. It is asked for the seconds of a call by kind of layer.
 
     Raises ``UnavailableError`` where the runtime is not installed, and whatever it raises.
     """
@@ -77,32 +79,39 @@ class RuntimeJob:
         require_installed(self.runtime)
         torch.set_num_threads(self.threads)
         torch.set_grad_enabled(False)
-        with self.model_file.open("rb") as file:
-            model, arguments = pickle.load(file)
+        stored: Stored[tuple[nn.Module, tuple[Tensor, ...]]] = Stored(self.model_file)
+        model, arguments = stored()
         outputs = _PREPARE[self.runtime](model.eval(), arguments, self)
-        return Ready(outputs, [np.array(array) for array in outputs()])
+        kinds = self._kinds(model, outputs) if self.runtime.tells_layers else None
+        return Ready(outputs, [np.array(array) for array in outputs()], ask=kinds)
+
+    def _kinds(self, model: nn.Module, outputs: _Outputs) -> Callable[[int], dict[str, float]]:
+        """Return what times a call by kind of layer."""
+        times = KindTimes.of(model, outputs, WallClock())
+        return lambda _: times.sample()
 
 
 def store_model(model: nn.Module, arguments: Sequence[Tensor], file: Path) -> None:
     """Write the model for processes. Raises ``UnavailableError`` where it cannot be pickled."""
-    try:
-        with file.open("wb") as stream:
-            pickle.dump((model, tuple(arguments)), stream)
-    except Exception as error:  # a class may raise anything when it is pickled
-        raise UnavailableError(
-            "each runtime has a process of its own, for which the model cannot be pickled: make it picklable, or leave "
-            f"the comparison out ({type(error).__name__}: {error})"
-        ) from error
+    store((model, tuple(arguments)), file)
 
 
 def _torch(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
     return partial(_outputs_of, model, arguments)
 
 
+def _mucudnn_compile(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
+    return _compiled(mucudnn.optimize(model, arguments, job.config), arguments)
+
+
 def _torch_compile(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
     import torch._inductor.config as inductor
 
     inductor.freezing = True  # of this process alone
+    return _compiled(model, arguments)
+
+
+def _compiled(model: nn.Module, arguments: tuple[Tensor, ...]) -> _Outputs:
     compiled: Any = torch.compile(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -153,6 +162,7 @@ _PREPARE: Mapping[Runtime, Callable[[nn.Module, tuple[Tensor, ...], RuntimeJob],
         Runtime.ONNX_RUNTIME: _onnx_runtime,
         Runtime.OPENVINO: _openvino,
         Runtime.MUCUDNN: _mucudnn,
+        Runtime.MUCUDNN_COMPILE: _mucudnn_compile,
     }
 )
 

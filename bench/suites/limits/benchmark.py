@@ -8,7 +8,7 @@ reported. Last comes a search for the least workspace with which ours is as fast
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
@@ -42,19 +42,21 @@ def compare_under_limits(
     progress: Progress | None = None,
     machine: Machine | None = None,
     database: Database | None = None,
+    passes_over: Callable[[Task], bool] = lambda _: False,
 ) -> Iterator[LimitsComparison]:
     """Compare problem by problem, in the order of the table. Yields all that is known after each problem.
 
     config: its workspace limit does not count. limits: bytes; no limit at all is always compared, too. rounds: samples
     of each whole run. seconds: the first problem is always begun, a later one only if there is time for the longest so
     far. progress: told what is being done and the fraction that is done. machine, database: used in place of this
-    machine and of the file that the config names.
+    machine and of the file that the config names. passes_over: says which problems are not to be measured, as an
+    earlier run has them.
 
     A problem that cannot be run is passed over, with its reason. Raises what ``tune`` raises, also on Ctrl-C.
     """
     config = replace(config, workspace_limit=None, workspace_budget=None)
     machine, report = machine or Machine.current(device), progress or silent
-    tasks = table_tasks(table, config)
+    tasks = [task for task in table_tasks(table, config) if not passes_over(task)]
     start_s, longest_s = machine.clock.now(), 0.0
     with torch_variants(machine.device) as variants:
         known = _nothing_yet(table, config, machine, (*sorted({*limits}), None), variants, rounds, len(tasks))

@@ -43,7 +43,7 @@ def benchmark_memory(
     Raises what ``optimize`` and ``compare_peaks_with`` raise, and whatever the model raises.
     """
     report = progress or silent
-    configs = _configs(config or Config(workspace_limit=HEADROOM))
+    configs = configs_of(config or Config(workspace_limit=HEADROOM))
     device = device_of(model)
     runs = runs if has_resident_peak(model) else 0
     with made_current(device):
@@ -59,7 +59,8 @@ def benchmark_memory(
     return MemoryBenchmark(name, tuple(images.shape), machine.environment, variants, runs)
 
 
-def _configs(config: Config) -> list[Config]:
+def configs_of(config: Config) -> list[Config]:
+    """Return the config that is asked for, and one with a plain limit for contrast, where it is another."""
     contrast = replace(config, workspace_limit=DEFAULT_WORKSPACE_LIMIT, workspace_budget=None)
     return [config] if config == contrast else [config, contrast]
 

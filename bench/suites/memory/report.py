@@ -7,7 +7,7 @@ from dataclasses import asdict
 from rich.table import Table
 
 from mucudnn.bench.report.records import Record, record_header
-from mucudnn.bench.report.tables import memory_bound, milliseconds, new_table, ratio
+from mucudnn.bench.report.tables import images_per_s, memory_bound, milliseconds, new_table, ratio
 from mucudnn.bench.suites.memory.result import MemoryBenchmark, MemoryVariant
 from mucudnn.words.units import format_bytes
 
@@ -15,10 +15,11 @@ from mucudnn.words.units import format_bytes
 def memory_table(benchmark: MemoryBenchmark) -> Table:
     """A row for torch and one for each variant of mucudnn. Ratios are to torch, speedups are of the whole step."""
     first, n = benchmark.variants[0], benchmark.input_shape[0]
-    columns = ("allocator peak", "ratio", "resident peak", "ratio", "step ms", "speedup")
+    columns = ("allocator peak", "ratio", "resident peak", "ratio", "step ms", "images/s", "speedup")
     printed = new_table(f"{benchmark.name}, batch {n}: one training step", ("convolutions",), columns)
     torchs = first.peaks.torch_allocator_bytes, first.peaks.torch_resident_bytes
-    printed.add_row("torch", *_peak(torchs[0], 1.0), *_peak(torchs[1], 1.0), milliseconds(first.step.baseline_s), "")
+    torch_step = milliseconds(first.step.baseline_s), images_per_s(n, first.step.baseline_s)
+    printed.add_row("torch", *_peak(torchs[0], 1.0), *_peak(torchs[1], 1.0), *torch_step, "")
     for variant in benchmark.variants:
         peaks = variant.peaks
         printed.add_row(
@@ -26,6 +27,7 @@ def memory_table(benchmark: MemoryBenchmark) -> Table:
             *_peak(peaks.mucudnn_allocator_bytes, peaks.allocator_ratio),
             *_peak(peaks.mucudnn_resident_bytes, peaks.resident_ratio),
             milliseconds(variant.step.time_s),
+            images_per_s(n, variant.step.time_s),
             f"{ratio(variant.step.speedup)} ± {variant.step.uncertainty:.2f}",
         )
     return printed

@@ -81,6 +81,7 @@ def benchmark_network(
             results.append(ProblemResult(layer.names, problem.operation, layer.count, formats))
         limits = limits.or_better(MachineLimits.measured(device, dtype))
         if folder is not None:
+            folder.improve_limits({dtype: limits})
             folder.write_summary()
     return NetworkBenchmark(table.source, config, machine.environment, tuple(results), rounds, limits)
 

@@ -10,13 +10,16 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from math import frexp, inf, nan
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from mucudnn.bench.folders.writing import folder_if_named
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.whole_runs import run_whole
 from mucudnn.bench.suites.numerics.result import SAMPLES, AlgorithmNumerics, NumericsBenchmark
+from mucudnn.bench.suites.numerics.stored import header_of, known_numerics, row_of
 from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm, algorithms
@@ -35,14 +38,25 @@ def benchmark_numerics(
     operations: Sequence[Operation] = tuple(Operation),
     dtype: str = "float32",
     progress: Progress = silent,
+    out: Path | None = None,
 ) -> NumericsBenchmark:
-    """Measure each algorithm of the CPU, on each of the operations that it computes in this dtype."""
+    """Measure each algorithm of the CPU, on each of the operations that it computes in this dtype.
+
+    out: a result folder, which gets each row; what it has is not measured again. Raises what ``open_folder`` raises.
+    """
     wanted = [case for operation in operations for case in _cases(operation, dtype)]
+    environment = current_environment()
     rows = []
-    for done, (name, problem) in enumerate(wanted):
-        progress(f"{name}, {problem}", done / len(wanted))
-        rows.append(measure(name, problem))
-    return NumericsBenchmark(tuple(rows), current_environment(), datetime.now(UTC))
+    with folder_if_named(out, header_of(operations, dtype, len(wanted), environment)) as folder:
+        for done, (name, problem) in enumerate(wanted):
+            progress(f"{name}, {problem}", done / len(wanted))
+            known = None if folder is None else known_numerics(folder, name, problem)
+            rows.append(known or measure(name, problem))
+            if folder is not None and known is None:
+                folder.add([row_of(rows[-1])])
+        if folder is not None:
+            folder.write_summary()
+    return NumericsBenchmark(tuple(rows), environment, datetime.now(UTC))
 
 
 def measure(name: str, problem: ConvProblem) -> AlgorithmNumerics:

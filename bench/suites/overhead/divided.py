@@ -10,15 +10,21 @@ BACKWARD_FILTER contains the addition of its dw to the sum. Not run on a GPU yet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from statistics import median
+from typing import Self
 
 import click
 import torch
 
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.rows import Row, Subject
+from mucudnn.bench.folders.writing import FolderWriter, folder_if_named
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.report.export import write_json
 from mucudnn.bench.report.records import Record, origin
@@ -28,7 +34,7 @@ from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.registry import algorithm, sources
 from mucudnn.running.checked_run import run
 from mucudnn.running.environment import current_environment
-from mucudnn.terminal.command_files import OutputFile
+from mucudnn.terminal.command_files import OutputFile, OutputFolder
 from mucudnn.terminal.console import ModuleCommand, output
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -40,6 +46,10 @@ ROUNDS = 31
 _GEOMETRY = ConvProblem(Operation.FORWARD, 64, 28, 28, 64, 3, 3, padding=(1, 1))
 MICRO_BATCH_SIZES = {"cuda": {"small": 1, "large": 64}, "cpu": {"small": 1, "large": 2}}
 _ON_CPU = "gemm"
+_COLUMNS = ("size", "operation", "algorithm", "micro_batch_size", "in_graph")  # of a result folder
+_DIVIDED, _ALONE = "divided call", "steps alone"
+
+Kind = tuple[str, Operation, str, int, bool]  # values of ``_COLUMNS``
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,7 @@ class Overhead:
     """Times of one divided problem. ``in_graph``: replayed from a CUDA graph instead of called from Python.
 
     call_s, steps_s: seconds of one call of all micro-batches, and of their steps alone. They are medians over the
-    rounds.
+    rounds. call_samples_s, steps_samples_s: the same, one a round.
     """
 
     size: str
@@ -57,16 +67,30 @@ class Overhead:
     in_graph: bool
     call_s: float
     steps_s: float
+    call_samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    steps_samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def of(cls, kind: Kind, call_samples_s: Sequence[float], steps_samples_s: Sequence[float]) -> Self:
+        """Return the medians of samples."""
+        medians = median(call_samples_s), median(steps_samples_s)
+        return cls(*kind, *medians, tuple(call_samples_s), tuple(steps_samples_s))
 
     @property
     def per_micro_batch_s(self) -> float:
         return (self.call_s - self.steps_s) / MICRO_BATCHES
 
 
-def measure_overheads(device: str, rounds: int = ROUNDS, clock: Clock | None = None) -> Iterator[Overhead]:
+def measure_overheads(
+    device: str,
+    rounds: int = ROUNDS,
+    clock: Clock | None = None,
+    known: Callable[[Kind], Overhead | None] = lambda _: None,
+) -> Iterator[Overhead]:
     """Measure every operation of a small and a large problem, in graphs only on CUDA. Yields each when it is measured.
 
-    clock: ``None``: a wall clock. Raises ``UnavailableError`` for a device that is not there.
+    clock: ``None``: a wall clock. known: returns what is not to be measured again. Raises ``UnavailableError`` for a
+    device that is not there.
     """
     current_environment(device)  # raises with what is missing
     clock = clock or wall_clock(device)
@@ -75,8 +99,8 @@ def measure_overheads(device: str, rounds: int = ROUNDS, clock: Clock | None = N
             problem = _GEOMETRY.with_operation(operation)
             chosen = _algorithm(problem, n, device)
             for in_graph in (False, True) if device == "cuda" else (False,):
-                call_s, steps_s = _times(problem, chosen, n, device, in_graph, rounds, clock)
-                yield Overhead(size, operation, chosen.name, n, in_graph, call_s, steps_s)
+                kind = size, operation, chosen.name, n, in_graph
+                yield known(kind) or Overhead.of(kind, *_samples(problem, chosen, n, device, in_graph, rounds, clock))
 
 
 def _algorithm(problem: ConvProblem, n: int, device: str) -> Algorithm:
@@ -89,16 +113,15 @@ def _algorithm(problem: ConvProblem, n: int, device: str) -> Algorithm:
     return offered[0]
 
 
-def _times(
+def _samples(
     problem: ConvProblem, chosen: Algorithm, n: int, device: str, in_graph: bool, rounds: int, clock: Clock
-) -> tuple[float, float]:
-    """Seconds of a call and of its steps, in turns."""
+) -> Iterator[list[float]]:
+    """Yield the seconds of a call and of its steps, round by round, in turns."""
     operands = random_operands(problem, n * MICRO_BATCHES, device)
     works = _call(problem, chosen, n, operands), _steps(problem, chosen, n, operands)
     repeated = [_captured(work) if in_graph else work for work in works]
-    times = time_in_turns([*map(Contestant, repeated)], rounds, clock)
-    call_s, steps_s = (one.time_s / (COPIES if in_graph else 1) for one in times)
-    return call_s, steps_s
+    for one in time_in_turns([*map(Contestant, repeated)], rounds, clock):
+        yield [sample / (COPIES if in_graph else 1) for sample in one.samples_s]
 
 
 def _call(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -> Callable[[], None]:
@@ -135,30 +158,63 @@ def _captured(work: Callable[[], None]) -> Callable[[], None]:
 
 def overhead_record(overheads: list[Overhead], device: str) -> Record:
     """The object that ``--json`` writes."""
-    rows = [{**asdict(each), "per_micro_batch_s": each.per_micro_batch_s} for each in overheads]
     return {
         **origin(current_environment(device), datetime.now(UTC)),
         "micro_batches": MICRO_BATCHES,
-        "overheads": rows,
+        "overheads": [_row(each) for each in overheads],
     }
+
+
+def _row(overhead: Overhead) -> Record:
+    row = {name: value for name, value in asdict(overhead).items() if not name.endswith("_samples_s")}
+    return {**row, "per_micro_batch_s": overhead.per_micro_batch_s}
+
+
+def _subject(kind: Kind) -> Subject:
+    return dict(zip(_COLUMNS, kind, strict=True))
+
+
+def _known(folder: FolderWriter | None, kind: Kind) -> Overhead | None:
+    """Return what an earlier run measured; ``None``: nothing."""
+    lines = [] if folder is None else folder.known(_subject(kind))
+    samples = {line["contestant"]: line["samples_s"] for line in lines}
+    return Overhead.of(kind, samples[_DIVIDED], samples[_ALONE]) if samples else None
+
+
+def _add(folder: FolderWriter, overhead: Overhead) -> None:
+    """Add what an earlier run has not measured."""
+    kind = overhead.size, overhead.operation, overhead.algorithm, overhead.micro_batch_size, overhead.in_graph
+    samples = {_ALONE: overhead.steps_samples_s, _DIVIDED: overhead.call_samples_s}
+    if not folder.known(_subject(kind)):
+        folder.add([Row(_subject(kind), name, samples_s) for name, samples_s in samples.items()])
 
 
 @click.command(cls=ModuleCommand)
 @click.option("--device", type=click.Choice(list(MICRO_BATCH_SIZES)), default="cpu", show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=ROUNDS, show_default=True, help="Samples of each.")
 @click.option("--json", "json_file", type=OutputFile(), help="Write them here, too.")
-def main(device: str, rounds: int, json_file: Path | None) -> None:
+@click.option("--out", type=OutputFolder(), help="Keep all samples in this result folder; what it has is not measured.")
+def main(device: str, rounds: int, json_file: Path | None, out: Path | None) -> None:
     """Measure what a divided call costs for each of its eight micro-batches, beyond their steps."""
     console, done = output(), list[Overhead]()
-    for each in measure_overheads(device, rounds):
-        done.append(each)
-        how = "in a CUDA graph" if each.in_graph else "called from Python"
-        console.print(
-            f"{each.size} {each.operation}, {each.algorithm}, {MICRO_BATCHES} x {each.micro_batch_size}, {how}: "
-            f"{each.per_micro_batch_s * 1e6:+.2f} us a micro-batch over {each.steps_s / MICRO_BATCHES * 1e6:.1f} us"
-        )
-        if json_file is not None:
-            write_json(json_file, overhead_record(done, device))
+    wanted = len(MICRO_BATCH_SIZES[device]) * len(Operation) * (2 if device == "cuda" else 1)
+    settings = {"micro_batches": MICRO_BATCHES, "rounds": rounds}
+    environment = current_environment(device)  # raises with what is missing
+    header = Header("overhead", "divided calls", settings, environment, subject_columns=_COLUMNS, wanted=wanted)
+    with folder_if_named(out, header) as folder:
+        for each in measure_overheads(device, rounds, known=partial(_known, folder)):
+            done.append(each)
+            how = "in a CUDA graph" if each.in_graph else "called from Python"
+            console.print(
+                f"{each.size} {each.operation}, {each.algorithm}, {MICRO_BATCHES} x {each.micro_batch_size}, {how}: "
+                f"{each.per_micro_batch_s * 1e6:+.2f} us a micro-batch over {each.steps_s / MICRO_BATCHES * 1e6:.1f} us"
+            )
+            if folder is not None:
+                _add(folder, each)
+            if json_file is not None:
+                write_json(json_file, overhead_record(done, device))
+        if folder is not None:
+            folder.write_summary()
 
 
 if __name__ == "__main__":

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from statistics import median
+from pathlib import Path
 
+from mucudnn.bench.folders.writing import FolderWriter, folder_if_named
 from mucudnn.bench.suites.solver.result import SolverBenchmark, SolverTime
+from mucudnn.bench.suites.solver.stored import header_of, known_time, row_of
 from mucudnn.running.environment import current_environment
 from mucudnn.solver import desirable_sets, solve_wd
 from mucudnn.solver.knapsack import programs
@@ -26,32 +28,46 @@ BUDGETS = (0.02, 0.1, 0.3, 0.6)  # between the smallest feasible budget (0) and 
 Options = dict[str, list[Configuration]]
 
 
-def benchmark_solvers() -> SolverBenchmark:
-    """Time all solvers. A first call of each is not counted, since it loads what it needs."""
-    rows = (
-        time_front(256, bar_s=0.1),
-        time_front(1024, bar_s=1.0),
-        time_division(159, 20, bar_s=0.3),
-        time_division(480, 40, bar_s=3.0),
-    )
-    return SolverBenchmark(rows, programs()[0], current_environment(), datetime.now(UTC))
+def benchmark_solvers(out: Path | None = None) -> SolverBenchmark:
+    """Time all solvers. A first call of each is not counted, since it loads what it needs.
+
+    out: a result folder, which gets the samples of each; what it has is not measured again. Raises what ``open_folder``
+    raises.
+    """
+    environment = current_environment()
+    with folder_if_named(out, header_of(len(_WANTED), environment)) as folder:
+        rows = [_known_or_measured(folder, what, *wanted) for what, wanted in _WANTED.items()]
+        if folder is not None:
+            folder.write_summary()
+    return SolverBenchmark(tuple(rows), programs()[0], environment, datetime.now(UTC))
 
 
-def time_front(batch_size: int, bar_s: float) -> SolverTime:
+def _known_or_measured(
+    folder: FolderWriter | None, what: str, samples_s: Callable[[], list[float]], bar_s: float
+) -> SolverTime:
+    if folder is None:
+        return SolverTime.of(what, samples_s(), bar_s)
+    if (known := known_time(folder, what)) is not None:
+        return known
+    found = SolverTime.of(what, samples_s(), bar_s)
+    folder.add([row_of(found)])
+    return found
+
+
+def time_front(batch_size: int) -> list[float]:
+    """Return seconds of the front of every batch size up to this one."""
     measurements = made_up_measurements(batch_size)
-    what = f"front of every batch size, N={batch_size}, all sizes, {ALGORITHMS} algorithms"
-    times = [_seconds(partial(desirable_sets, measurements, batch_size)) for _ in range(ROUNDS + 1)]
-    return SolverTime(what, median(times[1:]), max(times[1:]), bar_s)
+    return [_seconds(partial(desirable_sets, measurements, batch_size)) for _ in range(ROUNDS + 1)][1:]
 
 
-def time_division(problems: int, configurations: int, bar_s: float) -> SolverTime:
-    """Time workspace division. The rounds are different networks, each with every budget."""
+def time_division(problems: int, configurations: int) -> list[float]:
+    """Return seconds of workspace division. The rounds are different networks, each with every budget."""
     solve_wd(made_up_options(problems, configurations, seed=0), 2**30)
     times = []
     for seed in range(1, ROUNDS + 1):
         options = made_up_options(problems, configurations, seed)
         times += [_seconds(partial(solve_wd, options, budget)) for budget in budgets(options)]
-    return SolverTime(f"WD, {problems} problems x {configurations} options", median(times), max(times), bar_s)
+    return times
 
 
 def made_up_measurements(batch_size: int) -> list[Measurement]:
@@ -100,3 +116,19 @@ def _seconds(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+def _front(batch_size: int) -> str:
+    return f"front of every batch size, N={batch_size}, all sizes, {ALGORITHMS} algorithms"
+
+
+def _division(problems: int, configurations: int) -> str:
+    return f"WD, {problems} problems x {configurations} options"
+
+
+_WANTED: Mapping[str, tuple[Callable[[], list[float]], float]] = {  # what is timed: how, and its bar in seconds
+    **{_front(n): (partial(time_front, n), bar_s) for n, bar_s in ((256, 0.1), (1024, 1.0))},
+    **{
+        _division(*size): (partial(time_division, *size), bar_s) for size, bar_s in (((159, 20), 0.3), ((480, 40), 3.0))
+    },
+}

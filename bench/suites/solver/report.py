@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from mucudnn.bench.report.records import Record, origin
-from mucudnn.bench.suites.solver.result import SolverBenchmark
+from mucudnn.bench.suites.solver.result import SolverBenchmark, SolverTime
 
 
 def solver_record(benchmark: SolverBenchmark) -> Record:
@@ -13,5 +13,11 @@ def solver_record(benchmark: SolverBenchmark) -> Record:
     return {
         **origin(benchmark.environment, benchmark.date),
         "program": benchmark.program,
-        "rows": [asdict(row) for row in benchmark.rows],
+        "rows": [_row(row) for row in benchmark.rows],
     }
+
+
+def _row(row: SolverTime) -> Record:
+    record = asdict(row)
+    del record["samples_s"]
+    return record

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from statistics import median
+from typing import Self
 
 from mucudnn.running.environment import Environment
 from mucudnn.words.units import format_seconds
@@ -11,12 +14,17 @@ from mucudnn.words.units import format_seconds
 
 @dataclass(frozen=True, slots=True)
 class SolverTime:
-    """Median and slowest time of a solver, and the bar for the median. Seconds."""
+    """Median and slowest time of a solver, and the bar for the median. Seconds. samples_s: in their order."""
 
     what: str
     median_s: float
     slowest_s: float
     bar_s: float
+    samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def of(cls, what: str, samples_s: Sequence[float], bar_s: float) -> Self:
+        return cls(what, median(samples_s), max(samples_s), bar_s, tuple(samples_s))
 
     def __str__(self) -> str:
         times = f"{format_seconds(self.median_s)}, slowest {format_seconds(self.slowest_s)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 import mucudnn
+from mucudnn.bench.folders.writing import folder_if_named
 from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective
 from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.step_errors.result import StepErrors, StepErrorsBenchmark
+from mucudnn.bench.suites.step_errors.stored import header_of, known_errors, row_of
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.reference import relative_l2_error
 from mucudnn.modules.tuned_module import TunedModule
@@ -29,6 +32,8 @@ from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.progress import Progress, silent
 
 TORCH, MUCUDNN = "torch", "mucudnn"
+
+_Made = Callable[[nn.Module, tuple[Tensor, ...]], nn.Module]  # of the model and its arguments
 
 
 def benchmark_step_errors(
@@ -41,24 +46,40 @@ def benchmark_step_errors(
     memory_formats: Sequence[MemoryFormat] = tuple(MemoryFormat),
     objective: Objective = CLASSIFICATION,
     progress: Progress = silent,
+    out: Path | None = None,
 ) -> StepErrorsBenchmark:
     """Compare steps of ``model``, which is on the CPU, in float32, and left as it is.
 
     Its first argument is x: (N, *input_shape). objective: what it is trained for, on images with ten labels.
 
-    Raises what ``optimize`` raises, and whatever the model raises.
+    out: a result folder, which gets each row; what it has is not computed again.
+
+    Raises what ``open_folder`` and ``optimize`` raise, and whatever the model raises.
     """
     config = config or Config()
-    subject = _Subject.of(model, input_shape, batch_size, objective)
-    progress("float64", 0.0)
-    exact = subject.step(_as_torch, torch.float64, torch.contiguous_format)
-    rows = []
-    for number, memory_format in enumerate(memory_formats):
-        for variant, made in ((TORCH, _as_torch), (MUCUDNN, _Optimized(config))):
-            progress(f"{variant} {memory_format}", (1 + number) / (1 + len(memory_formats)))
-            found = subject.step(made, torch.float32, TORCH_FORMATS[memory_format])
-            rows.append(_compared(variant, memory_format, found, exact))
-    return StepErrorsBenchmark(network, batch_size, config, current_environment(), tuple(rows))
+    environment = current_environment()
+    variants: dict[str, _Made] = {TORCH: _as_torch, MUCUDNN: _Optimized(config)}
+    wanted = [(variant, memory_format) for memory_format in memory_formats for variant in variants]
+    header = header_of(network, batch_size, memory_formats, config, len(wanted), environment)
+    with folder_if_named(out, header) as folder:
+        known = {} if folder is None else known_errors(folder, network, batch_size, wanted)
+        subject = _Subject.of(model, input_shape, batch_size, objective)
+        progress("float64", 0.0)
+        exact = subject.step(_as_torch, torch.float64, torch.contiguous_format) if len(known) < len(wanted) else None
+        rows = []
+        for number, (variant, memory_format) in enumerate(wanted):
+            progress(f"{variant} {memory_format}", (1 + number) / (1 + len(wanted)))
+            row = known.get((variant, memory_format))
+            if row is None and exact is not None:
+                found = subject.step(variants[variant], torch.float32, TORCH_FORMATS[memory_format])
+                row = _compared(variant, memory_format, found, exact)
+                if folder is not None:
+                    folder.add([row_of(network, batch_size, row)])
+            if row is not None:
+                rows.append(row)
+        if folder is not None:
+            folder.write_summary()
+    return StepErrorsBenchmark(network, batch_size, config, environment, tuple(rows))
 
 
 @dataclass(frozen=True)
@@ -91,7 +112,7 @@ class _Subject:
 
     def step(
         self,
-        made: Callable[[nn.Module, tuple[Tensor, ...]], nn.Module],
+        made: _Made,
         dtype: torch.dtype,
         memory_format: torch.memory_format,
     ) -> _Step:

@@ -1,27 +1,25 @@
-"""Measures training steps of a network: torch, torch in its benchmark mode, and mucudnn; time and peak memory.
+"""Measures training steps of a network: torch, torch in its benchmark mode, mucudnn, and compiled.
 
 A step is forward pass, loss, backward pass and stochastic gradient descent with momentum. The variants of one precision
-and memory format take turns in one run, each in a thread of its own (see ``own_thread``).
+and memory format take turns in one run, each in a process of its own (see ``apart``).
 """
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-import mucudnn
-from mucudnn.bench.contests.own_thread import OwnThread
-from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
-from mucudnn.bench.contests.step_splitter import StepSplitter
+from mucudnn.bench.contests.apart import Apart
+from mucudnn.bench.contests.kind_times import median_by_kind
+from mucudnn.bench.contests.own_process import OwnProcess, OwnProcessError
+from mucudnn.bench.contests.step_split import StepSplit
 from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective
-from mucudnn.bench.sources.trainee import Batch, Trainee, labelled_batches
+from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.training.result import (
     PRECISIONS,
     VARIANTS,
@@ -32,18 +30,16 @@ from mucudnn.bench.suites.training.result import (
     Variant,
     VariantResult,
 )
+from mucudnn.bench.suites.training.step_job import SPLIT_ON, StepJob, StepParts, Subject
 from mucudnn.bench.timing.rounds import sample_in_rounds
 from mucudnn.bench.timing.synchronized_clock import wall_clock
-from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, Runner, T, Timer
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, Timer
 from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError, MucudnnError, first_line
+from mucudnn.words.errors import InvalidInputError, first_line
 from mucudnn.words.problem import MemoryFormat
-from mucudnn.words.progress import Progress, silent
-from mucudnn.words.torch_settings import rounding_to_tf32, searching
+from mucudnn.words.progress import Progress, share_of, silent
 
 ROUNDS = 9
-_SPLIT_ON = ("cpu",)  # on a GPU the events of a step are on its thread's stream, which the recorder does not know
 _RULE = replace(EVERY_ROUND, sample_s=0.25)  # short steps follow each other as in training: none is waited for
 
 
@@ -55,6 +51,7 @@ class TrainingOptions:
     or memory format is begun; ``None``: all are. clock: clock of the steps (not of the tuning); ``None``: a wall clock.
     begun_s: when the seconds began, by ``time.monotonic``; ``None``: when the first setting is begun. how: way in which
     mucudnn gets into the step. passes_over: says which settings are not to be measured, as an earlier run has them.
+    variants: those beside torch's own; ``None``: all of the device. apart: makes the place in which variants are apart.
     """
 
     config: Config = field(default_factory=Config)
@@ -65,6 +62,8 @@ class TrainingOptions:
     begun_s: float | None = None
     how: How = How.OPTIMIZE
     passes_over: Callable[[Setting], bool] = lambda _: False
+    variants: Sequence[Variant] | None = None
+    apart: Callable[[], Apart] = Apart
 
 
 def measure_training(
@@ -85,14 +84,15 @@ def measure_training(
     images with ten labels. precisions: ``None``: all that the device has. A variant that fails has a result with the
     reason, and so has what the time did not suffice for.
 
-    Raises ``InvalidInputError`` for a precision that the device does not have.
+    Raises ``InvalidInputError`` for a precision or a variant that the device does not have.
     """
     options = options or TrainingOptions()
     asked = known_precisions(precisions, device)
+    _require_variants(options.variants or (), device)
     settings = [Setting(network, batch_size, device, *pair, options.how) for pair in product(asked, memory_formats)]
     settings = [setting for setting in settings if not options.passes_over(setting)]
     (batch,) = labelled_batches(1, batch_size, input_shape)
-    return _measured(settings, _Subject(model, batch, objective), options)
+    return _measured(settings, Subject(model, batch, objective), options)
 
 
 def known_precisions(precisions: Sequence[Precision] | None, device: str) -> Sequence[Precision]:
@@ -105,48 +105,46 @@ def known_precisions(precisions: Sequence[Precision] | None, device: str) -> Seq
 
 
 def _measured(
-    settings: Sequence[Setting], subject: _Subject, options: TrainingOptions
+    settings: Sequence[Setting], subject: Subject, options: TrainingOptions
 ) -> Iterator[tuple[VariantResult, ...]]:
     begun_s = time.monotonic() if options.begun_s is None else options.begun_s
     for index, setting in enumerate(settings):
         options.progress(f"{setting.network} {setting.precision} {setting.memory_format}", index / len(settings))
         if options.seconds is not None and time.monotonic() - begun_s > options.seconds:
             reason = f"not begun: the {options.seconds:g} s were over"
-            yield tuple(VariantResult(setting, variant, None, reason) for variant in VARIANTS[setting.device])
+            yield tuple(VariantResult(setting, one, None, reason) for one in _variants(options, setting.device))
         else:
-            yield _measure(setting, subject, options)
+            share = share_of(options.progress, index / len(settings), 1 / len(settings))
+            yield _measure(setting, subject, replace(options, progress=share))
 
 
-def _measure(setting: Setting, subject: _Subject, options: TrainingOptions) -> tuple[VariantResult, ...]:
-    with ExitStack() as stack:
-        stack.enter_context(_rounding(setting))
-        clock = options.clock or wall_clock(setting.device)
-        measured = [
-            _MeasuredVariant(setting, variant, clock, stack.enter_context(OwnThread(setting.device)))
-            for variant in VARIANTS[setting.device]
-        ]
-        for one in measured:
-            one.prepare(subject, options.config)
+def _measure(setting: Setting, subject: Subject, options: TrainingOptions) -> tuple[VariantResult, ...]:
+    threads, clock = torch.get_num_threads(), options.clock or wall_clock(setting.device)
+    with options.apart() as apart:
+        handed = apart.handed(subject)
+        measured = [_MeasuredVariant(setting, variant) for variant in _variants(options, setting.device)]
+        for index, one in enumerate(measured):
+            what = f"{setting.network} {setting.precision} {setting.memory_format}: {one.variant} gets ready"
+            options.progress(what, index / len(measured))
+            one.start(apart, StepJob(handed, setting, one.variant, options.config, threads, clock))
         timers = [one.timer for one in measured if one.timer is not None]
         for _ in islice(sample_in_rounds(timers), options.rounds):
             for one in measured:
-                one.sample_split()
+                one.sample_parts()
         return tuple(one.result() for one in measured)
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """Subject of a training: a model on the CPU, which is copied, with the images and labels of a batch."""
+def _require_variants(variants: Sequence[Variant], device: str) -> None:
+    for variant in variants:
+        if variant not in VARIANTS[device]:
+            allowed = ", ".join(VARIANTS[device])
+            raise InvalidInputError(f"variant is {variant}; device {device!r} has {allowed}")
 
-    model: nn.Module
-    batch: Batch
-    objective: Objective
 
-    def on_device(self, setting: Setting) -> tuple[tuple[Tensor, ...], Tensor]:
-        """All arguments of the model, the images in the setting's memory format, and the target."""
-        images, labels = (tensor.to(setting.device) for tensor in self.batch)
-        images = images.contiguous(memory_format=TORCH_FORMATS[setting.memory_format])
-        return self.objective.arguments(images), self.objective.target(images, labels)
+def _variants(options: TrainingOptions, device: str) -> tuple[Variant, ...]:
+    """Return the variants that are asked for, torch's own first, with which the others are compared."""
+    allowed = VARIANTS[device]
+    return tuple(one for one in allowed if options.variants is None or one in (Variant.TORCH, *options.variants))
 
 
 @dataclass(slots=True, eq=False)
@@ -155,89 +153,45 @@ class _MeasuredVariant:
 
     setting: Setting
     variant: Variant
-    clock: Clock
-    thread: OwnThread
+    contestant: OwnProcess[int] | None = None
     timer: Timer | None = None
-    splitter: StepSplitter | None = None
-    peak_bytes: int = 0
+    parts: list[StepParts] = field(default_factory=list)
     failure: str = ""
 
-    def prepare(self, subject: _Subject, config: Config) -> None:
-        """Build, tune, warm up and take the peak memory. Tuning runs in the caller's thread, which Ctrl-C reaches."""
+    def start(self, apart: Apart, job: StepJob) -> None:
+        """Have the steps get ready."""
         try:
-            model, step = self._model_and_step(subject, config)
-            runner = self._runner(config)
-            if self._is_enabled:
-                with mucudnn.tuned(config):
-                    step()  # all convolutions are met
-            self.peak_bytes = runner(lambda: allocator_peak_bytes(step, self.setting.device))
-        except (MucudnnError, RuntimeError, MemoryError) as error:  # lack of memory is among them
-            self.failure = first_line(error)
+            self.contestant = apart.start(job)
+        except OwnProcessError as error:
+            self.failure = str(error)
         else:
-            self.timer = Timer(step, self.clock, _RULE, runner=runner)
-            if self.setting.device in _SPLIT_ON:
-                self.splitter = StepSplitter.of(model, step, self.clock, runner)
+            self.timer = Timer(self.contestant.call, self.contestant, _RULE)
 
-    @property
-    def _is_enabled(self) -> bool:
-        return self.variant is Variant.MUCUDNN and self.setting.how is How.ENABLE
-
-    def _runner(self, config: Config) -> Runner:
-        """Place of the steps: the thread, and under ``mucudnn.tuned`` if they are to be tuned so."""
-        if not self._is_enabled:
-            return self.thread.call
-
-        def run(function: Callable[[], T], /) -> T:
-            with mucudnn.tuned(config):  # for the process: so the other variants run outside of it
-                return self.thread.call(function)
-
-        return run
-
-    def sample_split(self) -> None:
-        """Split as many steps as a sample of the timer has. Where that fails, there is no split."""
-        if self.timer is None or self.timer.error is not None:
-            self.splitter = None  # lets go of the model
-        if self.splitter is None or self.timer is None:
+    def sample_parts(self) -> None:
+        """Split as many steps as a sample of the timer has, unless a step has failed."""
+        is_split = self.setting.device in SPLIT_ON
+        if not is_split or self.contestant is None or self.timer is None or self.timer.error is not None:
             return
         try:
-            self.splitter.sample(max(1, round(_RULE.sample_s / self.timer.samples_s[-1])))
-        except (MucudnnError, RuntimeError, MemoryError) as error:
-            self.splitter, self.failure = None, f"not split: {first_line(error)}"
+            found = self.contestant.ask(max(1, round(_RULE.sample_s / self.timer.samples_s[-1])))
+        except OwnProcessError as error:
+            self.timer.error = error
+        else:
+            self.parts.append(found)
 
     def result(self) -> VariantResult:
-        if self.timer is None:
+        if self.timer is None or self.contestant is None:
             return VariantResult(self.setting, self.variant, None, self.failure)
         if self.timer.error is not None:
             return VariantResult(self.setting, self.variant, None, first_line(self.timer.error))
-        split = None if self.splitter is None else self.splitter.median()
-        cost = StepCost(self.timer.median_s, self.timer.noise, self.peak_bytes, split, tuple(self.timer.samples_s))
-        return VariantResult(self.setting, self.variant, cost, self.failure)
-
-    def _model_and_step(self, subject: _Subject, config: Config) -> tuple[nn.Module, Callable[[], None]]:
-        """A copy of the model, and a training step of it that leaves no gradients, as it finds none."""
-        setting = self.setting
-        autocast = torch.bfloat16 if setting.precision is Precision.BFLOAT16 else None
-        torch_format = TORCH_FORMATS[setting.memory_format]
-        own = copy.deepcopy(subject.model).to(setting.device, memory_format=torch_format)  # type: ignore[call-overload]
-        arguments, target = subject.on_device(setting)
-        if self.variant is Variant.MUCUDNN and not self._is_enabled:
-            with torch.autocast(setting.device, autocast, enabled=autocast is not None):
-                own = mucudnn.optimize(own, arguments, config)
-        trainee = Trainee(own, objective=subject.objective)
-
-        def step() -> None:
-            with searching(self.variant is Variant.TORCH_BENCHMARK):
-                trainee.learn(arguments, target, autocast)
-            trainee.optimizer.zero_grad()
-
-        return own, step
-
-
-@contextmanager
-def _rounding(setting: Setting) -> Iterator[None]:
-    """Round float32 to TF32 or not, in convolutions and in matrix products. Other precisions leave both alone."""
-    if setting.device == "cpu" or setting.precision is Precision.BFLOAT16:
-        yield
-        return
-    with rounding_to_tf32(setting.precision is Precision.TF32):
-        yield
+        splits = [part.split for part in self.parts if part.split is not None]
+        failure = next((part.failure for part in self.parts if part.failure), "")
+        cost = StepCost(
+            self.timer.median_s,
+            self.timer.noise,
+            self.contestant.found,
+            None if failure or not splits else StepSplit.median(splits),
+            tuple(self.timer.samples_s),
+            {} if failure else median_by_kind([part.kinds_s for part in self.parts if part.kinds_s]),
+        )
+        return VariantResult(self.setting, self.variant, cost, failure)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 
 from rich.table import Table
 
+from mucudnn.bench.contests.kind_times import median_by_kind, shares
 from mucudnn.bench.contests.step_split import StepSplit
-from mucudnn.bench.report.records import Record, record_header
-from mucudnn.bench.report.tables import memory_bound, milliseconds, new_table, ratio
+from mucudnn.bench.report.records import Record, key_of, record_header
+from mucudnn.bench.report.tables import images_per_s, memory_bound, milliseconds, new_table, ratio
 from mucudnn.bench.suites.training.result import How, StepCost, Variant, VariantResult
 from mucudnn.running.environment import Environment
 from mucudnn.words.config import Config
 from mucudnn.words.units import format_bytes
 
-_COLUMNS: Mapping[str, Callable[[StepCost, StepCost | None], str]] = {  # the second is torch's, where it did not fail
-    "step ms": lambda cost, torchs: milliseconds(cost.time_s),
-    "IQR / median": lambda cost, torchs: f"{cost.noise:.1%}",
-    "speedup": lambda cost, torchs: "" if torchs is None else ratio(torchs.time_s / cost.time_s),
-    "peak memory": lambda cost, torchs: format_bytes(cost.peak_bytes),
-    "ratio": lambda cost, torchs: "" if torchs is None else f"{cost.peak_bytes / torchs.peak_bytes:.3f}",
+_COLUMNS: Mapping[str, Callable[[StepCost, StepCost | None, int], str]] = {  # torch's, where it did not fail; n
+    "step ms": lambda cost, torchs, n: milliseconds(cost.time_s),
+    "images/s": lambda cost, torchs, n: images_per_s(n, cost.time_s),
+    "IQR / median": lambda cost, torchs, n: f"{cost.noise:.1%}",
+    "speedup": lambda cost, torchs, n: "" if torchs is None else ratio(torchs.time_s / cost.time_s),
+    "peak memory": lambda cost, torchs, n: format_bytes(cost.peak_bytes),
+    "ratio": lambda cost, torchs, n: "" if torchs is None else f"{cost.peak_bytes / torchs.peak_bytes:.3f}",
 }
 
 
@@ -30,12 +32,14 @@ _SUMMARY = ("torch ms", "mucudnn ms", "speedup", "in convolutions", "their share
 
 
 def training_tables(cells: Sequence[VariantResult], config: Config) -> Iterator[Table]:
-    """Two tables for each network, and a summary if there are several."""
+    """Up to three tables for each source, and a summary if there are several."""
     networks = [[*group] for _, group in groupby(cells, lambda cell: (cell.setting.network, cell.setting.batch_size))]
     for group in networks:
         yield training_steps_table(group, config)
         if any(cell.cost is not None and cell.cost.split is not None for cell in group):
             yield training_split_table(group)
+        if any(cell.cost is not None and cell.cost.kinds_s for cell in group):
+            yield training_kinds_table(group)
     if len(networks) > 1:
         yield training_summary(cells, config)
 
@@ -71,6 +75,21 @@ def training_split_table(cells: Sequence[VariantResult]) -> Table:
     return printed
 
 
+def training_kinds_table(cells: Sequence[VariantResult]) -> Table:
+    """Shares of the kinds of layers in the time of one network's steps."""
+    first, costs = cells[0].setting, [cell.cost for cell in cells if cell.cost is not None]
+    kinds = [*median_by_kind([cost.kinds_s for cost in costs if cost.kinds_s])]
+    title = f"{first.network}, batch {first.batch_size}: share of time by kind of layer, %"
+    printed = new_table(title, ("precision", "memory format", "convolutions"), kinds)
+    for cell in cells:
+        if cell.cost is not None and cell.cost.kinds_s:
+            of = shares(cell.cost.kinds_s)
+            texts = (f"{100 * of[kind]:.1f}" if kind in of else "" for kind in kinds)
+            printed.add_row(cell.setting.precision, cell.setting.memory_format, _name(cell), *texts)
+    printed.caption = "timed in place in steps of their own; of what is compiled, all but convolutions is the rest"
+    return printed
+
+
 def training_steps_table(cells: Sequence[VariantResult], config: Config) -> Table:
     """Times and peaks of one network; speedup and memory are to torch's of the same precision and memory format."""
     first = cells[0].setting
@@ -94,7 +113,14 @@ def training_record(cells: Sequence[VariantResult], config: Config, environment:
 
 def training_rows(cells: Sequence[VariantResult]) -> list[Record]:
     """Lines of the CSV file: one for each result; numbers are empty where there is a failure."""
-    return [_row(cell, _torchs(cell, cells)) for cell in cells]
+    kinds = median_by_kind([cell.cost.kinds_s for cell in cells if cell.cost is not None])
+    return [{**_row(cell, _torchs(cell, cells)), **_kinds(cell, kinds)} for cell in cells]
+
+
+def _kinds(cell: VariantResult, kinds: Iterable[str]) -> Record:
+    """Columns of the kinds of layers that any of the results has."""
+    found = {} if cell.cost is None else cell.cost.kinds_s
+    return {f"kind_{key_of(kind).replace(' ', '_')}_s": found.get(kind) for kind in kinds}
 
 
 def _row(cell: VariantResult, torchs: StepCost | None) -> Record:
@@ -116,6 +142,7 @@ def _row(cell: VariantResult, torchs: StepCost | None) -> Record:
         "backward_convolutions_s": None if split is None else split.backward_s,
         "rest_s": None if split is None else split.rest_s,
         "how": setting.how.value,
+        "images_per_s": None if cost is None else setting.batch_size / cost.time_s,
         "rest_ratio": None if split is None or torchs_split is None else split.rest_s / torchs_split.rest_s,
     }
 
@@ -124,7 +151,7 @@ def _numbers(cell: VariantResult, cells: Sequence[VariantResult]) -> list[str]:
     if cell.cost is None:
         return [cell.failure]
     torchs = _torchs(cell, cells)
-    return [shown(cell.cost, torchs) for shown in _COLUMNS.values()]
+    return [shown(cell.cost, torchs, cell.setting.batch_size) for shown in _COLUMNS.values()]
 
 
 def _name(cell: VariantResult) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -25,11 +26,25 @@ PRECISIONS = {"cuda": tuple(Precision), "cpu": (Precision.FLOAT32, Precision.BFL
 
 
 class Variant(StrEnum):
-    """Convolutions of a step. ``TORCH_BENCHMARK``: torch in its benchmark mode, which times up to ten engines."""
+    """Convolutions of a step, and whether the model is compiled.
+
+    ``TORCH_BENCHMARK``: torch in its benchmark mode, which times up to ten engines. ``TORCH_COMPILE``,
+    ``MUCUDNN_COMPILE``: the model under ``torch.compile``, with torch's convolutions and with ours.
+    """
 
     TORCH = "torch"
     TORCH_BENCHMARK = "torch-benchmark"
+    TORCH_COMPILE = "torch-compile"
     MUCUDNN = "mucudnn"
+    MUCUDNN_COMPILE = "mucudnn-compile"
+
+    @property
+    def is_ours(self) -> bool:
+        return self in (Variant.MUCUDNN, Variant.MUCUDNN_COMPILE)
+
+    @property
+    def is_compiled(self) -> bool:
+        return self in (Variant.TORCH_COMPILE, Variant.MUCUDNN_COMPILE)
 
 
 class How(StrEnum):
@@ -43,7 +58,10 @@ class How(StrEnum):
     ENABLE = "enable"
 
 
-VARIANTS = {"cuda": tuple(Variant), "cpu": (Variant.TORCH, Variant.MUCUDNN)}  # by type of device
+VARIANTS = {  # by type of device
+    "cuda": tuple(Variant),
+    "cpu": tuple(variant for variant in Variant if variant is not Variant.TORCH_BENCHMARK),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +81,8 @@ class StepCost:
     """Seconds of a step (median over the rounds), their IQR / median, and the step's peak of memory.
 
     peak_bytes: most that it has in use at once in torch's allocator, on top of parameters, optimizer and batch. split:
-    ``None`` where convolutions cannot be timed in place, as on CUDA. samples_s: one a round, in their order.
+    ``None`` where convolutions cannot be timed in place, as on CUDA. samples_s: one a round, in their order. kinds_s:
+    seconds of each kind of layer in a step that was watched; empty where that cannot be told.
     """
 
     time_s: float
@@ -71,6 +90,7 @@ class StepCost:
     peak_bytes: int
     split: StepSplit | None = None
     samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    kinds_s: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

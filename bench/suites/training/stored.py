@@ -35,6 +35,7 @@ def header_of(
         "memory_formats": list(memory_formats),
         "rounds": options.rounds,
         "how": options.how,
+        **({} if options.variants is None else {"variants": list(options.variants)}),
         **config_record(replace(options.config, database=None)),
     }
     return Header(
@@ -58,7 +59,8 @@ def _row(result: VariantResult) -> Row:
     subject, cost = _subject(result.setting), result.cost
     if cost is None:
         return Row(subject, result.variant, failure=result.failure)
-    return Row(subject, result.variant, cost.samples_s, more={"peak_bytes": cost.peak_bytes})
+    more = {"peak_bytes": cost.peak_bytes, "kinds_s": dict(cost.kinds_s)}
+    return Row(subject, result.variant, cost.samples_s, more=more)
 
 
 def _subject(setting: Setting) -> Subject:

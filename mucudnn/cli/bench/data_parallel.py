@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,8 @@ import click
 
 from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.launch import cores_of_each, ranks_here, ranks_of_torchrun
+from mucudnn.cli.shared.kept_results import tell_nothing_is_left
+from mucudnn.cli.shared.launch import cores_of_each, rank_of_torchrun, ranks_here, ranks_of_torchrun
 from mucudnn.cli.shared.worker_ranks import on_every_rank
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.communication import Communication
@@ -20,7 +22,9 @@ from mucudnn.words.errors import InvalidInputError, SharingError, UnavailableErr
 from mucudnn.words.problem import MemoryFormat
 
 if TYPE_CHECKING:
-    from mucudnn.bench.suites.data_parallel.result import DataParallelResult
+    from mucudnn.bench.folders.header import Header
+    from mucudnn.bench.folders.writing import FolderWriter
+    from mucudnn.bench.suites.data_parallel.result import DataParallelResult, Setting
     from mucudnn.words.config import Config
 
 _MOST_RANKS = 64  # processes that are started on one machine
@@ -69,29 +73,20 @@ class _Measuring:
         import torch
         import torch.distributed as dist
 
-        from mucudnn.bench.sources.layers import importable_from_here
+        from mucudnn.bench.sources.layers import importable
         from mucudnn.bench.sources.networks import objective_for
         from mucudnn.bench.sources.trainable import trainable_model
         from mucudnn.bench.suites.data_parallel.benchmark import measure_data_parallel
-        from mucudnn.bench.suites.data_parallel.result import DataParallelResult, Setting
+        from mucudnn.bench.suites.data_parallel.result import DataParallelResult
         from mucudnn.running.environment import current_environment
         from mucudnn.terminal.console import progress_bar
         from mucudnn.words.progress import silent
 
         options.use_threads(self.threads)
         torch.manual_seed(0)
-        setting = Setting(
-            source=self.source,
-            ranks=dist.get_world_size(),
-            batch_size=self.batch,
-            device=self.device,
-            dtype=self.sizes["dtype"],
-            memory_format=self.sizes["memory_format"],
-            communication=self.communication,
-            period=self.period,
-        )
+        setting = self.setting(dist.get_world_size())
         model, shape = trainable_model(self.source, **self.sizes)
-        with progress_bar() as progress, importable_from_here():
+        with progress_bar() as progress, importable(self.source):
             steps = measure_data_parallel(
                 setting,
                 model,
@@ -105,6 +100,29 @@ class _Measuring:
         return DataParallelResult(
             setting, self.config, current_environment(self.device), self.threads, self.rounds, steps
         )
+
+    def setting(self, ranks: int) -> Setting:
+        """Return what all steps have in common."""
+        from mucudnn.bench.suites.data_parallel.result import Setting
+
+        return Setting(
+            source=self.source,
+            ranks=ranks,
+            batch_size=self.batch,
+            device=self.device,
+            dtype=self.sizes["dtype"],
+            memory_format=self.sizes["memory_format"],
+            communication=self.communication,
+            period=self.period,
+        )
+
+    def header(self, ranks: int) -> Header:
+        """Describe the run for a result folder."""
+        from mucudnn.bench.suites.data_parallel.stored import header_of
+        from mucudnn.running.environment import current_environment
+
+        environment = replace(current_environment(self.device), threads=self.threads)
+        return header_of(self.setting(ranks), self.config, self.bucket_caps, self.rounds, environment)
 
 
 @click.command(cls=FileCommand)
@@ -157,6 +175,7 @@ class _Measuring:
 )
 @options.csv_file
 @options.json_file
+@options.out_folder
 def data_parallel(
     source: str,
     ranks: int | None,
@@ -172,6 +191,7 @@ def data_parallel(
     device: str,
     csv_file: Path | None,
     json_file: Path | None,
+    out: Path | None,
     **choices: Any,
 ) -> None:
     """Steps of data-parallel training of SOURCE, a network or package.module:factory: torch and mucudnn, in turns.
@@ -198,9 +218,32 @@ def data_parallel(
         threads=threads or cores_of_each(ranks_here(ranks)),
         config=Config(**choices),
     )
-    result = on_every_rank(measuring, ranks, device)
+    with ExitStack() as stack:
+        folder = None
+        if out is not None and rank_of_torchrun() in (None, 0):
+            from mucudnn.bench.folders.writing import open_folder
+
+            folder = stack.enter_context(open_folder(out, measuring.header(ranks)))
+            if _is_there(folder, measuring, ranks):
+                return
+        result = on_every_rank(measuring, ranks, device)
+        if result is not None and folder is not None:
+            from mucudnn.bench.suites.data_parallel.stored import add_result
+
+            add_result(folder, result)
+            folder.write_summary()
     if result is not None:
         _tell(result, csv_file, json_file)
+
+
+def _is_there(folder: FolderWriter, measuring: _Measuring, ranks: int) -> bool:
+    """Whether an earlier run measured it all, which is told. Ranks of torchrun measure it again: they are waiting."""
+    from mucudnn.bench.suites.data_parallel.stored import is_known
+
+    if ranks_of_torchrun() is not None or not is_known(folder, measuring.setting(ranks), measuring.bucket_caps):
+        return False
+    tell_nothing_is_left(folder)
+    return True
 
 
 def _require_suitable(communication: Communication, device: str, memory_format: MemoryFormat) -> None:

@@ -20,6 +20,7 @@ from mucudnn.words.problem import MemoryFormat
 @options.threads
 @options.csv_file
 @options.json_file
+@options.out_folder
 def errors(
     source: str,
     batch: int | None,
@@ -28,6 +29,7 @@ def errors(
     threads: int | None,
     csv_file: Path | None,
     json_file: Path | None,
+    out: Path | None,
     **choices: Any,
 ) -> None:
     """One training step of the network NAME in float32, by torch and by mucudnn, against the same step in float64.
@@ -38,7 +40,7 @@ def errors(
     import torch
 
     from mucudnn.bench.sources.headroom import blamed_in_training
-    from mucudnn.bench.sources.layers import importable_from_here
+    from mucudnn.bench.sources.layers import importable
     from mucudnn.bench.sources.networks import objective_for
     from mucudnn.bench.sources.trainable import trainable_model
     from mucudnn.bench.suites.step_errors.benchmark import benchmark_step_errors
@@ -50,7 +52,7 @@ def errors(
     options.use_threads(threads)
     torch.manual_seed(0)
     model, shape = trainable_model(source, input_shape=input_shape)
-    with progress_bar() as progress, importable_from_here(), blamed_in_training(source, (batch or 1, *shape)):
+    with progress_bar() as progress, importable(source), blamed_in_training(source, (batch or 1, *shape)):
         benchmark = benchmark_step_errors(
             source,
             model,
@@ -60,6 +62,7 @@ def errors(
             memory_formats=memory_formats,
             objective=objective_for(source),
             progress=progress,
+            out=out,
         )
     console = output()
     console.print(step_errors_table(benchmark))

@@ -11,7 +11,7 @@ import click
 from mucudnn.bench.report.export import write_json
 from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.cli.shared import options
-from mucudnn.terminal.command_files import FileCommand
+from mucudnn.terminal.command_files import FileCommand, SourceFile
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.units import parse_bytes
@@ -33,8 +33,9 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
 
 
 @click.command(cls=FileCommand)
-@click.argument("network", metavar="NAME")
+@click.argument("source", type=SourceFile("SOURCE"))
 @options.batch_of(1)
+@options.input_shape
 @options.memory_format
 @options.rounds(25, "Samples of each variant.")
 @click.option(
@@ -68,9 +69,11 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
 )
 @click.option("--layers/--no-layers", default=True, show_default=True, help="Time every convolution by itself.")
 @options.json_file
+@options.out_folder
 def inference(
-    network: str,
+    source: str,
     batch: int,
+    input_shape: tuple[int, int, int] | None,
     memory_format: MemoryFormat,
     rounds: int,
     threads: int | None,
@@ -78,54 +81,78 @@ def inference(
     fuse: bool,
     layers: bool,
     json_file: Path | None,
+    out: Path | None,
     **choices: Any,
 ) -> None:
-    """Inference of the network NAME: torch, mucudnn, and mucudnn with kept filters, whole and layer by layer.
+    """Inference of SOURCE: torch, mucudnn, and mucudnn with kept filters, whole and layer by layer.
 
-    Then torch, torch.compile with frozen parameters, ONNX Runtime, OpenVINO and mucudnn take turns in calls of the
-    whole network. What is not installed (pip install 'mucudnn[runtimes]') is told, and the others go on. On the CPU,
-    where alone filters are kept.
+    SOURCE is a network of mucudnn layers, or package.module:factory or file.py:factory, a function that returns your
+    own torch model (with --input 3x224x224). Then torch, torch.compile with frozen parameters, ONNX Runtime, OpenVINO,
+    mucudnn, and mucudnn under torch.compile take turns in calls of the whole model: images a second, and where layers
+    are not compiled the share of each kind in the time. What is not installed (pip install 'mucudnn[runtimes]') is
+    told, and the others go on. On the CPU, where alone filters are kept. What the folder of --out has already is not
+    measured again.
     """
     if not (layers or runtimes):
         raise click.UsageError("nothing to measure: leave out --no-layers, or name --runtimes")
     import torch
 
-    from mucudnn.bench.measure.operands import input_shape
-    from mucudnn.bench.sources.networks import arguments_for, build, input_shape_of
+    from mucudnn.bench.folders.writing import folder_if_named
+    from mucudnn.bench.measure import operands
+    from mucudnn.bench.sources.layers import importable
+    from mucudnn.bench.sources.networks import arguments_for
+    from mucudnn.bench.sources.trainable import trainable_model
     from mucudnn.bench.suites.inference.benchmark import benchmark_inference
     from mucudnn.bench.suites.inference.comparison import compare_runtimes
     from mucudnn.bench.suites.inference.report import (
         inference_record,
         inference_table,
+        runtime_kinds_table,
         runtimes_record,
         runtimes_table,
     )
+    from mucudnn.bench.suites.inference.stored import FILTERS, RUNTIMES, InferenceFolder, header_of
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+    from mucudnn.running.environment import current_environment
     from mucudnn.terminal.console import output, progress_bar
     from mucudnn.words.config import Config
 
     config = Config(**choices)
     options.use_threads(threads)
     torch.manual_seed(0)
-    torch_format = TORCH_FORMATS[memory_format]
-    model = build(network).eval().to(memory_format=torch_format)  # type: ignore[call-overload]
-    x = torch.randn(input_shape(batch, input_shape_of(network))).contiguous(memory_format=torch_format)
-    arguments = arguments_for(network, x)
+    model, shape = trainable_model(source, input_shape=input_shape, memory_format=memory_format)
+    x = torch.randn(operands.input_shape(batch, shape)).contiguous(memory_format=TORCH_FORMATS[memory_format])
+    arguments = arguments_for(source, x)
     console, record = output(), {}
-    if layers:
-        with progress_bar() as progress:
-            benchmark = benchmark_inference(model, arguments, config, name=network, rounds=rounds, progress=progress)
-        console.print(inference_table(benchmark))
-        console.print(str(benchmark.environment))
-        record = inference_record(benchmark)
-    if runtimes:
-        config = replace(config, fuse=fuse)
-        with progress_bar() as progress:
-            comparison = compare_runtimes(
-                model, arguments, config, name=network, rounds=rounds, runtimes=runtimes, progress=progress
-            )
-        console.print(runtimes_table(comparison))
-        console.print(str(comparison.environment))
-        record = runtimes_record(comparison) | record
+    parts = [*([FILTERS] if layers else []), *(f"{RUNTIMES}: {runtime}" for runtime in runtimes)]
+    named = source, tuple(x.shape), memory_format
+    header = header_of(*named, replace(config, fuse=fuse), rounds, parts, current_environment())
+    with folder_if_named(out, header) as folder, importable(source):  # processes inherit the path
+        kept = InferenceFolder(folder, *named)
+        if layers:
+            with progress_bar() as progress:
+                benchmark = benchmark_inference(
+                    model.eval(), arguments, config, name=source, rounds=rounds, progress=progress, kept=kept
+                )
+            console.print(inference_table(benchmark))
+            console.print(str(benchmark.environment))
+            record = inference_record(benchmark)
+        if runtimes:
+            with progress_bar() as progress:
+                comparison = compare_runtimes(
+                    *(model.eval(), arguments, replace(config, fuse=fuse)),
+                    name=source,
+                    rounds=rounds,
+                    runtimes=runtimes,
+                    progress=progress,
+                    kept=kept,
+                )
+            console.print(runtimes_table(comparison))
+            if (kinds := runtime_kinds_table(comparison)) is not None:
+                console.print(kinds)
+            console.print(str(comparison.environment))
+            record = runtimes_record(comparison) | record
+        if folder is not None:
+            folder.write_summary()
     if json_file is not None:
         write_json(json_file, record)

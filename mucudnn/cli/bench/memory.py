@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @options.threads
 @options.device
 @options.json_file
+@options.out_folder
 def memory(
     source: str,
     batch: int | None,
@@ -41,26 +42,45 @@ def memory(
     threads: int | None,
     device: str,
     json_file: Path | None,
+    out: Path | None,
     **choices: Any,
 ) -> None:
     """Peak memory and time of a training step of the network NAME: torch against mucudnn, in turns in one run.
 
-    NAME is a network of mucudnn layers, or package.module:factory, a function that returns your own torch model (with
-    --input 3x224x224). mucudnn runs within the headroom, or within what is given, and beside it with a limit of 64 MiB.
+    NAME is a network of mucudnn layers, or package.module:factory or file.py:factory, a function that returns your own
+    torch model (with --input 3x224x224). mucudnn runs within the headroom, or within what is given, and beside it with
+    a limit of 64 MiB. What the folder of --out has already is not measured again.
     """
-    from mucudnn.bench.sources.layers import importable_from_here
-    from mucudnn.bench.suites.memory.benchmark import benchmark_memory
+    from mucudnn.bench.folders.writing import folder_if_named
+    from mucudnn.bench.sources.layers import importable
+    from mucudnn.bench.suites.memory.benchmark import benchmark_memory, configs_of
     from mucudnn.bench.suites.memory.report import in_words, memory_record, memory_table
+    from mucudnn.bench.suites.memory.stored import add_benchmark, header_of, known_benchmark, subject_of
     from mucudnn.running.environment import current_environment
     from mucudnn.terminal.console import output, progress_bar
     from mucudnn.words.config import Config
 
     config = Config(**choices)
     options.use_threads(threads)
-    current_environment(device)  # says at once what is missing for it
+    environment = current_environment(device)  # says at once what is missing for it
     model, arguments = _model_and_arguments(source, batch or 1, input_shape, memory_format, device)
-    with progress_bar() as progress, importable_from_here():  # the processes of the runs inherit the path
-        benchmark = benchmark_memory(model, arguments, config, name=source, rounds=rounds, runs=runs, progress=progress)
+    subject, shape = subject_of(source, arguments[0].shape, memory_format), tuple(arguments[0].shape)
+    header = header_of(subject, shape, config, rounds, runs, environment)
+    with (
+        progress_bar() as progress,
+        importable(source),  # the processes of the runs inherit the path
+        folder_if_named(out, header) as folder,
+    ):
+        known = None
+        if folder is not None:
+            known = known_benchmark(folder, subject, shape, configs_of(config), environment, runs)
+        benchmark = known or benchmark_memory(
+            model, arguments, config, name=source, rounds=rounds, runs=runs, progress=progress
+        )
+        if folder is not None:
+            if known is None:
+                add_benchmark(folder, subject, benchmark)
+            folder.write_summary()
     console = output()
     console.print(memory_table(benchmark))
     console.print(in_words(benchmark))

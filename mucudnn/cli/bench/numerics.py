@@ -18,12 +18,14 @@ from mucudnn.words.problem import Operation
 @options.threads
 @options.csv_file
 @options.json_file
+@options.out_folder
 def numerics(
     dtype: str,
     operations: tuple[Operation, ...],
     threads: int | None,
     csv_file: Path | None,
     json_file: Path | None,
+    out: Path | None,
 ) -> None:
     """Tell how far NaN and infinities spread, range and errors of each algorithm of the CPU, beside torch's own.
 
@@ -35,7 +37,7 @@ def numerics(
 
     options.use_threads(threads)
     with progress_bar() as progress:
-        benchmark = benchmark_numerics(operations, dtype, progress)
+        benchmark = benchmark_numerics(operations, dtype, progress, out)
     console = output()
     console.print(numerics_table(benchmark))
     console.print(in_words(benchmark), soft_wrap=True)

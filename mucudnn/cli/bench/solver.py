@@ -13,13 +13,14 @@ from mucudnn.terminal.command_files import FileCommand
 
 @click.command(cls=FileCommand)
 @options.json_file
-def solver(json_file: Path | None) -> None:
+@options.out_folder
+def solver(json_file: Path | None, out: Path | None) -> None:
     """Time the solvers on made-up measurements, beside the times that they must not exceed."""
     from mucudnn.bench.suites.solver.benchmark import benchmark_solvers
     from mucudnn.bench.suites.solver.report import solver_record
     from mucudnn.terminal.console import output
 
-    benchmark = benchmark_solvers()
+    benchmark = benchmark_solvers(out)
     output().print(str(benchmark))
     if json_file is not None:
         write_json(json_file, solver_record(benchmark))

@@ -11,26 +11,33 @@ from typing import Any
 import click
 
 from mucudnn.bench.report.export import write_csv, write_each, write_json
-from mucudnn.bench.suites.training.result import How, Precision
+from mucudnn.bench.suites.training.result import How, Precision, Variant
 from mucudnn.cli.shared import options
-from mucudnn.terminal.command_files import FileCommand
+from mucudnn.cli.shared.kept_results import tell_nothing_is_left
+from mucudnn.terminal.command_files import FileCommand, SourceFile
 from mucudnn.words.problem import MemoryFormat
 
 _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 
 
 @click.command(cls=FileCommand)
-@click.argument("networks", metavar="NAME...", nargs=-1, required=True)
+@click.argument("sources", type=SourceFile("SOURCE"), nargs=-1, required=True)
 @click.option(
     "--batch",
     "batch_sizes",
     type=options.Counts(),
-    help="Samples in a mini-batch: of all networks, or of each in turn, as 16,8; default: 64 on cuda, 8 on cpu.",
+    help="Samples in a mini-batch: of all sources, or of each in turn, as 16,8; default: 64 on cuda, 8 on cpu.",
 )
+@options.input_shape
 @click.option(
     "--precisions", type=options.several(Precision), help="Which precisions; default: all that the device has."
 )
 @options.memory_formats
+@click.option(
+    "--variants",
+    type=options.several(Variant),
+    help="Which, beside torch's own, with which all are compared; default: all that the device has.",
+)
 @click.option(
     "--how",
     type=options.choice(How),
@@ -52,10 +59,12 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 @options.json_file
 @options.out_folder
 def training(
-    networks: tuple[str, ...],
+    sources: tuple[str, ...],
     batch_sizes: tuple[int, ...] | None,
+    input_shape: tuple[int, int, int] | None,
     precisions: tuple[Precision, ...] | None,
     memory_formats: tuple[MemoryFormat, ...],
+    variants: tuple[Variant, ...] | None,
     how: How,
     rounds: int,
     seconds: float | None,
@@ -66,18 +75,20 @@ def training(
     out: Path | None,
     **choices: Any,
 ) -> None:
-    """Training steps of each network NAME: torch, on CUDA also with benchmark=True, and mucudnn, in turns in one run.
+    """Training steps of each SOURCE: torch, mucudnn, both under torch.compile, on CUDA also torch with benchmark=True.
 
-    Forward pass, loss, backward pass and gradient descent, in every precision and memory format: time and peak memory.
-    On the CPU, in steps of their own, each convolution is timed in place, so that what is left can be compared, too.
-    The files are written anew after each of these, so that nothing is lost when the command is stopped. What the folder
-    of --out has already is neither measured nor shown again.
+    Each has a process of its own, and they take turns. SOURCE is a network of mucudnn layers, or package.module:factory
+    or file.py:factory, a function that returns your own torch model (with --input 3x224x224), which learns to give
+    small outputs. Forward pass, loss, backward pass and gradient descent, in every precision and memory format: images
+    a second, and peak memory. On the CPU, in steps of their own, each layer is timed in place, so that convolutions and
+    what is left can be compared, too. The files are written anew after each of these, so that nothing is lost when the
+    command is stopped. What the folder of --out has already is neither measured nor shown again.
     """
     from mucudnn.bench.folders.writing import LeftOut, open_folder
     from mucudnn.bench.suites.training.benchmark import TrainingOptions
     from mucudnn.bench.suites.training.report import training_record, training_rows, training_tables
     from mucudnn.bench.suites.training.result import PRECISIONS, VariantResult
-    from mucudnn.bench.suites.training.several import measure_networks
+    from mucudnn.bench.suites.training.several import measure_sources
     from mucudnn.bench.suites.training.stored import add_group, header_of, is_known
     from mucudnn.running.environment import current_environment
     from mucudnn.terminal.console import output, progress_bar
@@ -92,16 +103,17 @@ def training(
         with ExitStack() as stack:
             progress = stack.enter_context(progress_bar())
             folder = None
-            measuring = TrainingOptions(config, rounds, seconds, progress=progress, how=how)
-            sizes = _batch_sizes(batch_sizes or (_BATCH_SIZES[device],), networks)
+            measuring = TrainingOptions(config, rounds, seconds, progress=progress, how=how, variants=variants)
+            sizes = _batch_sizes(batch_sizes or (_BATCH_SIZES[device],), sources)
             if out is not None:
                 which = precisions or PRECISIONS[device]
-                header = header_of(networks, sizes, which, memory_formats, measuring, environment)
+                header = header_of(sources, sizes, which, memory_formats, measuring, environment)
                 folder = stack.enter_context(open_folder(out, header))
                 measuring = replace(measuring, passes_over=partial(is_known, folder))
-            groups = measure_networks(
-                networks,
+            groups = measure_sources(
+                sources,
                 sizes,
+                input_size=input_shape,
                 device=device,
                 precisions=precisions,
                 memory_formats=memory_formats,
@@ -118,6 +130,8 @@ def training(
             if folder is not None:
                 left = [cell for cell in cells if cell.cost is None]
                 folder.write_summary([LeftOut(f"{c.setting.network} {c.variant}", c.failure) for c in left])
+                if not cells:
+                    tell_nothing_is_left(folder)
     finally:  # however it ends, what is ready is told
         if cells:
             console = output()
@@ -137,10 +151,10 @@ def _require_enable(how: How) -> None:
         )
 
 
-def _batch_sizes(given: tuple[int, ...], networks: tuple[str, ...]) -> tuple[int, ...]:
+def _batch_sizes(given: tuple[int, ...], sources: tuple[str, ...]) -> tuple[int, ...]:
     """One for each network. Raises ``UsageError`` where they do not go together."""
-    if len(given) not in (1, len(networks)):
+    if len(given) not in (1, len(sources)):
         raise click.UsageError(
-            f"--batch has {len(given)} sizes for {len(networks)} networks: give one for all, or one for each"
+            f"--batch has {len(given)} sizes for {len(sources)} sources: give one for all, or one for each"
         )
-    return given * len(networks) if len(given) == 1 else given
+    return given * len(sources) if len(given) == 1 else given

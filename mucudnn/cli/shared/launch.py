@@ -12,6 +12,11 @@ def ranks_of_torchrun() -> int | None:
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _OF_TORCHRUN) else None
 
 
+def rank_of_torchrun() -> int | None:
+    """Return the rank that torchrun has given this process; ``None``: it has started none."""
+    return None if ranks_of_torchrun() is None else int(os.environ["RANK"])
+
+
 def ranks_here(ranks: int) -> int:
     """Return how many of so many ranks are on this machine."""
     return ranks if ranks_of_torchrun() is None else int(os.environ.get("LOCAL_WORLD_SIZE", ranks))

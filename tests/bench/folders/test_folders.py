@@ -17,7 +17,7 @@ from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.folders.header import HEADER_FILE, ROWS_FILE, SUMMARY_FILE, Header, read_header
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Row, problem_columns, problem_of
-from mucudnn.bench.folders.writing import LeftOut, open_folder
+from mucudnn.bench.folders.writing import LeftOut, folder_if_named, open_folder
 from mucudnn.bench.timing.load import Load
 from mucudnn.words.errors import InvalidInputError, OutputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat
@@ -242,3 +242,25 @@ def test_a_summary_that_cannot_be_read_is_told(folder: Path) -> None:
     read = read_folder(folder)
     assert (len(read.rows), read.left_out) == (2, ())
     assert "not known what was left out" in read.problems[0]
+
+
+def test_the_better_of_the_machines_limits_stay(folder: Path) -> None:
+    with open_folder(folder, HEADER) as writer:
+        writer.improve_limits({"float32": MachineLimits(30e9, 13e9)})
+    assert read_folder(folder).header.limits["float32"] == MachineLimits(35e9, 13e9)
+    with open_folder(folder, HEADER) as writer:  # and a run goes on
+        assert writer.known({"layer": "conv1"})
+
+
+def test_where_nothing_is_timed_rows_need_no_samples(tmp_path: Path) -> None:
+    header = replace(HEADER, is_timed=False)
+    with open_folder(tmp_path / "results", header) as writer:
+        writer.add([Row({"layer": "conv1"}, "torch", relative_error=1e-7)])
+        writer.write_summary()
+    read = read_folder(tmp_path / "results")
+    assert (read.header, read.problems, list(read.rows["relative_error"])) == (header, (), [1e-7])
+
+
+def test_a_folder_that_is_not_named_is_none() -> None:
+    with folder_if_named(None, HEADER) as nothing:
+        assert nothing is None

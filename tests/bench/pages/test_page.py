@@ -192,7 +192,8 @@ def test_benchmarks_without_convolutions_have_their_own_subjects(tmp_path: Path)
     with open_folder(tmp_path / "folder", header) as folder:
         subject = {"network": "alexnet", "batch_size": 8, "dtype": "float32"}
         every = [Row(subject, "torch", (0.3, 0.31, 0.32)), Row(subject, "mucudnn", (0.1, 0.11, 0.12))]
-        folder.add([replace(row, more={"images": 2}) for row in every])
+        more = {"peak_bytes": 3 * 2**20, "kinds_s": {"3x3": 0.3, "rest": 0.1}, "bound": "headroom", "alone_s": 0.25}
+        folder.add([replace(row, more=more) for row in every])
         folder.write_summary()
     page = page_of(tmp_path / "folder", with_pictures=True)
     (_, ours) = PageParser(page).tables["problems"].records()
@@ -200,6 +201,9 @@ def test_benchmarks_without_convolutions_have_their_own_subjects(tmp_path: Path)
     assert subjects == {"subject: network": "alexnet", "subject: batch size": "8", "subject: dtype": "float32"}
     assert ours["speedup, 95 % interval: speedup over torch"] == f"{0.31 / 0.11:.3f}"
     assert "layers" not in PageParser(page).tables
+    assert (ours["whole model: images/s"], ours["more: bound"]) == (f"{8 / 0.11:.4g}", "headroom")
+    assert (ours["more: peak, MiB"], ours["more: alone, ms"]) == ("3.000", "250.0000")
+    assert ours["whole model: share of time by kind of layer"] == "3x3 75%, rest 25%"
     assert page.count("<svg ") == 1  # the samples
 
 

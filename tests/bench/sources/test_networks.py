@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from support.command_line import invoke
+from support.in_threads import train_in_threads
 from torch import Tensor, nn
 
-from mucudnn.bench.sources import layers
+from mucudnn.bench.sources import layers, trainable
 from mucudnn.bench.sources.networks import NETWORKS, arguments_for, build, input_shape_of, objective_of, registry
 from mucudnn.bench.sources.networks.blocks import StochasticDepth
 from mucudnn.bench.sources.networks.diffusion import VAE, UNet
+from mucudnn.bench.suites.training import several
 from mucudnn.words.errors import InvalidInputError
 
 # (parameters, 10^9 multiply-adds for one image of 224x224), both as published with torchvision's weights
@@ -210,12 +212,24 @@ class Timed(nn.Module):
         ("tune", "--workspace-limit", "headroom"),
         ("bench", "inference", "--rounds", "1"),
         ("bench", "memory", "--rounds", "2", "--runs", "0"),
-        ("bench", "training", "--rounds", "1", "--precisions", "float32", "--memory-format", "contiguous"),
+        (
+            "bench",
+            "training",
+            "--variants",
+            "mucudnn",
+            "--rounds",
+            "1",
+            "--precisions",
+            "float32",
+            "--memory-format",
+            "contiguous",
+        ),
     ],
     ids=lambda command: command[:2][-1],
 )
 def test_commands_give_a_network_all_its_arguments(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (registry, layers):
+    train_in_threads(monkeypatch)
+    for module in (registry, layers, several, trainable):
         known = {"timed": registry.Network(Timed, input_shape=(3, 6, 6), objective=NETWORKS["unet"].objective)}
         monkeypatch.setattr(module, "NETWORKS", known)
     monkeypatch.setattr(Timed, "calls", 0)

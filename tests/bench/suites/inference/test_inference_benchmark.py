@@ -14,7 +14,7 @@ from support.cuda.placeholders import on_cuda
 from support.snapshots import assert_as_stored
 from torch import nn
 
-from mucudnn.bench.sources import networks
+from mucudnn.bench.sources import trainable
 from mucudnn.bench.suites.inference.benchmark import benchmark_inference
 from mucudnn.bench.suites.inference.report import inference_record, inference_table
 from mucudnn.bench.suites.inference.result import InferenceBenchmark
@@ -80,8 +80,8 @@ def test_the_record_is_plain_json(benchmark: InferenceBenchmark) -> None:
 
 
 def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(networks, "build", lambda name: tiny())
-    monkeypatch.setattr(networks, "input_shape_of", lambda name: (3, 8, 8))
+    model = tiny().to(memory_format=torch.channels_last)
+    monkeypatch.setattr(trainable, "trainable_model", lambda source, **_: (model, (3, 8, 8)))
     file = tmp_path / "inference.json"
     arguments = [
         "bench",

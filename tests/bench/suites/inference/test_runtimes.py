@@ -19,17 +19,21 @@ from support.snapshots import assert_as_stored
 from torch import nn
 
 from mucudnn.bench.contests.timing import MedianTime
-from mucudnn.bench.sources import networks
+from mucudnn.bench.folders.reading import read_folder
+from mucudnn.bench.folders.writing import open_folder
+from mucudnn.bench.sources import trainable
 from mucudnn.bench.suites.inference import comparison, runtime_job
 from mucudnn.bench.suites.inference.comparison import compare_runtimes, relative_difference
-from mucudnn.bench.suites.inference.report import runtimes_record, runtimes_table
+from mucudnn.bench.suites.inference.report import runtime_kinds_table, runtimes_record, runtimes_table
 from mucudnn.bench.suites.inference.result import RuntimeResult, RuntimesComparison
 from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.bench.suites.inference.runtime_job import RuntimeJob, require_installed, store_model
+from mucudnn.bench.suites.inference.stored import InferenceFolder, header_of
 from mucudnn.cli.main import main
 from mucudnn.running.environment import current_environment
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
+from mucudnn.words.problem import MemoryFormat
 
 X = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
 
@@ -77,7 +81,7 @@ def test_nothing_is_compared_without_torch(tmp_path: Path) -> None:
 def test_models_must_be_picklable(tmp_path: Path) -> None:
     model = tiny()
     model.forward = lambda x: x  # type: ignore[method-assign]
-    with pytest.raises(UnavailableError, match="the model cannot be pickled: make it picklable, or leave the comp"):
+    with pytest.raises(UnavailableError, match="the model cannot be pickled: make it picklable, such as by"):
         store_model(model, (X,), tmp_path / "model.pickle")
 
 
@@ -148,7 +152,8 @@ def made_up() -> RuntimesComparison:
     wrong = replace(other, runtime=Runtime.TORCH_COMPILE, version="2.13", time=MedianTime(0.05, 0.0), difference=0.2)
     failed = RuntimeResult(Runtime.OPENVINO, "", failure="openvino not installed: pip install 'mucudnn[runtimes]'")
     ours = replace(torchs, runtime=Runtime.MUCUDNN, version="0.1.0", time=MedianTime(0.03, 0.0), difference=3e-7)
-    every = (torchs, wrong, other, failed, ours)
+    both = replace(ours, runtime=Runtime.MUCUDNN_COMPILE, time=MedianTime(0.025, 0.0), kinds_s={"3x3": 0.02})
+    every = (torchs, wrong, other, failed, ours, both)
     return RuntimesComparison("tiny", (2, 3, 8, 8), Config(fuse=True), current_environment(), 2, every, 25)
 
 
@@ -170,7 +175,10 @@ def test_the_record_has_every_runtime() -> None:
         "relative_difference": None,
         "ready_after_s": None,
         "failure": "openvino not installed: pip install 'mucudnn[runtimes]'",
+        "images_per_s": None,
+        "kinds_s": {},
     }
+    assert (record["runtimes"][5]["images_per_s"], record["runtimes"][5]["kinds_s"]) == (2 / 0.025, {"3x3": 0.02})
 
 
 def test_what_computes_something_else_is_not_the_best_of_the_others() -> None:
@@ -181,8 +189,7 @@ def test_what_computes_something_else_is_not_the_best_of_the_others() -> None:
 
 
 def on_the_command_line(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
-    monkeypatch.setattr(networks, "build", lambda name: tiny())
-    monkeypatch.setattr(networks, "input_shape_of", lambda name: (3, 8, 8))
+    monkeypatch.setattr(trainable, "trainable_model", lambda source, **_: (tiny(), (3, 8, 8)))
     return CliRunner().invoke(main, ["bench", "inference", "tiny", "--rounds", "1", "--time-limit", "10ms", *arguments])
 
 
@@ -211,3 +218,30 @@ def test_nothing_to_measure_and_unknown_names_are_refused(monkeypatch: pytest.Mo
     done = on_the_command_line(monkeypatch, "--runtimes", "tensorrt")
     assert done.exit_code == 2
     assert "'tensorrt' is no runtime; allowed are torch, torch-compile" in done.output
+
+
+def test_shares_of_time_are_told_where_they_are_known() -> None:
+    torchs, *others = made_up().runtimes
+    known = replace(torchs, kinds_s={"3x3": 0.03, "activation": 0.01, "rest": 0.04})
+    assert_as_stored("bench-inference-kinds", runtime_kinds_table(replace(made_up(), runtimes=(known, *others))))
+    unknown = tuple(replace(one, kinds_s={}) for one in made_up().runtimes)
+    assert runtime_kinds_table(replace(made_up(), runtimes=unknown)) is None
+
+
+def test_what_the_folder_has_is_not_measured_again(tmp_path: Path) -> None:
+    header = header_of("tiny", (2, 3, 8, 8), MemoryFormat.CONTIGUOUS, Config(), 2, ["runtimes"], current_environment())
+    job = partial(MadeUpRuntime, outputs={"torch": [3.0, 4.0], "openvino": [3.0, 4.5]}, log=tmp_path / "log")
+
+    def compared(made: Any) -> RuntimesComparison:
+        with open_folder(tmp_path / "folder", header) as folder:
+            kept = InferenceFolder(folder, "tiny", (2, 3, 8, 8), MemoryFormat.CONTIGUOUS)
+            runtimes = (Runtime.OPENVINO, Runtime.ONNX_RUNTIME)
+            return compare_runtimes(
+                tiny(), X, name="tiny", rounds=2, runtimes=runtimes, job=made, pause_s=0.0, kept=kept
+            )
+
+    first, again = compared(job), compared(None)
+    assert again.runtimes == first.runtimes
+    assert (
+        read_folder(tmp_path / "folder").rows.set_index("contestant")["failure"]["onnxruntime"] == "killed by SIGKILL"
+    )

@@ -17,6 +17,7 @@ from support.snapshots import assert_as_stored, printed
 from torch import Tensor, nn
 
 from mucudnn.bench.contests.peak_memory import PeakComparison
+from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.sources import networks
 from mucudnn.bench.suites.memory.benchmark import benchmark_memory
 from mucudnn.bench.suites.memory.report import in_words, memory_record, memory_table
@@ -120,8 +121,11 @@ def test_the_table_the_words_and_the_record_agree(benchmark: MemoryBenchmark) ->
     assert "resident" not in in_words(benchmark)
 
 
-def test_the_command_measures_a_model_of_ones_own(own_model: None, tmp_path: Path) -> None:
+def test_the_command_measures_a_model_of_ones_own(
+    own_model: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = ("--input", "3x8x8", "--runs", "1", *QUICK, "--json", "out.json", "--memory-format", "channels-last")
+    options += ("--out", "folder")
     result = invoke("bench", "memory", "trained_models:make", *options)
     assert result.exit_code == 0, result.output
     assert "trained_models:make, batch 2: one training step" in result.output
@@ -129,6 +133,12 @@ def test_the_command_measures_a_model_of_ones_own(own_model: None, tmp_path: Pat
     record = json.loads((tmp_path / "out.json").read_text())
     assert [variant["workspace_limit"] for variant in record["variants"]] == ["headroom", "64MiB"]
     assert all(variant["torch_resident_bytes"] > 2**20 for variant in record["variants"])
+    rows = read_folder(tmp_path / "folder").rows
+    assert list(rows["contestant"]) == ["torch", "mucudnn", "mucudnn"]
+    assert {len(samples) for samples in rows["samples_s"]} == {2}
+    monkeypatch.setattr("mucudnn.bench.suites.memory.benchmark.benchmark_memory", None)
+    again = invoke("bench", "memory", "trained_models:make", *options)  # what the folder has
+    assert again.output == result.output
 
 
 def test_the_command_measures_a_network_with_sensible_weights(monkeypatch: pytest.MonkeyPatch) -> None:

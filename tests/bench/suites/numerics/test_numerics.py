@@ -18,6 +18,7 @@ from support.snapshots import assert_as_stored
 from torch import Tensor
 
 from mucudnn import Config, ConvProblem, Operation, tune
+from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.suites.numerics import benchmark as numerics
 from mucudnn.bench.suites.numerics.benchmark import dependent_results, geometries, measure, with_pixel
@@ -238,3 +239,17 @@ def test_solve_and_explain_heed_strict(tmp_path: Path) -> None:
             assert ("not used there: winograd-4x4" in result.stderr) == bool(strict)
         assert json.loads(out.read_text())["problems"][0]["configuration"] == expected
         assert expected in explained.stdout
+
+
+def test_what_the_folder_has_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("bench", "numerics", "--operations", "forward", "--threads", "1", "--out", tmp_path / "folder")
+    cases = [*numerics._cases(Operation.FORWARD, "float32")][:3]
+    monkeypatch.setattr(numerics, "_cases", lambda *_: iter(cases))
+    first = invoke(*asked)
+    assert first.exit_code == 0, first.output
+    monkeypatch.setattr(numerics, "measure", None)
+    assert invoke(*asked).output == first.output
+    assert len(read_folder(tmp_path / "folder").rows) == 3
+    shown = invoke("report", tmp_path / "folder", "--markdown").output
+    assert "nan results" in shown
+    assert "no time" not in shown

@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner
 from support.clock.machine import FakeClock
 
+from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.suites.overhead import divided as divided_overhead
 from mucudnn.bench.suites.overhead.divided import COPIES, MICRO_BATCHES, main, measure_overheads
 from mucudnn.bench.timing.synchronized_clock import wall_clock
@@ -100,9 +101,10 @@ def test_graphs_hold_copies_and_times_are_those_of_one(clock: FakeClock, monkeyp
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", Capture)
     problem = divided_overhead._GEOMETRY
-    times = divided_overhead._times(problem, GEMM, 1, "cpu", True, 2, clock)
-    assert times == (MICRO_BATCHES * STEP_S + 2 * OTHER_S, MICRO_BATCHES * STEP_S)
-    assert clock.seconds >= 2 * COPIES * sum(times)
+    call_s, steps_s = divided_overhead._samples(problem, GEMM, 1, "cpu", True, 2, clock)
+    assert call_s == [MICRO_BATCHES * STEP_S + 2 * OTHER_S] * 2
+    assert steps_s == [MICRO_BATCHES * STEP_S] * 2
+    assert clock.seconds >= COPIES * sum((*call_s, *steps_s))
 
 
 def test_the_command_writes_what_it_prints(clock: FakeClock, tmp_path: Path) -> None:
@@ -114,6 +116,19 @@ def test_the_command_writes_what_it_prints(clock: FakeClock, tmp_path: Path) -> 
     record = json.loads(path.read_text())
     assert {"date", "environment", "mucudnn", "micro_batches"} <= record.keys()
     assert len(record["overheads"]) == 6
+
+
+def test_what_the_folder_has_is_not_measured_again(
+    clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["--rounds", "2", "--out", str(tmp_path / "folder")]
+    first = CliRunner().invoke(main, asked)
+    assert first.exit_code == 0, first.output
+    monkeypatch.setattr(divided_overhead, "_samples", None)
+    assert CliRunner().invoke(main, asked).output == first.output
+    rows = read_folder(tmp_path / "folder").rows
+    assert list(rows["contestant"]) == ["steps alone", "divided call"] * 6
+    assert {len(samples) for samples in rows["samples_s"]} == {2}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from support.command_line import invoke
 
+from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.suites.solver import benchmark as solver_benchmark
 from mucudnn.bench.suites.solver.benchmark import (
     budgets,
@@ -34,27 +36,57 @@ def test_the_made_up_budgets_matter() -> None:
     assert times == sorted(set(times), reverse=True)
 
 
-def test_each_row_stands_beside_its_bar() -> None:
-    for row in (time_front(8, bar_s=0.25), time_division(5, 4, bar_s=0.25)):
-        assert 0 < row.median_s <= row.slowest_s
-        assert row.bar_s == 0.25
+def test_each_time_is_sampled_in_its_rounds() -> None:
+    rounds = solver_benchmark.ROUNDS
+    for samples_s, number in ((time_front(8), rounds), (time_division(5, 4), rounds * len(solver_benchmark.BUDGETS))):
+        assert len(samples_s) == number
+        row = SolverTime.of("it", samples_s, 0.25)
+        assert 0 < row.median_s <= row.slowest_s == max(samples_s)
 
 
-def test_the_command_prints_and_writes_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solver_benchmark, "time_front", lambda n, bar_s: SolverTime(f"front {n}", 0.012, 0.034, bar_s))
-    monkeypatch.setattr(
-        solver_benchmark, "time_division", lambda p, c, bar_s: SolverTime(f"WD {p} x {c}", 0.5, 0.7, bar_s)
-    )
+@pytest.fixture
+def samples(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was timed."""
+    timed: list[str] = []
+
+    def times(what: str, *samples_s: float) -> list[float]:
+        timed.append(what)
+        return [*samples_s]
+
+    wanted = {"front 256": (partial(times, "front", 0.01, 0.012, 0.034), 0.1), "WD": (partial(times, "WD", 0.5), 0.3)}
+    monkeypatch.setattr(solver_benchmark, "_WANTED", wanted)
+    return timed
+
+
+@pytest.mark.usefixtures("samples")
+def test_the_command_prints_and_writes_the_rows(tmp_path: Path) -> None:
     result = invoke("bench", "solver", "--json", tmp_path / "solver.json")
     assert result.exit_code == 0, result.output
     assert "front 256: 12 ms, slowest 34 ms (bar 100 ms)" in result.output
     record = json.loads((tmp_path / "solver.json").read_text())
-    assert [(row["what"], row["bar_s"]) for row in record["rows"]] == [
-        ("front 256", 0.1),
-        ("front 1024", 1.0),
-        ("WD 159 x 20", 0.3),
-        ("WD 480 x 40", 3.0),
+    assert [tuple(row.values()) for row in record["rows"]] == [
+        ("front 256", 0.012, 0.034, 0.1),
+        ("WD", 0.5, 0.5, 0.3),
     ]
     assert record["program"] in ("HiGHS", "CBC")
     assert record["environment"]["threads"] == 1
     assert record["date"].startswith("20")
+
+
+def test_the_folder_has_the_samples_and_what_is_there_is_not_timed_again(tmp_path: Path, samples: list[str]) -> None:
+    first = invoke("bench", "solver", "--out", tmp_path / "folder")
+    again = invoke("bench", "solver", "--out", tmp_path / "folder")
+    assert (first.exit_code, again.exit_code) == (0, 0), first.output
+    assert first.output == again.output
+    assert samples == ["front", "WD"]
+    rows = read_folder(tmp_path / "folder").rows
+    assert list(rows["samples_s"]) == [[0.01, 0.012, 0.034], [0.5]]
+    shown = invoke("report", tmp_path / "folder", "--markdown").output
+    assert "front 256" in shown
+    assert "more: bar, ms" in shown
+
+
+def test_what_is_wanted_has_names_of_its_own() -> None:
+    assert [what.partition(",")[0] for what in solver_benchmark._WANTED] == [
+        *("front of every batch size", "front of every batch size", "WD", "WD")
+    ]

@@ -6,6 +6,7 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mucudnn
+from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.sources.trainee import labelled_batches
+from mucudnn.bench.suites.step_errors import benchmark as benchmark_module
 from mucudnn.bench.suites.step_errors.benchmark import benchmark_step_errors
 from mucudnn.bench.suites.step_errors.report import step_errors_record, step_errors_table
 from mucudnn.bench.suites.step_errors.result import StepErrors, StepErrorsBenchmark
@@ -140,3 +143,18 @@ def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.Mo
     assert "own_model_of_errors:make, batch 2: one training step in float32 against float64" in result.output
     assert [row["variant"] for row in json.loads(json_file.read_text())["rows"]] == ["torch", "mucudnn"]
     assert len(csv_file.read_text().splitlines()) == 3
+
+
+def test_what_the_folder_has_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {
+        "batch_size": 4,
+        "config": CONFIG,
+        "memory_formats": CONTIGUOUS,
+        "out": tmp_path / "folder",
+    }
+    first = benchmark_step_errors("tiny", tiny(), SHAPE, **asked)
+    monkeypatch.setattr(benchmark_module, "_compared", None)
+    again = benchmark_step_errors("tiny", tiny(), SHAPE, **asked)
+    assert again.rows == first.rows
+    rows = read_folder(tmp_path / "folder").rows.set_index("contestant")
+    assert rows.loc["torch", "relative_error"] == first.rows[0].gradients

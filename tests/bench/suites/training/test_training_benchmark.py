@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.clock.ticking import TickingClock
 from support.command_line import fail, invoke
+from support.in_threads import InThreads, train_in_threads
 from support.snapshots import assert_as_stored
 from support.training_steps import CONFIG, FLOAT32, SETTING, measured_variants, tiny
 from torch import Tensor, nn
@@ -21,9 +22,10 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.bench.contests.own_thread import OwnThread
 from mucudnn.bench.contests.step_split import StepSplit
-from mucudnn.bench.sources import networks
+from mucudnn.bench.sources import trainable
 from mucudnn.bench.sources.trainee import Trainee
 from mucudnn.bench.suites.training import benchmark as training_benchmark
+from mucudnn.bench.suites.training import several, step_job
 from mucudnn.bench.suites.training.benchmark import TrainingOptions
 from mucudnn.bench.suites.training.report import (
     training_rows,
@@ -33,13 +35,14 @@ from mucudnn.bench.suites.training.report import (
     training_tables,
 )
 from mucudnn.bench.suites.training.result import How, Precision, Setting, StepCost, Variant, VariantResult
-from mucudnn.bench.suites.training.several import measure_networks
+from mucudnn.bench.suites.training.several import measure_sources
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.torch_settings import searching
 
 QUICK = ("--algorithms", "gemm", "--time-limit", "10ms", "--rounds", "2", "--batch", "2", "--threads", "1")
+SOME = ("--variants", "mucudnn")
 
 
 def test_every_variant_is_measured_in_every_precision_and_format() -> None:
@@ -112,12 +115,12 @@ def test_steps_are_in_the_precision_and_format_and_in_threads_of_their_own() -> 
     network = tiny()
     network.insert(1, Seen(seen))
     measured_variants(network)
-    steps = [step for step in seen if step[2] != threading.main_thread().name]
-    assert len(seen) - len(steps) == 4  # to find the shapes, once for each precision and format
-    assert {step[:2] for step in steps} == {
+    assert {step[:2] for step in seen} == {
         (dtype, channels_last) for dtype in (torch.float32, torch.bfloat16) for channels_last in (False, True)
     }
-    assert len({step[2] for step in steps if step[:2] == (torch.float32, False)}) == 2
+    places = {step[2] for step in seen if step[:2] == (torch.float32, False)}
+    assert len(places) == 2
+    assert threading.main_thread().name not in places
 
 
 def test_what_is_over_time_is_told() -> None:
@@ -162,7 +165,7 @@ def tf32() -> tuple[bool, bool]:
     [(Precision.TF32, (True, True)), (Precision.FLOAT32, (False, False)), (Precision.BFLOAT16, (True, False))],
 )
 def test_tf32_is_allowed_where_it_is_asked_for(precision: Precision, expected: tuple[bool, bool]) -> None:
-    with training_benchmark._rounding(replace(SETTING, device="cuda", precision=precision)):
+    with step_job._rounding(replace(SETTING, device="cuda", precision=precision)):
         assert tf32() == expected
         assert torch.backends.cudnn.conv.fp32_precision == ("tf32" if expected[0] else "none")
     assert tf32() == (True, False)
@@ -171,7 +174,7 @@ def test_tf32_is_allowed_where_it_is_asked_for(precision: Precision, expected: t
 @pytest.mark.parametrize(
     "context",
     [
-        lambda: training_benchmark._rounding(replace(SETTING, device="cuda")),
+        lambda: step_job._rounding(replace(SETTING, device="cuda")),
         lambda: searching(True),
     ],
 )
@@ -183,8 +186,8 @@ def test_switches_are_set_back_after_errors(context: Callable[[], Any]) -> None:
 
 def test_only_one_variant_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     of_thread: dict[int, set[bool]] = {}
-    variants = {**training_benchmark.VARIANTS, "cpu": tuple(Variant)}
-    monkeypatch.setattr(training_benchmark, "VARIANTS", variants)
+    every = (Variant.TORCH, Variant.TORCH_BENCHMARK, Variant.MUCUDNN)
+    monkeypatch.setattr(training_benchmark, "VARIANTS", {"cpu": every})
 
     class Searching(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -194,7 +197,8 @@ def test_only_one_variant_searches(monkeypatch: pytest.MonkeyPatch) -> None:
 
     network = tiny()
     network.insert(1, Searching())
-    measured_variants(network, memory_formats=[MemoryFormat.CONTIGUOUS], precisions=[Precision.FLOAT32])
+    options = TrainingOptions(CONFIG, rounds=2, clock=TickingClock(), variants=every)
+    measured_variants(network, options, **FLOAT32)
     assert sorted(map(sorted, of_thread.values())) == [[False], [False], [True]]
 
 
@@ -213,17 +217,23 @@ def test_a_thread_of_its_own_runs_everything_and_ends() -> None:
 
 @pytest.fixture
 def two_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "build", lambda name: tiny())
-    monkeypatch.setattr(networks, "input_shape_of", lambda name: (3, 6, 6))
+    train_in_threads(monkeypatch)
+    monkeypatch.setattr(trainable, "build", lambda name: tiny())
+    monkeypatch.setattr(several, "input_shape_of", lambda name: (3, 6, 6))
 
 
 @pytest.mark.usefixtures("two_networks")
 def test_networks_are_measured_one_after_the_other_each_with_its_batch() -> None:
     told: list[tuple[str, float]] = []
     options = TrainingOptions(
-        CONFIG, rounds=1, clock=TickingClock(), progress=lambda text, fraction: told.append((text, fraction))
+        CONFIG,
+        rounds=1,
+        clock=TickingClock(),
+        progress=lambda text, fraction: told.append((text, fraction)),
+        variants=(Variant.MUCUDNN,),
+        apart=InThreads,
     )
-    groups = measure_networks(["alexnet", "vgg16", "alexnet"], [2, 3, 2], options=options, **FLOAT32)
+    groups = measure_sources(["alexnet", "vgg16", "alexnet"], [2, 3, 2], options=options, **FLOAT32)
     settings = [(cell.setting.network, cell.setting.batch_size) for group in groups for cell in group]
     assert settings == [("alexnet", 2)] * 2 + [("vgg16", 3)] * 2
     assert [fraction for text, fraction in told if text.endswith("contiguous")] == [0.0, 0.5]
@@ -231,17 +241,70 @@ def test_networks_are_measured_one_after_the_other_each_with_its_batch() -> None
 
 @pytest.mark.usefixtures("two_networks")
 def test_the_time_is_that_of_all_networks() -> None:
-    options = TrainingOptions(CONFIG, rounds=1, seconds=0.0, clock=TickingClock())
-    cells = [cell for group in measure_networks(["alexnet", "vgg16"], [2, 2], options=options) for cell in group]
+    options = TrainingOptions(CONFIG, rounds=1, seconds=0.0, variants=(Variant.MUCUDNN,))
+    cells = [cell for group in measure_sources(["alexnet", "vgg16"], [2, 2], options=options) for cell in group]
     assert len(cells) == 16
     assert {cell.failure for cell in cells} == {"not begun: the 0 s were over"}
 
 
 def test_names_and_batches_are_refused_before_anything_is_measured() -> None:
     with pytest.raises(InvalidInputError, match="did you mean vgg16"):
-        measure_networks(["alexnet", "vgg-16"], [2, 2])
+        measure_sources(["alexnet", "vgg-16"], [2, 2])
     with pytest.raises(InvalidInputError, match="it must be at most"):
-        measure_networks(["alexnet"], [2**40])
+        measure_sources(["alexnet"], [2**40])
+
+
+def test_a_model_of_the_user_is_trained_in_processes(tmp_path: Path) -> None:
+    """It is defined in a file in another folder than this one, which the processes find."""
+    (tmp_path / "net_of_a_user.py").write_text(NET)
+    source, file = f"{tmp_path / 'net_of_a_user.py'}:net", tmp_path / "out.json"
+    only = ("--precisions", "float32", "--memory-format", "contiguous", "--input", "3x6x6", "--json", file)
+    result = invoke("bench", "training", source, *QUICK, *SOME, *only)
+    assert result.exit_code == 0, result.output
+    cells = json.loads(file.read_text())["cells"]
+    assert [(c["network"], c["variant"], c["failure"]) for c in cells] == [
+        (source, "torch", ""),
+        (source, "mucudnn", ""),
+    ]
+    for cell in cells:
+        assert cell["images_per_s"] == pytest.approx(2 / cell["time_s"])
+        assert min(cell[f"kind_{kind}_s"] for kind in ("first_layer", "activation", "linear", "rest")) > 0
+
+
+def test_what_has_no_model_or_cannot_be_trained_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="deepbench-train has no model to run; name one of"):
+        measure_sources(["deepbench-train"], [2])
+    (tmp_path / "whole_numbers.py").write_text(NET.replace("nn.Linear(4, 10)", "Argmax()"))
+    source = f"{tmp_path / 'whole_numbers.py'}:net"
+    with pytest.raises(InvalidInputError, match="the model gives nothing that has a gradient"):
+        measure_sources([source], [2], input_size=(3, 6, 6))
+    with pytest.raises(InvalidInputError, match=r"there is no file .*missing\.py"):
+        measure_sources([f"{tmp_path / 'missing.py'}:net"], [2], input_size=(3, 6, 6))
+    (tmp_path / "json.py").write_text("")
+    with pytest.raises(InvalidInputError, match=r"there is another module json, .*: give the file another name"):
+        measure_sources([f"{tmp_path / 'json.py'}:net"], [2], input_size=(3, 6, 6))
+
+
+def test_a_variant_that_the_device_does_not_have_is_refused() -> None:
+    with pytest.raises(
+        InvalidInputError, match="variant is torch-benchmark; device 'cpu' has torch, torch-compile, mu"
+    ):
+        measured_variants(options=TrainingOptions(CONFIG, variants=(Variant.TORCH_BENCHMARK,)))
+
+
+NET = """
+from torch import nn
+
+class Argmax(nn.Module):
+    def forward(self, x):
+        return x.argmax(1)
+
+class Net(nn.Sequential):
+    pass
+
+def net():
+    return Net(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+"""
 
 
 # Told and written
@@ -301,9 +364,10 @@ def test_the_table_names_what_is_enabled() -> None:
 
 
 def test_the_command_writes_every_cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(networks, "build", lambda name: tiny())
+    train_in_threads(monkeypatch)
+    monkeypatch.setattr(trainable, "build", lambda name: tiny())
     files = "--csv", tmp_path / "out.csv", "--json", tmp_path / "out.json"
-    result = invoke("bench", "training", "alexnet", *QUICK, *files, "--precisions", "float32")
+    result = invoke("bench", "training", "alexnet", *QUICK, *SOME, *files, "--precisions", "float32")
     assert result.exit_code == 0, result.output
     assert "alexnet, batch 2: training steps, workspace limit 64 MiB" in result.output
     record = json.loads((tmp_path / "out.json").read_text())
@@ -328,9 +392,10 @@ def test_the_files_are_there_after_each_group(monkeypatch: pytest.MonkeyPatch, t
         done.append(setting)
         return measure(setting, *given)
 
-    monkeypatch.setattr(networks, "build", lambda name: tiny())
+    train_in_threads(monkeypatch)
+    monkeypatch.setattr(trainable, "build", lambda name: tiny())
     monkeypatch.setattr(training_benchmark, "_measure", interrupted)
-    result = invoke("bench", "training", "alexnet", *QUICK, "--csv", tmp_path / "out.csv")
+    result = invoke("bench", "training", "alexnet", *QUICK, *SOME, "--csv", tmp_path / "out.csv")
     assert result.exit_code == 130
     assert "alexnet, batch 2: training steps" in result.stdout
     assert "All measurements are kept" in result.stderr
@@ -338,9 +403,10 @@ def test_the_files_are_there_after_each_group(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_the_command_measures_several_networks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(networks, "build", lambda name: tiny())
-    monkeypatch.setattr(networks, "input_shape_of", lambda name: (3, 6, 6))
-    asked = (*QUICK, "--batch", "2,3", "--precisions", "float32", "--memory-format", "contiguous")
+    train_in_threads(monkeypatch)
+    monkeypatch.setattr(trainable, "build", lambda name: tiny())
+    monkeypatch.setattr(several, "input_shape_of", lambda name: (3, 6, 6))
+    asked = (*QUICK, *SOME, "--batch", "2,3", "--precisions", "float32", "--memory-format", "contiguous")
     result = invoke("bench", "training", "alexnet", "vgg16", *asked, "--json", tmp_path / "out.json")
     assert result.exit_code == 0, result.output
     assert "alexnet, batch 2: training steps" in result.output
@@ -354,7 +420,7 @@ def test_the_command_measures_several_networks(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_bad_values() -> None:
-    assert "--batch has 2 sizes for 3 networks: give one for all, or one for each" in fail(
+    assert "--batch has 2 sizes for 3 sources: give one for all, or one for each" in fail(
         "bench", "training", "alexnet", "vgg16", "resnet18", "--batch", "2,3"
     )
     assert "did you mean alexnet?" in fail("bench", "training", "alexnt")

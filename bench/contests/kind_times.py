@@ -1,0 +1,144 @@
+"""Times kinds of layers where they run: convolutions by kind, normalization, activation, pooling, linear layers, rest.
+
+Convolutions are those of ``InPlaceTimes``. The others are told by the operator that torch calls, whether a module or a
+function asks for it, in forward and in backward passes. What a compiler has made into code of its own is no operator:
+there only convolutions are told apart. Calls that are watched take longer, and are none of those whose time is told.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mucudnn.bench.contests.bounds import kind_of_layer
+from mucudnn.bench.timing.timer import Clock, Runner, here
+from mucudnn.optimizing.in_place import InPlaceTimes
+
+NORMALIZATION, ACTIVATION, POOLING, LINEAR, REST = "normalization", "activation", "pooling", "linear", "rest"
+OTHER_CONVOLUTION = "other convolution"  # that no problem describes
+
+# Parts of names of torch's operators, such as ``layer_norm_backward`` and ``threshold_backward``.
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    NORMALIZATION: ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm"),
+    POOLING: ("pool",),
+    ACTIVATION: (
+        *("relu", "threshold", "hardtanh", "hardswish", "hardsigmoid", "silu", "gelu", "mish", "elu", "softplus"),
+        *("sigmoid", "tanh", "glu"),
+    ),
+}
+_PRODUCTS = {"linear", "addmm", "mm", "bmm", "baddbmm", "addmv", "mv", "matmul"}  # words of names
+
+
+def kind_of_operator(name: str) -> str:
+    """Return the kind of layer that an operator of torch belongs to.
+
+    >>> kind_of_operator("layer_norm_backward"), kind_of_operator("addmm"), kind_of_operator("add_")
+    ('normalization', 'linear', 'rest')
+    """
+    if "scaled_dot_product" in name or _PRODUCTS & set(re.split("[._]", name)):
+        return LINEAR
+    return next((kind for kind, parts in _PARTS.items() if any(part in name for part in parts)), REST)
+
+
+@dataclass(slots=True, eq=False)
+class KindTimes:
+    """Samples of calls of a model by kind of layer. clock: of the whole call. runner: where calls are made.
+
+    is_compiled: whether a compiler has made the model into code of its own.
+    """
+
+    call: Callable[[], object]
+    clock: Clock
+    runner: Runner
+    times: InPlaceTimes
+    is_compiled: bool
+    samples: list[dict[str, float]] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        call: Callable[[], object],
+        clock: Clock,
+        runner: Runner = here,
+        *,
+        is_compiled: bool = False,
+    ) -> KindTimes:
+        """Make one for a model on the CPU. Raises ``UnavailableError`` as ``InPlaceTimes``."""
+        return cls(call, clock, runner, InPlaceTimes(model, "cpu"), is_compiled)
+
+    def sample(self) -> dict[str, float]:
+        """Make a call. Returns the seconds of each kind of layer in it, and of the rest.
+
+        Raises what the call raises, and ``UnavailableError`` where convolutions cannot be recorded.
+        """
+        operators = _Operators(self.times)
+        with ExitStack() as stack:
+            stack.enter_context(self.times.recording())
+            elapsed_s = self.runner(lambda: self.clock.time(self._watched(operators), 1))
+        spent_s = operators.spent_s
+        for place, spent in self.times.take().items():
+            spent_s[OTHER_CONVOLUTION if place.problem is None else kind_of_layer(place.problem)] += spent.time_s
+        found = dict(spent_s)
+        found[REST] = max(0.0, elapsed_s - sum(found.values()))
+        self.samples.append(found)
+        return found
+
+    def _watched(self, operators: _Operators) -> Callable[[], object]:
+        if self.is_compiled:  # a compiled model would not run as such under a mode
+            return self.call
+
+        def watched() -> None:
+            with operators:
+                self.call()
+
+        return watched
+
+
+def median_by_kind(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return each kind's median over the samples, the longest first and the rest last; empty without samples."""
+    kinds = {kind: median(sample.get(kind, 0.0) for sample in samples) for kind in _kinds(samples)}
+    return dict(sorted(kinds.items(), key=lambda item: (item[0] == REST, -item[1])))
+
+
+def shares(kinds_s: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of each kind of layer in the time of all.
+
+    >>> shares({"3x3": 0.3, "rest": 0.1})
+    {'3x3': 0.75, 'rest': 0.25}
+    """
+    whole_s = sum(kinds_s.values())
+    return {kind: seconds / whole_s for kind, seconds in kinds_s.items()} if whole_s else {}
+
+
+def _kinds(samples: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    yield from dict.fromkeys(kind for sample in samples for kind in sample)
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Times torch's operators, but not inside of convolutions that are recorded. spent_s: seconds by kind of layer."""
+
+    def __init__(self, convolutions: InPlaceTimes) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.convolutions = convolutions
+        self.spent_s: dict[str, float] = defaultdict(float)
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kind = REST if self.convolutions.is_inside else kind_of_operator(function.__name__)
+        if kind == REST:
+            return function(*args, **(kwargs or {}))
+        begun_s = time.perf_counter()
+        result = function(*args, **(kwargs or {}))
+        self.spent_s[kind] += time.perf_counter() - begun_s
+        return result

@@ -1,0 +1,159 @@
+"""Gets the steps of one variant ready, in a place of its own: see ``apart``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import mucudnn
+from mucudnn.bench.contests.kind_times import KindTimes
+from mucudnn.bench.contests.own_process import Ready
+from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
+from mucudnn.bench.contests.step_split import StepSplit
+from mucudnn.bench.contests.step_splitter import StepSplitter
+from mucudnn.bench.sources.networks.objectives import Objective
+from mucudnn.bench.sources.trainee import Batch, Trainee
+from mucudnn.bench.suites.training.result import How, Precision, Setting, Variant
+from mucudnn.bench.timing.timer import Clock, Runner, T, here
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.words.config import Config
+from mucudnn.words.errors import MucudnnError, first_line
+from mucudnn.words.torch_settings import rounding_to_tf32, searching
+
+SPLIT_ON = ("cpu",)  # on a GPU events would have to be read, which the parts of a step have not been tried with
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Subject of a training: a model on the CPU, which is copied, with the images and labels of a batch."""
+
+    model: nn.Module
+    batch: Batch
+    objective: Objective
+
+    def on_device(self, setting: Setting) -> tuple[tuple[Tensor, ...], Tensor]:
+        """All arguments of the model, the images in the setting's memory format, and the target."""
+        images, labels = (tensor.to(setting.device) for tensor in self.batch)
+        images = images.contiguous(memory_format=TORCH_FORMATS[setting.memory_format])
+        return self.objective.arguments(images), self.objective.target(images, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """Parts of a few steps: convolutions and the rest, and seconds by kind of layer; and what failed, in words."""
+
+    split: StepSplit | None = None
+    kinds_s: Mapping[str, float] = field(default_factory=dict)
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepJob:
+    """Gets the steps of a variant ready: builds, tunes or compiles, warms up, and takes the peak of memory in bytes.
+
+    subject: returns what is trained. threads: of torch. clock: of the steps. Called, it returns what is timed, a step,
+    and the peak; it is asked for ``StepParts``. Raises whatever building, tuning, compiling and a step raise.
+    """
+
+    subject: Callable[[], Subject]
+    setting: Setting
+    variant: Variant
+    config: Config
+    threads: int
+    clock: Clock
+
+    def __call__(self) -> Ready[int]:
+        torch.set_num_threads(self.threads)
+        with _rounding(self.setting):  # which algorithms may run depends on it
+            return self._ready()
+
+    def _ready(self) -> Ready[int]:
+        model, step = self._model_and_step(self.subject())
+        if self._is_enabled:
+            with mucudnn.tuned(self.config):
+                step()  # all convolutions are met
+        peak_bytes = self._run(lambda: allocator_peak_bytes(step, self.setting.device))
+        parts = _Parts(model, step, self.clock, self._run, self.variant.is_compiled) if self._is_split else None
+        return Ready(step, peak_bytes, self._run, self.clock, parts)
+
+    @property
+    def _is_split(self) -> bool:
+        return self.setting.device in SPLIT_ON
+
+    @property
+    def _is_enabled(self) -> bool:
+        return self.variant.is_ours and self.setting.how is How.ENABLE
+
+    def _run(self, function: Callable[[], T], /) -> T:
+        """Run steps under the settings of the variant."""
+        with _rounding(self.setting):
+            if not self._is_enabled:
+                return function()
+            with mucudnn.tuned(self.config):
+                return function()
+
+    def _model_and_step(self, subject: Subject) -> tuple[nn.Module, Callable[[], None]]:
+        """A copy of the model, and a training step of it that leaves no gradients, as it finds none."""
+        setting = self.setting
+        autocast = torch.bfloat16 if setting.precision is Precision.BFLOAT16 else None
+        torch_format = TORCH_FORMATS[setting.memory_format]
+        own = copy.deepcopy(subject.model).to(setting.device, memory_format=torch_format)  # type: ignore[call-overload]
+        arguments, target = subject.on_device(setting)
+        if self.variant.is_ours and not self._is_enabled:
+            with torch.autocast(setting.device, autocast, enabled=autocast is not None):
+                own = mucudnn.optimize(own, arguments, self.config)
+        called: Any = torch.compile(own) if self.variant.is_compiled else own
+        trainee = Trainee(called, objective=subject.objective)
+
+        def step() -> None:
+            with searching(self.variant is Variant.TORCH_BENCHMARK):
+                trainee.learn(arguments, target, autocast)
+            trainee.optimizer.zero_grad()
+
+        return own, step
+
+
+@dataclass(slots=True, eq=False)
+class _Parts:
+    """Splits steps, when it is asked: where that fails once, there is no split.
+
+    The first failure is told each time.
+    """
+
+    model: nn.Module
+    step: Callable[[], None]
+    clock: Clock
+    runner: Runner = here
+    is_compiled: bool = False
+    splitter: StepSplitter | None = None
+    kinds: KindTimes | None = None
+    failure: str = ""
+
+    def __call__(self, steps: int) -> StepParts:
+        if self.failure:
+            return StepParts(failure=self.failure)
+        try:
+            if self.splitter is None or self.kinds is None:
+                self.splitter = StepSplitter.of(self.model, self.step, self.clock, self.runner)
+                self.kinds = KindTimes.of(self.model, self.step, self.clock, self.runner, is_compiled=self.is_compiled)
+            self.splitter.sample(steps)
+            return StepParts(self.splitter.samples[-1], self.kinds.sample())
+        except (MucudnnError, RuntimeError, MemoryError) as error:
+            self.failure = f"not split: {first_line(error)}"
+            return StepParts(failure=self.failure)
+
+
+@contextmanager
+def _rounding(setting: Setting) -> Iterator[None]:
+    """Round float32 to TF32 or not, in convolutions and in matrix products. Other precisions leave both alone."""
+    if setting.device == "cpu" or setting.precision is Precision.BFLOAT16:
+        yield
+        return
+    with rounding_to_tf32(setting.precision is Precision.TF32):
+        yield
