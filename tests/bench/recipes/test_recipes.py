@@ -1,0 +1,136 @@
+"""Recipes on a machine whose costs are known: what is measured, where it goes on, and what is judged."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.clock.machine import FakeAlgorithm, FakeClock, fake_machine, linear
+
+from mucudnn.bench.recipes.benchmarks import Place
+from mucudnn.bench.recipes.recipe_file import read_recipe
+from mucudnn.bench.recipes.report import criteria_table, results_table
+from mucudnn.bench.recipes.running import Outcome, run_recipe
+from mucudnn.bench.recipes.runs import convolutions
+from mucudnn.bench.suites.deepbench.benchmark import benchmark_deepbench
+from mucudnn.database.database import Database
+from mucudnn.words.errors import InvalidInputError, OutputError
+
+HEADING = "name,n,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w\n"
+LAYERS = HEADING + "first,8,4,8,8,4,3,3,1,1,1,1\nsecond,8,4,8,8,8,3,3,1,1,1,1\n"
+GRID = '[mutable]\npolicy = ["power-of-two"]\nworkspace_limit = ["400B"]\n'
+
+
+class Kitchen:
+    """Torch at 20 ms a sample; ``quick`` at 10 ms with 100 bytes each, ``small`` at 15 ms with none; 1 ms a call."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.clock = folder, FakeClock()
+        native = FakeAlgorithm("native", self.clock, linear(0.02))
+        quick = FakeAlgorithm("quick", self.clock, linear(0.01, 0.001), scratch_bytes_per_sample=100)
+        small = FakeAlgorithm("small", self.clock, linear(0.015, 0.001))
+        machine, database = fake_machine(self.clock, [native, quick, small]), Database(":memory:")
+        measure = partial(benchmark_deepbench, machine=machine, database=database)
+        monkeypatch.setattr(convolutions, "benchmark_deepbench", measure)
+        (folder / "layers.csv").write_text(LAYERS)
+
+    def cook(self, accept: str, grid: str = GRID, more: str = "") -> Outcome:
+        path = self.folder / "recipe.toml"
+        fixed = f'[fixed]\ntable = "{self.folder / "layers.csv"}"\noperations = ["forward"]\nrounds = 3\n{more}'
+        path.write_text(f"{fixed}{grid}[accept]\n{accept}")
+        return run_recipe(read_recipe(path), self.folder / "out", Place())
+
+
+@pytest.fixture
+def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kitchen:
+    return Kitchen(tmp_path, monkeypatch)
+
+
+def values(outcome: Outcome) -> list[float | None]:
+    return [one.value for one in outcome.judgements]
+
+
+def test_criteria_are_judged_by_what_was_measured(kitchen: Kitchen) -> None:
+    """Under 400 bytes the undivided is small, 121 ms, ours quick in two halves, 82 ms; torch takes 160 ms."""
+    outcome = kitchen.cook(
+        'speedup = [{ at_least = 1.9 }, { over = "undivided", at_least = 1.4 }, { of = "undivided", at_least = 1.4 }]\n'
+        'share_of_limit = { at_most = 1.0 }\nworkspace = { at_most = "399B" }\nfailures = { at_most = 0 }\n'
+        'time = [{ at_most = "82ms" }, { at_most = "81ms", layer = "first" }]\n'
+    )
+    assert values(outcome) == pytest.approx([160 / 82, 121 / 82, 160 / 121, 1.0, 400, 0, 0.082, 0.082])
+    assert [one.passed for one in outcome.judgements] == [True, True, False, True, False, True, True, False]
+    assert not outcome.passed
+    assert outcome.judgements[0].place.endswith("mucudnn, power-of-two, 400 B")
+
+
+def test_the_outcome_is_written(kitchen: Kitchen) -> None:
+    outcome = kitchen.cook("speedup = { at_least = 1.9 }\n", more='layers = ["second"]\n')
+    found = json.loads((kitchen.folder / "out" / "outcome.json").read_text())
+    assert (found["passed"], len(found["criteria"])) == (True, 1)
+    assert found["criteria"][0]["value"] == pytest.approx(160 / 82)
+    assert outcome.passed
+    assert results_table(outcome).row_count == 3
+    assert criteria_table(outcome).row_count == 1
+    assert set(outcome.rows["layer"]) == {"second"}
+
+
+def test_a_second_run_measures_nothing_and_judges_by_its_own_criteria(kitchen: Kitchen) -> None:
+    assert kitchen.cook("speedup = { at_least = 1.9 }\n").passed
+    spent_s = kitchen.clock.seconds
+    assert not kitchen.cook("speedup = { at_least = 2.1 }\n").passed
+    assert kitchen.clock.seconds == spent_s
+
+
+def test_a_run_that_was_stopped_goes_on(kitchen: Kitchen) -> None:
+    whole = kitchen.cook("speedup = { at_least = 1.9 }\n")
+    (folder,) = (path for path in (kitchen.folder / "out").iterdir() if path.is_dir())
+    lines = (folder / "rows.jsonl").read_text().splitlines(keepends=True)
+    (folder / "rows.jsonl").write_text("".join(lines[:3]) + lines[3][:40])
+    again = kitchen.cook("speedup = { at_least = 1.9 }\n")
+    assert values(again) == pytest.approx(values(whole))
+    assert len(again.rows) == len(whole.rows) == 6
+
+
+def test_another_grid_is_refused_in_the_same_folder(kitchen: Kitchen) -> None:
+    kitchen.cook("speedup = { at_least = 1.9 }\n")
+    with pytest.raises(InvalidInputError, match="workspace_limit was"):
+        kitchen.cook("speedup = { at_least = 1.9 }\n", grid=GRID.replace("400B", "800B"))
+
+
+def test_no_folder_of_something_else_is_written(kitchen: Kitchen) -> None:
+    (kitchen.folder / "out").mkdir()
+    (kitchen.folder / "out" / "thesis.tex").write_text("")
+    with pytest.raises(OutputError, match=r"thesis\.tex"):
+        kitchen.cook("speedup = { at_least = 1.9 }\n")
+
+
+def test_what_cannot_be_judged_does_not_pass(kitchen: Kitchen) -> None:
+    outcome = kitchen.cook('error = { at_most = 1, layer = "third" }\nspeedup = { of = "mucudnn-wd", at_least = 0 }\n')
+    assert [one.passed for one in outcome.judgements] == [False, False]
+    assert outcome.judgements[0].found == "nothing was measured that this could be judged by"
+
+
+def test_one_budget_for_all_is_beside_a_limit_for_each(kitchen: Kitchen) -> None:
+    """Both problems are alike: with 400 bytes each a division does what the limit does; in all, one has it."""
+    grid = GRID + 'workspace_budget = ["400B each", "400B"]\n'
+    outcome = kitchen.cook('workspace = { of = "mucudnn-wd", at_most = "400B" }\n', grid)
+    divided = outcome.rows[outcome.rows["contestant"] == "mucudnn-wd"]
+    by_budget = {budget: sorted(group["configuration"]) for budget, group in divided.groupby("limit_bytes")}
+    assert by_budget[800] == ["quick 4×2", "quick 4×2"]
+    assert divided.groupby("limit_bytes")["workspace_bytes"].sum().le([400, 800]).all()
+    assert outcome.passed
+
+
+def test_one_byte_less_than_the_best_takes(kitchen: Kitchen) -> None:
+    outcome = kitchen.cook(
+        'speedup = { of = "undivided", at_least = 1.9, layer = "first" }\n',
+        grid='[mutable]\npolicy = ["power-of-two"]\n',
+        more="at_best = true\n",
+    )
+    found = outcome.rows[outcome.rows["layer"] == "first"].set_index(["contestant", "limit_bytes"])["configuration"]
+    assert found["undivided", 800] == "quick 8"
+    assert found["undivided", 799] == "small 8"
+    assert found["mucudnn", 799] == "quick 4×2"
+    assert values(outcome) == pytest.approx([160 / 121])
