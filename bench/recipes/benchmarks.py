@@ -26,7 +26,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a recipe runs. database: file of the measurements; ``None``: in the user's cache folder."""
+    """Device and files with which a recipe runs. database: file of the measurements; ``None``: the user's own."""
 
     device: str = "cpu"
     database: Path | None = None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import nan
+from math import isnan, nan
 from typing import Any, NamedTuple, cast
 
 import pandas
 
 from mucudnn.bench.folders.reading import ResultFolder
+from mucudnn.bench.folders.speedups import Speedup, speedup_of
 from mucudnn.bench.pages.drawing import series_label
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.recipes.criteria import MEASURES, Criterion
@@ -32,25 +33,38 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Outcome of a criterion. value: the worst; ``None``: there was nothing to judge. place: where it was found."""
+    """Outcome of a criterion.
+
+    found: the worst that was found; ``None``: there was nothing to judge. Where its samples leave an interval, a
+    criterion fails only if all of it is on the wrong side. place: where it was found.
+    """
 
     criterion: Criterion
-    value: float | None
+    found: Speedup | None
     place: str = ""
 
     @property
     def passed(self) -> bool:
-        if self.value is None:
-            return False
-        low, high = self.criterion.at_least, self.criterion.at_most
-        return (low is None or self.value >= low) and (high is None or self.value <= high)
+        return self.found is not None and _missed_by(self.criterion, self.found) <= 0
 
     @property
-    def found(self) -> str:
-        """What was found, in words."""
-        if self.value is None:
+    def value(self) -> float | None:
+        return None if self.found is None else self.found.ratio
+
+    def __str__(self) -> str:
+        if self.found is None:
             return "nothing was measured that this could be judged by"
-        return f"{self.criterion.write(self.value)} ({self.place})" if self.place else self.criterion.write(self.value)
+        write, spread = self.criterion.write, ""
+        if self.found.low < self.found.high:
+            spread = f", {write(self.found.low)} to {write(self.found.high)}"
+        return f"{write(self.found.ratio)}{spread} ({self.place})"
+
+
+def _missed_by(criterion: Criterion, found: Speedup) -> float:
+    """Return how far the better end of the interval is on the wrong side; 0 or below: the criterion is met."""
+    if criterion.at_least is not None:
+        return criterion.at_least - (found.ratio if isnan(found.high) else found.high)
+    return (found.ratio if isnan(found.low) else found.low) - (criterion.at_most or 0.0)
 
 
 def all_rows(folders: Mapping[str, ResultFolder]) -> pandas.DataFrame:
@@ -70,26 +84,24 @@ def all_rows(folders: Mapping[str, ResultFolder]) -> pandas.DataFrame:
 
 def judge(criterion: Criterion, rows: pandas.DataFrame) -> Judgement:
     """Judge by the rows of all folders, as ``all_rows`` returns them: the worst of all that is judged counts."""
-    values = [one for one in _values(criterion, rows) if not pandas.isna(one[0])]
-    if not values:
-        return Judgement(criterion, None)
-    worst = (max if criterion.at_least is None else min)(values, key=lambda one: one[0])
-    return Judgement(criterion, *worst)
+    every = [one for one in _judgements(criterion, rows) if one.found is not None and not isnan(one.found.ratio)]
+    return max(every, key=lambda one: _missed_by(criterion, one.found or Speedup()), default=Judgement(criterion, None))
 
 
-def _values(criterion: Criterion, rows: pandas.DataFrame) -> Iterator[tuple[float, str]]:
-    """Yield a value for each that the criterion is judged for, and what that is, in words."""
+def _judgements(criterion: Criterion, rows: pandas.DataFrame) -> Iterator[Judgement]:
+    """Yield what is found of each group that the criterion is judged for."""
     measure, every = MEASURES[criterion.measure], rows
     for column, value in criterion.where.items():
         rows = _equal(rows, column, value)
     rows = rows[rows["contestant"] == criterion.of]
     for group in groups(rows):
         if not measure.column:
-            yield speedup(group.rows, every[every["contestant"] == criterion.over]), str(group)
+            found = speedup(group.rows, every[every["contestant"] == criterion.over])
+            yield Judgement(criterion, found, str(group))
         elif measure.column in rows:
-            found = group.rows[measure.column]
-            worst = found.min() if criterion.at_most is None else found.max()
-            yield float(found.sum() if measure.is_sum else worst), str(group)
+            values = group.rows[measure.column]
+            worst = values.min() if criterion.at_most is None else values.max()
+            yield Judgement(criterion, Speedup(float(values.sum() if measure.is_sum else worst)), str(group))
 
 
 def groups(rows: pandas.DataFrame) -> Iterator[Group]:
@@ -99,23 +111,29 @@ def groups(rows: pandas.DataFrame) -> Iterator[Group]:
         yield Group(str(folder), str(contestant), policy, nan if limit is None else float(limit), group)
 
 
-def speedup(rows: pandas.DataFrame, rivals: pandas.DataFrame) -> float:
-    """Return the rivals' time over that of the rows, each as often as its layer occurs; NaN: none has a rival.
+def speedup(rows: pandas.DataFrame, rivals: pandas.DataFrame) -> Speedup:
+    """Return the rivals' time over that of the rows, each as often as its layer occurs, and its interval.
 
-    A row's rival was timed in the same turns; of several, it is the one of the same limit, or else of the same policy.
+    NaN: no row has a rival. A row's rival was timed in the same turns; of several, it is the one of the same limit, or
+    else of the same policy.
     """
-    pairs = [(row["count"] * _rival_s(row, rivals), row["count"] * row["time_s"]) for _, row in rows.iterrows()]
-    known = [(theirs, ours) for theirs, ours in pairs if theirs == theirs and ours == ours]
-    return sum(theirs for theirs, _ in known) / sum(ours for _, ours in known) if known else nan
+    pairs = [(row, _rival(row, rivals)) for _, row in rows.iterrows() if row["samples_s"]]
+    known = [(row, rival) for row, rival in pairs if rival is not None]
+    return speedup_of([_weighted(rival) for _, rival in known], [_weighted(row) for row, _ in known])
 
 
-def _rival_s(row: pandas.Series[Any], rivals: pandas.DataFrame) -> float:
-    rivals = rivals[(rivals["folder"] == row["folder"]) & (rivals["turns"] == row["turns"])]
+def _weighted(row: pandas.Series[Any]) -> list[float]:
+    return [row["count"] * sample for sample in row["samples_s"]]
+
+
+def _rival(row: pandas.Series[Any], rivals: pandas.DataFrame) -> pandas.Series[Any] | None:
+    alike = (rivals["folder"] == row["folder"]) & (rivals["turns"] == row["turns"]) & rivals["time_s"].notna()
+    rivals = rivals[alike]
     for column in ("limit_bytes", "policy"):
-        alike = _equal(rivals, column, row[column])
-        if len(rivals) > 1 and len(alike):
-            rivals = alike
-    return float(rivals["time_s"].iloc[0]) if len(rivals) == 1 else nan
+        same = _equal(rivals, column, row[column])
+        if len(rivals) > 1 and len(same):
+            rivals = same
+    return rivals.iloc[0] if len(rivals) == 1 else None
 
 
 def _equal(rows: pandas.DataFrame, column: str, value: object) -> pandas.DataFrame:

@@ -25,7 +25,7 @@ def results_table(outcome: Outcome) -> Table:
     torchs = rows[rows["contestant"] == TORCH]
     for group in groups(rows):
         timed = group.rows[group.rows["time_s"].notna()]
-        over_torch = nan if group.contestant == TORCH else speedup(group.rows, torchs)
+        over_torch = nan if group.contestant == TORCH else speedup(group.rows, torchs).ratio
         error = group.rows["relative_error"].max()
         printed.add_row(
             *(group.folder, group.contestant, group.policy or ""),
@@ -43,7 +43,7 @@ def criteria_table(outcome: Outcome) -> Table:
     """Return a row for each criterion: whether it passed, and the worst that was found."""
     printed = new_table("", ("", "criterion", "found"), ())
     for one in outcome.judgements:
-        printed.add_row("pass" if one.passed else "FAIL", str(one.criterion), one.found)
+        printed.add_row("pass" if one.passed else "FAIL", str(one.criterion), str(one))
     return printed
 
 

@@ -112,7 +112,14 @@ def _record(outcome: Outcome) -> dict[str, object]:
         "published": list(outcome.recipe.published),
         "passed": outcome.passed,
         "criteria": [
-            {"criterion": str(one.criterion), "value": one.value, "place": one.place, "passed": one.passed}
+            {
+                "criterion": str(one.criterion),
+                "value": one.value,
+                "low": None if one.found is None else one.found.low,
+                "high": None if one.found is None else one.found.high,
+                "place": one.place,
+                "passed": one.passed,
+            }
             for one in outcome.judgements
         ],
         "figures": [path.name for path in outcome.figures],

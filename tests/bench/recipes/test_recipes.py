@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from math import nan
 from pathlib import Path
+from statistics import median
 
 import pytest
+from pandas import DataFrame
 from support.clock.machine import FakeAlgorithm, FakeClock, fake_machine, linear
 
 from mucudnn.bench.recipes.benchmarks import Place
+from mucudnn.bench.recipes.criteria import Criterion
+from mucudnn.bench.recipes.judging import judge
 from mucudnn.bench.recipes.recipe_file import read_recipe
 from mucudnn.bench.recipes.report import criteria_table, results_table
 from mucudnn.bench.recipes.running import Outcome, run_recipe
@@ -109,7 +114,7 @@ def test_no_folder_of_something_else_is_written(kitchen: Kitchen) -> None:
 def test_what_cannot_be_judged_does_not_pass(kitchen: Kitchen) -> None:
     outcome = kitchen.cook('error = { at_most = 1, layer = "third" }\nspeedup = { of = "mucudnn-wd", at_least = 0 }\n')
     assert [one.passed for one in outcome.judgements] == [False, False]
-    assert outcome.judgements[0].found == "nothing was measured that this could be judged by"
+    assert str(outcome.judgements[0]) == "nothing was measured that this could be judged by"
 
 
 def test_one_budget_for_all_is_beside_a_limit_for_each(kitchen: Kitchen) -> None:
@@ -134,3 +139,33 @@ def test_one_byte_less_than_the_best_takes(kitchen: Kitchen) -> None:
     assert found["undivided", 799] == "small 8"
     assert found["mucudnn", 799] == "quick 4×2"
     assert values(outcome) == pytest.approx([160 / 121])
+
+
+def row(contestant: str, samples: list[float], turns: int = 1, **more: object) -> dict[str, object]:
+    chosen = {"policy": None, "limit_bytes": nan, "folder": "net", "count": 1.0, "workspace_bytes": 0.0}
+    return {"contestant": contestant, "turns": turns, "samples_s": samples, "time_s": median(samples), **chosen, **more}
+
+
+@pytest.mark.parametrize(("at_least", "passed"), [(0.9, True), (1.1, True), (1.6, False)])
+def test_a_speedup_fails_only_where_its_samples_surely_say_so(at_least: float, passed: bool) -> None:
+    ours = [1.0, 1.5, 1.0, 1.5, 1.0, 1.5, 1.0, 1.5, 1.2]
+    rows = DataFrame([row("torch", [1.2] * 9), row("mucudnn", ours)])
+    judgement = judge(Criterion("speedup", "mucudnn", at_least=at_least, over="torch"), rows)
+    assert judgement.found is not None
+    assert judgement.found.low < judgement.value == 1.0 < judgement.found.high == pytest.approx(1.2)
+    assert judgement.passed is passed
+
+
+def test_the_worst_of_all_networks_counts_and_layers_count_as_often_as_they_occur() -> None:
+    rows = DataFrame(
+        [
+            row("torch", [3.0], 1, folder="a"),
+            row("mucudnn", [1.0], 1, folder="a"),
+            row("torch", [2.0], 1, folder="b", count=3.0),
+            row("mucudnn", [1.0], 1, folder="b", count=3.0),
+            row("torch", [1.0], 2, folder="b"),
+            row("mucudnn", [2.0], 2, folder="b"),
+        ]
+    )
+    judgement = judge(Criterion("speedup", "mucudnn", at_least=1.0, over="torch"), rows)
+    assert (judgement.value, judgement.place) == (pytest.approx(7 / 5), "b, mucudnn")
