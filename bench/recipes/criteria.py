@@ -57,6 +57,7 @@ MEASURES: Mapping[str, Measure] = MappingProxyType(
         "time": Measure("time_s", _time, format_seconds),
         "failures": _PLAIN("failures", is_sum=True),
         "gap": _PLAIN("gap"),
+        "options": _PLAIN("options"),
         "loss_difference": _PLAIN("loss_difference"),
         "gradient_difference": _PLAIN("gradient_difference"),
     }

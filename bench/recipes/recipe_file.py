@@ -21,6 +21,7 @@ from mucudnn.words.values import several, shown, text, texts
 
 DEVICES = ("cpu", "cuda")
 _SECTIONS = ("fixed", "mutable", "accept")
+_SHOWN_SOURCES = {"networks": "networks, a list,", "table": "table, one name"}
 _KEYS = ("title", "benchmark", "figure", "published", *_SECTIONS, *DEVICES)
 
 
@@ -82,7 +83,9 @@ def read_recipe(path: Path, device: str = "cpu") -> RecipeFile:
     for each in DEVICES:
         top.inner(each).require_known(_SECTIONS)
     settings = _settings(_places(top, device, "fixed", "mutable"), benchmark)
-    _require_source(top, settings)
+    _require_source(top, benchmark, settings)
+    if benchmark.needed and benchmark.needed not in settings:
+        top.refuse("mutable", f"needs {benchmark.needed}: without one there is nothing for {name} to run")
     grid = {key: values for key, values in settings.items() if key in benchmark.grid}
     criteria = read_criteria(_places(top, device, "accept"), benchmark.contestants, grid)
     if not criteria:
@@ -116,11 +119,12 @@ def _settings(places: Mapping[str, Section], benchmark: Benchmark) -> dict[str, 
     return settings
 
 
-def _require_source(top: Section, settings: Mapping[str, object]) -> None:
+def _require_source(top: Section, benchmark: Benchmark, settings: Mapping[str, object]) -> None:
+    allowed = [_SHOWN_SOURCES[key] for key in SOURCES if key in benchmark.keys]
     given = [key for key in SOURCES if key in settings]
     if len(given) != 1:
-        found = "both are there" if given else "there is neither"
-        top.refuse("fixed", f"needs networks, a list, or table, one name: {found}")
+        found = "both are there" if given else "there is none"
+        top.refuse("fixed", f"needs {' or '.join(allowed)}: {found}")
 
 
 def _one_of(value: object, name: str, allowed: tuple[str, ...]) -> str:

@@ -68,7 +68,8 @@ def _budget(value: object, name: str) -> Budget:
     return Budget(size, given.endswith(_EACH))
 
 
-def _seconds(value: object, name: str) -> float | None:
+def seconds(value: object, name: str) -> float | None:
+    """Take a time, such as 10min; none is no bound. Raises ``InvalidInputError``."""
     return parse_seconds(text(value, name))
 
 
@@ -76,26 +77,25 @@ def _dtype(value: object, name: str) -> str:
     return dtype_name(text(value, name))
 
 
-_count = partial(whole, least=1)
+count: Parse = partial(whole, least=1)
 
 SOURCES: Mapping[str, Parse] = MappingProxyType({"networks": _sources, "table": text})
 CONFIG: Mapping[str, Parse] = MappingProxyType(
     {
         **dict.fromkeys(("operations", "algorithms", "max_relative_error"), _of_config),
         **dict.fromkeys(("deterministic", "strict", "thorough"), flag),
-        "tuning_time": _seconds,
+        "tuning_time": seconds,
     }
 )
 """Choices of a ``Config``; ``tuning_time`` is its ``time_limit``."""
 
 SHAPES: Mapping[str, Parse] = MappingProxyType(
-    {"batch": _count, "dtype": _dtype, "memory_format": partial(member, MemoryFormat)}
+    {"batch": count, "dtype": _dtype, "memory_format": partial(member, MemoryFormat)}
 )
 PICKED: Mapping[str, Parse] = MappingProxyType({"layers": texts, "filters": _filters})
 GRID: Mapping[str, Parse] = MappingProxyType(
     {"policy": partial(member, BatchSizePolicy), "workspace_limit": _limit, "workspace_budget": _budget}
 )
-MEASURING: Mapping[str, Parse] = MappingProxyType({"rounds": _count, "time_limit": _seconds})
 
 
 def config_of(cell: Mapping[str, Any], **more: Any) -> Config:

@@ -23,9 +23,10 @@ def run(cell: Cell, out: Path, place: Place) -> None:
     table = table_of(cell)
     config = config_of(settings, workspace_limit=None, database=place.database)
     problems = len(table.problems(config.operations))
+    is_bounded = "workspace_budget" in settings or settings.get("at_best", False)
     choices = Choices(
         policies=tuple(settings.get("policy", (BatchSizePolicy.POWER_OF_TWO,))),
-        limits=tuple(settings.get("workspace_limit", ())),
+        limits=tuple(settings.get("workspace_limit", () if is_bounded else (None,))),
         budgets=tuple(budget.of(problems) for budget in settings.get("workspace_budget", ())),
         at_best=settings.get("at_best", False),
         rounds=settings.get("rounds", ROUNDS),

@@ -69,7 +69,7 @@ def test_the_section_of_the_device_replaces_key_by_key(tmp_path: Path) -> None:
     ("parts", "said"),
     [
         (("[fixed\n",), "no TOML file: "),
-        ((HEAD, 'benchmark = "x"\n', FIXED), "line 2: benchmark is 'x'; allowed are convolutions"),
+        ((HEAD, 'benchmark = "x"\n', FIXED), "line 2: benchmark is 'x'; allowed are convolutions, program, equality"),
         ((HEAD, "figure = 3\n", FIXED), "line 2: figure is 3; allowed are speedups, "),
         ((HEAD, "[fix]\n"), "line 2: fix is not known; did you mean fixed? allowed are title, "),
         (("fixed = 1\n",), "line 1: fixed is 1; it must be a section, [fixed]"),
@@ -82,8 +82,12 @@ def test_the_section_of_the_device_replaces_key_by_key(tmp_path: Path) -> None:
         ((FIXED, "batch = 1\n[mutable]\nbatch = [2]\n"), "line 3: [fixed] batch stands in [mutable], too"),
         (('[mutable]\nworkspace_limit = ["8"]\n',), "line 2: [mutable] workspace_limit size '8' has no unit"),
         (('[mutable]\nworkspace_budget = ["none"]\n',), "workspace_budget is 'none'; it must be a size"),
-        ((MUTABLE, ACCEPT), "fixed needs networks, a list, or table, one name: there is neither"),
+        ((MUTABLE, ACCEPT), "fixed needs networks, a list, or table, one name: there is none"),
         ((FIXED, 'table = "t"\n', ACCEPT), "line 1: fixed needs networks, a list, or table, one name: both are"),
+        (
+            ('benchmark = "program"\n', FIXED, ACCEPT),
+            "mutable needs workspace_budget: without one there is nothing for",
+        ),
         ((FIXED, MUTABLE), "accept has no criterion; add a section [accept], with some of speedup, "),
         ((FIXED, "[cpu]\nfixt = 1\n"), "line 4: [cpu] fixt is not known; did you mean fixed?"),
         ((FIXED, "[accept]\nspeed = 3\n"), "line 4: [accept] speed is not known; did you mean speedup?"),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from math import nan
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 from pandas import DataFrame
 from support.clock.machine import FakeAlgorithm, FakeClock, fake_machine, linear
+from torch import Tensor, nn
 
 from mucudnn.bench.recipes.benchmarks import Place
 from mucudnn.bench.recipes.criteria import Criterion
@@ -18,8 +21,10 @@ from mucudnn.bench.recipes.judging import judge
 from mucudnn.bench.recipes.recipe_file import read_recipe
 from mucudnn.bench.recipes.report import criteria_table, results_table
 from mucudnn.bench.recipes.running import Outcome, run_recipe
-from mucudnn.bench.recipes.runs import convolutions
+from mucudnn.bench.recipes.runs import convolutions, program
 from mucudnn.bench.suites.deepbench.benchmark import benchmark_deepbench
+from mucudnn.bench.suites.solver.networks import benchmark_division
+from mucudnn.bench.suites.training import equality
 from mucudnn.database.database import Database
 from mucudnn.words.errors import InvalidInputError, OutputError
 
@@ -36,16 +41,21 @@ class Kitchen:
         native = FakeAlgorithm("native", self.clock, linear(0.02))
         quick = FakeAlgorithm("quick", self.clock, linear(0.01, 0.001), scratch_bytes_per_sample=100)
         small = FakeAlgorithm("small", self.clock, linear(0.015, 0.001))
-        machine, database = fake_machine(self.clock, [native, quick, small]), Database(":memory:")
-        measure = partial(benchmark_deepbench, machine=machine, database=database)
-        monkeypatch.setattr(convolutions, "benchmark_deepbench", measure)
+        self.machine = fake_machine(self.clock, [native, quick, small])
+        own: dict[str, Any] = {"machine": self.machine, "database": Database(":memory:")}
+        monkeypatch.setattr(convolutions, "benchmark_deepbench", partial(benchmark_deepbench, **own))
+        monkeypatch.setattr(program, "benchmark_division", partial(benchmark_division, **own))
         (folder / "layers.csv").write_text(LAYERS)
 
-    def cook(self, accept: str, grid: str = GRID, more: str = "") -> Outcome:
+    def cook(self, accept: str, grid: str = GRID, more: str = "", top: str = "") -> Outcome:
         path = self.folder / "recipe.toml"
         fixed = f'[fixed]\ntable = "{self.folder / "layers.csv"}"\noperations = ["forward"]\nrounds = 3\n{more}'
-        path.write_text(f"{fixed}{grid}[accept]\n{accept}")
+        path.write_text(f"{top}{fixed}{grid}[accept]\n{accept}")
         return run_recipe(read_recipe(path), self.folder / "out", Place())
+
+    def rows(self) -> bytes:
+        (folder,) = (path for path in (self.folder / "out").iterdir() if path.is_dir())
+        return (folder / "rows.jsonl").read_bytes()
 
 
 @pytest.fixture
@@ -139,6 +149,69 @@ def test_one_byte_less_than_the_best_takes(kitchen: Kitchen) -> None:
     assert found["undivided", 799] == "small 8"
     assert found["mucudnn", 799] == "quick 4×2"
     assert values(outcome) == pytest.approx([160 / 121])
+
+
+def test_the_program_of_a_division_is_solved_again_and_again(kitchen: Kitchen) -> None:
+    """There are two problems alike, each with ``small``, and with ``quick`` in micro-batches of several sizes."""
+    grid = '[mutable]\nworkspace_budget = ["800B each", "100B", "0B"]\n'
+    accept = 'gap = { at_most = 0 }\nworkspace = { at_most = "1600B" }\noptions = { at_least = 99 }\n'
+    outcome = kitchen.cook(accept, grid, top='benchmark = "program"\n')
+    by_budget = outcome.rows.set_index("limit_bytes")
+    assert list(by_budget.index) == [1600, 100, 0]
+    assert by_budget.loc[0, "workspace_bytes"] == 0
+    assert by_budget.loc[100, "workspace_bytes"] <= 100
+    assert set(by_budget["problems"]) == {2}
+    assert set(map(len, by_budget["samples_s"])) == {3}
+    assert [one.passed for one in outcome.judgements] == [True, True, False]
+    before = kitchen.rows()
+    kitchen.cook(accept, grid, top='benchmark = "program"\n')
+    assert kitchen.rows() == before
+
+
+def test_a_budget_that_suffices_for_nothing_is_told(kitchen: Kitchen) -> None:
+    native = replace(kitchen.machine.algorithms[0], internal_bytes_per_sample=50)
+    kitchen.machine.algorithms[:] = [native, kitchen.machine.algorithms[1]]
+    outcome = kitchen.cook(
+        "failures = { at_most = 0 }\n", '[mutable]\nworkspace_budget = ["10B"]\n', top='benchmark = "program"\n'
+    )
+    assert [one.value for one in outcome.judgements] == [1]
+    assert "budget" in outcome.rows["failure"][0]
+
+
+def trained(out: Path, monkeypatch: pytest.MonkeyPatch, scale: float) -> Outcome:
+    """Train a small model, and one whose loss is scaled, by a recipe of two policies."""
+
+    def small(network: str) -> tuple[nn.Module, tuple[int, int, int]]:
+        return nn.Sequential(nn.Flatten(), nn.Linear(12, 10)), (3, 2, 2)
+
+    class Scaled(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.model(x) * scale
+
+    monkeypatch.setattr(equality, "trainable_model", small)
+    monkeypatch.setattr("mucudnn.optimize", lambda model, x, config, progress: Scaled(model))
+    path = out.parent / "recipe.toml"
+    path.write_text(
+        'benchmark = "equality"\n[fixed]\nnetworks = ["alexnet"]\nbatch = 4\nsteps = 3\n'
+        '[mutable]\npolicy = ["power-of-two", "all"]\n'
+        "[accept]\nloss_difference = { at_most = 1e-6 }\ngradient_difference = { at_most = 1e-6 }\n"
+    )
+    return run_recipe(read_recipe(path), out, Place())
+
+
+@pytest.mark.parametrize(("scale", "passed"), [(1.0, True), (1.01, False)])
+def test_training_is_equal_or_not(scale: float, passed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = trained(tmp_path / "out", monkeypatch, scale)
+    assert [one.passed for one in outcome.judgements] == [passed, passed]
+    ours = outcome.rows[outcome.rows["contestant"] == "mucudnn"]
+    assert list(ours["policy"]) == ["power-of-two", "all"]
+    assert set(map(len, outcome.rows["samples_s"])) == {2}
+    again = trained(tmp_path / "out", monkeypatch, scale)
+    assert list(again.rows["samples_s"]) == list(outcome.rows["samples_s"])
 
 
 def row(contestant: str, samples: list[float], turns: int = 1, **more: object) -> dict[str, object]:
