@@ -60,6 +60,8 @@ MEASURES: Mapping[str, Measure] = MappingProxyType(
         "options": _PLAIN("options"),
         "loss_difference": _PLAIN("loss_difference"),
         "gradient_difference": _PLAIN("gradient_difference"),
+        "loss_over_yardstick": _PLAIN("loss_over_yardstick"),
+        "gradient_over_yardstick": _PLAIN("gradient_over_yardstick"),
     }
 )
 

@@ -105,6 +105,13 @@ def _rows(subject: Subject, config: Config, found: TrainingComparison) -> Iterat
         more={
             "loss_difference": found.difference.loss,
             "gradient_difference": found.difference.gradient,
+            "loss_over_yardstick": _over(found.difference.loss, found.yardstick.loss),
+            "gradient_over_yardstick": _over(found.difference.gradient, found.yardstick.gradient),
             "losses": list(found.losses),
         },
     )
+
+
+def _over(difference: float, yardstick: float) -> float | None:
+    """Return how many times as far ours parts from torch's as torch's own; ``None``: that does not part at all."""
+    return difference / yardstick if yardstick else None
