@@ -26,8 +26,8 @@ help:
 	@echo "make docs   the documentation site, built strictly into build/site"
 	@echo "make gallery  small real runs on this machine, and the pictures of docs/gallery.md drawn of them (minutes)"
 	@echo "make wheel  build sdist and wheel into build/wheel, install the wheel afresh and try it (a few minutes)"
-	@echo "make gpu    run the tests of an NVIDIA GPU, then benchmarks of engines, limits, overhead, networks and training"
-	@echo "            on it; installs nothing (under 10 minutes)"
+	@echo "make gpu    run the tests of an NVIDIA GPU, then benchmarks of engines, limits, overhead, networks and training,"
+	@echo "            and the recipes on it; installs nothing (under 10 minutes)"
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m mucudnn.bench.suites.training.demo

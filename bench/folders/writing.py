@@ -81,6 +81,7 @@ class FolderWriter:
         with stream:
             _end_last_line(path, stream)
             _append(path, stream, line_of(self.header, subject, tunings))
+
     def improve_limits(self, limits: Mapping[str, MachineLimits]) -> None:
         """Keep the better of the machine's limits that are there and these, by dtype: it may have been slow at first.
 

@@ -35,9 +35,8 @@ class Trainee:
         """Make one step and wait for it. images: (N, C, H, W), labels: (N,). ``seed`` decides what dropout drops."""
         torch.manual_seed(seed)
         start = time.perf_counter()
-        loss = self.learn((images,), labels)
-        elapsed_s = time.perf_counter() - start
-        return TrainedStep(elapsed_s, loss.item())
+        loss = self.learn((images,), labels).item()  # which on a GPU is there when the step has ended
+        return TrainedStep(time.perf_counter() - start, loss)
 
     def learn(self, arguments: tuple[Tensor, ...], target: Tensor, autocast: torch.dtype | None = None) -> Tensor:
         """Make one step without waiting for it. Returns the loss.

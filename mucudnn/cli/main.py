@@ -23,6 +23,7 @@ COMMANDS = (
     "explain",
     "layers",
     "plot",
+    "recipe",
     "report",
     "scale",
     "share",

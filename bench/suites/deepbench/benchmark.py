@@ -1,6 +1,7 @@
-"""Runs DeepBench's convolutions (https://github.com/baidu-research/DeepBench) into a result folder, problem by problem.
+"""Runs the convolutions of a table into a result folder, problem by problem, under several policies and limits.
 
-A run that is stopped, or whose time is over, goes on in the same folder.
+The table is DeepBench's (https://github.com/baidu-research/DeepBench), or any other. A run that is stopped, or whose
+time is over, goes on in the same folder.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.report.records import config_record
 from mucudnn.bench.sources.layers import LayerTable
 from mucudnn.bench.suites.deepbench.contest import Contests, subject_of
+from mucudnn.bench.suites.deepbench.division import divisions
 from mucudnn.bench.suites.deepbench.order import Wanted, in_order
 from mucudnn.database.database import Database
 from mucudnn.tuning.sharing import expected_s
@@ -42,12 +44,17 @@ class Choices:
 
     time_limit_s: no problem is begun that would not be done by then, as far as the others tell; None: all are. It does
     not decide what is measured, so that a later run may have another one.
+
+    budgets: bytes, each of which is divided over the whole table. at_best: whether each problem has two limits of its
+    own, too: the workspace of the fastest undivided algorithm, and one byte less.
     """
 
     policies: tuple[BatchSizePolicy, ...]
     limits: tuple[int | None, ...]
     rounds: int = ROUNDS
     time_limit_s: float | None = None
+    budgets: tuple[int, ...] = ()
+    at_best: bool = False
 
 
 def benchmark_deepbench(
@@ -60,25 +67,39 @@ def benchmark_deepbench(
     progress: Progress = silent,
     machine: Machine | None = None,
     database: Database | None = None,
+    benchmark: str = "deepbench",
 ) -> None:
     """Measure the problems of a table into the folder ``out``; what it has already is not measured again.
 
     config: its policy and its limit do not count. machine, database: used in place of this machine and of the file that
-    the config names.
+    the config names. benchmark: what the folder says that it is of.
 
     Raises what ``open_folder`` raises, and ``KeyboardInterrupt``, by then with all that was measured in the folder.
     """
     with (
         machine_and_database(config, device, machine, database) as (on, opened),
         torch_variants(on.device) as variants,
-        open_folder(out, _header(table, config, choices, on)) as folder,
+        open_folder(out, _header(benchmark, table, config, choices, on)) as folder,
     ):
         rounds = TurnRounds(choices.rounds, max(choices.rounds, MOST_ROUNDS), SHORT_S)
-        contests = Contests(config, on, opened, variants, choices.policies, choices.limits, rounds)
         wanted = in_order(table, config.operations)
         with _summarized(folder, wanted) as left:
+            contests = Contests(
+                *(config, on, opened, variants, choices.policies, choices.limits, rounds), at_best=choices.at_best
+            )
+            if left and choices.budgets:
+                part, progress = share_of(progress, 0.0, 0.5), share_of(progress, 0.5, 0.5)
+                contests = _with_divisions(contests, table, choices, part)
             _measure(contests, folder, left, choices.time_limit_s, progress)
         folder.improve_limits({dtype: MachineLimits.measured(on.device, dtype) for dtype in folder.header.limits})
+
+
+def _with_divisions(contests: Contests, table: LayerTable, choices: Choices, progress: Progress) -> Contests:
+    found = divisions(
+        *(table, contests.config, choices.policies, choices.budgets),
+        *(contests.machine, contests.database, contests.priors, progress),
+    )
+    return replace(contests, divisions=tuple(found))
 
 
 def _measure(
@@ -129,7 +150,7 @@ def _estimate(wanted: Wanted) -> float:
     return expected_s(problem, layer.batch_size)
 
 
-def _header(table: LayerTable, config: Config, choices: Choices, machine: Machine) -> Header:
+def _header(benchmark: str, table: LayerTable, config: Config, choices: Choices, machine: Machine) -> Header:
     wanted = table.problems(config.operations)
     dtype = table.layers[0].problem.dtype
     settings = config_record(replace(config, database=None, workspace_limit=None, policy=choices.policies[0]))
@@ -142,8 +163,12 @@ def _header(table: LayerTable, config: Config, choices: Choices, machine: Machin
         "workspace_limit": list(choices.limits),
         "rounds": choices.rounds,
     }
+    if choices.budgets:
+        settings["workspace_budget"] = list(choices.budgets)
+    if choices.at_best:
+        settings["at_best"] = True
     return Header(
-        *("deepbench", table.source, settings, machine.environment),
+        *(benchmark, table.source, settings, machine.environment),
         subject_columns=("layer", *PROBLEM_COLUMNS),
         wanted=len(wanted),
         limits={dtype: MachineLimits.measured(machine.device, dtype)},

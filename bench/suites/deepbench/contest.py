@@ -13,6 +13,7 @@ from mucudnn.bench.measure.operands import Operands
 from mucudnn.bench.measure.whole_runs import Machine, training_operands
 from mucudnn.bench.report.records import configuration_record
 from mucudnn.bench.sources.layers import Layer
+from mucudnn.bench.suites.deepbench.division import NetworkDivision
 from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS
 from mucudnn.bench.timing.timer import Runner
 from mucudnn.database.database import Database
@@ -21,15 +22,15 @@ from mucudnn.tuning.tuner import Priors, tune_tasks
 from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.errors import InfeasibleError, first_line
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.progress import Progress, share_of
+from mucudnn.words.progress import Progress, share_of, silent
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 
-UNDIVIDED, OURS = "undivided", "mucudnn"
+UNDIVIDED, OURS, DIVIDED = "undivided", "mucudnn", "mucudnn-wd"
 
-_Choice = tuple[BatchSizePolicy, int | None]  # policy, limit in bytes
-_Tuned = tuple[TunedProblem | str, float]  # what was chosen, or why nothing was; seconds that it took
+_Choice = tuple[str, BatchSizePolicy, int | None]  # contestant, policy, limit or budget in bytes
+_Tuned = tuple[TunedProblem | str, float | None]  # what was chosen, or why nothing was; seconds that it took by itself
 _Call = str | tuple[MicroConfig, ...]  # a variant of torch, or a configuration
 _Time = MedianTime | Exception
 
@@ -39,6 +40,8 @@ class Contests:
     """Everything that the contests of a run have in common.
 
     variants: torch's, by name. policies, limits: those under which ours is chosen; the undivided is, under each limit.
+    divisions: what else is timed, as it was chosen where one budget was divided over all problems. at_best: whether two
+    limits of the problem's own come first: the workspace of the fastest undivided algorithm, and one byte less.
     """
 
     config: Config
@@ -49,6 +52,8 @@ class Contests:
     limits: Sequence[int | None]
     rounds: TurnRounds
     priors: Priors = field(default_factory=dict)
+    divisions: Sequence[NetworkDivision] = ()
+    at_best: bool = False
 
     def rows(self, layer: Layer, problem: ConvProblem, progress: Progress) -> tuple[list[Row], list[TunedProblem]]:
         """Measure one problem; return its rows, and what was tuned for them.
@@ -56,19 +61,31 @@ class Contests:
         What cannot be run has a row with the reason. Raises ``KeyboardInterrupt``.
         """
         policies = dict.fromkeys((BatchSizePolicy.UNDIVIDED, *self.policies))
-        wanted = [(policy, limit) for policy in policies for limit in self.limits]
+        limits = dict.fromkeys((*self._limits_at_best(layer, problem), *self.limits))
+        wanted = [(policy, limit) for policy in policies for limit in limits]
         chosen: dict[_Choice, _Tuned] = {}
-        for index, choice in enumerate(wanted):
+        for index, (policy, limit) in enumerate(wanted):
             part = share_of(progress, index / (len(wanted) + 1), 1 / (len(wanted) + 1))
+            contestant = UNDIVIDED if policy is BatchSizePolicy.UNDIVIDED else OURS
             start_s = self.machine.clock.now()
-            tuned = self._choose(layer, problem, *choice, part)
-            chosen[choice] = tuned, self.machine.clock.now() - start_s
+            tuned = self._choose(layer, problem, policy, limit, part)
+            chosen[contestant, policy, limit] = tuned, self.machine.clock.now() - start_s
+        for one in self.divisions:
+            chosen[DIVIDED, one.policy, one.budget_bytes] = one.chosen(layer, problem), None
         progress(f"{layer.name}, {problem}: in turns", len(wanted) / (len(wanted) + 1))
         tunings = [tuned for tuned, _ in chosen.values() if isinstance(tuned, TunedProblem)]
         times = self._time(layer, problem, [tuned.configuration for tuned in tunings])
         subject = subject_of(layer, problem)
         rows = [*self._torchs(subject, times, tunings), *_ours(subject, times, chosen)]
         return [replace(row, more={**row.more, "count": layer.count}) for row in rows], tunings
+
+    def _limits_at_best(self, layer: Layer, problem: ConvProblem) -> Sequence[int]:
+        """Return the two limits around the best algorithm; none where it takes no workspace, or there is none."""
+        if not self.at_best:
+            return ()
+        best = self._choose(layer, problem, BatchSizePolicy.UNDIVIDED, None, silent)
+        most = 0 if isinstance(best, str) else best.configuration.workspace_bytes
+        return (most, most - 1) if most else ()
 
     def _choose(
         self, layer: Layer, problem: ConvProblem, policy: BatchSizePolicy, limit: int | None, progress: Progress
@@ -129,8 +146,7 @@ def subject_of(layer: Layer, problem: ConvProblem) -> Subject:
 
 
 def _ours(subject: Subject, times: Mapping[_Call, _Time], chosen: Mapping[_Choice, _Tuned]) -> Iterator[Row]:
-    for (policy, limit), (tuned, tuning_s) in chosen.items():
-        contestant = UNDIVIDED if policy is BatchSizePolicy.UNDIVIDED else OURS
+    for (contestant, policy, limit), (tuned, tuning_s) in chosen.items():
         row = Row(subject, contestant, policy=str(policy), limit_bytes=limit, more={"tuning_s": tuning_s})
         if isinstance(tuned, str):
             yield replace(row, failure=tuned)

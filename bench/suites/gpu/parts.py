@@ -78,6 +78,31 @@ def _training(name: str, share: float, *sizes: str) -> SuitePart:
     return SuitePart(file, ("mucudnn", "bench", "training", name, *sizes, "--seconds", "{seconds}", *files), share)
 
 
+def _recipes() -> tuple[SuitePart, ...]:
+    """All recipes, each with as much of the time that is left as those after it. A later run goes on in the folders."""
+    return tuple(
+        SuitePart(
+            f"recipe-{name}",
+            ("mucudnn", "recipe", "run", name, "--device", "cuda", "--out", f"{{out}}/recipe-{name}"),
+            share=1 / left,
+        )
+        for left, name in zip(range(len(RECIPES), 0, -1), RECIPES, strict=True)
+    )
+
+
+# The paper's experiments, the shorter ones first.
+RECIPES = (
+    "at-the-limit",
+    "conv2-desirable-set",
+    "three-policies",
+    "reuse-against-division",
+    "budget-division",
+    "integer-program",
+    "training-equality",
+    "memory-per-layer",
+    "deepbench",
+    "networks-by-limit",
+)
 _OVERHEAD = ("mucudnn.bench.suites.overhead.divided", "--json", "{out}/overhead.json")
 _GPU = ("--device", "cuda")
 _SHORT = (*_GPU, "--time-limit", "1s")
@@ -99,7 +124,8 @@ _ON_CUDA = (
     _network("vgg16", 0.3, *_SHORT, "--batch", "32"),
     _training("alexnet", 0.3, *_SHORT, *_NOT_COMPILED),
     _training("resnet50", 0.5, *_SHORT, *_NOT_COMPILED),
-    _training("vgg16", 1.0, *_SHORT, *_NOT_COMPILED),
+    _training("vgg16", 0.4, *_SHORT, *_NOT_COMPILED),
+    *_recipes(),
 )
 _ON_CPU = (
     SuitePart("overhead", (*_OVERHEAD, "--rounds", "2"), 0.5),

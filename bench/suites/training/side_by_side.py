@@ -37,14 +37,25 @@ class GradientErrors:
 
 @dataclass(frozen=True, slots=True)
 class TrainingComparison:
-    """Steps of mucudnn and of torch from the same seed. ``yardstick``: torch in channels_last against torch."""
+    """Steps of mucudnn and of torch from the same seed. ``yardstick``: torch in channels_last against torch.
 
-    torch_step_s: float
-    mucudnn_step_s: float
+    torch_s, mucudnn_s: seconds of each step but the first, in turns. losses: of mucudnn, step by step.
+    """
+
+    torch_s: tuple[float, ...]
+    mucudnn_s: tuple[float, ...]
     losses: tuple[float, ...]
     difference: Difference
     yardstick: Difference
     errors: GradientErrors
+
+    @property
+    def torch_step_s(self) -> float:
+        return median(self.torch_s)
+
+    @property
+    def mucudnn_step_s(self) -> float:
+        return median(self.mucudnn_s)
 
     @property
     def speedup(self) -> float:
@@ -63,8 +74,8 @@ def train_in_turns(torch_model: nn.Module, mucudnn_model: nn.Module, batches: It
     errors = _gradient_errors(copy.deepcopy(again), ours_again, kept[0])
     _, _, yardstick = _in_turns(again, channels_last, kept)
     return TrainingComparison(
-        torch_step_s=_median_s(baseline),
-        mucudnn_step_s=_median_s(ours),
+        torch_s=_timed(baseline),
+        mucudnn_s=_timed(ours),
         losses=tuple(step.loss for step in ours),
         difference=difference,
         yardstick=yardstick,
@@ -99,8 +110,8 @@ def _gradient_errors(torch_model: nn.Module, mucudnn_model: nn.Module, first: Ba
     return GradientErrors(_gradient_difference(exact, torch_model), _gradient_difference(exact, mucudnn_model))
 
 
-def _median_s(steps: Sequence[TrainedStep]) -> float:
-    return median(step.time_s for step in steps[1:])
+def _timed(steps: Sequence[TrainedStep]) -> tuple[float, ...]:
+    return tuple(step.time_s for step in steps[1:])
 
 
 def _gradient_difference(reference: nn.Module, model: nn.Module) -> float:

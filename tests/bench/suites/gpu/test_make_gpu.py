@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import why_no_gpu
 
+from mucudnn.bench.recipes.shipped_recipes import shipped_recipes
 from mucudnn.bench.suites.gpu import device_record, engine_differences, record_engines
 from mucudnn.bench.suites.gpu import parts as suite_parts
 from mucudnn.bench.suites.gpu import suite as gpu_suite
@@ -312,7 +313,7 @@ def test_names_are_files_and_shares_leave_time_for_all(device: str) -> None:
     [
         pytest.param(p, id=p.name)
         for p in parts("cuda")
-        if p.name.startswith(("engines", "limits", "network", "training"))
+        if p.name.startswith(("engines", "limits", "network", "training", "recipe"))
     ],
 )
 def test_commands_are_understood(part: SuitePart, tmp_path: Path) -> None:
@@ -321,3 +322,9 @@ def test_commands_are_understood(part: SuitePart, tmp_path: Path) -> None:
     while isinstance(command, click.Group):
         command = command.commands[arguments.pop(0)]
     command.make_context(part.name, arguments)
+
+
+def test_every_recipe_is_a_part() -> None:
+    run = [part for part in parts("cuda") if part.arguments[:3] == ("mucudnn", "recipe", "run")]
+    assert sorted(part.arguments[3] for part in run) == sorted(shipped_recipes())
+    assert all(f"recipe-{part.arguments[3]}" == part.name for part in run)

@@ -69,5 +69,5 @@ def test_errors_of_gradients_are_those_of_rounding() -> None:
 
 def test_training_table_prints_times_differences_and_errors() -> None:
     differences = Difference(1e-6, 3e-5), Difference(2e-6, 4e-5)
-    comparison = TrainingComparison(0.5, 0.25, (2.3, 1.1), *differences, GradientErrors(5e-7, 6e-7))
+    comparison = TrainingComparison((0.5,), (0.25,), (2.3, 1.1), *differences, GradientErrors(5e-7, 6e-7))
     assert_as_stored("demo", training_table(comparison))

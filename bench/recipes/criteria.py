@@ -1,0 +1,162 @@
+"""Criteria of recipes: what must come out. ``judging`` says whether it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from mucudnn.bench.recipes.sections import Section
+from mucudnn.bench.report.tables import ratio
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import Operation
+from mucudnn.words.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+from mucudnn.words.values import member, real, shown, text
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Something that is judged.
+
+    column: of the rows; empty: a speedup. is_sum: whether values are added up; else the worst of them counts.
+    """
+
+    column: str
+    parse: Callable[[Any, str], Any]
+    write: Callable[[Any], str]
+    is_sum: bool = False
+
+
+def _size(value: object, name: str) -> int:
+    size = parse_bytes(value)  # type: ignore[arg-type]  # which refuses what is no size
+    if size is None:
+        raise InvalidInputError(f"{name} is {shown(value)}; it must be a size, such as 64MiB")
+    return size
+
+
+def _time(value: object, name: str) -> float:
+    seconds = parse_seconds(value)  # type: ignore[arg-type]
+    if seconds is None:
+        raise InvalidInputError(f"{name} is {shown(value)}; it must be a time, such as 500ms")
+    return seconds
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+_PLAIN = partial(Measure, parse=real, write=_number)
+MEASURES: Mapping[str, Measure] = MappingProxyType(
+    {
+        "speedup": Measure("", real, ratio),
+        "error": _PLAIN("relative_error"),
+        "workspace": Measure("workspace_bytes", _size, lambda value: format_bytes(int(value))),
+        "share_of_limit": _PLAIN("share_of_limit"),
+        "time": Measure("time_s", _time, format_seconds),
+        "failures": _PLAIN("failures", is_sum=True),
+        "gap": _PLAIN("gap"),
+        "options": _PLAIN("options"),
+        "loss_difference": _PLAIN("loss_difference"),
+        "gradient_difference": _PLAIN("gradient_difference"),
+        "loss_over_yardstick": _PLAIN("loss_over_yardstick"),
+        "gradient_over_yardstick": _PLAIN("gradient_over_yardstick"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """One demand on the results. It must hold in every folder, and for every policy and limit that is selected.
+
+    at_least, at_most: inclusive; one of them is ``None``. of: the contestant that is judged. over: the one whose time
+    is divided by its own, for a speedup. where: columns that rows must have these values in.
+    """
+
+    measure: str
+    of: str
+    at_least: float | None = None
+    at_most: float | None = None
+    over: str | None = None
+    where: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        name = self.measure.replace("_", " ")
+        over = f" over {self.over}" if self.over else ""
+        chosen = [_in_words(name, value) for name, value in self.where.items()]
+        bound = (
+            f"at least {self.write(self.at_least)}" if self.at_most is None else f"at most {self.write(self.at_most)}"
+        )
+        return ", ".join((f"{name} of {self.of}{over} {bound}", *chosen))
+
+    def write(self, value: Any) -> str:
+        """Write a value of what is measured, for people."""
+        return MEASURES[self.measure].write(value)
+
+
+def _in_words(name: str, value: object) -> str:
+    if name == "limit_bytes":
+        return format_bytes(None if value is None else int(str(value)))
+    return str(value).replace("_", " ")
+
+
+_BOUNDS = ("at_least", "at_most")
+_SELECTING = {"operation": "operation", "layer": "layer", "policy": "policy", "workspace_limit": "limit_bytes"}
+
+
+def read_criteria(
+    places: Mapping[str, Section], contestants: Sequence[str], grid: Mapping[str, Any]
+) -> tuple[Criterion, ...]:
+    """Read ``[accept]``.
+
+    places: the section in which each measure stands. contestants: those of the benchmark. grid: what is tried of each
+    key. Raises ``InvalidInputError`` for a criterion that could never be judged.
+    """
+    criteria = []
+    for measure, section in places.items():
+        section.require_known(MEASURES)
+        value = section.values[measure]
+        demands = value if isinstance(value, list) else [value]
+        if not demands or not all(isinstance(one, Mapping) for one in demands):
+            section.refuse(measure, f"is {shown(value)}; write {measure} = {{ at_most = ... }}, or a list of such")
+        parse = partial(_criterion, contestants=contestants, grid=grid)
+        criteria += [section.parsed(measure, demand, parse) for demand in demands]
+    return tuple(criteria)
+
+
+def _criterion(value: object, measure: str, contestants: Sequence[str], grid: Mapping[str, Any]) -> Criterion:
+    demand: dict[str, Any] = dict(value)  # type: ignore[call-overload]  # a mapping, as was checked
+    allowed = (*_BOUNDS, "of", *(("over",) if measure == "speedup" else ()), *_SELECTING)
+    for key in demand:
+        if key not in allowed:
+            raise InvalidInputError(f"has {key!r}, which is not known; allowed are {', '.join(allowed)}")
+    bounds = {key: MEASURES[measure].parse(demand[key], key) for key in _BOUNDS if key in demand}
+    if len(bounds) != 1:
+        raise InvalidInputError("must have one bound: at_least or at_most")
+    of = _among(contestants, demand.get("of", contestants[-1]), "of")
+    over = _among(contestants, demand.get("over", contestants[0]), "over") if measure == "speedup" else None
+    where = {column: _selected(key, demand[key], grid) for key, column in _SELECTING.items() if key in demand}
+    return Criterion(measure, of, **bounds, over=over, where=where)
+
+
+def _selected(key: str, value: object, grid: Mapping[str, Any]) -> object:
+    """Return what a column must be equal to. Raises ``InvalidInputError`` for what is not part of the grid."""
+    wanted = text(value, key)
+    if key == "layer":
+        return wanted
+    if key == "workspace_limit":
+        size, tried = parse_bytes(wanted), grid.get(key, ())
+        if size not in tried:
+            sizes = ", ".join(format_bytes(each) for each in tried) or "none"
+            raise InvalidInputError(f"{key} is {shown(value)}, which is not part of the grid: it has {sizes}")
+        return size
+    if key == "operation":
+        return str(member(Operation, wanted, key))
+    return _among([str(each) for each in grid.get(key, ())], wanted, key)
+
+
+def _among(allowed: Sequence[str], value: object, name: str) -> str:
+    if value not in allowed:
+        raise InvalidInputError(f"{name} is {shown(value)}; allowed are {', '.join(allowed)}")
+    return str(value)

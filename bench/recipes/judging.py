@@ -1,0 +1,143 @@
+"""Judges whether what a recipe demands came out, by the rows of its result folders alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import isnan, nan
+from typing import Any, NamedTuple, cast
+
+import pandas
+
+from mucudnn.bench.folders.reading import ResultFolder
+from mucudnn.bench.folders.speedups import Speedup, speedup_of
+from mucudnn.bench.pages.measured import measured
+from mucudnn.bench.pages.pictures.drawing import series_label
+from mucudnn.bench.recipes.criteria import MEASURES, Criterion
+
+_EACH = ["folder", "contestant", "policy", "limit_bytes"]
+
+
+class Group(NamedTuple):
+    """Rows that a criterion is judged for: it must hold for each group. limit_bytes: NaN where there is none."""
+
+    folder: str
+    contestant: str
+    policy: str | None
+    limit_bytes: float
+    rows: pandas.DataFrame
+
+    def __str__(self) -> str:
+        return f"{self.folder}, {series_label(self.contestant, self.policy, self.limit_bytes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Outcome of a criterion.
+
+    found: the worst that was found; ``None``: there was nothing to judge. Where its samples leave an interval, a
+    criterion fails only if all of it is on the wrong side. place: where it was found.
+    """
+
+    criterion: Criterion
+    found: Speedup | None
+    place: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.found is not None and _missed_by(self.criterion, self.found) <= 0
+
+    @property
+    def value(self) -> float | None:
+        return None if self.found is None else self.found.ratio
+
+    def __str__(self) -> str:
+        if self.found is None:
+            return "nothing was measured that this could be judged by"
+        write, spread = self.criterion.write, ""
+        if self.found.low < self.found.high:
+            spread = f", {write(self.found.low)} to {write(self.found.high)}"
+        return f"{write(self.found.ratio)}{spread} ({self.place})"
+
+
+def _missed_by(criterion: Criterion, found: Speedup) -> float:
+    """Return how far the better end of the interval is on the wrong side; 0 or below: the criterion is met."""
+    if criterion.at_least is not None:
+        return criterion.at_least - (found.ratio if isnan(found.high) else found.high)
+    return (found.ratio if isnan(found.low) else found.low) - (criterion.at_most or 0.0)
+
+
+def all_rows(folders: Mapping[str, ResultFolder]) -> pandas.DataFrame:
+    """Return the rows of all folders as reports have them, with what recipes judge besides.
+
+    Columns beside those of ``measured``: ``folder``, its name; ``share_of_limit``, the workspace over the limit;
+    ``failures``, 1 where a row has no samples, else 0.
+    """
+    records = [
+        {**record, "folder": name} for name, folder in folders.items() for record in measured(folder).to_dict("records")
+    ]
+    rows = pandas.DataFrame(records, columns=None if records else [*_EACH, "time_s", "turns", "workspace_bytes"])
+    rows["share_of_limit"] = rows["workspace_bytes"] / rows["limit_bytes"]
+    rows["failures"] = rows["time_s"].isna().astype(float)
+    return rows
+
+
+def judge(criterion: Criterion, rows: pandas.DataFrame) -> Judgement:
+    """Judge by the rows of all folders, as ``all_rows`` returns them: the worst of all that is judged counts."""
+    every = [one for one in _judgements(criterion, rows) if one.found is not None and not isnan(one.found.ratio)]
+    return max(every, key=lambda one: _missed_by(criterion, one.found or Speedup()), default=Judgement(criterion, None))
+
+
+def _judgements(criterion: Criterion, rows: pandas.DataFrame) -> Iterator[Judgement]:
+    """Yield what is found of each group that the criterion is judged for."""
+    measure, every = MEASURES[criterion.measure], rows
+    for column, value in criterion.where.items():
+        rows = _equal(rows, column, value)
+    rows = rows[rows["contestant"] == criterion.of]
+    for group in groups(rows):
+        if not measure.column:
+            found = speedup(group.rows, every[every["contestant"] == criterion.over])
+            yield Judgement(criterion, found, str(group))
+        elif measure.column in rows:
+            values = group.rows[measure.column]
+            worst = values.min() if criterion.at_most is None else values.max()
+            yield Judgement(criterion, Speedup(float(values.sum() if measure.is_sum else worst)), str(group))
+
+
+def groups(rows: pandas.DataFrame) -> Iterator[Group]:
+    """Yield the rows of each contestant under each policy and limit in each folder, in their order."""
+    for key, group in rows.groupby(_EACH, dropna=False, sort=False):
+        folder, contestant, policy, limit = (None if pandas.isna(one) else one for one in cast("tuple[Any, ...]", key))
+        yield Group(str(folder), str(contestant), policy, nan if limit is None else float(limit), group)
+
+
+def speedup(rows: pandas.DataFrame, rivals: pandas.DataFrame) -> Speedup:
+    """Return the rivals' time over that of the rows, each as often as its layer occurs, and its interval.
+
+    NaN: no row has a rival. A row's rival was timed in the same turns; of several, it is the one of the same limit, or
+    else of the same policy.
+    """
+    pairs = [(row, _rival(row, rivals)) for _, row in rows.iterrows() if row["samples_s"]]
+    known = [(row, rival) for row, rival in pairs if rival is not None]
+    return speedup_of([_weighted(rival) for _, rival in known], [_weighted(row) for row, _ in known])
+
+
+def _weighted(row: pandas.Series[Any]) -> list[float]:
+    return [row["count"] * sample for sample in row["samples_s"]]
+
+
+def _rival(row: pandas.Series[Any], rivals: pandas.DataFrame) -> pandas.Series[Any] | None:
+    alike = (rivals["folder"] == row["folder"]) & (rivals["turns"] == row["turns"]) & rivals["time_s"].notna()
+    rivals = rivals[alike]
+    for column in ("limit_bytes", "policy"):
+        same = _equal(rivals, column, row[column])
+        if len(rivals) > 1 and len(same):
+            rivals = same
+    return rivals.iloc[0] if len(rivals) == 1 else None
+
+
+def _equal(rows: pandas.DataFrame, column: str, value: object) -> pandas.DataFrame:
+    """Return the rows that have this value, a missing one being equal to another."""
+    if column not in rows:
+        return rows[:0]
+    return rows[rows[column].isna() if pandas.isna(value) else rows[column] == value]  # type: ignore[call-overload]

@@ -1,0 +1,133 @@
+"""Reads a recipe: what is fixed, what is tried, and what must come out. The format is described in docs/recipes.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mucudnn.bench.pages.pictures.kinds import KINDS
+from mucudnn.bench.recipes.benchmarks import BENCHMARKS, Benchmark, Cell
+from mucudnn.bench.recipes.criteria import MEASURES, Criterion, read_criteria
+from mucudnn.bench.recipes.sections import Section, alternatives, read_sections
+from mucudnn.bench.recipes.settings import SOURCES
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.values import several, shown, text, texts
+
+DEVICES = ("cpu", "cuda")
+_SECTIONS = ("fixed", "mutable", "accept")
+_SHOWN_SOURCES = {"networks": "networks, a list,", "table": "table, one name"}
+_KEYS = ("title", "benchmark", "figure", "published", *_SECTIONS, *DEVICES)
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeFile:
+    """A recipe as it was read, for one type of device.
+
+    text: the whole file. published: what others have published of it, in words. figure: the kind of picture that is
+    drawn; ``None``: none. settings: all alternatives of each key, those of ``[fixed]`` being one.
+    """
+
+    path: Path
+    text: str
+    title: str
+    benchmark_name: str
+    figure: str | None
+    published: tuple[str, ...]
+    settings: Mapping[str, tuple[Any, ...]]
+    criteria: tuple[Criterion, ...]
+
+    @property
+    def benchmark(self) -> Benchmark:
+        return BENCHMARKS[self.benchmark_name]
+
+    def cells(self) -> list[Cell]:
+        """Return the result folders to be filled: one for each source and alternative that has its own."""
+        grid = {name: values for name, values in self.settings.items() if name in self.benchmark.grid}
+        sources = [one for name in SOURCES for value in self.settings.get(name, ()) for one in several(value)]
+        others = {name: values for name, values in self.settings.items() if name not in (*grid, *SOURCES)}
+        return [
+            Cell(_name(str(source), others, chosen), str(source), {**dict(zip(others, chosen, strict=True)), **grid})
+            for source in sources
+            for chosen in product(*others.values())
+        ]
+
+
+def _name(source: str, others: Mapping[str, tuple[Any, ...]], chosen: tuple[Any, ...]) -> str:
+    """Name a folder by its source and what it does not share with the others."""
+    own = [f"{name}-{_plain(value)}" for (name, every), value in zip(others.items(), chosen, strict=True) if every[1:]]
+    return "-".join((_plain(source), *own))
+
+
+def _plain(value: object) -> str:
+    joined = "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return re.sub(r"[^\w.]+", "-", joined).strip("-.") or "source"
+
+
+def read_recipe(path: Path, device: str = "cpu") -> RecipeFile:
+    """Read a recipe for a type of device, whose own section replaces what is there for all.
+
+    Raises ``InvalidInputError``, naming file, line, key, what was given and what is allowed.
+    """
+    top = read_sections(path)
+    top.require_known(_KEYS)
+    title = top.take("title", text, path.stem)
+    name = top.take("benchmark", partial(_one_of, allowed=tuple(BENCHMARKS)), next(iter(BENCHMARKS)))
+    figure = top.take("figure", partial(_one_of, allowed=tuple(KINDS)))
+    benchmark = BENCHMARKS[name]
+    for each in DEVICES:
+        top.inner(each).require_known(_SECTIONS)
+    settings = _settings(_places(top, device, "fixed", "mutable"), benchmark)
+    _require_source(top, benchmark, settings)
+    if benchmark.needed and benchmark.needed not in settings:
+        top.refuse("mutable", f"needs {benchmark.needed}: without one there is nothing for {name} to run")
+    grid = {key: values for key, values in settings.items() if key in benchmark.grid}
+    criteria = read_criteria(_places(top, device, "accept"), benchmark.contestants, grid)
+    if not criteria:
+        top.refuse("accept", f"has no criterion; add a section [accept], with some of {', '.join(MEASURES)}")
+    published = top.take("published", texts, ())
+    return RecipeFile(path, top.text, title, name, figure, published, MappingProxyType(settings), criteria)
+
+
+def _places(top: Section, device: str, *names: str) -> dict[str, Section]:
+    """Return the section in which each key counts: that of the device, or else that for all devices."""
+    found: dict[str, Section] = {}
+    for outer in (top, top.inner(device)):
+        sections = [outer.inner(name) for name in names]
+        for section in sections:
+            for key in section.values:
+                if others := [one.name for one in sections if one is not section and key in one.values]:
+                    section.refuse(key, f"stands in [{others[0]}], too; give it in one of the two")
+                found[key] = section
+    return found
+
+
+def _settings(places: Mapping[str, Section], benchmark: Benchmark) -> dict[str, tuple[Any, ...]]:
+    """Return the alternatives of each key. Raises ``InvalidInputError``."""
+    settings = {}
+    for key, section in places.items():
+        section.require_known(benchmark.keys)
+        parse = benchmark.keys[key]
+        is_mutable = section.name.endswith("mutable")
+        values = section.take(key, alternatives) if is_mutable else [section.values[key]]
+        settings[key] = tuple(dict.fromkeys(section.parsed(key, value, parse) for value in values))
+    return settings
+
+
+def _require_source(top: Section, benchmark: Benchmark, settings: Mapping[str, object]) -> None:
+    allowed = [_SHOWN_SOURCES[key] for key in SOURCES if key in benchmark.keys]
+    given = [key for key in SOURCES if key in settings]
+    if len(given) != 1:
+        found = "both are there" if given else "there is none"
+        top.refuse("fixed", f"needs {' or '.join(allowed)}: {found}")
+
+
+def _one_of(value: object, name: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise InvalidInputError(f"{name} is {shown(value)}; allowed are {', '.join(allowed)}")
+    return str(value)

@@ -1,0 +1,126 @@
+"""Runs a recipe into a folder: a result folder for each cell, then the judgement and the figure.
+
+The same command goes on where it was stopped: what the result folders have is not measured again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas
+
+from mucudnn.bench.folders.reading import ResultFolder, read_folder
+from mucudnn.bench.pages.pictures.drawn import write_picture
+from mucudnn.bench.recipes.benchmarks import Place
+from mucudnn.bench.recipes.judging import Judgement, all_rows, judge
+from mucudnn.bench.recipes.recipe_file import RecipeFile
+from mucudnn.bench.report.export import write_json
+from mucudnn.terminal.whole_files import whole_text
+from mucudnn.words.errors import InvalidInputError, OutputError, UnavailableError
+from mucudnn.words.progress import share_of
+
+RECIPE_FILE, OUTCOME_FILE = "recipe.toml", "outcome.json"
+_FORMAT_VERSION = 1  # of the outcome
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """Outcome of a recipe. rows: of all folders, see ``all_rows``. figures: the files that were drawn.
+
+    notes: what was left out, could not be read or could not be drawn, in words.
+    """
+
+    recipe: RecipeFile
+    rows: pandas.DataFrame
+    judgements: tuple[Judgement, ...]
+    figures: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(one.passed for one in self.judgements)
+
+
+def run_recipe(recipe: RecipeFile, out: Path, place: Place) -> Outcome:
+    """Measure what is missing of a recipe in the folder ``out``, then judge it.
+
+    Raises ``OutputError`` for a folder that is not of a recipe, what the benchmark raises, and ``KeyboardInterrupt``,
+    by then with all that was measured in the folder.
+    """
+    _prepare(out, recipe.text)
+    cells = recipe.cells()
+    for index, cell in enumerate(cells):
+        part = share_of(place.progress, index / len(cells), 1 / len(cells))
+        recipe.benchmark.run(cell, out / cell.name, replace(place, progress=part))
+    folders = {cell.name: read_folder(out / cell.name) for cell in cells}
+    outcome = judged(recipe, folders, out)
+    write_json(out / OUTCOME_FILE, _record(outcome))
+    return outcome
+
+
+def _prepare(out: Path, recipe: str) -> None:
+    """Make the folder, with the recipe in it. Raises ``OutputError`` for one that has something else."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        strange = sorted(one.name for one in out.iterdir())
+    except OSError as error:
+        raise OutputError(f"{out} cannot be made: {error.strerror}; name another folder") from error
+    if strange and RECIPE_FILE not in strange:
+        raise OutputError(f"{out} is no folder of a recipe: it has {strange[0]}; name a new or empty folder")
+    with whole_text(out / RECIPE_FILE) as stream:
+        stream.write(recipe)
+
+
+def judged(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> Outcome:
+    """Judge result folders by a recipe, and draw its figure of each into the folder ``out``."""
+    rows = all_rows(folders)
+    judgements = tuple(judge(criterion, rows) for criterion in recipe.criteria)
+    notes = [note for folder in folders.values() for note in _left_out(folder)]
+    figures, undrawn = _drawn(recipe, folders, out)
+    return Outcome(recipe, rows, judgements, figures, (*notes, *undrawn))
+
+
+def _left_out(folder: ResultFolder) -> list[str]:
+    left = [f"{folder.path.name}: {one.what} was left out, as {one.reason}" for one in folder.left_out]
+    return [*left, *folder.problems]
+
+
+def _drawn(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> tuple[tuple[Path, ...], list[str]]:
+    """Return the files of the figures, and what could not be drawn, in words."""
+    if recipe.figure is None:
+        return (), []
+    paths, notes = [], []
+    for name, folder in folders.items():
+        path = out / f"{name}-{recipe.figure}.svg"
+        try:
+            write_picture(recipe.figure, folder, path)
+            paths.append(path)
+        except InvalidInputError as error:
+            notes.append(str(error))
+        except UnavailableError as error:
+            return (), [f"no figure: {error}"]
+    return tuple(paths), notes
+
+
+def _record(outcome: Outcome) -> dict[str, object]:
+    """Return what the file has: each criterion, what was found, and whether it passed."""
+    return {
+        "format_version": _FORMAT_VERSION,
+        "title": outcome.recipe.title,
+        "published": list(outcome.recipe.published),
+        "passed": outcome.passed,
+        "criteria": [
+            {
+                "criterion": str(one.criterion),
+                "value": one.value,
+                "low": None if one.found is None else one.found.low,
+                "high": None if one.found is None else one.found.high,
+                "place": one.place,
+                "passed": one.passed,
+            }
+            for one in outcome.judgements
+        ],
+        "figures": [path.name for path in outcome.figures],
+        "notes": list(outcome.notes),
+    }

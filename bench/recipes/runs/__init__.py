@@ -1,0 +1,1 @@
+"""Runs each benchmark that recipes name: one file a benchmark, with a function ``run``."""

@@ -1,0 +1,74 @@
+"""``mucudnn recipe``: experiments as files: what is measured, and what must come out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mucudnn.cli.shared import options
+from mucudnn.terminal.command_files import FileCommand, NamedOrFile
+
+_FAILED = 1
+
+
+@click.group()
+def recipe() -> None:
+    """Experiments as TOML files: what is fixed, what is tried, and what must come out (docs/recipes.md)."""
+
+
+@recipe.command("list", cls=FileCommand)
+def list_recipes() -> None:
+    """List the recipes that come with mucudnn: the experiments of the paper."""
+    from mucudnn.bench.recipes.sections import read_sections
+    from mucudnn.bench.recipes.shipped_recipes import shipped_recipes
+    from mucudnn.bench.report.tables import new_table
+    from mucudnn.terminal.console import output
+
+    printed = new_table("", ("recipe", "what it shows"), ())
+    for name, path in shipped_recipes().items():
+        printed.add_row(name, str(read_sections(path).values["title"]))
+    output().print(printed)
+
+
+@recipe.command(cls=FileCommand)
+@click.argument("name", metavar="NAME", type=NamedOrFile("NAME"))
+def show(name: str) -> None:
+    """Print the recipe NAME, to begin one of your own with: mucudnn recipe show NAME > mine.toml."""
+    from mucudnn.bench.recipes.sections import read_sections
+    from mucudnn.bench.recipes.shipped_recipes import find_recipe
+
+    click.echo(read_sections(find_recipe(name)).text, nl=False)
+
+
+@recipe.command(cls=FileCommand)
+@click.argument("name", metavar="FILE", type=NamedOrFile("FILE"))
+@options.database
+@options.threads
+@options.device
+@options.out_folder_required
+@click.pass_context
+def run(context: click.Context, name: str, database: Path | None, threads: int | None, device: str, out: Path) -> None:
+    """Run the recipe FILE, or a shipped one by its name: measure its grid, judge its criteria, draw its figure.
+
+    Exit status 1: a criterion is not met. DIR has a result folder for each network, recipe.toml and outcome.json.
+    """
+    from mucudnn.bench.recipes.benchmarks import Place
+    from mucudnn.bench.recipes.recipe_file import read_recipe
+    from mucudnn.bench.recipes.report import criteria_table, published_in_words, results_table
+    from mucudnn.bench.recipes.running import run_recipe
+    from mucudnn.bench.recipes.shipped_recipes import find_recipe
+    from mucudnn.terminal.console import output, progress_bar
+
+    read = read_recipe(find_recipe(name), device)
+    options.use_threads(threads)
+    with progress_bar() as progress:
+        outcome = run_recipe(read, out, Place(device, database, progress))
+    console = output()
+    console.print(results_table(outcome))
+    console.print(criteria_table(outcome))
+    for line in (*outcome.notes, published_in_words(outcome), *(f"figure: {path}" for path in outcome.figures)):
+        if line:
+            console.print(line, soft_wrap=True)
+    if not outcome.passed:
+        context.exit(_FAILED)

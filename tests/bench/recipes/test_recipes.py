@@ -1,0 +1,245 @@
+"""Recipes on a machine whose costs are known: what is measured, where it goes on, and what is judged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from math import nan
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from pandas import DataFrame
+from support.clock.machine import FakeAlgorithm, FakeClock, fake_machine, linear
+from torch import Tensor, nn
+
+from mucudnn.bench.recipes.benchmarks import Place
+from mucudnn.bench.recipes.criteria import Criterion
+from mucudnn.bench.recipes.judging import judge
+from mucudnn.bench.recipes.recipe_file import read_recipe
+from mucudnn.bench.recipes.report import criteria_table, results_table
+from mucudnn.bench.recipes.running import Outcome, run_recipe
+from mucudnn.bench.recipes.runs import convolutions, program
+from mucudnn.bench.suites.deepbench.benchmark import benchmark_deepbench
+from mucudnn.bench.suites.solver.networks import benchmark_division
+from mucudnn.bench.suites.training import equality
+from mucudnn.database.database import Database
+from mucudnn.words.errors import InvalidInputError, OutputError
+
+HEADING = "name,n,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w\n"
+LAYERS = HEADING + "first,8,4,8,8,4,3,3,1,1,1,1\nsecond,8,4,8,8,8,3,3,1,1,1,1\n"
+GRID = '[mutable]\npolicy = ["power-of-two"]\nworkspace_limit = ["400B"]\n'
+
+
+class Kitchen:
+    """Torch at 20 ms a sample; ``quick`` at 10 ms with 100 bytes each, ``small`` at 15 ms with none; 1 ms a call."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.clock = folder, FakeClock()
+        native = FakeAlgorithm("native", self.clock, linear(0.02))
+        quick = FakeAlgorithm("quick", self.clock, linear(0.01, 0.001), scratch_bytes_per_sample=100)
+        small = FakeAlgorithm("small", self.clock, linear(0.015, 0.001))
+        self.machine = fake_machine(self.clock, [native, quick, small])
+        own: dict[str, Any] = {"machine": self.machine, "database": Database(":memory:")}
+        monkeypatch.setattr(convolutions, "benchmark_deepbench", partial(benchmark_deepbench, **own))
+        monkeypatch.setattr(program, "benchmark_division", partial(benchmark_division, **own))
+        (folder / "layers.csv").write_text(LAYERS)
+
+    def cook(self, accept: str, grid: str = GRID, more: str = "", top: str = "") -> Outcome:
+        path = self.folder / "recipe.toml"
+        fixed = f'[fixed]\ntable = "{self.folder / "layers.csv"}"\noperations = ["forward"]\nrounds = 3\n{more}'
+        path.write_text(f"{top}{fixed}{grid}[accept]\n{accept}")
+        return run_recipe(read_recipe(path), self.folder / "out", Place())
+
+    def rows(self) -> bytes:
+        (folder,) = (path for path in (self.folder / "out").iterdir() if path.is_dir())
+        return (folder / "rows.jsonl").read_bytes()
+
+
+@pytest.fixture
+def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kitchen:
+    return Kitchen(tmp_path, monkeypatch)
+
+
+def values(outcome: Outcome) -> list[float | None]:
+    return [one.value for one in outcome.judgements]
+
+
+def test_criteria_are_judged_by_what_was_measured(kitchen: Kitchen) -> None:
+    """Under 400 bytes the undivided is small, 121 ms, ours quick in two halves, 82 ms; torch takes 160 ms."""
+    outcome = kitchen.cook(
+        'speedup = [{ at_least = 1.9 }, { over = "undivided", at_least = 1.4 }, { of = "undivided", at_least = 1.4 }]\n'
+        'share_of_limit = { at_most = 1.0 }\nworkspace = { at_most = "399B" }\nfailures = { at_most = 0 }\n'
+        'time = [{ at_most = "82ms" }, { at_most = "81ms", layer = "first" }]\n'
+    )
+    assert values(outcome) == pytest.approx([160 / 82, 121 / 82, 160 / 121, 1.0, 400, 0, 0.082, 0.082])
+    assert [one.passed for one in outcome.judgements] == [True, True, False, True, False, True, True, False]
+    assert not outcome.passed
+    assert outcome.judgements[0].place.endswith("mucudnn, power-of-two, 400 B")
+
+
+def test_the_outcome_is_written(kitchen: Kitchen) -> None:
+    outcome = kitchen.cook("speedup = { at_least = 1.9 }\n", more='layers = ["second"]\n')
+    found = json.loads((kitchen.folder / "out" / "outcome.json").read_text())
+    assert (found["passed"], len(found["criteria"])) == (True, 1)
+    assert found["criteria"][0]["value"] == pytest.approx(160 / 82)
+    assert outcome.passed
+    assert results_table(outcome).row_count == 3
+    assert criteria_table(outcome).row_count == 1
+    assert set(outcome.rows["layer"]) == {"second"}
+
+
+def test_a_second_run_measures_nothing_and_judges_by_its_own_criteria(kitchen: Kitchen) -> None:
+    assert kitchen.cook("speedup = { at_least = 1.9 }\n").passed
+    spent_s = kitchen.clock.seconds
+    assert not kitchen.cook("speedup = { at_least = 2.1 }\n").passed
+    assert kitchen.clock.seconds == spent_s
+
+
+def test_a_run_that_was_stopped_goes_on(kitchen: Kitchen) -> None:
+    whole = kitchen.cook("speedup = { at_least = 1.9 }\n")
+    (folder,) = (path for path in (kitchen.folder / "out").iterdir() if path.is_dir())
+    lines = (folder / "rows.jsonl").read_text().splitlines(keepends=True)
+    (folder / "rows.jsonl").write_text("".join(lines[:3]) + lines[3][:40])
+    again = kitchen.cook("speedup = { at_least = 1.9 }\n")
+    assert values(again) == pytest.approx(values(whole))
+    assert len(again.rows) == len(whole.rows) == 6
+
+
+def test_another_grid_is_refused_in_the_same_folder(kitchen: Kitchen) -> None:
+    kitchen.cook("speedup = { at_least = 1.9 }\n")
+    with pytest.raises(InvalidInputError, match="workspace_limit was"):
+        kitchen.cook("speedup = { at_least = 1.9 }\n", grid=GRID.replace("400B", "800B"))
+
+
+def test_no_folder_of_something_else_is_written(kitchen: Kitchen) -> None:
+    (kitchen.folder / "out").mkdir()
+    (kitchen.folder / "out" / "thesis.tex").write_text("")
+    with pytest.raises(OutputError, match=r"thesis\.tex"):
+        kitchen.cook("speedup = { at_least = 1.9 }\n")
+
+
+def test_what_cannot_be_judged_does_not_pass(kitchen: Kitchen) -> None:
+    outcome = kitchen.cook('error = { at_most = 1, layer = "third" }\nspeedup = { of = "mucudnn-wd", at_least = 0 }\n')
+    assert [one.passed for one in outcome.judgements] == [False, False]
+    assert str(outcome.judgements[0]) == "nothing was measured that this could be judged by"
+
+
+def test_one_budget_for_all_is_beside_a_limit_for_each(kitchen: Kitchen) -> None:
+    """Both problems are alike: with 400 bytes each a division does what the limit does; in all, one has it."""
+    grid = GRID + 'workspace_budget = ["400B each", "400B"]\n'
+    outcome = kitchen.cook('workspace = { of = "mucudnn-wd", at_most = "400B" }\n', grid)
+    divided = outcome.rows[outcome.rows["contestant"] == "mucudnn-wd"]
+    by_budget = {budget: sorted(group["configuration"]) for budget, group in divided.groupby("limit_bytes")}
+    assert by_budget[800] == ["quick 4×2", "quick 4×2"]
+    assert divided.groupby("limit_bytes")["workspace_bytes"].sum().le([400, 800]).all()
+    assert outcome.passed
+
+
+def test_one_byte_less_than_the_best_takes(kitchen: Kitchen) -> None:
+    outcome = kitchen.cook(
+        'speedup = { of = "undivided", at_least = 1.9, layer = "first" }\n',
+        grid='[mutable]\npolicy = ["power-of-two"]\n',
+        more="at_best = true\n",
+    )
+    found = outcome.rows[outcome.rows["layer"] == "first"].set_index(["contestant", "limit_bytes"])["configuration"]
+    assert found["undivided", 800] == "quick 8"
+    assert found["undivided", 799] == "small 8"
+    assert found["mucudnn", 799] == "quick 4×2"
+    assert values(outcome) == pytest.approx([160 / 121])
+
+
+def test_the_program_of_a_division_is_solved_again_and_again(kitchen: Kitchen) -> None:
+    """There are two problems alike, each with ``small``, and with ``quick`` in micro-batches of several sizes."""
+    grid = '[mutable]\nworkspace_budget = ["800B each", "100B", "0B"]\n'
+    accept = 'gap = { at_most = 0 }\nworkspace = { at_most = "1600B" }\noptions = { at_least = 99 }\n'
+    outcome = kitchen.cook(accept, grid, top='benchmark = "program"\n')
+    by_budget = outcome.rows.set_index("limit_bytes")
+    assert list(by_budget.index) == [1600, 100, 0]
+    assert by_budget.loc[0, "workspace_bytes"] == 0
+    assert by_budget.loc[100, "workspace_bytes"] <= 100
+    assert set(by_budget["problems"]) == {2}
+    assert set(map(len, by_budget["samples_s"])) == {3}
+    assert [one.passed for one in outcome.judgements] == [True, True, False]
+    before = kitchen.rows()
+    kitchen.cook(accept, grid, top='benchmark = "program"\n')
+    assert kitchen.rows() == before
+
+
+def test_a_budget_that_suffices_for_nothing_is_told(kitchen: Kitchen) -> None:
+    native = replace(kitchen.machine.algorithms[0], internal_bytes_per_sample=50)
+    kitchen.machine.algorithms[:] = [native, kitchen.machine.algorithms[1]]
+    outcome = kitchen.cook(
+        "failures = { at_most = 0 }\n", '[mutable]\nworkspace_budget = ["10B"]\n', top='benchmark = "program"\n'
+    )
+    assert [one.value for one in outcome.judgements] == [1]
+    assert "budget" in outcome.rows["failure"][0]
+
+
+def trained(out: Path, monkeypatch: pytest.MonkeyPatch, scale: float) -> Outcome:
+    """Train a small model, and one whose loss is scaled, by a recipe of two policies."""
+
+    def small(network: str) -> tuple[nn.Module, tuple[int, int, int]]:
+        return nn.Sequential(nn.Flatten(), nn.Linear(12, 10)), (3, 2, 2)
+
+    class Scaled(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.model(x) * scale
+
+    monkeypatch.setattr(equality, "trainable_model", small)
+    monkeypatch.setattr("mucudnn.optimize", lambda model, x, config, progress: Scaled(model))
+    path = out.parent / "recipe.toml"
+    path.write_text(
+        'benchmark = "equality"\n[fixed]\nnetworks = ["alexnet"]\nbatch = 4\nsteps = 3\n'
+        '[mutable]\npolicy = ["power-of-two", "all"]\n'
+        "[accept]\nloss_difference = { at_most = 1e-6 }\ngradient_difference = { at_most = 1e-6 }\n"
+    )
+    return run_recipe(read_recipe(path), out, Place())
+
+
+@pytest.mark.parametrize(("scale", "passed"), [(1.0, True), (1.01, False)])
+def test_training_is_equal_or_not(scale: float, passed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = trained(tmp_path / "out", monkeypatch, scale)
+    assert [one.passed for one in outcome.judgements] == [passed, passed]
+    ours = outcome.rows[outcome.rows["contestant"] == "mucudnn"]
+    assert list(ours["policy"]) == ["power-of-two", "all"]
+    assert ours["loss_over_yardstick"].isna().all()  # a linear layer has no other memory format
+    assert set(map(len, outcome.rows["samples_s"])) == {2}
+    again = trained(tmp_path / "out", monkeypatch, scale)
+    assert list(again.rows["samples_s"]) == list(outcome.rows["samples_s"])
+
+
+def row(contestant: str, samples: list[float], turns: int = 1, **more: object) -> dict[str, object]:
+    chosen = {"policy": None, "limit_bytes": nan, "folder": "net", "count": 1.0, "workspace_bytes": 0.0}
+    return {"contestant": contestant, "turns": turns, "samples_s": samples, "time_s": median(samples), **chosen, **more}
+
+
+@pytest.mark.parametrize(("at_least", "passed"), [(0.9, True), (1.1, True), (1.6, False)])
+def test_a_speedup_fails_only_where_its_samples_surely_say_so(at_least: float, passed: bool) -> None:
+    ours = [1.0, 1.5, 1.0, 1.5, 1.0, 1.5, 1.0, 1.5, 1.2]
+    rows = DataFrame([row("torch", [1.2] * 9), row("mucudnn", ours)])
+    judgement = judge(Criterion("speedup", "mucudnn", at_least=at_least, over="torch"), rows)
+    assert judgement.found is not None
+    assert judgement.found.low < judgement.value == 1.0 < judgement.found.high == pytest.approx(1.2)
+    assert judgement.passed is passed
+
+
+def test_the_worst_of_all_networks_counts_and_layers_count_as_often_as_they_occur() -> None:
+    rows = DataFrame(
+        [
+            row("torch", [3.0], 1, folder="a"),
+            row("mucudnn", [1.0], 1, folder="a"),
+            row("torch", [2.0], 1, folder="b", count=3.0),
+            row("mucudnn", [1.0], 1, folder="b", count=3.0),
+            row("torch", [1.0], 2, folder="b"),
+            row("mucudnn", [2.0], 2, folder="b"),
+        ]
+    )
+    judgement = judge(Criterion("speedup", "mucudnn", at_least=1.0, over="torch"), rows)
+    assert (judgement.value, judgement.place) == (pytest.approx(7 / 5), "b, mucudnn")
