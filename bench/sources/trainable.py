@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 from mucudnn.bench.sources.layers import NETWORKS, load_model
 from mucudnn.bench.sources.networks import build, input_shape_of
@@ -28,3 +29,12 @@ def trainable_model(
     torch_dtype, torch_format = getattr(torch, dtype_name(dtype)), TORCH_FORMATS[memory_format]
     model = build(source).to(dtype=torch_dtype, memory_format=torch_format)  # type: ignore[call-overload]
     return model, input_shape or input_shape_of(source)
+
+
+def settle_statistics(model: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    """Give batch norms the statistics of a batch, the first argument, as training would.
+
+    Those of a fresh network, 0 and 1, let what it is given fade from layer to layer: its outputs are then the same
+    whatever its convolutions compute, and comparing them tells nothing.
+    """
+    update_bn([arguments], model)

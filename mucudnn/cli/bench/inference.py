@@ -100,8 +100,8 @@ def inference(
     from mucudnn.bench.folders.writing import folder_if_named
     from mucudnn.bench.measure import operands
     from mucudnn.bench.sources.layers import importable
-    from mucudnn.bench.sources.networks import arguments_for
-    from mucudnn.bench.sources.trainable import trainable_model
+    from mucudnn.bench.sources.networks import NETWORKS, arguments_for
+    from mucudnn.bench.sources.trainable import settle_statistics, trainable_model
     from mucudnn.bench.suites.inference.benchmark import benchmark_inference
     from mucudnn.bench.suites.inference.comparison import compare_runtimes
     from mucudnn.bench.suites.inference.report import (
@@ -123,6 +123,8 @@ def inference(
     model, shape = trainable_model(source, input_shape=input_shape, memory_format=memory_format)
     x = torch.randn(operands.input_shape(batch, shape)).contiguous(memory_format=TORCH_FORMATS[memory_format])
     arguments = arguments_for(source, x)
+    if source in NETWORKS:
+        settle_statistics(model, arguments)
     console, record = output(), {}
     parts = [*([FILTERS] if layers else []), *(f"{RUNTIMES}: {runtime}" for runtime in runtimes)]
     named = source, tuple(x.shape), memory_format

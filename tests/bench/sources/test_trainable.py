@@ -1,0 +1,30 @@
+"""Models of sources that can be computed with."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from mucudnn.bench.sources.trainable import settle_statistics, trainable_model
+
+
+def difference_of_outputs(model: nn.Module) -> float:
+    """Relative, of two inputs that have nothing in common."""
+    with torch.no_grad():
+        one, other = (model.eval()(torch.randn(2, 3, 64, 64)) for _ in range(2))
+    return float((one - other).norm() / other.norm())
+
+
+def test_outputs_follow_the_inputs_once_statistics_are_settled() -> None:
+    torch.manual_seed(0)
+    model, _ = trainable_model("mobilenetv2")
+    assert difference_of_outputs(model) < 0.01  # the bias of the last layer is all that is left
+    settle_statistics(model, (torch.randn(4, 3, 64, 64),))
+    assert difference_of_outputs(model) > 0.1
+
+
+def test_what_has_no_batch_norm_stays_as_it_is() -> None:
+    model, _ = trainable_model("alexnet")
+    before = [tensor.clone() for tensor in model.state_dict().values()]
+    settle_statistics(model, (torch.randn(1, 3, 224, 224),))
+    assert all(map(torch.equal, before, model.state_dict().values()))
