@@ -31,7 +31,7 @@ def results_table(outcome: Outcome) -> Table:
             *(group.folder, group.contestant, group.policy or ""),
             _size(group.limit_bytes, "" if group.policy is None else "none"),
             f"{len(timed)} of {len(group.rows)}",
-            milliseconds(float((timed["time_s"] * timed["count"]).sum())),
+            "" if timed.empty else milliseconds(float((timed["time_s"] * timed["count"]).sum())),
             "" if pandas.isna(over_torch) else ratio(over_torch),
             _size(group.rows["workspace_bytes"].max(), ""),
             "" if pandas.isna(error) else f"{error:.1e}",
