@@ -47,7 +47,7 @@ _POINT: Mapping[str, _IsSound] = {"configuration": _is_text, "time_s": _is_numbe
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """What the file has, as data frames with the columns of the subject and ``subject``, its number.
+    """Content of the file, as data frames with the columns of the subject and ``subject``, its number.
 
     measured: a row for each algorithm and micro-batch size, with its costs in seconds and bytes;
     ``is_allowed``, whether its error is within the bound; ``step_samples_s``, empty where the database knew the times.

@@ -36,8 +36,8 @@ _DIVIDED_FILE = _FILE.with_name("ucudnn_reference.csv")
 def published_gains() -> pandas.DataFrame:
     """Return what the authors of μ-cuDNN published of DeepBench: a row for each geometry.
 
-    Columns: those of ``DIVIDED_GEOMETRY``; ``128MiB``, ``256MiB``, ``512MiB``: speedup of micro-batched over undivided
-    cuDNN under this workspace limit, with 256 samples on a P100-SXM2. They were read from the bars in
+    Columns: those of ``DIVIDED_GEOMETRY``; ``128MiB``, ``256MiB``, ``512MiB``: speedup of micro-batched over
+    undivided convolutions under this workspace limit, with 256 samples on a P100-SXM2. They were read from the bars in
     https://github.com/spcl/ucudnn, to 0.01, which do not say which operations were summed. Of rows of the same geometry
     it is the mean. The geometries that are not here had 1.00 to 1.02.
     """

@@ -34,7 +34,7 @@ def draw(material: Material) -> Figure | None:
     label(every[0], "measured here", "time of the undivided / divided", "")
     if len(published):
         _draw_published(every[1], published, layers)
-        label(every[1], "published elsewhere: P100-SXM2, cuDNN, N = 256", "time of the undivided / divided", "")
+        label(every[1], "published elsewhere: P100-SXM2, N = 256", "time of the undivided / divided", "")
     every[0].set_yticks(range(len(layers)), [plain(str(layer)) for layer in layers], fontsize=7)
     every[0].set_ylim(len(layers) - 0.4, -0.6)
     for axes in every:

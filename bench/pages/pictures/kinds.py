@@ -40,7 +40,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "speedup of each layer over the best undivided; the authors' own bars beside",
             "Time of the best undivided algorithm over that of the divided mini-batch under the same workspace limit, "
             "all operations of a layer together; lines are 95 % intervals over rounds. Published elsewhere: bars that "
-            "the authors of μ-cuDNN show in github.com/spcl/ucudnn for the same geometry, N = 256, cuDNN on a "
+            "the authors of μ-cuDNN show in github.com/spcl/ucudnn for the same geometry, N = 256, on a "
             "P100-SXM2, read to 0.01; they do not say which operations were summed.",
             f"{_PROBLEMS}, with undivided and mucudnn under the same limit, as bench deepbench has them",
         ),

@@ -1,4 +1,4 @@
-"""What pictures are drawn of: rows as ``measured`` returned them, and what was measured to choose from."""
+"""Material of pictures: rows as ``measured`` returned them, and what was measured to choose from."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Subject:
 
     @property
     def undivided(self) -> pandas.DataFrame:
-        """Those of them that compute the whole mini-batch at once."""
+        """Allowed candidates that compute the whole mini-batch at once."""
         return self.allowed[self.allowed["micro_batch_size"] == self.batch_size]
 
 
