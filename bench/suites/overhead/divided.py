@@ -11,6 +11,7 @@ BACKWARD_FILTER contains the addition of its dw to the sum. Not run on a GPU yet
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -24,7 +25,7 @@ import torch
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import Row, Subject
-from mucudnn.bench.folders.writing import FolderWriter, folder_if_named
+from mucudnn.bench.folders.writing import FolderWriter, open_folder
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.report.export import write_json
 from mucudnn.bench.report.records import Record, origin
@@ -170,6 +171,13 @@ def _row(overhead: Overhead) -> Record:
     return {**row, "per_micro_batch_s": overhead.per_micro_batch_s}
 
 
+def _header(device: str, rounds: int) -> Header:
+    wanted = len(MICRO_BATCH_SIZES[device]) * len(Operation) * (2 if device == "cuda" else 1)
+    settings = {"micro_batches": MICRO_BATCHES, "rounds": rounds}
+    environment = current_environment(device)
+    return Header("overhead", "divided calls", settings, environment, subject_columns=_COLUMNS, wanted=wanted)
+
+
 def _subject(kind: Kind) -> Subject:
     return dict(zip(_COLUMNS, kind, strict=True))
 
@@ -197,11 +205,8 @@ def _add(folder: FolderWriter, overhead: Overhead) -> None:
 def main(device: str, rounds: int, json_file: Path | None, out: Path | None) -> None:
     """Measure what a divided call costs for each of its eight micro-batches, beyond their steps."""
     console, done = output(), list[Overhead]()
-    wanted = len(MICRO_BATCH_SIZES[device]) * len(Operation) * (2 if device == "cuda" else 1)
-    settings = {"micro_batches": MICRO_BATCHES, "rounds": rounds}
-    environment = current_environment(device)  # raises with what is missing
-    header = Header("overhead", "divided calls", settings, environment, subject_columns=_COLUMNS, wanted=wanted)
-    with folder_if_named(out, header) as folder:
+    with ExitStack() as stack:
+        folder = None if out is None else stack.enter_context(open_folder(out, _header(device, rounds)))
         for each in measure_overheads(device, rounds, known=partial(_known, folder)):
             done.append(each)
             how = "in a CUDA graph" if each.in_graph else "called from Python"

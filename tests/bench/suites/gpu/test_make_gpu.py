@@ -249,7 +249,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_runs(
 def test_tools_tell_what_is_missing_in_one_line(
     tool: ModuleType, asks: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(*_: object) -> None:
+    def missing(*_: object, **__: object) -> None:
         raise UnavailableError("there is no GPU")
 
     monkeypatch.setattr(tool, asks, missing)
