@@ -113,7 +113,7 @@ def median_by_kind(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def shares(kinds_s: Mapping[str, float]) -> dict[str, float]:
     """Return the share of each kind of layer in the time of all.
 
-    >>> shares({"3x3": 0.3, "rest": 0.1})
+    >>> shares({"3x3": 3.0, "rest": 1.0})
     {'3x3': 0.75, 'rest': 0.25}
     """
     whole_s = sum(kinds_s.values())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mucudnn.bench.pages.pictures import KINDS
+from mucudnn.bench.pages.pictures.kinds import KINDS
 from mucudnn.bench.recipes.recipe_file import DEVICES, read_recipe
 from mucudnn.bench.recipes.shipped_recipes import find_recipe, shipped_recipes
 from mucudnn.words.config import BatchSizePolicy
