@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod, sqrt
 
 import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.buffers import torch_dtype
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.words.problem import MOST_ELEMENTS, ConvProblem, MemoryFormat, Operation
+from mucudnn.words.results import WithEpilogue
 from mucudnn.words.values import whole
 
 Shape = tuple[int, int, int, int]
@@ -18,11 +20,15 @@ Shape = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Tensors x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format."""
+    """Tensors x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format.
+
+    epilogue: what follows y in a fused convolution; ``None``: nothing.
+    """
 
     x: Tensor
     w: Tensor
     y: Tensor
+    epilogue: Epilogue | None = None
 
     @property
     def batch_size(self) -> int:
@@ -35,7 +41,8 @@ class Operands:
 
     def first(self, n: int) -> Operands:
         """Operands of the first ``n`` samples (views)."""
-        return Operands(self.x[:n], self.w, self.y[:n])
+        epilogue = None if self.epilogue is None else self.epilogue.of(slice(0, n))
+        return Operands(self.x[:n], self.w, self.y[:n], epilogue)
 
     def written(self, operation: Operation) -> Tensor:
         """The tensor that the operation writes."""
@@ -77,6 +84,19 @@ def random_operands(
         w=tensor(Operation.BACKWARD_FILTER, problem.w_shape(), 1 / sqrt(fan_in)),
         y=tensor(Operation.FORWARD, problem.y_shape(batch_size)),
     )
+
+
+def followed_operands(
+    problem: ConvProblem, batch_size: int, epilogue: WithEpilogue | None, device: str = "cpu"
+) -> Operands:
+    """Make random operands as in inference, where an epilogue may follow y.
+
+    Whole calls allocate what they write: so y itself, random and of the right shape and format, is what is added.
+    """
+    operands = random_operands(problem, batch_size, device)
+    if epilogue is None:
+        return operands
+    return replace(operands, epilogue=Epilogue(epilogue.activation, operands.y if epilogue.adds else None))
 
 
 def _fill(values: Tensor, scale: float, generator: torch.Generator) -> None:
