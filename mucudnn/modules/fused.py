@@ -42,7 +42,7 @@ class FusedConvolution(nn.Module):
 
     @property
     def epilogue(self) -> WithEpilogue | None:
-        """What follows y, and an algorithm may compute where it writes y; ``None``: nothing."""
+        """Epilogue that an algorithm may compute where it writes y; ``None``: there is none."""
         if not isinstance(self.convolution, nn.Conv2d) or not (self.adds or self.activation):
             return None
         return WithEpilogue(self.activation, self.adds)

@@ -43,7 +43,7 @@ from mucudnn.words.values import instance, shown
 
 
 class _Key(NamedTuple):
-    """What is tuned once."""
+    """One task of tuning, whichever modules need it."""
 
     problem: ConvProblem
     batch_size: int

@@ -264,7 +264,9 @@ class WithEpilogue:
         if not (self.activation is None or self.activation in ACTIVATIONS):
             allowed = ", ".join(ACTIVATIONS)
             raise InvalidInputError(f"activation is {shown(self.activation)}; it must be one of {allowed}, or None")
-        if not flag(self.adds, "adds") and self.activation is None:
+        activation = None if self.activation is None else text(self.activation, "activation")
+        settle(self, activation=activation, adds=flag(self.adds, "adds"))
+        if not self.parts:
             raise InvalidInputError("an epilogue adds a tensor, or has an activation; this one has neither")
 
     @property

@@ -64,7 +64,7 @@ class Task:
 
     @property
     def how(self) -> WithEpilogue | WithFreshWorkspace | None:
-        """What is special in its whole runs."""
+        """Way of its whole runs; ``None``: nothing is special in them."""
         return WithFreshWorkspace() if self.in_headroom else self.epilogue
 
     def __str__(self) -> str:

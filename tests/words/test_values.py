@@ -10,6 +10,7 @@ from dataclasses import asdict, fields, replace
 from enum import IntEnum, StrEnum
 from fractions import Fraction
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -226,12 +227,13 @@ def test_batches_have_an_upper_bound() -> None:
         lambda: Task(FORWARD, np.int64(8), np.int64(64), np.int8(2), np.str_("a"), np.False_),  # type: ignore[arg-type]
         lambda: Layer(np.str_("a"), FORWARD, np.int64(8), np.int8(2), np.True_),  # type: ignore[arg-type]
         lambda: MicroConfig(np.str_("gemm"), np.int64(8)),  # type: ignore[arg-type]
+        lambda: WithEpilogue(np.str_("ReLU"), np.True_),  # type: ignore[arg-type]
         lambda: Configuration([MicroConfig("gemm", 8)], np.float64(0.1), np.int64(8)),  # type: ignore[arg-type]
     ],
 )
 def test_records_hold_plain_values(make: Any) -> None:
     record = make()
-    plain = {str, int, float, bool, tuple, ConvProblem}
+    plain = {str, int, float, bool, tuple, ConvProblem, NoneType}
     assert set(types_of(record).values()) <= plain
     assert isinstance(hash(record), int)
     json.dumps(asdict(record))
