@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.buffers import torch_dtype
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.words.problem import MOST_ELEMENTS, ConvProblem, MemoryFormat, Operation
+from mucudnn.words.results import WithEpilogue
 from mucudnn.words.values import whole
 
 Shape = tuple[int, int, int, int]
@@ -19,11 +22,15 @@ _WRITTEN = {Operation.FORWARD: "y", Operation.BACKWARD_DATA: "x", Operation.BACK
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Tensors x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format."""
+    """Tensors x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format.
+
+    epilogue: what follows y in a fused convolution; ``None``: nothing.
+    """
 
     x: Tensor
     w: Tensor
     y: Tensor
+    epilogue: Epilogue | None = None
 
     @property
     def batch_size(self) -> int:
@@ -36,7 +43,8 @@ class Operands:
 
     def first(self, n: int) -> Operands:
         """Operands of the first ``n`` samples (views)."""
-        return Operands(self.x[:n], self.w, self.y[:n])
+        epilogue = None if self.epilogue is None else self.epilogue.of(slice(0, n))
+        return Operands(self.x[:n], self.w, self.y[:n], epilogue)
 
     def written(self, operation: Operation) -> Tensor:
         """The tensor that the operation writes."""
@@ -45,7 +53,8 @@ class Operands:
 
     def with_own_result(self, operation: Operation) -> Operands:
         """The same operands with another tensor, not filled, for the operation to write into."""
-        return replace(self, **{_WRITTEN[operation]: torch.empty_like(self.written(operation))})
+        own: dict[str, Any] = {_WRITTEN[operation]: torch.empty_like(self.written(operation))}
+        return replace(self, **own)
 
 
 _PERIOD = 2**20 - 3  # a prime, which no row, channel or sample shares
@@ -81,6 +90,19 @@ def random_operands(
         w=tensor(Operation.BACKWARD_FILTER, problem.w_shape(), 1 / sqrt(fan_in)),
         y=tensor(Operation.FORWARD, problem.y_shape(batch_size)),
     )
+
+
+def followed_operands(
+    problem: ConvProblem, batch_size: int, epilogue: WithEpilogue | None, device: str = "cpu"
+) -> Operands:
+    """Make random operands as in inference, where an epilogue may follow y.
+
+    Whole calls allocate what they write: so y itself, random and of the right shape and format, is what is added.
+    """
+    operands = random_operands(problem, batch_size, device)
+    if epilogue is None:
+        return operands
+    return replace(operands, epilogue=Epilogue(epilogue.activation, operands.y if epilogue.adds else None))
 
 
 def _fill(values: Tensor, scale: float, generator: torch.Generator) -> None:

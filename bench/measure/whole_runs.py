@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mucudnn.bench.measure.operands import Operands, random_operands
+from mucudnn.bench.measure.operands import Operands, followed_operands, random_operands
 from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
 from mucudnn.bench.timing.cold_caches import ColdClock
 from mucudnn.bench.timing.comparison import THOROUGH, Comparison, Rounds, compare_in_turns
@@ -22,9 +22,9 @@ from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running.devices import made_current
 from mucudnn.running.eager.calls import convolve
 from mucudnn.running.environment import Environment, current_environment
-from mucudnn.running.operators import Measured
+from mucudnn.running.operators import Measured, as_measured
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration
+from mucudnn.words.results import Configuration, WithEpilogue
 
 
 def training_operands(problem: ConvProblem, batch_size: int, device: str = "cpu") -> Operands:
@@ -40,7 +40,8 @@ def whole_run(
 ) -> Callable[[], Tensor]:
     """Make ready the call of a tuned ``mucudnn.Conv2d``, to be timed; the call returns what the operation writes.
 
-    It goes the way of users' calls. The baseline is torch's own call. keeps_workspace: from call to call.
+    It goes the way of users' calls. The baseline is torch's own call. keeps_workspace: from call to call. Where the
+    operands have an epilogue it is a call of a ``FusedConvolution``, without gradients.
 
     Raises what ``Recipe.of`` and ``Recipe.build`` raise. A call raises what fails in it: nothing replaces it.
     """
@@ -48,13 +49,10 @@ def whole_run(
         return partial(run_torch, problem, operands)
     with made_current(operands.x.device):
         measured = Measured(problem, configuration, operands.x.device.type, keeps_workspace)
-    geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
     third = None if problem.operation is Operation.FORWARD else operands.y
-
-    def call() -> Tensor:
-        return convolve(problem.operation, operands.x, operands.w, third, *geometry, measured)
-
-    return call
+    geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+    call = (problem.operation, operands.x, operands.w, third, *geometry, measured)
+    return partial(convolve, *call) if operands.epilogue is None else partial(as_measured, *call, operands.epilogue)
 
 
 def run_whole(problem: ConvProblem, configuration: Configuration, operands: Operands) -> Tensor:
@@ -63,9 +61,10 @@ def run_whole(problem: ConvProblem, configuration: Configuration, operands: Oper
 
 
 def run_torch(problem: ConvProblem, operands: Operands) -> Tensor:
-    """Call the baseline, torch's own convolution, undivided. Returns what the operation writes."""
+    """Call the baseline, torch's own convolution, undivided, and its epilogue. Returns what the operation writes."""
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
-    return torch_convolution(problem.operation, operands.x, operands.w, operands.y, None, *geometry)
+    result = torch_convolution(problem.operation, operands.x, operands.w, operands.y, None, *geometry)
+    return result if operands.epilogue is None else operands.epilogue.apply(result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +99,16 @@ class Machine:
         configurations: Sequence[Configuration],
         *,
         keeps_workspace: bool,
+        epilogue: WithEpilogue | None = None,
         rounds: Rounds = THOROUGH,
     ) -> list[Comparison | Exception | None]:
         """Compare whole runs of the configurations with torch's own, in turns; keeps_workspace: from call to call.
 
+        epilogue: what follows y, of torch's own too; ``None``: nothing, and y is recorded for gradients as in training.
         None where there is no memory for the mini-batch, or for torch's own: then nothing can be compared.
         """
         try:
-            operands = training_operands(problem, batch_size, self.device)
+            operands = self._operands(problem, batch_size, epilogue)
             runs = [self._ready(problem, c, operands, keeps_workspace) for c in configurations]
             with torch.inference_mode(False), torch.enable_grad():
                 return [*self.in_turns(partial(self.run_torch, problem, operands), runs, rounds)]
@@ -116,6 +117,12 @@ class Machine:
                 raise
         give_back_cache()
         return [None] * len(configurations)
+
+    def _operands(self, problem: ConvProblem, batch_size: int, epilogue: WithEpilogue | None) -> Operands:
+        if epilogue is None:
+            return training_operands(problem, batch_size, self.device)
+        with torch.inference_mode(False):
+            return followed_operands(problem, batch_size, epilogue, self.device)
 
     def in_turns(
         self, baseline: Callable[[], object], runs: Sequence[Callable[[], object]], rounds: Rounds = THOROUGH

@@ -21,7 +21,7 @@ from mucudnn.database.samples import unpacked
 from mucudnn.database.schema import SAMPLES, problem_from, whole_run_from
 from mucudnn.running.environment import Environment
 from mucudnn.words.problem import Operation
-from mucudnn.words.results import Configuration, WithCachedFilter, WithFreshWorkspace, source_of
+from mucudnn.words.results import Configuration, source_of
 
 _OF_SERIES = ("algorithm", "version", "micro_batch_size", "configuration", "load", "stolen", "clock_hz", "method")
 _IN_WORDS = {"setup_s": "setup", "step_s": "step", "baseline_s": "baseline", "time_s": "whole run"}
@@ -127,8 +127,7 @@ def _measured(one: Mapping[str, Any]) -> str:
     if one["configuration"] is None:
         return f"{one['algorithm']} {one['micro_batch_size']}"
     micro_configs, _, how = whole_run_from(one["configuration"])
-    special = {WithCachedFilter: ", filter kept", WithFreshWorkspace: ", fresh workspace"}
-    return f"{Configuration(micro_configs, 0.0, 0)}{special.get(type(how), '')}"
+    return f"{Configuration(micro_configs, 0.0, 0)}{'' if how is None else f', {how}'}"
 
 
 def _ms(seconds: float) -> str:

@@ -157,7 +157,7 @@ def _is_run(run: object) -> bool:
     if not (isinstance(run, list) and len(run) >= 4):
         return False
     numbers = zip(("algorithm", "version", "micro_batch_size", "samples"), run, strict=False)
-    return all(RULES[column].allows(value) for column, value in numbers) and run[4:] in _HOW
+    return all(RULES[column].allows(value) for column, value in numbers) and run[4:] in schema.ENDINGS
 
 
 def _is_fingerprint(value: object) -> bool:
@@ -209,7 +209,6 @@ def _object(value: object) -> dict[str, Any] | None:
 
 _DIGITS = 64  # of a SHA-256
 _IN_TURNS = ("torch_s", "time_s", "speedup", "uncertainty")
-_HOW: tuple[list[str], ...] = ([], ["kept"], ["instead"], ["fresh"])  # see ``schema.configuration_key``
 
 
 def _is_cost(value: object) -> bool:

@@ -7,13 +7,23 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
-from itertools import chain, groupby
+from itertools import chain, groupby, product
 from typing import Any
 
 from mucudnn.database import migrations
 from mucudnn.running.environment import Environment
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import BUSY, How, MicroConfig, WithCachedFilter, WithFreshWorkspace, is_busy
+from mucudnn.words.results import (
+    ACTIVATIONS,
+    BUSY,
+    How,
+    MicroConfig,
+    WithCachedFilter,
+    WithEpilogue,
+    WithFreshWorkspace,
+    epilogue_of,
+    is_busy,
+)
 
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
@@ -74,6 +84,17 @@ _ORDER = (_MEASURED_AT, *range(_FIRST, _FIRST + len(ROW_COLUMNS)))  # the same r
 # A confirmation has no problem, and no more in common with the others than their circumstances
 _NOTHING = ", ".join(["NULL"] * (ROW_COLUMNS.index("load") - ROW_COLUMNS.index("operation")))
 _CONFIRMATIONS = "(SELECT NULL AS problem_id, * FROM confirmations)"
+
+
+_EPILOGUES = {
+    str(one): one
+    for one in (WithEpilogue(*of) for of in product((None, *ACTIVATIONS), (False, True)) if of != (None, False))
+}
+# What a part of a key may end with: see ``configuration_key``
+ENDINGS = (
+    ["fresh"],
+    *([*ending, *epilogue] for ending in ([], ["kept"], ["instead"]) for epilogue in ([], *([e] for e in _EPILOGUES))),
+)
 
 
 def every_row(condition: str = "TRUE") -> str:
@@ -204,7 +225,8 @@ def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[st
     """Return JSON: for each run of equal micro-configs ``[algorithm, version, micro-batch size, how often]``.
 
     With a kept filter, those of its algorithm end with ``"kept"``, and what was run instead follows, each of its parts
-    ending with ``"instead"``. With a fresh workspace all end with ``"fresh"``.
+    ending with ``"instead"``. With a fresh workspace all end with ``"fresh"``. With an epilogue the text of it, such
+    as ``"with ReLU"``, is at the end of all.
     """
     parts = _parts(micro_configs, versions)
     match how:
@@ -213,6 +235,8 @@ def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[st
             parts += [[*part, "instead"] for part in _parts(how.instead_of, versions)]
         case WithFreshWorkspace():
             parts = [[*part, "fresh"] for part in parts]
+    if (epilogue := epilogue_of(how)) is not None:
+        parts = [[*part, str(epilogue)] for part in parts]
     return json.dumps(parts)
 
 
@@ -230,11 +254,12 @@ def whole_run_from(key: str) -> tuple[tuple[MicroConfig, ...], dict[str, int], H
     """Return what ``configuration_key`` made a sound key of: micro-configs, versions, and what is special."""
     every = json.loads(key)
     versions = {part[0]: part[1] for part in every}
-    own, instead = ([part for part in every if (part[4:] == ["instead"]) is is_other] for is_other in (False, True))
-    kept = [part[0] for part in own if part[4:] == ["kept"]]
+    own, instead = ([part for part in every if ("instead" in part[4:]) is is_other] for is_other in (False, True))
+    kept = [part[0] for part in own if "kept" in part[4:]]
+    epilogue = next((_EPILOGUES[ending] for ending in own[0][4:] if ending in _EPILOGUES), None)
     if instead:
-        return _expanded(own), versions, WithCachedFilter(kept[0] if kept else "", _expanded(instead))
-    return _expanded(own), versions, WithFreshWorkspace() if own[0][4:] == ["fresh"] else None
+        return _expanded(own), versions, WithCachedFilter(kept[0] if kept else "", _expanded(instead), epilogue)
+    return _expanded(own), versions, WithFreshWorkspace() if own[0][4:] == ["fresh"] else epilogue
 
 
 def _expanded(parts: Sequence[Sequence[Any]]) -> tuple[MicroConfig, ...]:

@@ -11,7 +11,7 @@ from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration, Measurement, WholeRun, WithFreshWorkspace, package_of, source_of
+from mucudnn.words.results import Configuration, Measurement, WholeRun, package_of, source_of
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 
@@ -36,9 +36,9 @@ class SelectedMeasurements:
         return self._measurements[task]
 
     def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
-        """Return the whole run that counts, with a workspace as the task has it; None if there was none."""
-        how = WithFreshWorkspace() if task.in_headroom else None
-        return self._database.whole_run(self.environment, task.problem, configuration.micro_configs, self.versions, how)
+        """Return the whole run that counts, with workspace and epilogue as the task has them; None: there was none."""
+        key = (self.environment, task.problem, configuration.micro_configs, self.versions)
+        return self._database.whole_run(*key, task.how)
 
 
 def select_measurements(

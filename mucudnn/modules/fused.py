@@ -11,6 +11,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.results import ADDITION, WithEpilogue
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -36,8 +37,15 @@ class FusedConvolution(nn.Module):
     @property
     def parts(self) -> tuple[str, ...]:
         """The names of what is fused with the convolution, for people."""
-        parts = self.batch_norm and "batch norm", "addition" if self.adds else None, self.activation
+        parts = self.batch_norm and "batch norm", ADDITION if self.adds else None, self.activation
         return tuple(part for part in parts if part is not None)
+
+    @property
+    def epilogue(self) -> WithEpilogue | None:
+        """Epilogue that an algorithm may compute where it writes y; ``None``: there is none."""
+        if not isinstance(self.convolution, nn.Conv2d) or not (self.adds or self.activation):
+            return None
+        return WithEpilogue(self.activation, self.adds)
 
     def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
         convolution = self.convolution

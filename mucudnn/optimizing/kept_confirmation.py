@@ -105,7 +105,12 @@ def _configurations(module: TunedModule) -> Iterator[Configuration]:
 def _chosen(module: TunedModule, steps: Steps) -> list[Any]:
     """Describe the choices of a module, and where torch's own may be put back."""
     problems = [[*astuple(one.problem), one.batch_size, steps.may_run_torchs_own(one)] for one in tuned_of(module)]
-    return [problems, [[astuple(part) for part in c.micro_configs] for c in _configurations(module)]]
+    epilogues = [str(one.epilogue) for one in tuned_of(module) if one.epilogue is not None]
+    return [
+        problems,
+        *([epilogues] if epilogues else []),
+        [[astuple(part) for part in c.micro_configs] for c in _configurations(module)],
+    ]
 
 
 def _described(model: nn.Module, sample_input: Any) -> dict[str, Any]:

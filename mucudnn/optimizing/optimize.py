@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.distributed import ProcessGroup
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from mucudnn.distributed.team import Team, telling
 from mucudnn.modules.conv3d import Conv3d, DividedOperation
+from mucudnn.modules.fused import FusedConvolution
 from mucudnn.modules.tuned_classes import make_tunable, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.confirm_model import Step, confirm_model
@@ -35,12 +36,21 @@ from mucudnn.words.config import Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress, silent
-from mucudnn.words.results import Configuration
+from mucudnn.words.results import Configuration, WithEpilogue
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
 from mucudnn.words.values import instance, shown
 
-_Key = tuple[ConvProblem, int, int | None]  # problem, batch size, limit: what is tuned once
+
+class _Key(NamedTuple):
+    """One task of tuning, whichever modules need it."""
+
+    problem: ConvProblem
+    batch_size: int
+    limit_bytes: int | None
+    epilogue: WithEpilogue | None
+
+
 _Wanted = dict[str, dict[_Key, None]]  # module name -> what it needs, largest batch first
 
 
@@ -168,6 +178,7 @@ def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limit
     limits: the headroom; what does not run in a training step has none. None: the config's limit, for all alike.
     """
     modules = dict(model.named_modules())
+    epilogues = _epilogues(model) if limits is None else {}
     wanted: _Wanted = {}
     for call in sorted(calls, key=lambda call: -call.batch_size):
         if why_left_alone(modules[call.name]) is not None:
@@ -178,7 +189,9 @@ def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limit
                 limit = (
                     config.workspace_limit_bytes if limits is None else limits.get((call.name, problem.operation), 0)
                 )
-                wanted.setdefault(call.name, {})[problem, call.batch_size, limit] = None
+                is_forward = problem.operation is Operation.FORWARD
+                epilogue = epilogues.get(modules[call.name]) if is_forward else None
+                wanted.setdefault(call.name, {})[_Key(problem, call.batch_size, limit, epilogue)] = None
     return wanted
 
 
@@ -188,17 +201,33 @@ def _tasks(wanted: _Wanted, in_headroom: bool, config: Config) -> dict[_Key, Tas
     for name, keys in wanted.items():
         for key in keys:
             needing.setdefault(key, []).append(name)
-    ordered = sorted(needing.items(), key=lambda item: -item[0][1])
+    ordered = sorted(needing.items(), key=lambda item: -item[0].batch_size)
     return {
-        key: Task(*key, len(names), _task_name(key[0], names), in_headroom, config.torchs_own_fits)
+        key: Task(
+            key.problem,
+            key.batch_size,
+            key.limit_bytes,
+            count=len(names),
+            name=_task_name(key, names),
+            in_headroom=in_headroom,
+            torchs_own_fits=config.torchs_own_fits,
+            epilogue=key.epilogue,
+        )
         for key, names in ordered
     }
 
 
-def _task_name(problem: ConvProblem, modules: Sequence[str]) -> str:
-    """``layer1.0.conv1 +3, forward ...``: the first of the modules, and how many more there are."""
-    first = modules[0] or "the model itself"
-    return f"{first} +{len(modules) - 1}, {problem}" if len(modules) > 1 else f"{first}, {problem}"
+def _task_name(key: _Key, modules: Sequence[str]) -> str:
+    """``layer1.0.conv1 +3, forward ..., with ReLU``: the first of the modules, and how many more there are."""
+    more = f" +{len(modules) - 1}" if len(modules) > 1 else ""
+    epilogue = "" if key.epilogue is None else f", {key.epilogue}"
+    return f"{modules[0] or 'the model itself'}{more}, {key.problem}{epilogue}"
+
+
+def _epilogues(model: torch.nn.Module) -> dict[torch.nn.Module, WithEpilogue]:
+    """Convolution -> what follows it, of those that are fused with anything that an algorithm may compute."""
+    fused = (module for module in model.modules() if isinstance(module, FusedConvolution))
+    return {one.convolution: one.epilogue for one in fused if one.epilogue is not None}
 
 
 def _swap(model: torch.nn.Module, wanted: _Wanted, tuned: Mapping[_Key, TunedProblem], config: Config) -> None:

@@ -215,7 +215,7 @@ def values(
 ) -> Tensor:
     """Compute what ``computed`` does, and torch's own where that is ``None``. ``Measured`` raises whatever fails."""
     if isinstance(choices, Measured):
-        return _as_measured(operation, x, w, third, stride, padding, dilation, groups, choices)
+        return as_measured(operation, x, w, third, stride, padding, dilation, groups, choices)
     if choices is not None:
         result = computed(operation, x, w, third, stride, padding, dilation, groups, choices)
         if result is not None:
@@ -224,7 +224,7 @@ def values(
     return torch_convolution(operation, x, w, dy, bias, stride, padding, dilation, groups)
 
 
-def _as_measured(
+def as_measured(
     operation: Operation,
     x: Tensor,
     w: Tensor,
@@ -234,15 +234,23 @@ def _as_measured(
     dilation: Sequence[int],
     groups: int,
     measured: Measured,
+    epilogue: Epilogue | None = None,
 ) -> Tensor:
-    """Compute a call by the recipe that is measured, as ``computed`` does. Raises whatever fails."""
-    result = run_known(measured.recipes, operation, x, w, third, stride, padding, dilation, groups)
+    """Compute a call by the recipe that is measured, as ``computed`` does. Raises whatever fails.
+
+    epilogue: of y, in FORWARD: computed by the recipe, or after it, in place, where that does not take it.
+    """
+    call = operation, x, w, third, stride, padding, dilation, groups
+    result: object = None if epilogue is not None else run_known(measured.recipes, *call)
     if isinstance(result, Tensor):
         return result
-    recipe = recipe_of(measured, operation, x, w, third, stride, padding, dilation, groups)
+    recipe = recipe_of(measured, *call)
     if recipe is None:
         raise InvalidInputError(f"what is measured does not fit {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}")
-    return _run(recipe, x, w, third)
+    if epilogue is None:
+        return _run(recipe, x, w, third)
+    y = _run_fused(recipe, x, w, third, epilogue)
+    return epilogue.apply(_run(recipe, x, w, third)) if y is None else y
 
 
 def _run_fused(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, epilogue: Epilogue) -> Tensor | None:

@@ -17,7 +17,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from mucudnn.bench.measure.operands import Operands, random_operands
+from mucudnn.bench.measure.operands import Operands, followed_operands
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.timing.comparison import Comparison
 from mucudnn.database.copying import CopyingDatabase
@@ -34,7 +34,7 @@ from mucudnn.tuning.result import TunedProblem, tuned_of
 from mucudnn.tuning.tuner import machine_and_database
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun, WithCachedFilter
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun, WithCachedFilter, WithEpilogue
 from mucudnn.words.torch_settings import TORCHS_OWN
 
 # The cost of looking at a filter instead of preparing it: less than measured, and constant, so that equal measurements
@@ -126,22 +126,39 @@ def _warn_of_other_devices(modules: Iterable[Conv2d]) -> None:
 def cached_run(
     problem: ConvProblem, configuration: Configuration, algorithm: str, operands: Operands
 ) -> Callable[[], object]:
-    """Return a call of the convolution with a cached filter of ``algorithm``; the first call prepares it."""
+    """Return a call of the convolution with a cached filter of ``algorithm``; the first call prepares it.
+
+    The epilogue of the operands is computed by the recipe, or after it, in place, where that does not take it.
+    """
     cache = FilterCache([CachedFilter(problem, algorithm, 0, {configuration.batch_size: configuration})])
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
 
+    epilogue = operands.epilogue
+
     @torch.no_grad()
     def call() -> Tensor | None:
-        return cache.convolve(operands.x, operands.w, None, *geometry)
+        y = cache.convolve(operands.x, operands.w, None, *geometry, epilogue)
+        if y is not None or epilogue is None:
+            return y
+        y = cache.convolve(operands.x, operands.w, None, *geometry)
+        return None if y is None else epilogue.apply(y)
 
     return call
 
 
 def compare_cached(
-    machine: Machine, problem: ConvProblem, configuration: Configuration, algorithm: str, instead_of: Configuration
+    machine: Machine,
+    problem: ConvProblem,
+    configuration: Configuration,
+    algorithm: str,
+    instead_of: Configuration,
+    epilogue: WithEpilogue | None = None,
 ) -> Comparison | Exception:
-    """Compare the convolution with a cached filter of ``algorithm`` with the same module without cache, in turns."""
-    operands = random_operands(problem, configuration.batch_size, machine.device)
+    """Compare the convolution with a cached filter of ``algorithm`` with the same module without cache, in turns.
+
+    epilogue: of both; ``None``: nothing follows y.
+    """
+    operands = followed_operands(problem, configuration.batch_size, epilogue, machine.device)
     uncached = machine.whole_run(problem, instead_of, operands)
     cached = cached_run(problem, configuration, algorithm, operands)
     (outcome,) = machine.in_turns(uncached, [cached])
@@ -190,7 +207,7 @@ class _Chooser:
             return None
         every, problem = _with_smaller_batches(option, tuned), tuned[0].problem
         configurations = {
-            n: c for n, c in every.items() if n in option.configurations or not self._is_refuted(problem, option, c)
+            n: c for n, c in every.items() if n in option.configurations or not self._is_refuted(tuned[0], option, c)
         }
         reason = self.reasons[tuned, option.algorithm]
         return CachedFilter(problem, option.algorithm, cost.workspace_bytes, configurations, reason)
@@ -210,20 +227,23 @@ class _Chooser:
         self.reasons[tuned, option.algorithm] = reason
         return True
 
-    def _is_refuted(self, problem: ConvProblem, option: _Option, configuration: Configuration) -> bool:
+    def _is_refuted(self, tuned: TunedProblem, option: _Option, configuration: Configuration) -> bool:
         """Whether it was once run whole, for a model with that batch size, and was not faster than torch's own."""
         own = MicroConfig(TORCHS_OWN, configuration.batch_size)
-        run = self.store.whole_run(problem, configuration, self.versions, WithCachedFilter(option.algorithm, (own,)))
+        how = WithCachedFilter(option.algorithm, (own,), tuned.epilogue)
+        run = self.store.whole_run(tuned.problem, configuration, self.versions, how)
         return run is not None and not run.is_outdated and not is_gain(run)
 
     def _run(self, tuned: TunedProblem, option: _Option) -> WholeRun | None:
         """Run it in turns with the same module without cache; ``None`` if it cannot run."""
         problem, configuration = tuned.problem, option.configurations[tuned.batch_size]
-        how = WithCachedFilter(option.algorithm, tuned.configuration.micro_configs)
+        how = WithCachedFilter(option.algorithm, tuned.configuration.micro_configs, tuned.epilogue)
         known = self.store.whole_run(problem, configuration, self.versions, how)
         if known is not None and not known.is_outdated:
             return known
-        outcome = compare_cached(self.machine, problem, configuration, option.algorithm, tuned.configuration)
+        outcome = compare_cached(
+            self.machine, problem, configuration, option.algorithm, tuned.configuration, tuned.epilogue
+        )
         if not isinstance(outcome, Comparison):
             return None
         self.store.add_whole_run(problem, configuration, self.versions, outcome.whole_run, how)

@@ -32,6 +32,8 @@ from mucudnn.words.results import (
     MicroConfig,
     WholeRun,
     WithCachedFilter,
+    WithFreshWorkspace,
+    epilogue_of,
 )
 
 MOST_WAITED_S = 60.0  # for a quiet machine: nothing is measured again before
@@ -239,9 +241,12 @@ class _Refresh:
     def _compare(self, problem: ConvProblem, how: How, configurations: Sequence[Configuration]) -> Outcomes:
         if not isinstance(how, WithCachedFilter):
             n = configurations[0].batch_size
-            return self.machine.compare(problem, n, configurations, keeps_workspace=how is None)
-        instead_of = Configuration(how.instead_of, configurations[0].time_s, 0)
-        return [compare_cached(self.machine, problem, one, how.algorithm, instead_of) for one in configurations]
+            keeps_workspace = not isinstance(how, WithFreshWorkspace)
+            return self.machine.compare(
+                problem, n, configurations, keeps_workspace=keeps_workspace, epilogue=epilogue_of(how)
+            )
+        run = (how.algorithm, Configuration(how.instead_of, configurations[0].time_s, 0), how.epilogue)
+        return [compare_cached(self.machine, problem, one, *run) for one in configurations]
 
 
 def _by_problem(rows: Sequence[StoredRow]) -> dict[ConvProblem, list[StoredRow]]:

@@ -14,7 +14,7 @@ from mucudnn.tuning.confirmation import InPlace
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, source_of
+from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WithEpilogue, source_of
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes, format_seconds
@@ -48,7 +48,8 @@ class TunedProblem:
     that were barred by their error, which is above ``error_bound``, or by the workspace limit. ``left_out``: what was
     not measured for lack of time. ``refuted``: what whole runs of smaller batches have shown not to be faster than
     torch's own, though that would fit. ``account``: see ``Choice``. ``in_place``: what was measured in the model's own
-    step; None where it was not confirmed.
+    step; None where it was not confirmed. ``epilogue``: what follows y in a fused convolution, and is part of
+    ``baseline_s`` and ``time_s``, but not of what the solver predicted.
     """
 
     problem: ConvProblem
@@ -66,6 +67,7 @@ class TunedProblem:
     refuted: tuple[tuple[MicroConfig, ...], ...] = ()
     account: Account | None = field(default=None, compare=False, repr=False)
     in_place: InPlace | None = None
+    epilogue: WithEpilogue | None = None
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -85,11 +87,12 @@ class TunedProblem:
         speedup = "unknown" if self.speedup is None else f"{self.speedup:.2f}"
         error = "not measured" if self.relative_error is None else f"{self.relative_error:.1e}"
         left_out = left_out_in_words([self])
+        predicted = "alone predicted" if self.epilogue else "predicted"
         return "\n".join(
             (
-                f"{self.problem}, batch {self.batch_size}",
+                f"{self.problem}, batch {self.batch_size}{f', {self.epilogue}' if self.epilogue else ''}",
                 f"  torch      {'not measured' if self.baseline_s is None else format_seconds(self.baseline_s)}",
-                f"  chosen     {chosen}: {format_seconds(self.time_s)} (predicted {format_seconds(chosen.time_s)}), "
+                f"  chosen     {chosen}: {format_seconds(self.time_s)} ({predicted} {format_seconds(chosen.time_s)}), "
                 f"speedup {speedup}",
                 f"  workspace  {format_bytes(chosen.workspace_bytes)}, relative error {error}",
                 *([f"  in place   {self.in_place}"] if self.in_place else []),
@@ -190,6 +193,7 @@ def tuned_problem(
         left_out=left_out,
         refuted=refuted,
         account=choice.account,
+        epilogue=task.epilogue,
     )
 
 

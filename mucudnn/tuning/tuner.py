@@ -41,7 +41,6 @@ from mucudnn.words.results import (
     Measurement,
     MicroConfig,
     WholeRun,
-    WithFreshWorkspace,
 )
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import deterministic_torch
@@ -189,6 +188,7 @@ class _Tuner:
         self.versions = {algorithm.name: algorithm.version for algorithm in permitted_algorithms(machine, config)}
         self.ready: list[TunedProblem] = []
         self.sharing = sharing
+        self.measured: dict[ConvProblem, dict[MicroConfig, Measurement]] = {}  # by this tuning
         self._priors = {} if priors is None else priors
 
     def tune(self, tasks: Sequence[Task]) -> Tuning:
@@ -377,6 +377,8 @@ class _Tuner:
     ) -> None:
         self.at = start
         self.progress(f"{job.task}: measuring", start)
+        measured = self.measured.setdefault(job.task.problem, {})
+        job.results |= measured  # tasks of one problem differ in limits or epilogues
         with ExitStack() as measuring:
             for source in self.machine.sources:
                 measuring.enter_context(source.measuring())
@@ -385,6 +387,8 @@ class _Tuner:
             for done, result in enumerate(results):
                 self.store.add(job.task.problem, self.versions[result.micro_config.algorithm], result)
                 job.results[result.micro_config] = result
+                if isinstance(result, Measurement):
+                    measured[result.micro_config] = result
                 name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
                 self.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
         if self.config.time_limit_s is not None:
@@ -435,20 +439,24 @@ class _Tuner:
         return self._priors[environment]
 
     def _runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
-        runs = self.store.whole_runs(task.problem, self.versions, _how(task))
+        runs = self.store.whole_runs(task.problem, self.versions, task.how)
         return {parts: run for parts, run in runs.items() if not run.is_outdated}
 
     def _verify(self, task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
         """Return whole runs against torch; those that were not made before are made now."""
-        problem, how = task.problem, _how(task)
+        problem, how = task.problem, task.how
         known: dict[Configuration, Outcome] = {
             c: self.quiet.believed(self.store.whole_run(problem, c, self.versions, how)) for c in configurations
         }
         missing = [c for c, run in known.items() if run is None]
         rounds = THOROUGH if self.config.thorough else QUICK
-        keeps_workspace = not task.in_headroom
         compare = partial(
-            self.machine.compare, problem, task.batch_size, keeps_workspace=keeps_workspace, rounds=rounds
+            self.machine.compare,
+            problem,
+            task.batch_size,
+            keeps_workspace=not task.in_headroom,
+            epilogue=task.epilogue,
+            rounds=rounds,
         )
         outcomes = self.quiet.compared(problem, missing, compare)
         for configuration, outcome in zip(missing, outcomes, strict=True):
@@ -458,8 +466,3 @@ class _Tuner:
             else:
                 known[configuration] = outcome
         return known
-
-
-def _how(task: Task) -> WithFreshWorkspace | None:
-    """Return what is special in the whole runs of a task."""
-    return WithFreshWorkspace() if task.in_headroom else None

@@ -10,7 +10,7 @@ from typing import Any
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.samples import MeasuredSamples, PairedSamples
 from mucudnn.words.torch_settings import TORCHS_OWN
-from mucudnn.words.values import instance, plain, restore, settle, several, text, whole
+from mucudnn.words.values import flag, instance, plain, restore, settle, several, shown, text, whole
 
 # Share of a core that others may take from a measurement that is trusted. A desktop without work takes a twentieth, and
 # ticks of the kernel blur as much; what disturbs for long takes a third and more.
@@ -241,20 +241,70 @@ class WholeRun:
         return self.baseline_s / self.time_s
 
 
+ADDITION = "addition"
+ACTIVATIONS = ("ReLU", "ReLU6", "SiLU")  # computed by ``kernels/contract/epilogue.py``
+
+
+@dataclass(frozen=True, slots=True)
+class WithEpilogue:
+    """A whole run of a fused convolution: y is followed by an epilogue, and so is that of torch's own.
+
+    activation: one of ``ACTIVATIONS``, or ``None``. adds: whether a tensor of y's shape is added before it.
+
+    Raises ``InvalidInputError`` for other values, and where nothing follows y.
+
+    >>> str(WithEpilogue("ReLU6", adds=True))
+    'with addition and ReLU6'
+    """
+
+    activation: str | None = None
+    adds: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.activation is None or self.activation in ACTIVATIONS):
+            allowed = ", ".join(ACTIVATIONS)
+            raise InvalidInputError(f"activation is {shown(self.activation)}; it must be one of {allowed}, or None")
+        activation = None if self.activation is None else text(self.activation, "activation")
+        settle(self, activation=activation, adds=flag(self.adds, "adds"))
+        if not self.parts:
+            raise InvalidInputError("an epilogue adds a tensor, or has an activation; this one has neither")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of what follows y, in their order."""
+        activation = () if self.activation is None else (self.activation,)
+        return (ADDITION, *activation) if self.adds else activation
+
+    def __str__(self) -> str:
+        return f"with {' and '.join(self.parts)}"
+
+
 @dataclass(frozen=True, slots=True)
 class WithCachedFilter:
     """A whole run with a cached filter: the algorithm that prepares it, and what runs without the cache instead.
 
-    All other whole runs are compared with torch's own convolution.
+    All other whole runs are compared with torch's own convolution. epilogue: of y, with the cache and without.
     """
 
     algorithm: str
     instead_of: tuple[MicroConfig, ...]
+    epilogue: WithEpilogue | None = None
+
+    def __str__(self) -> str:
+        return "filter kept" if self.epilogue is None else f"filter kept, {self.epilogue}"
 
 
 @dataclass(frozen=True, slots=True)
 class WithFreshWorkspace:
     """A whole run whose workspace is allocated for the call. All others keep theirs from call to call."""
 
+    def __str__(self) -> str:
+        return "fresh workspace"
 
-How = WithCachedFilter | WithFreshWorkspace | None  # what is special in a whole run; None: nothing
+
+How = WithCachedFilter | WithFreshWorkspace | WithEpilogue | None  # what is special in a whole run; None: nothing
+
+
+def epilogue_of(how: How) -> WithEpilogue | None:
+    """Return what follows y in a whole run; ``None``: nothing."""
+    return how.epilogue if isinstance(how, WithCachedFilter) else how if isinstance(how, WithEpilogue) else None

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mucudnn.words.problem import MOST_SAMPLES, ConvProblem
-from mucudnn.words.results import MicroConfig
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import MOST_SAMPLES, ConvProblem, Operation
+from mucudnn.words.results import MicroConfig, WithEpilogue, WithFreshWorkspace
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.values import flag, instance, restore, settle, text, whole
 
@@ -20,8 +21,10 @@ class Task:
     name: for progress, errors and accounts. in_headroom: the limit is what is free below the peak of a training step.
     Torch's own convolution, which makes the peak, is then within it whatever it takes, and a workspace is there for one
     call only. torchs_own_fits: torch's own is within the limit whatever it takes, since it is not held to it.
+    epilogue: what follows y in a fused convolution, and is part of its whole runs; ``None``: nothing.
 
-    Raises ``InvalidInputError`` for other values, and for batches of more than ``MOST_SAMPLES``.
+    Raises ``InvalidInputError`` for other values, for batches of more than ``MOST_SAMPLES``, and for an epilogue of
+    anything else than a forward operation in inference.
     """
 
     problem: ConvProblem
@@ -31,6 +34,7 @@ class Task:
     name: str = ""
     in_headroom: bool = False
     torchs_own_fits: bool = False
+    epilogue: WithEpilogue | None = None
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)
@@ -45,12 +49,23 @@ class Task:
             name=text(self.name, "name"),
             in_headroom=flag(self.in_headroom, "in_headroom"),
             torchs_own_fits=flag(self.torchs_own_fits, "torchs_own_fits"),
+            epilogue=None if self.epilogue is None else instance(WithEpilogue, self.epilogue, "epilogue"),
         )
+        if self.epilogue is not None and (self.in_headroom or self.problem.operation is not Operation.FORWARD):
+            raise InvalidInputError(
+                f"{self}: epilogue is '{self.epilogue}'; only a forward operation has one, and in inference: leave it "
+                "out, or in_headroom"
+            )
 
     @property
     def baseline(self) -> MicroConfig:
         """Torch's own convolution, undivided."""
         return MicroConfig(TORCHS_OWN, self.batch_size)
+
+    @property
+    def how(self) -> WithEpilogue | WithFreshWorkspace | None:
+        """Way of its whole runs; ``None``: nothing is special in them."""
+        return WithFreshWorkspace() if self.in_headroom else self.epilogue
 
     def __str__(self) -> str:
         return self.name or str(self.problem)

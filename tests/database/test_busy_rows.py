@@ -14,6 +14,7 @@ import pytest
 from support.database_rows import FAILED, FAST, HERE, OLD, PROBLEM, VERIFIED, VERSIONS, change, fill
 
 from mucudnn.database import migrations, schema
+from mucudnn.database.column_rules import fault
 from mucudnn.database.database import Database
 from mucudnn.database.profiles import read_profile
 from mucudnn.words.errors import InvalidInputError
@@ -27,12 +28,14 @@ from mucudnn.words.results import (
     MicroConfig,
     WholeRun,
     WithCachedFilter,
+    WithEpilogue,
     WithFreshWorkspace,
     is_doubtful,
 )
 
 UNKNOWN, QUIET, LATER = (replace(FAST, step_s=s, load=load) for s, load in ((1.0, None), (2.0, 0.0), (3.0, BUSY)))
 BUSIER, BUSIEST = (replace(FAST, step_s=s, load=load) for s, load in ((4.0, BUSY + 0.01), (5.0, 1.0)))
+INSTEAD = (MicroConfig("native", 8), MicroConfig("fft", 1))
 REFUSED = Failure(FAST.micro_config, "it fails")
 
 
@@ -185,7 +188,17 @@ def test_what_is_doubtful(noise: float, load: float | None, expected: bool) -> N
 
 
 @pytest.mark.parametrize(
-    "how", [None, WithFreshWorkspace(), WithCachedFilter("gemm", (MicroConfig("native", 8), MicroConfig("fft", 1)))]
+    "how",
+    [
+        None,
+        WithFreshWorkspace(),
+        WithCachedFilter("gemm", INSTEAD),
+        WithEpilogue("ReLU"),
+        WithEpilogue(adds=True),
+        WithEpilogue("SiLU", adds=True),
+        WithCachedFilter("gemm", INSTEAD, WithEpilogue("ReLU6", adds=True)),
+    ],
+    ids=str,
 )
 def test_the_key_of_a_whole_run_tells_what_ran(how: object) -> None:
     parts = (MicroConfig("gemm", 8), MicroConfig("gemm", 8), MicroConfig("native", 4))
@@ -195,3 +208,9 @@ def test_the_key_of_a_whole_run_tells_what_ran(how: object) -> None:
     assert (found, found_how) == (parts, how)
     assert found_versions.items() <= versions.items()
     assert json.loads(schema.configuration_key(found, found_versions, found_how)) == json.loads(key)
+    assert fault("configuration", key) is None
+
+
+def test_a_key_with_an_epilogue_that_nobody_knows_is_a_fault() -> None:
+    assert fault("configuration", '[["gemm", 1, 8, 1, "with ReLU"]]') is None
+    assert fault("configuration", '[["gemm", 1, 8, 1, "with GELU"]]') is not None

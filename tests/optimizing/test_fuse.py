@@ -17,9 +17,12 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import mucudnn
 from mucudnn.bench.sources.networks import arguments_for, build
+from mucudnn.database.database import Database
+from mucudnn.database.schema import whole_run_from
 from mucudnn.modules.fused import FusedConvolution
 from mucudnn.optimizing.fuse import fuse
 from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.results import WithEpilogue
 
 
 class Calls(nn.Module):
@@ -306,6 +309,46 @@ def test_optimize_tunes_what_is_fused(tmp_path: Path) -> None:
     assert report.fused == (("conv", ("batch norm", "addition", "ReLU")),)
     assert "fused for inference: 1 convolutions; batch norm in 1, addition in 1, ReLU in 1" in str(report)
     assert "conv: fused with batch norm, addition, ReLU" in report.details()
+
+
+class Alike(nn.Module):
+    """Five equal convolutions, which unlike things follow, and one whose batch norm alone is fused with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three, self.four, self.five = (nn.Conv2d(3, 3, 1) for _ in range(5))
+        self.normed, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.two(F.relu(self.one(x))))
+        x = F.relu6(self.three(x) + x)
+        return self.norm(self.normed(self.five(F.relu6(self.four(x)))))
+
+
+def test_equal_convolutions_are_tuned_apart_where_unlike_things_follow_them(tmp_path: Path) -> None:
+    config = mucudnn.Config(fuse=True, time_limit="10ms", database=tmp_path / "m.sqlite")
+    ours = mucudnn.optimize(Alike().eval(), torch.randn(2, 3, 6, 6), config)
+    report = mucudnn.report(ours)
+    assert {name: tuned.epilogue for name, tuned in report.layers} == {
+        "one.convolution": WithEpilogue("ReLU"),
+        "two.convolution": WithEpilogue("ReLU"),
+        "three.convolution": WithEpilogue("ReLU6", adds=True),
+        "four.convolution": WithEpilogue("ReLU6"),
+        "five": None,
+        "normed.convolution": None,
+    }
+    assert f"three.convolution: {report.layers[2][1].problem}, batch 2, with addition and ReLU6" in report.details()
+    with Database(tmp_path / "m.sqlite") as database:
+        keys = [row.values["configuration"] for row in database.sound_rows() if row.values["configuration"]]
+    assert {whole_run_from(key)[2] for key in keys} == {tuned.epilogue for _, tuned in report.layers}
+
+
+def test_gradients_of_a_fused_model_are_tuned_without_what_follows(tmp_path: Path) -> None:
+    fused = fuse(Alike().eval(), torch.randn(2, 3, 6, 6))
+    config = mucudnn.Config(time_limit="10ms", database=tmp_path / "m.sqlite", confirm=False)
+    ours = mucudnn.optimize(fused, torch.randn(2, 3, 6, 6), config)
+    followed = [tuned.epilogue is not None for name, tuned in mucudnn.report(ours).layers if name == "one.convolution"]
+    assert followed == [True, False]
 
 
 def test_optimize_goes_on_where_nothing_can_be_fused(tmp_path: Path) -> None:

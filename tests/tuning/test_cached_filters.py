@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import mucudnn
-from mucudnn.bench.measure.operands import random_operands
-from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.bench.measure.operands import followed_operands, random_operands
+from mucudnn.bench.measure.whole_runs import Machine, run_torch
 from mucudnn.database.column_rules import row_faults
 from mucudnn.database.database import Database
 from mucudnn.kernels.compiled import library
@@ -30,7 +30,7 @@ from mucudnn.tuning.cached_filters import FINGERPRINT_BYTES_PER_S, FINGERPRINT_S
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun, WithCachedFilter
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun, WithCachedFilter, WithEpilogue
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is kept")
 PROBLEM = ConvProblem(Operation.FORWARD, c=2, h=6, w=6, k=2, r=3, s=3, padding=(1, 1))
@@ -305,6 +305,27 @@ def test_whole_runs_with_kept_filters_are_stored_apart(world: World) -> None:
         assert [row_faults(json.loads(line)) for line in stream.getvalue().splitlines()] == [[], []]
         assert database.prune(versions={"a": 1, "native": 3}, dry_run=True) == 1  # what it was compared with counts
         assert database.prune(versions={"a": 2, "native": 2}, dry_run=True) == 2
+
+
+def test_what_follows_is_part_of_the_whole_runs_of_kept_filters(world: World) -> None:
+    epilogue, torchs = WithEpilogue("ReLU6", adds=True), (MicroConfig("native", 1),)
+    model = model_of(tuned_for([TORCHS_OWN, A], epilogue=epilogue))
+    key = (world.machine.environment, PROBLEM, (A.micro_config,), {"a": 1, "native": 1})
+    with Database(":memory:") as database:
+        cache_filters(model, Config(cache_budget=None), machine=world.machine, database=database)
+        assert database.whole_run(*key, WithCachedFilter("a", torchs, epilogue)) is not None
+        assert database.whole_run(*key, WithCachedFilter("a", torchs)) is None
+    assert kept_algorithms(model) == ["a"]
+
+
+@pytest.mark.parametrize("algorithm", ["winograd-2x2", "fft"])
+@pytest.mark.parametrize("epilogue", [None, WithEpilogue("ReLU6", adds=True)], ids=str)
+def test_calls_with_a_kept_filter_have_what_follows(algorithm: str, epilogue: WithEpilogue | None) -> None:
+    operands = followed_operands(PROBLEM, 3, epilogue)
+    configuration = Configuration((MicroConfig(algorithm, 2), MicroConfig(algorithm, 1)), 1.0, 0)
+    call = keeping.cached_run(PROBLEM, configuration, algorithm, operands)
+    for _ in range(2):
+        torch.testing.assert_close(call(), run_torch(PROBLEM, operands), rtol=1e-4, atol=1e-4)
 
 
 def test_a_tuned_model_computes_the_same_with_and_without() -> None:

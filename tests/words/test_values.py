@@ -10,6 +10,7 @@ from dataclasses import asdict, fields, replace
 from enum import IntEnum, StrEnum
 from fractions import Fraction
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from mucudnn.solver.policies import BatchSizePolicy
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Configuration, MicroConfig
+from mucudnn.words.results import Configuration, MicroConfig, WithEpilogue
 from mucudnn.words.task import Task
 from mucudnn.words.values import LARGEST, flag, pair, real, shown, whole
 
@@ -226,12 +227,13 @@ def test_batches_have_an_upper_bound() -> None:
         lambda: Task(FORWARD, np.int64(8), np.int64(64), np.int8(2), np.str_("a"), np.False_),  # type: ignore[arg-type]
         lambda: Layer(np.str_("a"), FORWARD, np.int64(8), np.int8(2), np.True_),  # type: ignore[arg-type]
         lambda: MicroConfig(np.str_("gemm"), np.int64(8)),  # type: ignore[arg-type]
+        lambda: WithEpilogue(np.str_("ReLU"), np.True_),  # type: ignore[arg-type]
         lambda: Configuration([MicroConfig("gemm", 8)], np.float64(0.1), np.int64(8)),  # type: ignore[arg-type]
     ],
 )
 def test_records_hold_plain_values(make: Any) -> None:
     record = make()
-    plain = {str, int, float, bool, tuple, ConvProblem}
+    plain = {str, int, float, bool, tuple, ConvProblem, NoneType}
     assert set(types_of(record).values()) <= plain
     assert isinstance(hash(record), int)
     json.dumps(asdict(record))
@@ -247,6 +249,12 @@ def test_records_hold_plain_values(make: Any) -> None:
         (lambda: Task(FORWARD, 8, count=0), "count is 0"),
         (lambda: Task(FORWARD, 8, name=3), "name is 3; it must be text"),
         (lambda: Task(FORWARD, 8, in_headroom="no"), "in_headroom is 'no'"),
+        (lambda: Task(FORWARD, 8, epilogue="ReLU"), "epilogue is 'ReLU'"),
+        (lambda: Task(FORWARD, 8, in_headroom=True, epilogue=WithEpilogue("ReLU")), "epilogue is 'with ReLU'; only"),
+        (lambda: Task(MEANT, 8, epilogue=WithEpilogue("ReLU")), "epilogue is 'with ReLU'; only a forward"),
+        (lambda: WithEpilogue("GELU"), "activation is 'GELU'"),
+        (lambda: WithEpilogue(), "has neither"),
+        (lambda: WithEpilogue("ReLU", adds="no"), "adds is 'no'"),
         (lambda: Layer("a", FORWARD, MOST_SAMPLES + 1), "batch_size is"),
         (lambda: Layer("a", None, 1), "problem is None"),
         (lambda: MicroConfig("gemm", 0), "micro_batch_size is 0"),

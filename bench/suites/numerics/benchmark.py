@@ -94,7 +94,8 @@ def with_pixel(problem: ConvProblem, operands: Operands, value: float) -> Operan
 
 def dependent_results(problem: ConvProblem, operands: Operands) -> Tensor:
     """Mark the results in which a nonzero number of the operands has a part, by the definition."""
-    parts = Operands(*((tensor != 0).to(tensor.dtype) for tensor in (operands.x, operands.w, operands.y)))
+    x, w, y = ((tensor != 0).to(tensor.dtype) for tensor in (operands.x, operands.w, operands.y))
+    parts = Operands(x, w, y)
     return _exact(problem, parts) != 0
 
 

@@ -26,7 +26,7 @@ from mucudnn.bench.report.samples import (
 from mucudnn.database.bad_rows import StoredRow
 from mucudnn.database.database import Database
 from mucudnn.words.problem import Operation
-from mucudnn.words.results import MicroConfig, WithCachedFilter, WithFreshWorkspace
+from mucudnn.words.results import MicroConfig, WithCachedFilter, WithEpilogue, WithFreshWorkspace
 
 BACKWARD = PROBLEM.with_operation(Operation.BACKWARD_FILTER)
 ELSEWHERE = replace(HERE, threads=1)
@@ -126,14 +126,16 @@ def test_the_table_says_what_the_samples_say(rows: list[StoredRow]) -> None:
 
 def test_what_was_run_whole_is_told(tmp_path: Path) -> None:
     two = [MicroConfig("gemm", 8)] * 2 + [MicroConfig("fft", 4)]
-    hows = (None, WithFreshWorkspace(), WithCachedFilter("gemm", (MicroConfig("fft", 20),)))
+    kept, followed = WithCachedFilter("gemm", (MicroConfig("fft", 20),)), WithEpilogue("ReLU6", adds=True)
+    hows = (None, WithFreshWorkspace(), kept, followed, replace(kept, epilogue=followed))
     with Database(tmp_path / "runs.sqlite") as database:
         for how in hows:
             database.add_whole_run(HERE, PROBLEM, two, VERSIONS, VERIFIED, how)
         rows = database.sound_rows()
     told = list(dict.fromkeys(cells[1] for cells in text_of(rows)))
     text = "gemm 8×2 + fft 4"
-    assert told == [text, f"{text}, fresh workspace", f"{text}, filter kept"]
+    endings = ("", ", fresh workspace", ", filter kept", ", with addition and ReLU6")
+    assert told == [f"{text}{ending}" for ending in (*endings, f"{endings[2]}{endings[3]}")]
 
 
 def test_a_convolution_is_named_once(rows: list[StoredRow]) -> None:
