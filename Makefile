@@ -55,7 +55,7 @@ sanitize: $(VENV)/.installed
 		MUCUDNN_BUILD=$$build MUCUDNN_SANITIZE=1 PYTHONPATH=$(SANITIZED)/lib $(BIN)/pytest -p no:cacheprovider \
 		tests/kernels/test_sanitizers.py tests/kernels/test_compiled_checks.py tests/kernels/test_fuzz_problems.py \
 		tests/kernels/test_fingerprint.py tests/kernels/winograd/test_winograd.py tests/kernels/test_compiled_builds.py \
-		tests/kernels/test_algorithm_contract.py tests/kernels/test_pointwise.py \
+		tests/kernels/test_algorithm_contract.py tests/kernels/test_pointwise.py tests/kernels/test_depthwise.py \
 		|| exit 1; \
 	done
 
