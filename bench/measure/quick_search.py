@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from typing import Self
 
@@ -106,8 +107,18 @@ class QuickSearch:
         self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
     ) -> list[Candidate]:
         """Leads of which nothing is known, but that their algorithm is not hopeless at another size."""
-        new = [c for c in self.leads(failed) if c.micro_config not in known and c.micro_config not in failed]
+        new = [c for c in self.leads(failed) if c.micro_config not in known and not self._is_out(c, known, failed)]
         return [c for c in new if self.job.is_baseline(c) or not self._was_hopeless(c, known)]
+
+    def _is_out(
+        self, candidate: Candidate, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
+    ) -> bool:
+        """Whether it failed or was passed over. What was passed over under another limit may win under this one."""
+        failure = failed.get(candidate.micro_config)
+        if failure is None:
+            return False
+        may_win = failure.is_passed_over and not failure.needed_bytes and self._is_limited
+        return not (may_win and self.hopeless(candidate, known) is None)
 
     def sizes(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
         """Smaller sizes that are to be measured next: of the best algorithm all, half the size of one close to it."""
@@ -128,15 +139,31 @@ class QuickSearch:
         if self.job.is_baseline(candidate):
             return None
         expected = self._expected(candidate)
-        if expected is not None and expected > _HOPELESS:
+        if expected is not None and expected > _HOPELESS * self._least_expected:
             return f"{expected:.1f} times the fastest in like problems"
-        least_s, fastest_s = self._least_s(candidate), min(map(self.total_s, known.values()), default=inf)
+        least_s, fastest_s = self._least_s(candidate), self.fastest_s(known)
         return f"{least_s / fastest_s:.1f} times the fastest by its arithmetic alone" if least_s > fastest_s else None
 
     def total_s(self, measurement: Measurement) -> float:
         """Seconds of a whole mini-batch by this micro-config alone; fractions of a micro-batch count as such."""
         setup_s = 0.0 if self.job.may_keep else measurement.setup_s
         return setup_s + self.job.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
+
+    def fastest_s(self, known: Mapping[MicroConfig, Measurement]) -> float:
+        """Return the seconds of the fastest that is within limit and error bound; inf: there is none."""
+        measured = [(c, known[c.micro_config]) for c in self.job.candidates if c.micro_config in known]
+        return min((self.total_s(m) for c, m in measured if self.job.can_win(c, m.relative_error)), default=inf)
+
+    @cached_property
+    def _least_expected(self) -> float:
+        """The least multiple that like problems say of what fits: 1, but where a limit bars the fastest."""
+        leads = self.leads(self.failed) if self._is_limited else []
+        fitting = [self._expected(c) for c in leads if self.job.fits(c)]
+        return max(1.0, min((one for one in fitting if one is not None), default=1.0))
+
+    @property
+    def _is_limited(self) -> bool:
+        return self.job.limit_bytes is not None
 
     def _expected(self, candidate: Candidate) -> float | None:
         return self.prior.expected(self.job.problem, candidate.algorithm.name)
@@ -164,7 +191,7 @@ class QuickSearch:
         return list(best.values())
 
     def _was_hopeless(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> bool:
-        fastest_s = min(map(self.total_s, known.values()), default=inf)
+        fastest_s = self.fastest_s(known)
         name = candidate.algorithm.name
         own = [self.total_s(m) for m in known.values() if m.micro_config.algorithm == name]
         return bool(own) and min(own) > _HOPELESS * fastest_s
@@ -253,8 +280,7 @@ class _QuickSession(Session):
         """Whether it is at most so many times slower than the fastest, by its fastest sample."""
         if not self.job.can_win(entry.candidate, entry.relative_error):
             return False
-        fitting = [m for m in self.times.measurements.values() if m.relative_error <= self.job.max_relative_error]
-        fastest_s = min(map(self.search.total_s, fitting), default=inf)
+        fastest_s = self.search.fastest_s(self.times.measurements)
         own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
         return self.search.total_s(own) <= margin * fastest_s
 

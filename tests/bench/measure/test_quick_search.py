@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from support.clock.machine import FORWARD, FakeAlgorithm
@@ -14,7 +15,7 @@ from mucudnn.bench.measure.profiler import ProfilingJob
 from mucudnn.bench.measure.quick_search import QuickSearch
 from mucudnn.solver.reuse import solve_wr
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Failure, Measurement, MicroConfig, too_large
+from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
 
 LARGEST = max(SIZES)
 NEAR = [ConvProblem(Operation.FORWARD, c=c, h=3, w=3, k=2, r=1, s=1) for c in (3, 4)]
@@ -160,6 +161,23 @@ def test_what_cannot_be_the_fastest_even_at_full_rate_is_passed_over() -> None:
     assert isinstance(passed, Failure)
     assert passed.reason == "2.0 times the fastest by its arithmetic alone"
     assert isinstance(search(job_of(fake("native", 0.01), counted), flops_per_s=2e8)["counted", LARGEST], Measurement)
+
+
+def test_what_a_limit_bars_makes_nothing_hopeless() -> None:
+    """The fastest does not fit: what is slower by its arithmetic, or in like problems, is all that there is."""
+    prior = Prior()
+    for problem in NEAR:
+        prior.learn(problem, [measurement("large", 0.01), measurement("slow", 0.03)])
+    large = measurement("large", 0.01)
+    known = [replace(large, micro_config=MicroConfig("large", LARGEST), step_s=0.08, scratch_bytes=1000)]
+    algorithms = fake("native", 0.05), fake("large", scratch_bytes_per_sample=125), fake("slow", 0.04)
+    counted = Counted("counted", CLOCK, lambda size: 0.03 * size)
+    passed = [passed_over(MicroConfig(name, LARGEST), "under another limit") for name in ("slow", "counted")]
+    job = job_of(*algorithms, counted, known=known, known_failures=passed, limit_bytes=100, torchs_own_fits=True)
+    results = search(job, prior, flops_per_s=0.5e8)
+    assert all(isinstance(results[name, LARGEST], Measurement) for name in ("slow", "counted"))
+    unlimited = search(replace(job, limit_bytes=None), prior, flops_per_s=0.5e8)
+    assert not {("slow", LARGEST), ("counted", LARGEST)} & set(unlimited)  # as it is stored
 
 
 def test_when_time_is_up_only_torchs_own_is_measured_and_the_rest_is_missing() -> None:
