@@ -5,7 +5,6 @@ A run writes the line of a subject before its rows. Folders of benchmarks that c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -15,6 +14,7 @@ from typing import Any
 import pandas
 
 from mucudnn.bench.folders.header import FORMAT_VERSION, Header
+from mucudnn.bench.folders.lines import object_of_line
 from mucudnn.bench.report.export import json_line
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.result import TunedProblem, allowed
@@ -137,19 +137,7 @@ def _lines(path: Path, problems: list[str]) -> list[str]:
 
 def _checked(text: str, header: Header) -> dict[str, Any]:
     """Return the object of a line. Raises ``InvalidInputError``, saying what is wrong with it."""
-    try:
-        line = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InvalidInputError(f"half-written, or no JSON: {error.msg}") from None
-    if not isinstance(line, dict):
-        raise InvalidInputError(f"no JSON object, but {type(line).__name__}")
-    if line.get("format_version") != FORMAT_VERSION:
-        raise InvalidInputError(f"format version {line.get('format_version')}, and not {FORMAT_VERSION}")
-    if line.get("folder") != header.identity:
-        raise InvalidInputError(f"of another folder, {line.get('folder')}, and not of {header.identity}")
-    for name in (*header.subject_columns, "candidates", "desirable"):
-        if name not in line:
-            raise InvalidInputError(f"no column {name}")
+    line = object_of_line(text, header, ("candidates", "desirable"))
     _require(line["candidates"], _CANDIDATE)
     _require(line["desirable"], _POINT)
     return line

@@ -6,7 +6,6 @@ is from round i, so that their ratios are paired.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mucudnn.bench.folders.header import FORMAT_VERSION, ROWS_FILE, Header
+from mucudnn.bench.folders.lines import object_of_line
 from mucudnn.bench.report.export import json_line
 from mucudnn.bench.timing.load import Load
 from mucudnn.words.errors import InvalidInputError
@@ -174,25 +174,10 @@ def row_key(row: Mapping[str, Any], header: Header) -> Key:
 
 def _checked(text: str, header: Header) -> Line:
     """Return the row of a line. Raises ``InvalidInputError``, saying what is wrong with it."""
-    try:
-        line = json.loads(text, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise InvalidInputError(f"half-written, or no JSON: {error.msg}") from None
-    if not isinstance(line, dict):
-        raise InvalidInputError(f"no JSON object, but {type(line).__name__}")
-    if line.get("format_version") != FORMAT_VERSION:
-        raise InvalidInputError(f"format version {line.get('format_version')}, and not {FORMAT_VERSION}")
-    if line.get("folder") != header.identity:
-        raise InvalidInputError(f"a row of another folder, {line.get('folder')}, and not of {header.identity}")
-    if missing := [name for name in (*COLUMNS, *header.subject_columns) if name not in line]:
-        raise InvalidInputError(f"no column {', '.join(missing)}")
+    line = object_of_line(text, header, COLUMNS)
     _require_kinds(line)
     _require_samples(line, header.is_timed)
     return line
-
-
-def _refuse_constant(name: str) -> float:
-    raise InvalidInputError(f"{name} is no finite number")
 
 
 def _require_kinds(line: Line) -> None:

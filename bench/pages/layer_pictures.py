@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas
 
-from mucudnn.bench.pages.pictures.drawing import with_series
-from mucudnn.bench.pages.pictures.material import Material, Subject, name_of
+from mucudnn.bench.pages.drawing import with_series
+from mucudnn.bench.pages.material import Material, Subject, name_of
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import counts_in
 

@@ -12,8 +12,8 @@ import pandas
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.pages.layer_pictures import layer_pictures
 from mucudnn.bench.pages.layer_rows import layer_rows, summary_rows
+from mucudnn.bench.pages.material import Material
 from mucudnn.bench.pages.measured import has_problems, measured, not_numbers, unmatched_published
-from mucudnn.bench.pages.pictures.material import Material
 from mucudnn.bench.pages.tables import TextTable, layer_table, problem_table, summary_table
 from mucudnn.bench.sources.published import SOURCE
 from mucudnn.words.errors import UnavailableError

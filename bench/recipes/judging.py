@@ -11,8 +11,8 @@ import pandas
 
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.speedups import Speedup, speedup_of
+from mucudnn.bench.pages.drawing import series_label
 from mucudnn.bench.pages.measured import measured
-from mucudnn.bench.pages.pictures.drawing import series_label
 from mucudnn.bench.recipes.criteria import MEASURES, Criterion
 
 _EACH = ["folder", "contestant", "policy", "limit_bytes"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mucudnn.bench.pages.pictures.drawing import draw_samples, name_places, panels, plain, ranked_colours
+from mucudnn.bench.pages.drawing import draw_samples, name_places, panels, plain, ranked_colours
+from mucudnn.bench.pages.material import Material
 from mucudnn.bench.pages.pictures.kinds import MOST_SUBJECTS
-from mucudnn.bench.pages.pictures.material import Material
 from mucudnn.bench.report.plots import label
 
 if TYPE_CHECKING:

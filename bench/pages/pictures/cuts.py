@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from mucudnn.bench.pages.measured import has_problems
-from mucudnn.bench.pages.pictures.drawing import (
+from mucudnn.bench.pages.drawing import (
     Rectangle,
     as_one_path,
     height,
@@ -16,9 +15,10 @@ from mucudnn.bench.pages.pictures.drawing import (
     plain,
     with_series,
 )
+from mucudnn.bench.pages.material import Material
+from mucudnn.bench.pages.measured import has_problems
 from mucudnn.bench.pages.pictures.kinds import MOST_PIECES
-from mucudnn.bench.pages.pictures.material import Material
-from mucudnn.bench.pages.pictures.svg import SERIES
+from mucudnn.bench.pages.svg import SERIES
 from mucudnn.bench.report.plots import label, new_figure
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation

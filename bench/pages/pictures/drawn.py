@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mucudnn.bench.folders.reading import ResultFolder
+from mucudnn.bench.pages.material import Material
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.pages.pictures import (
     algorithms,
@@ -24,8 +25,7 @@ from mucudnn.bench.pages.pictures import (
     tuning,
 )
 from mucudnn.bench.pages.pictures.kinds import KINDS
-from mucudnn.bench.pages.pictures.material import Material
-from mucudnn.bench.pages.pictures.svg import STYLE, inline_svg
+from mucudnn.bench.pages.svg import STYLE, inline_svg
 from mucudnn.bench.report.plots import require_matplotlib, save_figure
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 

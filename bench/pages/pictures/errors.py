@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mucudnn.bench.pages.pictures.drawing import MARKERS, height, legend_above, plain
-from mucudnn.bench.pages.pictures.material import Material
-from mucudnn.bench.pages.pictures.svg import SERIES
+from mucudnn.bench.pages.drawing import MARKERS, height, legend_above, plain
+from mucudnn.bench.pages.material import Material
+from mucudnn.bench.pages.svg import SERIES
 from mucudnn.bench.report.plots import label, new_figure
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pandas
 
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
-from mucudnn.bench.pages.measured import has_problems
-from mucudnn.bench.pages.pictures.drawing import (
+from mucudnn.bench.pages.drawing import (
     Rectangle,
     as_one_path,
     colours,
@@ -19,8 +18,9 @@ from mucudnn.bench.pages.pictures.drawing import (
     plain,
     with_series,
 )
-from mucudnn.bench.pages.pictures.material import Material
-from mucudnn.bench.pages.pictures.svg import SERIES
+from mucudnn.bench.pages.material import Material
+from mucudnn.bench.pages.measured import has_problems
+from mucudnn.bench.pages.svg import SERIES
 from mucudnn.bench.report.plots import label, new_figure
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mucudnn.bench.pages.pictures.drawing import MARKERS, legend_above, panels, plain, ranked_colours
+from mucudnn.bench.pages.drawing import MARKERS, legend_above, panels, plain, ranked_colours
+from mucudnn.bench.pages.material import Material, Subject
 from mucudnn.bench.pages.pictures.kinds import MOST_SUBJECTS
-from mucudnn.bench.pages.pictures.material import Material, Subject
 from mucudnn.bench.report.plots import batch_axis, label, ratio_axis
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mucudnn.bench.contests.torch_variants import TORCH
-from mucudnn.bench.pages.pictures.drawing import colours, draw_samples, name_places, panels, plain, with_series
+from mucudnn.bench.pages.drawing import colours, draw_samples, name_places, panels, plain, with_series
+from mucudnn.bench.pages.material import Material, name_of
 from mucudnn.bench.pages.pictures.kinds import MOST_SUBJECTS
-from mucudnn.bench.pages.pictures.material import Material, name_of
 from mucudnn.bench.report.plots import label
 
 if TYPE_CHECKING:

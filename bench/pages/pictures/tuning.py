@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pandas
 
-from mucudnn.bench.pages.pictures.drawing import height, plain, with_series
-from mucudnn.bench.pages.pictures.material import Material
-from mucudnn.bench.pages.pictures.svg import SERIES
+from mucudnn.bench.pages.drawing import height, plain, with_series
+from mucudnn.bench.pages.material import Material
+from mucudnn.bench.pages.svg import SERIES
 from mucudnn.bench.report.plots import label, new_figure
 
 if TYPE_CHECKING:

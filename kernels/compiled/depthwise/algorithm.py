@@ -14,14 +14,7 @@ from typing import ClassVar
 
 import torch
 
-from mucudnn.kernels.compiled.library import (
-    geometry,
-    library,
-    operation_number,
-    shape_of,
-    why_not,
-    why_too_large,
-)
+from mucudnn.kernels.compiled.library import geometry, library, operation_number, shape_of, why_not, why_too_large
 from mucudnn.kernels.compiled.packed_filter import PackedFilterAlgorithm
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.words.problem import ConvProblem

@@ -90,7 +90,7 @@ def test_several_choices_are_one_line_and_samples_win(folder: Path) -> None:
         (lambda line: line.update(candidates={}), "{} is no list"),
         (lambda line: line["candidates"][0].pop("step_s"), "lacks one of"),
         (lambda line: line["candidates"][0].update(step_s=-1.0), "step_s is -1.0"),
-        (lambda line: line["candidates"][0].update(step_s=float("nan")), "step_s is nan"),
+        (lambda line: line["candidates"][0].update(step_s=float("nan")), "NaN is no finite number"),
         (lambda line: line["candidates"][0].update(step_samples_s=["x"]), "step_samples_s is ['x']"),
         (lambda line: line["candidates"][0].update(step_samples_s=None), "step_samples_s is None"),
         (lambda line: line["candidates"][0].update(algorithm=7), "algorithm is 7"),

@@ -12,11 +12,11 @@ import pytest
 from support.result_folders import MIB, training_layers, write_random_folder
 
 from mucudnn.bench.folders.reading import read_folder
+from mucudnn.bench.pages.drawing import one_line, plain, series_label
+from mucudnn.bench.pages.material import Material
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.pages.pictures import cuts, limits, samples, speedups
-from mucudnn.bench.pages.pictures.drawing import one_line, plain, series_label
-from mucudnn.bench.pages.pictures.material import Material
-from mucudnn.bench.pages.pictures.svg import SERIES, STYLE, inline_svg
+from mucudnn.bench.pages.svg import SERIES, STYLE, inline_svg
 from mucudnn.bench.report.plots import new_figure
 from mucudnn.words.results import MicroConfig, counts_in
 

@@ -14,6 +14,7 @@ from support.result_folders import MIB, training_layers, write_random_folder
 
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.pages.gains import gains
+from mucudnn.bench.pages.material import Material
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.pages.pictures import (
     algorithms,
@@ -25,7 +26,6 @@ from mucudnn.bench.pages.pictures import (
     micro_batches,
     tuning,
 )
-from mucudnn.bench.pages.pictures.material import Material
 from mucudnn.bench.sources.published import published_gains
 
 if TYPE_CHECKING:

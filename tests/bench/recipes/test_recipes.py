@@ -19,7 +19,7 @@ from mucudnn.bench.recipes.benchmarks import Place
 from mucudnn.bench.recipes.criteria import Criterion
 from mucudnn.bench.recipes.judging import judge
 from mucudnn.bench.recipes.recipe_file import read_recipe
-from mucudnn.bench.recipes.report import criteria_table, results_table
+from mucudnn.bench.recipes.report import _limits_in_words, criteria_table, results_table
 from mucudnn.bench.recipes.running import Outcome, run_recipe
 from mucudnn.bench.recipes.runs import convolutions, program
 from mucudnn.bench.suites.deepbench.benchmark import benchmark_deepbench
@@ -243,3 +243,11 @@ def test_the_worst_of_all_networks_counts_and_layers_count_as_often_as_they_occu
     )
     judgement = judge(Criterion("speedup", "mucudnn", at_least=1.0, over="torch"), rows)
     assert (judgement.value, judgement.place) == (pytest.approx(7 / 5), "b, mucudnn")
+
+
+def test_limits_that_read_alike_are_told_exactly() -> None:
+    assert _limits_in_words([751_616.0, 751_615.0, 2.0**26, nan]) == {
+        751_616: "751616B (734 KiB)",
+        751_615: "751615B (734 KiB)",
+        2**26: "64 MiB",
+    }

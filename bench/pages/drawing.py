@@ -11,7 +11,7 @@ import pandas
 
 from mucudnn.bench.contests.torch_variants import TORCH
 from mucudnn.bench.pages.measured import CONTESTANT
-from mucudnn.bench.pages.pictures.svg import FAINT, SERIES
+from mucudnn.bench.pages.svg import FAINT, SERIES
 from mucudnn.bench.report.plots import new_figure
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes
