@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from math import inf, log2
-from typing import Any
+from typing import Any, NamedTuple
 
-from mucudnn.words.problem import ConvProblem
+from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Measurement
 
 _NEIGHBOURS = 3
-_FEWEST = 2  # one slow moment must not rule out an algorithm for all problems like it
 _REACH = 4.0  # doublings of channels and pixels, in sum, beyond which nothing can be learnt
+# Neighbours -> times the fastest in each of them, from which on there is no hope. One slow moment must not rule out an
+# algorithm for all problems like it, so that one neighbour says nothing.
+_HOPELESS = {2: 1.6, 3: 1.35}
+_HOPELESS_ELSEWHERE = 4.0  # in each of as many near problems that differ in the operation alone
 _Class = tuple[Any, ...]
 _Place = tuple[float, float, float]
+
+
+class Expectation(NamedTuple):
+    """The least multiple of the fastest time in like problems, and from which multiple on there is no hope."""
+
+    ratio: float
+    hopeless: float
 
 
 class Prior:
@@ -37,15 +47,26 @@ class Prior:
             fastest_s = min(best.values())
             self._known[_class(problem)][_place(problem)] = {name: s / fastest_s for name, s in best.items()}
 
-    def expected(self, problem: ConvProblem, algorithm: str) -> float | None:
-        """Return the least multiple of the fastest time among the nearest like problems; None: too few are known."""
+    def expected(self, problem: ConvProblem, algorithm: str) -> Expectation | None:
+        """Return what the nearest like problems say; else what those of other operations do; None: too few are known.
+
+        What is said of other operations counts only where it is bad: they differ too much for anything else.
+        """
+        if (own := self._near(problem, algorithm)) is not None:
+            return own
+        others = (problem.with_operation(op) for op in Operation if op is not problem.operation)
+        said = [expectation.ratio for other in others if (expectation := self._near(other, algorithm))]
+        is_bad = bool(said) and min(said) > _HOPELESS_ELSEWHERE
+        return Expectation(min(said), _HOPELESS_ELSEWHERE) if is_bad else None
+
+    def _near(self, problem: ConvProblem, algorithm: str) -> Expectation | None:
         here = _place(problem)
         alike = self._known.get(_class(problem), {})
         known = sorted(
             (_distance(here, place), ratios[algorithm]) for place, ratios in alike.items() if algorithm in ratios
         )
         near = [ratio for distance, ratio in known[:_NEIGHBOURS] if distance <= _REACH]
-        return min(near) if len(near) >= _FEWEST else None
+        return Expectation(min(near), _HOPELESS[len(near)]) if len(near) in _HOPELESS else None
 
 
 def _class(problem: ConvProblem) -> _Class:

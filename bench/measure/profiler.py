@@ -63,6 +63,11 @@ class ProfilingJob:
         done = failed | set(times.measurements)
         return [c for c in self.candidates if c.micro_config not in done and self.is_wanted(c, times)]
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is missing."""
+        return not self.missing()
+
     def hurried(self) -> list[Candidate]:
         """Known candidates that can still win, and of which a time limit allowed too few samples."""
         times, rule = self.known_times(), self.clock.step_rule

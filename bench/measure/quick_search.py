@@ -1,13 +1,14 @@
 """The quick search: measures those candidates of a problem that can win, and looks at the others once or not at all.
 
-Each algorithm is looked at where it is at its best, with the largest micro-batch that fits. Only the best one is then
-measured at other sizes too. What like problems say is hopeless is passed over, and a row with the reason is stored in
-its place. Whole runs decide between those that are close, as they always do.
+Each algorithm is looked at where it is at its best, with the largest micro-batch that fits, unless a small part of the
+mini-batch shows that it is hopeless. Only the best one is then measured at other sizes too. What like problems say is
+hopeless is passed over, and a row with the reason is stored in its place. Whole runs decide between those that are
+close, as they always do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,14 +16,17 @@ from math import inf
 from typing import Self
 
 from mucudnn.bench.measure.candidates import Candidate
-from mucudnn.bench.measure.prior import Prior
+from mucudnn.bench.measure.prior import Expectation, Prior
 from mucudnn.bench.measure.profiler import Entry, ProfilingJob, Session
 from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, StoppingRule, Timer
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
+from mucudnn.words.torch_settings import TORCHS_OWN
 
 _HOPELESS = 1.6  # times the fastest: neither noise nor another size makes up for that
-_CLOSE = 1.3  # after a few samples
+_HOPELESS_PART = 2.5  # for a small part of the mini-batch: calls have shares that are not divided
+_SMALL_PART = 4  # of the mini-batch one such part, or less, is small
+_CLOSE = 1.15  # after a sample with empty caches
 _SECOND = 1.1  # so close to the best algorithm, another one is measured at half the size too
 _CHECKED_PART = 8  # of the mini-batch one such part, or a little more, is compared with float64
 _MAPPED_BYTES = 32 * 2**20  # what glibc maps anew whatever it has learnt: its DEFAULT_MMAP_THRESHOLD_MAX
@@ -66,10 +70,15 @@ class QuickSearch:
         known = self.job.known_times().measurements
         return self.unseen(known, self.failed) or self.sizes(known, self.failed)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is missing. Where not even torch's own is known, nothing must run to tell."""
+        return not (self.baselines(self.job.known_times().measurements, self.failed) or self.missing())
+
     def measure(self) -> Iterator[Measurement | Failure]:
         """Measure what is missing, and yield each result as soon as it is final. Raises as ``ProfilingJob.measure``."""
-        if missing := self.missing():
-            yield from _QuickSession(self, missing).measure()
+        if not self.is_done:
+            yield from _QuickSession(self).measure()
 
     @property
     def failed(self) -> dict[MicroConfig, Failure]:
@@ -78,37 +87,64 @@ class QuickSearch:
         failures = [f for f in self.job.known_failures if f.needed_bytes is None or f.needed_bytes > limit]
         return {failure.micro_config: failure for failure in failures}
 
-    def too_large(self) -> list[Failure]:
+    def too_large(
+        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
+    ) -> list[Failure]:
         """Return the candidates that had to run to know that they do not fit: so the next search need not."""
-        known, failed = self.job.known_times().measurements, self.failed
         asked = [c for c in self.job.candidates if c.is_counted and c.micro_config not in {**known, **failed}]
         return [too_large(c.micro_config, c.workspace_bytes) for c in asked if not self.job.fits(c)]
 
-    def leads(self, failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
+    def baselines(
+        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
+    ) -> list[Candidate]:
+        """Return undivided torch's own, whether it fits or not, where nothing is known of it."""
+        own = [c for c in self.job.candidates if self.job.is_baseline(c)]
+        return [c for c in own if c.micro_config not in known and c.micro_config not in failed]
+
+    def parts(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
+        """Return each algorithm of which nothing is known on a small part of the mini-batch, one that is checked.
+
+        Foreign code is not among them: it is looked at once, since it may end the process.
+        """
+        seen = {TORCHS_OWN} | {micro_config.algorithm for micro_config in (*known, *failed)}
+        small = [c for c in self.job.candidates if _SMALL_PART * c.micro_batch_size <= self.job.batch_size]
+        parts: dict[str, Candidate] = {}
+        for candidate in sorted(small, key=_by_size):
+            if candidate.algorithm.name not in seen and not candidate.is_foreign and self.is_large_enough(candidate):
+                parts.setdefault(candidate.algorithm.name, candidate)
+        return [c for c in parts.values() if self.hopeless(c, known) is None and self.job.fits(c)]
+
+    def is_large_enough(self, candidate: Candidate) -> bool:
+        """Whether its micro-batch is not so small a part of the mini-batch that it says little of it."""
+        return _CHECKED_PART * candidate.micro_batch_size >= self.job.batch_size
+
+    def leads(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
         """Return the candidate of each algorithm that is looked at first: the largest that fits, and has not failed.
 
         Undivided torch's own is one whether it fits or not, and comes first: everything is compared with it. Then comes
         what like problems say is fast, then what has little to compute, then the others. Torch's own is looked at
         divided, too, where it does not fit or is handed fresh pages. Foreign code that failed is not tried at another
-        size: it may end the process. What was passed over stays the lead.
+        size: it may end the process. What was passed over stays the lead. Algorithms that were hopeless have none.
+        What like problems say is hopeless is the lead whether it fits or not: to know takes a run.
         """
         leads: dict[str, Candidate] = {}
         baselines = [c for c in self.job.candidates if self.job.is_baseline(c)]
         undivided = {c.algorithm.name for c in baselines if self.job.fits(c) and not _takes_fresh_pages(c)}
-        divided = [c for c in self.job.candidates if c not in baselines and c.algorithm.name not in undivided]
+        without = undivided | self._hopeless_algorithms(known)
+        divided = [c for c in self.job.candidates if c not in baselines and c.algorithm.name not in without]
         for candidate in sorted(divided, key=_by_size, reverse=True):
             name, failure = candidate.algorithm.name, failed.get(candidate.micro_config)
             stays = failure is None or candidate.is_foreign or (failure.is_passed_over and not failure.needed_bytes)
-            if name not in leads and stays and self.job.fits(candidate):
+            if name not in leads and stays and (self._is_expected_hopeless(candidate) or self.job.fits(candidate)):
                 leads[name] = candidate
         return [*baselines, *sorted(leads.values(), key=self._promise)]
 
     def unseen(
         self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
     ) -> list[Candidate]:
-        """Leads of which nothing is known, but that their algorithm is not hopeless at another size."""
-        new = [c for c in self.leads(failed) if c.micro_config not in known and not self._is_out(c, known, failed)]
-        return [c for c in new if self.job.is_baseline(c) or not self._was_hopeless(c, known)]
+        """Leads of which nothing is known."""
+        leads = self.leads(known, failed)
+        return [c for c in leads if c.micro_config not in known and not self._is_out(c, known, failed)]
 
     def _is_out(
         self, candidate: Candidate, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
@@ -139,8 +175,8 @@ class QuickSearch:
         if self.job.is_baseline(candidate):
             return None
         expected = self._expected(candidate)
-        if expected is not None and expected > _HOPELESS * self._least_expected:
-            return f"{expected:.1f} times the fastest in like problems"
+        if expected is not None and self._is_expected_hopeless(candidate):
+            return f"{expected.ratio:.1f} times the fastest in like problems"
         least_s, fastest_s = self._least_s(candidate), self.fastest_s(known)
         return f"{least_s / fastest_s:.1f} times the fastest by its arithmetic alone" if least_s > fastest_s else None
 
@@ -154,18 +190,26 @@ class QuickSearch:
         measured = [(c, known[c.micro_config]) for c in self.job.candidates if c.micro_config in known]
         return min((self.total_s(m) for c, m in measured if self.job.can_win(c, m.relative_error)), default=inf)
 
+    def _is_expected_hopeless(self, candidate: Candidate) -> bool:
+        expected = self._expected(candidate)
+        return expected is not None and expected.ratio > expected.hopeless * self._least_expected
+
     @cached_property
     def _least_expected(self) -> float:
         """The least multiple that like problems say of what fits: 1, but where a limit bars the fastest."""
-        leads = self.leads(self.failed) if self._is_limited else []
-        fitting = [self._expected(c) for c in leads if self.job.fits(c)]
-        return max(1.0, min((one for one in fitting if one is not None), default=1.0))
+        if not self._is_limited:
+            return 1.0
+        smallest: dict[str, Candidate] = {}
+        for candidate in sorted(self.job.candidates, key=_by_size):
+            smallest.setdefault(candidate.algorithm.name, candidate)
+        expected = [(c, self._expected(c)) for c in smallest.values()]
+        return max(1.0, min((one.ratio for c, one in expected if one and self.job.fits(c)), default=1.0))
 
     @property
     def _is_limited(self) -> bool:
         return self.job.limit_bytes is not None
 
-    def _expected(self, candidate: Candidate) -> float | None:
+    def _expected(self, candidate: Candidate) -> Expectation | None:
         return self.prior.expected(self.job.problem, candidate.algorithm.name)
 
     def _least_s(self, candidate: Candidate) -> float:
@@ -177,24 +221,26 @@ class QuickSearch:
     def _promise(self, candidate: Candidate) -> tuple[bool, float]:
         """Return the order in which to look: what is known to be fast, what has little to compute, what is unknown."""
         expected = self._expected(candidate)
-        return expected is None, self._least_s(candidate) or inf if expected is None else expected
+        return expected is None, self._least_s(candidate) or inf if expected is None else expected.ratio
 
     def _ranked(
         self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
     ) -> list[tuple[Candidate, float]]:
         """Leads that may win, the best of each algorithm, fastest first, with their times."""
-        measured = [(c, known[c.micro_config]) for c in self.leads(failed) if c.micro_config in known]
+        measured = [(c, known[c.micro_config]) for c in self.leads(known, failed) if c.micro_config in known]
         winning = [(c, self.total_s(m)) for c, m in measured if self.job.can_win(c, m.relative_error)]
         best: dict[str, tuple[Candidate, float]] = {}
         for pair in sorted(winning, key=lambda pair: pair[1]):
             best.setdefault(pair[0].algorithm.name, pair)
         return list(best.values())
 
-    def _was_hopeless(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> bool:
+    def _hopeless_algorithms(self, known: Mapping[MicroConfig, Measurement]) -> set[str]:
+        """Return algorithms that were hopeless at every size that is known."""
+        best: dict[str, float] = {}
+        for micro_config, measurement in known.items():
+            best[micro_config.algorithm] = min(self.total_s(measurement), best.get(micro_config.algorithm, inf))
         fastest_s = self.fastest_s(known)
-        name = candidate.algorithm.name
-        own = [self.total_s(m) for m in known.values() if m.micro_config.algorithm == name]
-        return bool(own) and min(own) > _HOPELESS * fastest_s
+        return {name for name, total_s in best.items() if total_s > _HOPELESS * fastest_s}
 
 
 def _takes_fresh_pages(candidate: Candidate) -> bool:
@@ -209,17 +255,23 @@ def _by_size(candidate: Candidate) -> int:
 class _QuickSession(Session):
     """Measuring of one search, on a workbench that compares results at some places only."""
 
-    def __init__(self, search: QuickSearch, missing: Sequence[Candidate]) -> None:
-        super().__init__(search.job, missing, checks_samples=True)
+    def __init__(self, search: QuickSearch) -> None:
+        super().__init__(search.job, [], checks_samples=True)
         self.search = search
         self.rule = replace(EVERY_ROUND, sample_s=self.job.clock.step_rule.sample_s, max_calls=4)
         self.failures = search.failed
+        self.looked_at: set[MicroConfig] = set()  # what has no sample but a quick look
+        self.has_run: set[str] = set()  # algorithms that have run at another size
+        self.hopeless: set[str] = set()  # algorithms whose parts were
 
     def measure(self) -> Iterator[Measurement | Failure]:
-        yield from self.search.too_large()
-        while unseen := self._in_time(self.search.unseen(self.times.measurements, self.failures)):
+        for candidate in self.search.baselines(self.times.measurements, self.failures):
+            yield from self._look_at(candidate)
+        yield from self._look_at_parts()
+        while unseen := self._in_time(self._unseen()):
             for candidate in unseen:
                 yield from self._look_unless_hopeless(candidate)
+        yield from self.search.too_large(self.times.measurements, self.failures)
         yield from self._compare_closely(_HOPELESS, _CLOSE)
         while sizes := self._in_time(self.search.sizes(self.times.measurements, self.failures)):
             for candidate in sizes:
@@ -233,12 +285,30 @@ class _QuickSession(Session):
             return candidates
         return [c for c in candidates if self.job.is_baseline(c)] or ([] if self._has_answer() else candidates[:1])
 
+    def _unseen(self) -> list[Candidate]:
+        unseen = self.search.unseen(self.times.measurements, self.failures)
+        return [c for c in unseen if c.algorithm.name not in self.hopeless]
+
     def _look_unless_hopeless(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
-        if (reason := self.search.hopeless(candidate, self.times.measurements)) is None:
-            yield from self._look_at(candidate)
-        else:
+        if (reason := self.search.hopeless(candidate, self.times.measurements)) is not None:
             self.failures[candidate.micro_config] = passed = passed_over(candidate.micro_config, reason)
             yield passed
+        else:
+            yield from self._look_at(candidate)
+
+    def _look_at_parts(self) -> Iterator[Measurement | Failure]:
+        """Look at algorithms on small parts of the mini-batch. Those that are hopeless end with that."""
+        parts = self.search.parts(self.times.measurements, self.failures)
+        looks = [self._try_first_sample(part) for part in parts if not self._is_late()]
+        entries = [entry for entry in looks if isinstance(entry, Entry)]  # what fails on a part is tried on all
+        self.has_run |= {entry.candidate.algorithm.name for entry in entries}
+        total_s = {entry.candidate.micro_config: self.search.total_s(entry.measurement()) for entry in entries}
+        fastest_s = min(self.search.fastest_s(self.times.measurements), *total_s.values(), inf)
+        for entry in entries:
+            if total_s[entry.candidate.micro_config] > _HOPELESS_PART * fastest_s:
+                self.hopeless.add(entry.candidate.algorithm.name)
+                self._add(entry)
+                yield entry.final()
 
     def _look_at(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
         """Look at one. If it is not hopeless it stays in the race; else the result is yielded."""
@@ -256,25 +326,30 @@ class _QuickSession(Session):
         else:
             yield entry.final()
 
-    def _compare_closely(self, *margins: float) -> Iterator[Measurement | Failure]:
-        """Take a sample for each margin, in turns, of what is left and not slower by more than it.
+    def _compare_closely(self, first: float, second: float) -> Iterator[Measurement | Failure]:
+        """Replace quick looks by samples with empty caches, in turns, then take another sample of each.
 
-        They replace the quick look.
+        What is slower by more than these margins ends with what it has.
         """
-        for number, margin in enumerate(margins):
-            for entry in list(self.entries.values()):
-                if not self._can_win(entry, margin) or self._is_late():
-                    yield from self._end(entry)
-                    continue
-                if not number:
+        yield from self._sample_within(first, self.looked_at)
+        yield from self._sample_within(second, self.entries)
+        for entry in list(self.entries.values()):
+            yield from self._end(entry)
+
+    def _sample_within(self, margin: float, chosen: Container[MicroConfig]) -> Iterator[Measurement | Failure]:
+        for micro_config, entry in list(self.entries.items()):
+            if not self._can_win(entry, margin) or self._is_late():
+                yield from self._end(entry)
+            elif micro_config in chosen:
+                if micro_config in self.looked_at:
+                    self.looked_at.remove(micro_config)
                     entry.timer.samples_s.clear()
+                self.has_run.add(micro_config.algorithm)
                 entry.timer.sample()
                 if entry.timer.error is not None:
                     yield from self._end(entry)
                 else:
                     self._add(entry)
-        for entry in list(self.entries.values()):
-            yield from self._end(entry)
 
     def _can_win(self, entry: Entry, margin: float) -> bool:
         """Whether it is at most so many times slower than the fastest, by its fastest sample."""
@@ -288,30 +363,52 @@ class _QuickSession(Session):
         return self.job.clock.now() > self.deadline
 
     def _first_sample(self, candidate: Candidate) -> Entry:
-        """Check the result, then take a quick look: one step, with what the check has left in the caches."""
+        """Check the result, then take a quick look: one step, with what the check has left in the caches.
+
+        Another size of an algorithm of ours has a sample at once, with empty caches.
+        """
         relative_error = self._relative_error(candidate)
         began = self.job.watch.mark()
         setup_samples_s = self._setup_samples_s(candidate)
         stream, slices, clock = self.workbench.stream(candidate), self.workbench.slice_count(candidate), self.job.clock
         timer = Timer(stream, clock, self.rule, slices, warms_up=False)
-        began_s = clock.now()
-        stream()
-        timer.samples_s.append(clock.now() - began_s)
+        if self._is_warm(candidate):
+            timer.sample()
+            if timer.error is not None:
+                raise timer.error
+        else:
+            began_s = clock.now()
+            stream()
+            timer.samples_s.append(clock.now() - began_s)
+            self.looked_at.add(candidate.micro_config)
         return Entry(candidate, timer, setup_samples_s, relative_error, began, self.job.watch)
+
+    def _is_warm(self, candidate: Candidate) -> bool:
+        """Whether it has run at another size, and has nothing to load or to build for this one."""
+        own = not (candidate.is_foreign or candidate.algorithm.is_torchs_own)
+        return own and candidate.algorithm.name in self.has_run
+
+    def _setup_samples_s(self, candidate: Candidate) -> tuple[float, ...]:
+        """Sample the setup once; what prepares nothing finds nothing in caches that would make it faster."""
+        name = candidate.algorithm.name
+        if name not in self.setup_samples_s and not candidate.workspace.prepared_bytes:
+            began_s = self.job.clock.now()
+            self.workbench.set_up(candidate)()
+            self.setup_samples_s[name] = (self.job.clock.now() - began_s,)
+        return super()._setup_samples_s(candidate)
 
     def _relative_error(self, candidate: Candidate) -> float:
         """Check an algorithm of ours on few samples: it is tested at every size. Where that fails, on all of them."""
-        few = [] if candidate.is_foreign else [c for c in self.job.candidates if self._is_part(c, candidate)]
-        for part in few[:1]:
+        for part in self._checked_parts(candidate)[:1]:
             with suppress(*candidate.errors):
                 return super()._relative_error(part)
         return super()._relative_error(candidate)
 
-    def _is_part(self, part: Candidate, candidate: Candidate) -> bool:
-        """Whether it is the same algorithm on a small part of the mini-batch, but not on a tiny one."""
-        is_smaller = part.micro_batch_size < candidate.micro_batch_size
-        large_enough = _CHECKED_PART * part.micro_batch_size >= self.job.batch_size
-        return part.algorithm is candidate.algorithm and is_smaller and large_enough
+    def _checked_parts(self, candidate: Candidate) -> list[Candidate]:
+        """Return the same algorithm on parts of the mini-batch, the smallest first; none for foreign code."""
+        own = [c for c in self.job.candidates if c.algorithm is candidate.algorithm and not c.is_foreign]
+        smaller = [c for c in own if c.micro_batch_size < candidate.micro_batch_size]
+        return [c for c in smaller if self.search.is_large_enough(c)]
 
     def _setup_timer(self, set_up: Callable[[], object]) -> Timer:
         return Timer(set_up, self.job.clock, _SETUP, warms_up=False)  # the check has set it up before

@@ -10,7 +10,7 @@ from typing import Self
 
 from mucudnn.bench.timing.load import Load
 from mucudnn.bench.timing.rounds import sample_in_rounds
-from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, Timer
+from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, Stop, Timer
 from mucudnn.words.results import WholeRun
 from mucudnn.words.samples import PairedSamples
 
@@ -72,29 +72,38 @@ class Comparison:
 class Rounds:
     """The number of rounds of a comparison: at least, at most, and seconds after which no further one begins.
 
-    time_limit_s: None: ``comparison_s`` of the clock. sure: rounds after which clear verdicts end it. obvious: a
-    speedup, or its inverse, in each of two rounds that took a third of the limit, after which no third is needed; None:
-    none is. warm_up_s: a first round of less is not counted: it loads code, and touches pages that later calls find.
+    time_limit_s: None: ``comparison_s`` of the clock. sure: rounds after which clear verdicts end it. warm_up_s: a
+    first round of less is not counted: it loads code, and touches pages that later calls find. race: only the fastest
+    run matters. So a run that is slower than another in ``_LAPPED`` rounds has no further one, and a verdict on the
+    fastest is enough, which needs fewer rounds the clearer it is.
     """
 
     least: int = 5
     most: int = 25
     time_limit_s: float | None = None
     sure: int = 5
-    obvious: float | None = None
     warm_up_s: float = inf
+    race: bool = False
 
-    def is_enough(self, done: int, results: Sequence[Comparison | Exception], spent_s: float, limit_s: float) -> bool:
+    def is_enough(self, done: int, results: Sequence[Comparison], spent_s: float, limit_s: float) -> bool:
         """Tell whether no further round is needed after ``done`` of them, which took ``spent_s`` in all."""
         if done >= self.most:
             return True
-        is_long = done >= 2 and spent_s >= limit_s / 3
-        if self.obvious is not None and is_long and all(_is_obvious(result, self.obvious) for result in results):
-            return True
-        return done >= self.least and (spent_s >= limit_s or (done >= self.sure and all(map(_is_settled, results))))
+        if self.race:
+            results = sorted(results, key=lambda result: result.speedup)[-1:]
+            if all(_is_obvious(result, done, spent_s >= limit_s / 3) for result in results):
+                return True
+        is_sure = done >= self.sure and all(self._is_settled(result) for result in results)
+        return done >= self.least and (spent_s >= limit_s or is_sure)
+
+    def _is_settled(self, result: Comparison) -> bool:
+        return result.is_clear or (self.race and abs(result.speedup - 1) <= _EVEN)
 
 
-THOROUGH, QUICK = Rounds(), Rounds(3, 9, 0.3, obvious=1.25, warm_up_s=0.1)
+THOROUGH, QUICK = Rounds(), Rounds(3, 9, 0.3, warm_up_s=0.1, race=True)
+_LAPPED, _LAP = 2, 1.04  # rounds, in each of which a run takes so many times as long as another
+_FAR_AHEAD, _AHEAD = 1.25, 1.1  # speedups in each of two rounds, if they took long, and of three
+_EVEN = 0.03  # what a race can lose by taking one for the other
 
 
 def compare_in_turns(
@@ -120,20 +129,36 @@ def compare_in_turns(
             for timer in timers:
                 timer.samples_s.clear()
             continue
-        results = [timer.error or Comparison.of(timers[0].samples_s, timer.samples_s) for timer in timers[1:]]
-        if rounds.is_enough(len(timers[0].samples_s), results, spent_s, limit_s):
+        if rounds.race:
+            _drop_lapped(timers[1:])
+        racing = [_compared(timers[0], timer) for timer in timers[1:] if timer.stop is None]
+        if rounds.is_enough(len(timers[0].samples_s), racing, spent_s, limit_s):
             break
-    return results
+    return [timer.error or _compared(timers[0], timer) for timer in timers[1:]]
 
 
-def _is_obvious(result: Comparison | Exception, ratio: float) -> bool:
-    if isinstance(result, Exception):
+def _compared(baseline: Timer, timer: Timer) -> Comparison:
+    """Compare with the rounds of the baseline in which this one ran, too: the first ones."""
+    return Comparison.of(baseline.samples_s[: len(timer.samples_s)], timer.samples_s)
+
+
+def _drop_lapped(timers: Sequence[Timer]) -> None:
+    racing = [timer for timer in timers if timer.stop is None]
+    for timer in racing:
+        if any(_is_lapped(timer, other) for other in racing):
+            timer.stop = Stop.DROPPED
+
+
+def _is_lapped(timer: Timer, other: Timer) -> bool:
+    pairs = list(zip(timer.samples_s, other.samples_s, strict=True))
+    return len(pairs) >= _LAPPED and all(own_s > _LAP * other_s for own_s, other_s in pairs)
+
+
+def _is_obvious(result: Comparison, done: int, is_long: bool) -> bool:
+    """Whether it was much faster than the baseline in each round, or slower in each of three."""
+    if done >= 2 and is_long and (result.least_speedup > _FAR_AHEAD or result.most_speedup < 1 / _FAR_AHEAD):
         return True
-    return result.least_speedup > ratio or result.most_speedup < 1 / ratio
-
-
-def _is_settled(result: Comparison | Exception) -> bool:
-    return isinstance(result, Exception) or result.is_clear
+    return done >= 3 and (result.least_speedup > _AHEAD or result.most_speedup < 1)
 
 
 def uncertainty(values: Sequence[float]) -> float:

@@ -26,7 +26,8 @@ from mucudnn.words.values import restore
 LEAST_GAIN = 0.03
 MOST_CONTENDERS = 3
 _NO_GAIN = 1.001  # times torch's own: what is not surely faster is no bargain, so that torch's own runs if it fits
-_NEARLY_AS_FAST = 1.15  # predictions this close are within what sums of parts and noise get wrong
+NEARLY_AS_FAST = 1.15  # predictions this close are within what sums of parts and noise get wrong
+JUST_AS_FAST = 1.07  # predictions this close are within what noise alone gets wrong, mostly
 _MOST_ROUNDS = 8  # of solving, running whole and solving again
 
 Outcome = WholeRun | Exception | None  # the whole run; why it cannot run; None: nobody has run it
@@ -67,31 +68,30 @@ class Divided:
 
 
 def choose(
-    task: Task, measurements: Sequence[Measurement], verify: Verify, baseline_bytes: int | None = None
+    task: Task,
+    measurements: Sequence[Measurement],
+    verify: Verify,
+    baseline_bytes: int | None = None,
+    margin: float = NEARLY_AS_FAST,
 ) -> Choice:
     """Choose the contender that is the fastest in whole runs; torch's own unless that is faster by more than the noise.
 
     measurements: those that the config allows; there is a configuration within the task's limit. baseline_bytes: what
-    torch's own needs where it is not among them; None: it is taken to need no more than its micro-batches.
+    torch's own needs where it is not among them; None: it is taken to need no more than its micro-batches. margin:
+    contenders are predicted to take at most so many times as long as the fastest.
 
     Raises the error of the whole runs if none succeeds, and torch's own is not within the limit either;
     ``InfeasibleError`` where torch's own alone may be within the limit, and nobody has run it.
     """
     account = _account(task, measurements)
-    choice = _choose(task, measurements, verify, baseline_bytes, account)
+    baseline = _baseline(measurements, task.batch_size, baseline_bytes)
+    fastest = set() if account is None else {account.configuration}
+    within = _contenders(fastest, measurements, task.batch_size, task.limit_bytes, margin) or [baseline]
+    choice = _choose(task, within, baseline, verify)
     return replace(choice, account=account)
 
 
-def _choose(
-    task: Task,
-    measurements: Sequence[Measurement],
-    verify: Verify,
-    baseline_bytes: int | None,
-    account: Account | None,
-) -> Choice:
-    baseline = _baseline(measurements, task.batch_size, baseline_bytes)
-    fastest = set() if account is None else {account.configuration}
-    within = _contenders(fastest, measurements, task.batch_size, task.limit_bytes) or [baseline]
+def _choose(task: Task, within: Sequence[Configuration], baseline: Configuration, verify: Verify) -> Choice:
     outcomes = verify(task, within)
     runs = {c: outcome for c, outcome in outcomes.items() if isinstance(outcome, WholeRun)}
     if runs:
@@ -159,23 +159,28 @@ def contenders(measurements: Sequence[Measurement], batch_size: int, limit_bytes
     They are the fastest by prediction, and the best of single algorithms that come near it, each other than the
     baseline. Only the baseline if there is no other.
     """
-    return _contenders(_fastest(measurements, batch_size, limit_bytes), measurements, batch_size, limit_bytes)
+    fastest = _fastest(measurements, batch_size, limit_bytes)
+    return _contenders(fastest, measurements, batch_size, limit_bytes, NEARLY_AS_FAST)
 
 
 def _contenders(
-    found: set[Configuration], measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None
+    found: set[Configuration],
+    measurements: Sequence[Measurement],
+    batch_size: int,
+    limit_bytes: int | None,
+    margin: float,
 ) -> list[Configuration]:
     """Add to ``found``, the fastest of all by prediction if anything fits, the best of single algorithms."""
     bounds = _least_times(measurements, batch_size)
     for name in sorted(bounds, key=lambda name: (bounds[name], name)):
-        if bounds[name] > _NEARLY_AS_FAST * min((c.time_s for c in found if not c.is_baseline), default=inf):
+        if bounds[name] > margin * min((c.time_s for c in found if not c.is_baseline), default=inf):
             break
         own = [m for m in measurements if m.micro_config.algorithm == name]
         divided = [m for m in own if m.micro_config.micro_batch_size < batch_size]
         found = found.union(*(_fastest(some, batch_size, limit_bytes) for some in (own, divided)))
     ranked = sorted(found, key=lambda c: (c.time_s, c.workspace_bytes, c.micro_configs))
     others = [c for c in ranked if not c.is_baseline]
-    near = [c for c in others if c.time_s <= _NEARLY_AS_FAST * others[0].time_s]
+    near = [c for c in others if c.time_s <= margin * others[0].time_s]
     return near[:MOST_CONTENDERS] or ranked
 
 

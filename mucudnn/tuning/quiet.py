@@ -50,7 +50,7 @@ class Quiet:
 
     def measured(self, search: ProfilingJob | QuickSearch) -> Iterator[Measurement | Failure]:
         """Measure what is missing, and once more what was disturbed, if it is quiet then: newer results count."""
-        if not search.missing():
+        if search.is_done:
             return
         self.wait()
         began_s, results = search.clock.now(), list[Measurement | Failure]()

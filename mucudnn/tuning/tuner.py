@@ -24,7 +24,7 @@ from mucudnn.running.devices import device_named, largest_batch_size, made_curre
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
-from mucudnn.tuning.choose import Outcome, Verify, choose, divide, is_solvable
+from mucudnn.tuning.choose import JUST_AS_FAST, NEARLY_AS_FAST, Outcome, Verify, choose, divide, is_solvable
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes, unaffordable
 from mucudnn.tuning.job import Job
 from mucudnn.tuning.permitted import permitted_algorithms
@@ -222,7 +222,8 @@ class _Tuner:
         return self._tuning()
 
     def _choose(self, job: Job) -> None:
-        job.choice = choose(job.task, self._allowed(job), self._verifier([job]), job.declared_bytes)
+        margin = NEARLY_AS_FAST if self.config.thorough else JUST_AS_FAST
+        job.choice = choose(job.task, self._allowed(job), self._verifier([job]), job.declared_bytes, margin)
         self.ready.append(job.tuned(job.choice, self._runs(job.task)))
 
     def _choose_all(self, jobs: Sequence[Job]) -> None:

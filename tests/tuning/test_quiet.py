@@ -79,7 +79,7 @@ def test_it_waits_for_quiet_and_says_nothing_more() -> None:
 
 
 def test_what_was_disturbed_is_measured_again_in_the_same_run() -> None:
-    bench = busy_bench(busy_from_s=0.5, quiet_from_s=3.0)
+    bench = busy_bench(busy_from_s=0.2, quiet_from_s=3.0)
     assert chosen(bench.tune()) == "quick"
     results = bench.database.measurements(ENVIRONMENT, FORWARD, VERSIONS)
     assert not any(m.is_disturbed for m in results)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import chain, islice, repeat
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import chain, cycle, islice, repeat
 
 import pytest
 from support.clock.machine import FakeClock
@@ -167,8 +168,39 @@ def test_in_a_quick_comparison_short_calls_are_warmed_up_and_need_more_rounds_th
         return result
 
     short, long = of_calls(0.001), of_calls(0.1)
-    assert (short.rounds, long.rounds) == (5, 2)
+    assert (short.rounds, long.rounds) == (3, 2)
     assert (short.speedup, long.most_speedup) == (pytest.approx(2.0), pytest.approx(9.0))
+
+
+def raced(baseline_s: float, *run_s: Sequence[float]) -> list[Comparison]:
+    """Race runs, each with its seconds in round after round; all count, since they are long."""
+    clock = FakeClock()
+    seconds = [cycle(of_run) for of_run in run_s]
+    runs = [lambda of=of: clock.advance(next(of)) for of in seconds]
+    results = compare_in_turns(lambda: clock.advance(baseline_s), runs, clock, replace(QUICK, time_limit_s=100.0))
+    return [result for result in results if isinstance(result, Comparison)]
+
+
+@pytest.mark.parametrize(
+    ("speedups", "rounds"),
+    [
+        ([1.12], 3),
+        ([0.97], 3),  # slower in each of three
+        ([1.06], 5),
+        ([1.02, 1.01], 5),  # what is even, nobody has to know better
+        ([1.12, 0.94, 1.06], 9),
+    ],
+)
+def test_a_race_takes_fewer_rounds_the_clearer_it_is(speedups: list[float], rounds: int) -> None:
+    (result,) = raced(1.0, [1 / speedup for speedup in speedups])
+    assert result.rounds == rounds
+
+
+def test_a_run_that_is_lapped_is_out_of_the_race() -> None:
+    ahead, behind, near = raced(1.0, [0.95], [1.0], [0.96])
+    assert (ahead.rounds, behind.rounds, near.rounds) == (5, 2, 5)
+    assert behind.samples is not None
+    assert len(behind.samples.baseline_samples_s) == len(behind.samples.time_samples_s) == 2
 
 
 def test_an_unclear_verdict_takes_all_rounds() -> None:
