@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod, sqrt
 from typing import Any
 
@@ -66,29 +67,31 @@ def random_operands(
     """Normal random numbers, never zeros: arithmetic on zeros draws less power, so it can run faster than on real data.
 
     x and y have variance 1, and w is scaled so that a convolution keeps it. Torch's global generator keeps its state,
-    and nothing is allocated but the three tensors. written: memory (1-D uint8) for the tensor that the operation
-    writes; its content is left as it is.
+    and nothing is allocated but the three tensors, and once ``_PERIOD`` numbers that stay. written: memory (1-D uint8)
+    for the tensor that the operation writes; its content is left as it is.
 
     >>> from mucudnn.words.problem import ConvProblem, Operation
     >>> operands = random_operands(ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=4, r=3, s=3), batch_size=2)
     >>> tuple(operands.x.shape), tuple(operands.w.shape), tuple(operands.y.shape)
     ((2, 3, 8, 8), (4, 3, 3, 3), (2, 4, 6, 6))
     """
-    generator = torch.Generator(device).manual_seed(seed)
+    drawn = _drawn(device, seed)
 
-    def tensor(writer: Operation, shape: Shape, scale: float = 1.0) -> Tensor:
-        """The tensor that ``writer`` writes."""
+    def tensor(writer: Operation, shape: Shape, first: int, scale: float = 1.0) -> Tensor:
+        """The tensor that ``writer`` writes. first: index of its first number among those drawn."""
         if written is not None and problem.operation is writer:
             return _stored(problem, shape, written.view(torch_dtype(problem)))
         values = torch.empty(prod(shape), dtype=torch_dtype(problem), device=device)
-        _fill(values, scale, generator)
+        _fill(values, drawn, first)
+        if scale != 1:
+            values.mul_(scale)
         return _stored(problem, shape, values)
 
     fan_in = problem.c // problem.groups * problem.r * problem.s
     return Operands(
-        x=tensor(Operation.BACKWARD_DATA, problem.x_shape(batch_size)),
-        w=tensor(Operation.BACKWARD_FILTER, problem.w_shape(), 1 / sqrt(fan_in)),
-        y=tensor(Operation.FORWARD, problem.y_shape(batch_size)),
+        x=tensor(Operation.BACKWARD_DATA, problem.x_shape(batch_size), 0),
+        w=tensor(Operation.BACKWARD_FILTER, problem.w_shape(), _PERIOD // 3, 1 / sqrt(fan_in)),
+        y=tensor(Operation.FORWARD, problem.y_shape(batch_size), 2 * _PERIOD // 3),
     )
 
 
@@ -105,12 +108,21 @@ def followed_operands(
     return replace(operands, epilogue=Epilogue(epilogue.activation, operands.y if epilogue.adds else None))
 
 
-def _fill(values: Tensor, scale: float, generator: torch.Generator) -> None:
-    """Write normal random numbers, the same again after ``_PERIOD``: to draw one takes ten times as long as to copy."""
-    drawn = values[:_PERIOD].normal_(0, scale, generator=generator)
-    for start in range(_PERIOD, len(values), _PERIOD):
-        again = values[start : start + _PERIOD]
-        again.copy_(drawn[: len(again)])
+@lru_cache(maxsize=2)
+def _drawn(device: str, seed: int) -> Tensor:
+    """Draw ``_PERIOD`` normal numbers in float32: to draw one takes ten times as long as to copy it."""
+    with torch.inference_mode(False):
+        generator = torch.Generator(device).manual_seed(seed)
+        return torch.empty(_PERIOD, device=device).normal_(generator=generator)
+
+
+def _fill(values: Tensor, drawn: Tensor, first: int) -> None:
+    """Copy the drawn numbers from ``first`` on, again and again."""
+    done = 0
+    while done < len(values):
+        some = drawn[first : first + len(values) - done]
+        values[done : done + len(some)].copy_(some)
+        done, first = done + len(some), 0
 
 
 def input_shape(n: int, sample: Sequence[int]) -> tuple[int, ...]:
