@@ -7,6 +7,8 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from mucudnn.bench.report.plots import write_figure
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -33,7 +35,7 @@ _SVG, _LINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
 def inline_svg(figure: Figure, identity: str, alternative: str) -> str:
     """Return the figure as an SVG element. alternative: what it shows, for those who do not see it."""
     stream = StringIO()
-    figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+    write_figure(figure, stream, "svg", transparent=True, metadata={"Date": None})
     root = ElementTree.fromstring(stream.getvalue())
     for found in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(found)
