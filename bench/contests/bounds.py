@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from statistics import geometric_mean
 
-from mucudnn.bench.timing.peak_rate import copied_bytes_per_s, sustained_flops_per_s
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem
 
 _FIRST_LAYER_CHANNELS = 4  # of images
@@ -35,6 +34,9 @@ class MachineLimits:
         Half precision has the rate of float32: what units for its products there are differs, and what torch reaches
         with them is no limit.
         """
+        # Here and not above: it loads torch, which reports of stored results need not.
+        from mucudnn.bench.timing.peak_rate import copied_bytes_per_s, sustained_flops_per_s
+
         of_products = "float32" if ITEM_BYTES[dtype] == 2 else dtype
         return cls(sustained_flops_per_s(device, of_products), copied_bytes_per_s(device))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas
 
@@ -17,9 +17,11 @@ from mucudnn.bench.folders.header import FORMAT_VERSION, Header
 from mucudnn.bench.folders.lines import object_of_line
 from mucudnn.bench.report.export import json_line
 from mucudnn.solver.front import desirable_sets
-from mucudnn.tuning.result import TunedProblem, allowed
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import Measurement, MicroConfig
+
+if TYPE_CHECKING:
+    from mucudnn.tuning.result import TunedProblem
 
 CANDIDATES_FILE = "candidates.jsonl"
 COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes")
@@ -63,6 +65,8 @@ class Candidates:
 
 def line_of(header: Header, subject: Mapping[str, Any], tunings: Sequence[TunedProblem]) -> str:
     """Return the line of a subject that was tuned, once or under several choices."""
+    from mucudnn.tuning.result import allowed  # here and not above: it loads torch, which readers do not need
+
     measured = _merged(tunings)
     usable = allowed(measured, tunings[0].error_bound)
     names = {m.micro_config for m in usable}

@@ -22,6 +22,7 @@ from mucudnn.words.errors import InvalidInputError
 
 FORMAT_VERSION = 1  # raised when a key or a column changes its meaning or goes; new ones may come without
 HEADER_FILE, ROWS_FILE, SUMMARY_FILE = "environment.json", "rows.jsonl", "summary.json"
+_MOST_NAMED = 12  # folders in a message
 
 
 def _new_identity() -> str:
@@ -84,9 +85,14 @@ def read_header(folder: Path) -> Header:
     """Read ``environment.json``.
 
     Raises ``InvalidInputError`` with file and line where there is none, or it is half-written, of another format
-    version, or lacks something.
+    version, or lacks something. Where folders below have one, as those of a recipe, they are named.
     """
     path = folder / HEADER_FILE
+    if not path.exists() and (below := _folders_below(folder)):
+        raise InvalidInputError(
+            f"{path} is not there, but {folder} has result folders inside; name one of them: "
+            f"{', '.join(map(str, below[:_MOST_NAMED]))}{'' if len(below) <= _MOST_NAMED else ', ...'}"
+        )
     record = read_object(path)
     require_version(path, record)
     try:
@@ -107,6 +113,11 @@ def read_header(folder: Path) -> Header:
         raise InvalidInputError(f"{path} has no {error}; it is no environment file of a result folder") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise InvalidInputError(f"{path} has a value that is not understood: {error}") from None
+
+
+def _folders_below(folder: Path) -> list[Path]:
+    """Return the result folders in a folder, and in folders of it."""
+    return sorted(path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{HEADER_FILE}"))
 
 
 def read_object(path: Path) -> dict[str, Any]:

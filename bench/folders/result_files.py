@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from mucudnn.bench.contests.torch_variants import TORCH
+from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.folders.header import Header, environment_of, read_object, require_version
 from mucudnn.bench.folders.reading import ResultFolder, folder_of_lines
 from mucudnn.bench.folders.rows import COLUMNS, Line

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite, nan
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ def speedup_of(torch_s: Sequence[Samples], ours_s: Sequence[Samples]) -> Speedup
     """
     if not torch_s or not all((*torch_s, *ours_s)):
         return Speedup()
-    ratio = _ratio(sum(np.median(each) for each in torch_s), sum(np.median(each) for each in ours_s))
+    ratio = _ratio(sum(map(median, torch_s)), sum(map(median, ours_s)))
     pairs = list(zip(torch_s, ours_s, strict=True))
     if any(len(torch) != len(ours) or len(ours) < LEAST_ROUNDS for torch, ours in pairs):
         return Speedup(ratio)
@@ -59,14 +60,15 @@ def _ratio(torch_s: float, ours_s: float) -> float:
     return ratio if isfinite(ratio) else nan
 
 
-@lru_cache(maxsize=1024)  # torch's samples serve all that ran beside it
+@lru_cache(maxsize=4096)  # 8 KB each: tables and pictures of a folder ask for the same
 def resampled_medians(samples: tuple[float, ...], seed: int, resamples: int = RESAMPLES) -> NDArray[np.float64]:
     """Return the median of each resample, drawn with replacement.
 
     With the same seed the same positions are drawn, so that samples of equal rounds stay paired.
     """
-    drawn = np.asarray(samples, dtype=float)[_draws(len(samples), seed, resamples)]
-    return np.asarray(np.median(drawn, axis=1))
+    drawn = np.asarray(samples, dtype=float).take(_draws(len(samples), seed, resamples))
+    drawn.sort(axis=1)  # of rows this short quicker than numpy's median
+    return np.asarray((drawn[:, (len(samples) - 1) // 2] + drawn[:, len(samples) // 2]) / 2)
 
 
 @lru_cache(maxsize=64)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.folders.candidates import CANDIDATES_FILE, line_of
@@ -27,8 +27,10 @@ from mucudnn.bench.folders.header import (
 from mucudnn.bench.folders.rows import Key, Line, Row, Rows, Subject, lines_of, read_rows, subject_key
 from mucudnn.bench.report.export import write_json
 from mucudnn.bench.timing.load import Load
-from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.errors import InvalidInputError, OutputError
+
+if TYPE_CHECKING:
+    from mucudnn.tuning.result import TunedProblem
 
 
 @dataclass(frozen=True, slots=True)

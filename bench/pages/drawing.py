@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pandas
 
-from mucudnn.bench.contests.torch_variants import TORCH
+from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.pages.measured import CONTESTANT
 from mucudnn.bench.pages.svg import FAINT, SERIES
 from mucudnn.bench.report.plots import new_figure
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.patches import PathPatch
 
 TORCH_COLOUR = SERIES[-1]
 Rectangle = tuple[float, float, float, float]  # left, right, upper, lower
@@ -118,16 +117,20 @@ def name_places(axes: Axes, names: Sequence[str]) -> None:
     axes.spines[["left"]].set_color(FAINT)
 
 
-def as_one_path(rectangles: Sequence[Rectangle], colour: str, **style: Any) -> PathPatch:
-    """Return all rectangles of a colour as one path, which makes a small file."""
+def draw_rectangles(axes: Axes, rectangles: Sequence[Rectangle], colour: str, **style: Any) -> None:
+    """Draw all rectangles of a colour as one path, which makes a small file."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    corners = [
-        [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
-        for left, right, top, bottom in rectangles
-    ]
-    return PathPatch(Path.make_compound_path_from_polys(np.array(corners)), facecolor=colour, edgecolor="none", **style)
+    corners = np.array(
+        [
+            [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+            for left, right, top, bottom in rectangles
+        ]
+    )
+    path = Path.make_compound_path_from_polys(corners)
+    axes.add_artist(PathPatch(path, facecolor=colour, edgecolor="none", **style))
+    axes.update_datalim(corners.reshape(-1, 2))  # add_patch would look for the extremes of each edge
 
 
 def height(rows: int, each: float, least: float = 2.5) -> float:

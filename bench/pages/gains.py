@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas
@@ -14,6 +14,7 @@ from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, published_gains
 
 _UNDIVIDED, _OURS = "undivided", "mucudnn"
 _NO_LIMIT = -1
+_Samples = dict[str, list[float]]  # by operation
 
 
 def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
@@ -29,13 +30,11 @@ def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _gains(rows: pandas.DataFrame) -> Iterator[dict[str, Any]]:
-    limits = rows["limit_bytes"].fillna(_NO_LIMIT)
-    for key, layer in rows.groupby(["layer", *LAYER], sort=False):
-        for (policy, limit), ours in layer[layer["contestant"] == _OURS].groupby(["policy", limits], sort=False):
-            undivided = layer[(layer["contestant"] == _UNDIVIDED) & (limits[layer.index] == limit)]
-            samples = [dict(zip(of["operation"], of["samples_s"], strict=True)) for of in (undivided, ours)]
-            if not samples[0]:
+    for key, (undivided, every) in _timed(rows).items():
+        for (policy, limit), ours in every.items():
+            if limit not in undivided:
                 continue
+            samples = undivided[limit], ours
             names = [name for name in OPERATIONS if any(name in of for of in samples)]
             found = speedup_of(*([of.get(name, ()) for name in names] for of in samples))
             yield {
@@ -46,6 +45,23 @@ def _gains(rows: pandas.DataFrame) -> Iterator[dict[str, Any]]:
                 "gain_low": found.low,
                 "gain_high": found.high,
             }
+
+
+def _timed(rows: pandas.DataFrame) -> Mapping[tuple[Any, ...], tuple[dict[Any, _Samples], dict[Any, _Samples]]]:
+    """Return for each layer the samples of the undivided by limit, and of ours by policy and limit."""
+    rows = rows.dropna(subset=["layer", "policy"])
+    layers = rows[["layer", *LAYER]].itertuples(index=False, name=None)
+    names = ("contestant", "policy", "operation", "samples_s")
+    limits = rows["limit_bytes"].fillna(_NO_LIMIT)
+    found: dict[tuple[Any, ...], tuple[dict[Any, _Samples], dict[Any, _Samples]]] = {}
+    every = zip(layers, limits, *(rows[name] for name in names), strict=True)
+    for layer, limit, contestant, policy, operation, samples in every:
+        undivided, ours = found.setdefault(layer, ({}, {}))
+        if contestant == _UNDIVIDED:
+            undivided.setdefault(limit, {})[operation] = samples
+        elif contestant == _OURS:
+            ours.setdefault((policy, limit), {})[operation] = samples
+    return found
 
 
 def published_gains_of(layers: pandas.DataFrame) -> pandas.DataFrame:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas
 
+from mucudnn.bench.folders.candidates import COSTS
 from mucudnn.bench.pages.drawing import with_series
 from mucudnn.bench.pages.material import Material, Subject, name_of
 from mucudnn.words.errors import InvalidInputError
@@ -18,6 +19,7 @@ MOST_SAMPLES = 31  # of a contestant: of more samples those at even steps throug
 _DIGITS = 4
 _MIB = 2**20
 _Data = dict[str, Any]
+_Record = Mapping[Hashable, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,8 @@ def layer_pictures(material: Material) -> _Data:
         tuned = {subject.name: subject for subject in material.subjects}  # names are told apart by layer
         rows = with_series(material.rows)
         for _, of in rows.groupby(list(material.subject_columns), sort=False, dropna=False):
-            first = of.iloc[0]
-            subject = tuned.get(name_of(first))
-            part = _part(of, subject, contestants, algorithms)
+            first = of.iloc[0].to_dict()
+            part = _part(first, of, tuned.get(name_of(first)), contestants, algorithms)
             layers.setdefault(str(first["layer"]), []).append(part)
     return {
         "contestants": [*contestants.numbers],
@@ -56,11 +57,14 @@ def layer_pictures(material: Material) -> _Data:
     }
 
 
-def _part(rows: pandas.DataFrame, subject: Subject | None, contestants: _Names, algorithms: _Names) -> _Data:
-    first = rows.iloc[0]
-    title = name_of(first.drop("layer")) if "operation" in first else ""
+def _part(
+    first: _Record, rows: pandas.DataFrame, subject: Subject | None, contestants: _Names, algorithms: _Names
+) -> _Data:
+    """Return what is drawn of one subject. first: its first row."""
+    without_layer = {name: value for name, value in first.items() if name != "layer"}
+    title = name_of(without_layer) if "operation" in first else ""
     part: _Data = {"title": title.replace("_", " "), "n": int(first.get("batch_size", 0)), "samples": [], "cuts": []}
-    for row in rows.to_dict("records"):
+    for row in _records(rows, ("series", "samples_s", "configuration")):
         number = contestants.number(row["series"])
         part["samples"].append([number, *(_rounded(each * 1e3) for each in _some(row["samples_s"]))])
         part["cuts"].append([number, *_cuts(row, algorithms)])
@@ -69,9 +73,15 @@ def _part(rows: pandas.DataFrame, subject: Subject | None, contestants: _Names, 
     if subject is not None:
         points = zip(subject.desirable["workspace_bytes"], subject.desirable["time_s"], strict=True)
         part["front"] = [[_rounded(size / _MIB), _rounded(time_s * 1e3)] for size, time_s in points]
-        records = subject.measured.to_dict("records")
+        records = _records(subject.measured, (*COSTS, "algorithm", "micro_batch_size", "relative_error", "is_allowed"))
         part["candidates"] = [_candidate(record, algorithms) for record in records]
     return part
+
+
+def _records(rows: pandas.DataFrame, columns: Sequence[str]) -> Iterator[_Record]:
+    """Yield these columns of each row: of a few rows quicker than by pandas, which seeks columns by place."""
+    for values in zip(*(rows[name].tolist() for name in columns), strict=True):
+        yield dict(zip(columns, values, strict=True))
 
 
 def _some(samples_s: list[float]) -> list[float]:
@@ -81,7 +91,7 @@ def _some(samples_s: list[float]) -> list[float]:
     return [sorted(samples_s)[place] for place in places]
 
 
-def _cuts(row: Mapping[Hashable, Any], algorithms: _Names) -> list[list[int]]:
+def _cuts(row: _Record, algorithms: _Names) -> list[list[int]]:
     """Return the pieces of the mini-batch; none where there is no configuration, or its text is not understood."""
     if not isinstance(row["configuration"], str):
         return []
@@ -92,7 +102,7 @@ def _cuts(row: Mapping[Hashable, Any], algorithms: _Names) -> list[list[int]]:
     return [[algorithms.number(of.algorithm), of.micro_batch_size, count] for of, count in counts]
 
 
-def _candidate(record: Mapping[Hashable, Any], algorithms: _Names) -> list[float]:
+def _candidate(record: _Record, algorithms: _Names) -> list[float]:
     error = record["relative_error"]
     error = 0.0 if error is None or error != error else error
     return [

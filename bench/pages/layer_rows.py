@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas
 
-from mucudnn.bench.contests.torch_variants import TORCH
+from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.folders.speedups import Speedup, speedup_of
 from mucudnn.bench.pages.measured import CONTESTANT, LAYER, PUBLISHED, has_problems, machines_of
 from mucudnn.words.problem import Operation

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import pandas
 
-from mucudnn.bench.contests.torch_variants import TORCH
+from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
-
-_Key = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,35 +64,32 @@ class Material:
     @cached_property
     def subjects(self) -> list[Subject]:
         """Return what was tuned and has candidates, what takes torch longest first."""
-        rows = dict(self._by_key(self.rows))
+        keys = self._keys(self.rows)
+        rows = dict(tuple(self.rows.groupby(keys, sort=False)))
+        torch_s = self.rows["time_s"].where(self.rows["contestant"] == TORCH).groupby(keys).max().fillna(0.0)
         desirable = dict(tuple(self.desirable.groupby("subject", sort=False)))
+        candidates = dict(tuple(self.candidates.groupby("subject", sort=False)))
         found = []
-        for number, frame in self.candidates.groupby("subject", sort=False):
-            key = self._key(frame)
+        for number, key in zip(candidates, self._keys(self.candidates.drop_duplicates("subject")), strict=True):
+            frame = candidates[number]
             of_subject = rows.get(key, self.rows.iloc[:0])
             points = desirable.get(number, self.desirable.iloc[:0])
             size = frame["batch_size"].iloc[0] if "batch_size" in frame else frame["micro_batch_size"].max()
-            found.append(Subject(name_of(frame.iloc[0]), int(size), of_subject, frame, points))
-        return sorted(found, key=_torch_s, reverse=True)
+            subject = Subject(name_of(frame.iloc[0].to_dict()), int(size), of_subject, frame, points)
+            found.append((float(torch_s.get(key, 0.0)), subject))
+        return [subject for _, subject in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
-    def _by_key(self, frame: pandas.DataFrame) -> Iterator[tuple[_Key, pandas.DataFrame]]:
-        for _, group in frame.groupby(list(self.subject_columns), dropna=False, sort=False):
-            yield self._key(group), group
-
-    def _key(self, frame: pandas.DataFrame) -> _Key:
-        return tuple(str(frame[name].iloc[0]) for name in self.subject_columns)
+    def _keys(self, frame: pandas.DataFrame) -> pandas.Series[str]:
+        """Return for each row the text that says what it is of."""
+        columns = [frame[name].tolist() for name in self.subject_columns]
+        return pandas.Series(["\n".join(map(str, of)) for of in zip(*columns, strict=True)], frame.index, dtype=object)
 
 
-def name_of(row: pandas.Series[Any]) -> str:
+def name_of(row: Mapping[Hashable, Any]) -> str:
     """Name a subject: its layer and operation; of others than contiguous tensors also their format."""
     names = [str(row[name]) for name in ("layer", "operation") if name in row]
     return " ".join((*names, *_formats(row))) or str(row.get("subject", ""))
 
 
-def _formats(row: pandas.Series[Any]) -> tuple[str, ...]:
+def _formats(row: Mapping[Hashable, Any]) -> tuple[str, ...]:
     return (str(row["memory_format"]),) if row.get("memory_format", "contiguous") != "contiguous" else ()
-
-
-def _torch_s(subject: Subject) -> float:
-    times = subject.rows[subject.rows["contestant"] == TORCH]["time_s"].dropna()
-    return float(times.max()) if len(times) else 0.0

@@ -10,8 +10,7 @@ import numpy as np
 import pandas
 
 from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer
-from mucudnn.bench.contests.kind_times import shares
-from mucudnn.bench.contests.torch_variants import TORCH
+from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.folders.overheads import overhead_of
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
@@ -106,6 +105,8 @@ def _with_models(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _kinds(kinds_s: object) -> str | None:
+    from mucudnn.bench.contests.kind_times import shares  # here and not above: it loads torch
+
     if not isinstance(kinds_s, dict) or not all(isinstance(seconds, (int, float)) for seconds in kinds_s.values()):
         return None
     return ", ".join(f"{kind} {share:.0%}" for kind, share in shares(kinds_s).items()) or None

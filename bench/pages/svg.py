@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
+
+from mucudnn.bench.report.plots import write_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +36,7 @@ _SVG, _LINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
 def inline_svg(figure: Figure, identity: str, alternative: str) -> str:
     """Return the figure as an SVG element. alternative: what it shows, for those who do not see it."""
     stream = StringIO()
-    figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+    write_figure(figure, stream, "svg", transparent=True, metadata={"Date": None})
     root = ElementTree.fromstring(stream.getvalue())
     for found in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(found)
@@ -67,13 +70,26 @@ def _name_apart(root: ElementTree.Element, identity: str) -> None:
 
 
 def _make_small(root: ElementTree.Element) -> None:
-    """Leave out what nobody sees: blanks between elements, and digits below a hundredth of a point."""
+    """Leave out what nobody sees: blanks between elements, groups that say nothing, turns by nothing, and digits below
+    a hundredth of a point."""
     for element in root.iter():
+        element[:] = _ungrouped(element)
+        if element.get("transform", "").startswith("rotate(-0 "):
+            del element.attrib["transform"]
         element.text = element.text if (element.text or "").strip() else None
         element.tail = None
         for key in _PLACES & element.attrib.keys():
             text = re.sub(r"(\.\d\d)\d+", r"\1", element.attrib[key])
             element.set(key, " ".join(text.split()))
+
+
+def _ungrouped(parent: ElementTree.Element) -> Iterator[ElementTree.Element]:
+    """Yield the children, and in place of groups without attributes, which browsers would keep, theirs."""
+    for child in parent:
+        if child.tag == f"{{{_SVG}}}g" and not child.attrib:
+            yield from _ungrouped(child)
+        else:
+            yield child
 
 
 def _in_the_colours_of_the_page(text: str) -> str:

@@ -17,11 +17,13 @@ from mucudnn.bench.recipes.judging import Judgement, all_rows, judge
 from mucudnn.bench.recipes.recipe_file import RecipeFile
 from mucudnn.bench.report.export import write_json
 from mucudnn.terminal.whole_files import whole_text
+from mucudnn.tuning.busy_warning import busy_told_once
 from mucudnn.words.errors import InvalidInputError, OutputError, UnavailableError
 from mucudnn.words.progress import share_of
 
 RECIPE_FILE, OUTCOME_FILE = "recipe.toml", "outcome.json"
 _FORMAT_VERSION = 1  # of the outcome
+_MOST_NAMED = 3  # of what was left out for one reason
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,9 +52,10 @@ def run_recipe(recipe: RecipeFile, out: Path, place: Place) -> Outcome:
     """
     _prepare(out, recipe.text)
     cells = recipe.cells()
-    for index, cell in enumerate(cells):
-        part = share_of(place.progress, index / len(cells), 1 / len(cells))
-        recipe.benchmark.run(cell, out / cell.name, replace(place, progress=part))
+    with busy_told_once():
+        for index, cell in enumerate(cells):
+            part = share_of(place.progress, index / len(cells), 1 / len(cells))
+            recipe.benchmark.run(cell, out / cell.name, replace(place, progress=part))
     folders = {cell.name: read_folder(out / cell.name) for cell in cells}
     outcome = judged(recipe, folders, out)
     write_json(out / OUTCOME_FILE, _record(outcome))
@@ -82,8 +85,17 @@ def judged(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> O
 
 
 def _left_out(folder: ResultFolder) -> list[str]:
-    left = [f"{folder.path.name}: {one.what} was left out, as {one.reason}" for one in folder.left_out]
+    """Say what has no rows, a line for each reason; the summary file has all of it."""
+    by_reason: dict[str, list[str]] = {}
+    for one in folder.left_out:
+        by_reason.setdefault(one.reason, []).append(one.what)
+    left = [f"{folder.path.name}: left out, as {reason}: {_some(what)}" for reason, what in by_reason.items()]
     return [*left, *folder.problems]
+
+
+def _some(what: list[str]) -> str:
+    more = f"; and {len(what) - _MOST_NAMED} more" if len(what) > _MOST_NAMED else ""
+    return f"{'; '.join(what[:_MOST_NAMED])}{more}"
 
 
 def _drawn(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> tuple[tuple[Path, ...], list[str]]:

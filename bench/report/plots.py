@@ -6,7 +6,7 @@ Matplotlib is an extra: it is loaded when something is drawn.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from mucudnn.terminal.whole_files import whole_file
 from mucudnn.words.errors import UnavailableError
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TORCH_COLOUR, OTHER_COLOUR, OURS_COLOUR, ALARM_COLOUR = "#7a7a7a", "#e08214", "#1b6ca8", "#c0202b"
+_PNG_DPI = 130
+_SVG_DPI = 72  # in which SVG counts, whatever is asked for
 
 
 def require_matplotlib() -> None:
@@ -38,7 +40,7 @@ def new_figure(width_inches: float, height_inches: float, title: str) -> Figure:
 def save_png(figure: Figure, path: Path) -> None:
     """Write the figure as PNG, as a whole: see ``whole_file``."""
     with whole_file(path) as stream:
-        figure.savefig(stream, format="png", dpi=130)
+        write_figure(figure, stream, "png", dpi=_PNG_DPI)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -47,7 +49,23 @@ def save_figure(figure: Figure, path: Path) -> None:
         save_png(figure, path)
         return
     with whole_file(path) as stream:
-        figure.savefig(stream, format="svg", metadata={"Date": None})
+        write_figure(figure, stream, "svg", metadata={"Date": None})
+
+
+def write_figure(figure: Figure, stream: IO[Any], form: str, dpi: int = _SVG_DPI, **rest: Any) -> None:
+    """Write a figure of ``new_figure`` as ``png`` or ``svg``. rest: as ``Figure.savefig`` takes it.
+
+    Its parts are arranged before it is drawn: ``savefig`` by itself would draw all of it twice, once for that.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    (FigureCanvasSVG if form == "svg" else FigureCanvasAgg)(figure)  # texts are as wide as this canvas has them
+    figure.set_dpi(dpi)
+    if layout := figure.get_layout_engine():
+        layout.execute(figure)
+        figure.set_layout_engine(None)
+    figure.savefig(stream, format=form, dpi=dpi, **rest)
 
 
 def label(axes: Axes, title: str, x: str, y: str) -> None:
@@ -55,6 +73,9 @@ def label(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
+    for axis, text in ((axes.xaxis, x), (axes.yaxis, y)):
+        if not text:
+            axis.set_label_coords(0, 0)  # else a place beside all texts of the ticks is sought, time and again
     axes.grid(alpha=0.3, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

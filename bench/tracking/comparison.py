@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mucudnn.bench.contests.torch_variants import TORCH
+from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import Key, Line, row_key, subject_key
 from mucudnn.bench.tracking.verdicts import Change, Pair, Samples, Verdict, changes

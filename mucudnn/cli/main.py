@@ -67,6 +67,8 @@ class CommandGroup(click.Group):
                 return super().invoke(ctx)
         except MucudnnError as error:
             raise CommandError(str(error)) from error
+        except click.exceptions.Exit:  # which --help raises: a RuntimeError, and no lack of memory
+            raise
         except (RuntimeError, MemoryError) as error:
             if (lack := _lack_of_memory(error)) is None:
                 raise

@@ -10,6 +10,7 @@ from mucudnn.bench.measure.quick_search import QuickSearch
 from mucudnn.bench.timing.comparison import Comparison
 from mucudnn.bench.timing.load import Load, Watch
 from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.tuning.busy_warning import BusyWarning, Doubtful
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, is_busy
 
@@ -31,7 +32,7 @@ class Quiet:
         self.watch, self._store, self._tell = watch, store, tell
         self._patience_s = most_s
         self._has_begun = self._is_blind = False
-        self._doubtful: set[tuple[ConvProblem, MicroConfig | Configuration]] = set()
+        self._doubtful: set[Doubtful] = set()
         self._worst = 0.0
 
     def is_now(self) -> bool:
@@ -102,14 +103,7 @@ class Quiet:
         """Store the best rate, and warn of what remains doubtful, and how to measure it again."""
         self.store_rate()
         if self._doubtful:
-            runs = sum(isinstance(of, Configuration) for _, of in self._doubtful)
-            counts = [_counted(len(self._doubtful) - runs, "measurement"), _counted(runs, "whole run")]
-            warnings.warn(
-                f"the machine was busy or slow: {' and '.join(filter(None, counts))} may be too slow (up to "
-                f"{self._worst:.0%} of its speed was missing): mucudnn database refresh measures them again when it "
-                "is quiet",
-                stacklevel=2,
-            )
+            warnings.warn(BusyWarning(self._doubtful, self._worst), stacklevel=2)
 
     def _begin(self) -> None:
         """Before the first look: learn what rate earlier runs saw, and warn once of more threads than cores."""
@@ -145,7 +139,3 @@ def _undisturbed(results: Sequence[Measurement | Failure]) -> list[Measurement |
 def _undoubted(sound: Sequence[Measurement | Failure]) -> list[Measurement | Failure]:
     """Return what stands without the disturbed others: what was passed over was compared with those."""
     return [result for result in sound if isinstance(result, Measurement) or not result.is_passed_over]
-
-
-def _counted(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}" if number else ""

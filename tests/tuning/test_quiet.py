@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from mucudnn.bench.timing.load import Watch
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.tuning import quiet
+from mucudnn.tuning.busy_warning import BusyWarning, busy_told_once
 from mucudnn.tuning.tuner import Tuning
 from mucudnn.words.config import Config
 from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun, passed_over
@@ -219,3 +221,37 @@ def test_the_best_rate_is_kept_for_the_next_run(monkeypatch: pytest.MonkeyPatch)
     other = replace(FORWARD, c=4)
     with pytest.warns(UserWarning, match="up to 50% of its speed was missing"):
         bench.tune(other)
+
+
+def warnings_of(function: Callable[[], object]) -> list[str]:
+    """Return what is warned of, without what is missing of the machine's speed."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with suppress(KeyboardInterrupt), busy_told_once():
+            function()
+    return [str(one.message).partition(" may be")[0] for one in told]
+
+
+def test_many_tunings_are_warned_of_once() -> None:
+    """What two of them doubt counts once; other warnings are as ever."""
+    doubts = [(FORWARD, MicroConfig("native", size)) for size in (1, 2, 4)]
+    runs = [(FORWARD, Configuration((MicroConfig("native", 4),), 1.0, 0))]
+
+    def tune() -> None:
+        warnings.warn(BusyWarning(doubts[:2], 0.25), stacklevel=1)
+        warnings.warn("look out", stacklevel=1)
+        warnings.warn(BusyWarning([*doubts[1:], *runs], 0.5), stacklevel=1)
+
+    assert warnings_of(tune) == ["look out", "the machine was busy or slow: 3 measurements and 1 whole run"]
+
+
+def test_what_a_stopped_run_doubts_is_told() -> None:
+    def tune() -> None:
+        warnings.warn(BusyWarning([(FORWARD, MicroConfig("native", 1))], 0.25), stacklevel=1)
+        raise KeyboardInterrupt
+
+    assert warnings_of(tune) == ["the machine was busy or slow: 1 measurement"]
+
+
+def test_of_nothing_doubtful_nothing_is_told() -> None:
+    assert warnings_of(lambda: None) == []

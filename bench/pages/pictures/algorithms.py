@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from mucudnn.bench.pages.drawing import draw_samples, name_places, panels, plain, ranked_colours
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 def draw(material: Material) -> Figure | None:
     """Draw the algorithms of each subject, the fastest first; ``None``: nothing has samples."""
-    every = [(subject, _sampled(subject.undivided)) for subject in material.subjects]
-    every = [(subject, sampled) for subject, sampled in every if len(sampled)][:MOST_SUBJECTS]
+    found = ((subject, _sampled(subject.undivided)) for subject in material.subjects)
+    every = list(islice(((subject, sampled) for subject, sampled in found if len(sampled)), MOST_SUBJECTS))
     if not every:
         return None
     by_name = ranked_colours([name for _, sampled in every for name in sampled["algorithm"]])

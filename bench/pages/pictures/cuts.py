@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mucudnn.bench.pages.drawing import (
     Rectangle,
-    as_one_path,
+    draw_rectangles,
     height,
     legend_above,
     one_line,
@@ -81,7 +81,7 @@ def _draw_operation(axes: Axes, rows: pandas.DataFrame, series: Sequence[str], b
             pieces[algorithm].append((100 * left, 100 * (right - _GAP), upper, upper + 0.68 / len(series)))
     for algorithm, rectangles in pieces.items():
         if rectangles:
-            axes.add_patch(as_one_path(rectangles, by_algorithm[algorithm]))
+            draw_rectangles(axes, rectangles, by_algorithm[algorithm])
     axes.set_xlim(0, 100)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas
 
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
 from mucudnn.bench.pages.drawing import (
     Rectangle,
-    as_one_path,
     colours,
+    draw_rectangles,
     height,
     legend_above,
     one_line,
@@ -54,7 +55,7 @@ def draw(material: Material) -> Figure | None:
             every[name][-1].append((left, right, upper, upper + 0.9 * thick))
             left = right
     for name, (colour, alpha, rectangles) in every.items():
-        axes.add_patch(as_one_path(rectangles, colour, alpha=alpha, label=one_line(name)))
+        draw_rectangles(axes, rectangles, colour, alpha=alpha, label=one_line(name))
     axes.autoscale_view()
     axes.set_xlim(left=0)
     axes.set_yticks(range(len(names)), [plain(name) for name in names], fontsize=7)
@@ -73,18 +74,19 @@ def memory_of_layers(rows: pandas.DataFrame) -> pandas.DataFrame:
     if not has_problems(rows):
         return pandas.DataFrame()
     rows = with_series(rows.dropna(subset=["workspace_bytes"]))
-    rows = rows.assign(layer=rows["layer"] if "layer" in rows else rows["kind"])
-    records = []
-    for (layer, series), of in rows.groupby(["layer", "series"], sort=False):
-        row = of[list(PROBLEM_COLUMNS)].to_dict("records")[0]
-        problem = problem_of({str(key): value for key, value in row.items()})
-        records.append(
-            {
-                "layer": str(layer),
-                "series": str(series),
-                "activation_bytes": prod(problem.y_shape(int(row["batch_size"]))) * problem.item_bytes,
-                "parameter_bytes": prod(problem.w_shape()) * problem.item_bytes,
-                "workspace_bytes": float(of["workspace_bytes"].max()),
-            }
-        )
-    return pandas.DataFrame(records)
+    rows = rows.assign(layer=rows["layer"] if "layer" in rows else rows["kind"]).dropna(subset=["layer"])
+    bars = ["layer", "series"]
+    largest = rows.groupby(bars, sort=False)["workspace_bytes"].max()
+    firsts = rows.drop_duplicates(bars)[[*bars, *PROBLEM_COLUMNS]].to_dict("records")
+    return pandas.DataFrame([_record(row, most) for row, most in zip(firsts, largest, strict=True)])
+
+
+def _record(row: Mapping[Hashable, Any], workspace_bytes: float) -> dict[str, Any]:
+    problem = problem_of({name: row[name] for name in PROBLEM_COLUMNS})
+    return {
+        "layer": str(row["layer"]),
+        "series": str(row["series"]),
+        "activation_bytes": prod(problem.y_shape(int(row["batch_size"]))) * problem.item_bytes,
+        "parameter_bytes": prod(problem.w_shape()) * problem.item_bytes,
+        "workspace_bytes": workspace_bytes,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from mucudnn.bench.pages.drawing import MARKERS, legend_above, panels, plain, ranked_colours
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 def draw(material: Material) -> Figure | None:
     """Draw the subjects that take torch longest; ``None``: nothing was measured at more than one size."""
-    every = [subject for subject in material.subjects if subject.allowed["micro_batch_size"].nunique() > 1]
-    every = every[:MOST_SUBJECTS]
+    found = (subject for subject in material.subjects if subject.allowed["micro_batch_size"].nunique() > 1)
+    every = list(islice(found, MOST_SUBJECTS))
     if not every:
         return None
     names = [name for subject in every for name in subject.allowed["algorithm"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mucudnn.bench.contests.torch_variants import TORCH
+from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.pages.drawing import colours, draw_samples, name_places, panels, plain, with_series
 from mucudnn.bench.pages.material import Material, name_of
 from mucudnn.bench.pages.pictures.kinds import MOST_SUBJECTS
@@ -34,4 +34,4 @@ def _draw_turns(axes: Axes, rows: pandas.DataFrame, by_series: dict[str, str]) -
     for place, (name, samples) in enumerate(zip(rows["series"], rows["samples_s"], strict=True)):
         draw_samples(axes, samples, place, by_series[name])
     name_places(axes, list(rows["series"]))
-    label(axes, plain(name_of(rows.iloc[0])), "ms", "")
+    label(axes, plain(name_of(rows.iloc[0].to_dict())), "ms", "")

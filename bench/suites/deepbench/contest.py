@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.timing import Contestant, MedianTime, TurnRounds, try_in_turns
-from mucudnn.bench.contests.torch_variants import TORCH
 from mucudnn.bench.folders.rows import Row, Subject, problem_columns
 from mucudnn.bench.measure.operands import Operands
 from mucudnn.bench.measure.whole_runs import Machine, training_operands

@@ -7,7 +7,7 @@ from math import exp, log
 import pandas
 from rich.table import Table
 
-from mucudnn.bench.contests.torch_variants import TORCH
+from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.folders.header import SUMMARY_FILE
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.report.tables import new_table, ratio

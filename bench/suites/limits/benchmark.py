@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
+from mucudnn.bench.contests.names import TORCH
+from mucudnn.bench.contests.torch_variants import torch_variants
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.sources.layers import LayerTable
 from mucudnn.bench.sources.table_tuning import table_tasks

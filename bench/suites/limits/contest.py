@@ -10,8 +10,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.timing import Contestant, MedianTime, time_in_turns
-from mucudnn.bench.contests.torch_variants import TORCH
 from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.suites.limits.result import WITHIN, ComparedProblem, LimitsComparison, Run, SameTime, UnderLimit

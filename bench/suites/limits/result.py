@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import geometric_mean
 
+from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.timing import MedianTime
-from mucudnn.bench.contests.torch_variants import TORCH
 from mucudnn.running.environment import Environment
 from mucudnn.words.config import Config
 from mucudnn.words.results import Configuration

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.peak_memory import PeakComparison
-from mucudnn.bench.contests.torch_variants import TORCH
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import Row, Subject
 from mucudnn.bench.folders.writing import FolderWriter

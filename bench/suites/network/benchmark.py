@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from mucudnn.bench.contests.bounds import MachineLimits
+from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
-from mucudnn.bench.contests.torch_variants import TORCH, torch_variants
+from mucudnn.bench.contests.torch_variants import torch_variants
 from mucudnn.bench.folders.writing import FolderWriter, open_folder
 from mucudnn.bench.measure.whole_runs import Machine, run_torch, training_operands, whole_run
 from mucudnn.bench.sources.layers import Layer, LayerTable

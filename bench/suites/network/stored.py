@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mucudnn.bench.contests.bounds import MachineLimits
+from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.timing import MedianTime
-from mucudnn.bench.contests.torch_variants import TORCH
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Line, Row, Subject, problem_columns
 from mucudnn.bench.report.records import config_record, configuration_record

@@ -264,3 +264,13 @@ def test_where_nothing_is_timed_rows_need_no_samples(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_named_is_none() -> None:
     with folder_if_named(None, HEADER) as nothing:
         assert nothing is None
+
+
+def test_where_folders_lie_inside_they_are_named(folder: Path) -> None:
+    with pytest.raises(InvalidInputError, match=f"name one of them: {re.escape(str(folder))}$"):
+        read_folder(folder.parent)
+    with pytest.raises(InvalidInputError, match=f"name one of them: {re.escape(str(folder))}$"):
+        read_folder(folder.parent.parent)
+    (folder / HEADER_FILE).unlink()
+    with pytest.raises(InvalidInputError, match="name a folder that a benchmark wrote"):
+        read_folder(folder.parent)

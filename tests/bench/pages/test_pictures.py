@@ -118,6 +118,17 @@ def test_pictures_in_one_page_share_no_names_and_have_a_description() -> None:
         assert f'id="{target}"' in text
 
 
+def test_pictures_have_no_groups_that_say_nothing() -> None:
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure(5, 3, "")
+        figure.subplots().plot([1, 2], [3, 4], "o")
+        root = ElementTree.fromstring(inline_svg(figure, "one", "it"))
+    groups = [each for each in root.iter() if each.tag.endswith("}g")]
+    assert all(group.attrib for group in groups)
+    assert len([each for each in root.iter() if each.tag.endswith("}use")]) > 2, "marks are still there"
+    assert "-0 " not in ElementTree.tostring(root, encoding="unicode")
+
+
 def test_labels_are_one_short_line() -> None:
     assert plain("a\nb\x1b\x00") == "a b  "
     assert len(plain("x" * 99)) == 34

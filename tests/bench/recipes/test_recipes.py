@@ -251,3 +251,12 @@ def test_limits_that_read_alike_are_told_exactly() -> None:
         751_615: "751615B (734 KiB)",
         2**26: "64 MiB",
     }
+
+
+def test_what_is_left_out_is_a_line_for_each_reason(kitchen: Kitchen) -> None:
+    layers = "".join(f"layer {number},8,4,8,8,{number},3,3,1,1,1,1\n" for number in range(2, 8))
+    (kitchen.folder / "layers.csv").write_text(HEADING + layers)
+    (note,) = kitchen.cook("failures = { at_most = 0 }\n", more='time_limit = "0.1s"\n').notes
+    folder, _, rest = note.partition(": left out, as the 100 ms would not have sufficed: ")
+    assert folder.endswith("layers.csv")
+    assert [one.partition(",")[0] for one in rest.split("; ")] == ["layer 3", "layer 4", "layer 5", "and 2 more"]

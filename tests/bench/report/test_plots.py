@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from support.problems.made_up_sweeps import layer, measured_ms, powers, sweep
 
 from mucudnn.bench.analyses.batch_plot import draw_sweep
 from mucudnn.bench.analyses.batch_sizes import BatchSweep
-from mucudnn.bench.report.plots import require_matplotlib, save_png
+from mucudnn.bench.report.plots import require_matplotlib, save_png, write_figure
 from mucudnn.words.errors import UnavailableError
 
 UP_TO = 24
@@ -95,6 +97,23 @@ def test_more_cliffs_than_there_is_room_for_are_counted() -> None:
 def test_a_png_is_written(tmp_path: Path) -> None:
     save_png(draw_sweep(steep()), tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_that_is_laid_out_first_looks_as_matplotlib_draws_it() -> None:
+    with rc_context({"svg.hashsalt": "the same"}):
+        ours, theirs = BytesIO(), BytesIO()
+        write_figure(draw_sweep(steep()), ours, "svg", metadata={"Date": None})
+        draw_sweep(steep()).savefig(theirs, format="svg", metadata={"Date": None})
+    assert ours.getvalue() == theirs.getvalue()
+
+
+def test_a_figure_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Axes] = []
+    draw = Axes.draw
+    monkeypatch.setattr(Axes, "draw", lambda axes, renderer: (drawn.append(axes), draw(axes, renderer)))
+    figure = draw_sweep(steep())
+    write_figure(figure, BytesIO(), "png")
+    assert drawn == figure.axes
 
 
 def test_drawing_leaves_the_global_state_of_matplotlib_alone() -> None:
