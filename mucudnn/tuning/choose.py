@@ -313,6 +313,11 @@ class _Options:
         """Seconds of torch's own, with the epilogue where its time is known."""
         return self.baseline.time_s if self.followed_s is None else self.followed_s
 
+    @property
+    def _follows_s(self) -> float:
+        """Seconds of the epilogue after torch's own, as far as they are known."""
+        return 0.0 if self.followed_s is None else max(self.followed_s - self.baseline.time_s, 0.0)
+
     def _time_s(self, configuration: Configuration) -> float:
         """Return seconds. Whole runs count by their ratio to torch's: the machine may have changed its pace since.
 
@@ -322,8 +327,7 @@ class _Options:
             return self._baseline_s
         run = self.runs.get(configuration)
         if run is None:
-            follows_s = self._baseline_s - self.baseline.time_s if _is_torchs(configuration) else 0.0
-            return configuration.time_s + max(follows_s, 0.0)
+            return configuration.time_s + (self._follows_s if _is_torchs(configuration) else 0.0)
         time_s = self._baseline_s / run.speedup
         return time_s if is_gain(run) else max(time_s, _NO_GAIN * self._baseline_s)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +15,17 @@ from mucudnn.cli.shared import options
 from mucudnn.cli.shared.selections import layer_of_source, named_layer
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.problem import Operation
+from mucudnn.words.results import Configuration, counts_in
+
+
+def parse_configuration(text: str) -> Configuration:
+    """Read a configuration as tables write it. Raises ``InvalidInputError``.
+
+    >>> parse_configuration("gemm 8x2 + gemm 2").batch_size
+    18
+    """
+    counts = counts_in(re.sub(r" (\d+)x(\d+)(?= |$)", r" \1×\2", " ".join(text.split())))
+    return Configuration(tuple(one for one, count in counts for _ in range(count)), time_s=0.0, workspace_bytes=0)
 
 
 @click.command(cls=FileCommand)
@@ -24,7 +36,14 @@ from mucudnn.words.problem import Operation
     "--algorithm",
     "algorithms",
     type=options.Text("NAME,...", options.parse_names),
-    help="Only these beside torch's own (mucudnn doctor lists them); default: all that compute the layer.",
+    help="Only these beside torch's own (mucudnn doctor lists them); default: all, or with --configuration none.",
+)
+@click.option(
+    "--configuration",
+    "configurations",
+    type=options.Text("'NAME SIZE×COUNT + ...'", parse_configuration),
+    multiple=True,
+    help="A way to divide the batch, as tables write it: 'gemm 8×2 + fft 4'; x is ×. Several: give it again.",
 )
 @options.operations
 @options.dtype
@@ -42,6 +61,7 @@ def metrics(
     source: str,
     layer_name: str | None,
     algorithms: tuple[str, ...] | None,
+    configurations: tuple[Configuration, ...],
     operations: tuple[Operation, ...],
     rounds: int,
     repetitions: int,
@@ -53,6 +73,8 @@ def metrics(
     **sizes: Any,
 ) -> None:
     """Measure one layer of SOURCE operator by operator, as level 0 of Deep500 does: torch's own and each algorithm.
+
+    Or configurations, which divide the mini-batch.
 
     Errors against float64 (L1, L2, maximum, and with --plot where they are), a numerical check of gradients, whether
     runs repeat bit by bit, time of a call through a module, samples a second, and what the module adds to the
@@ -74,7 +96,7 @@ def metrics(
     with ExitStack() as stack:
         path = out or Path(stack.enter_context(TemporaryDirectory()))
         with progress_bar() as progress:
-            choices = Choices(operations, algorithms, rounds, repetitions)
+            choices = Choices(operations, algorithms, rounds, repetitions, configurations)
             benchmark_metrics(source, chosen, choices, path, device=device, progress=progress)
         folder = read_folder(path)
     console = output()
