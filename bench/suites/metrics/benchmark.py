@@ -42,7 +42,7 @@ ROUNDS, RUNS = 15, 5
 # Calls of milliseconds are sampled for so long: what two of them differ by chance is then some percent.
 MOST_ROUNDS, SHORT_S = 41, 0.2
 
-_RULE = replace(EVERY_ROUND, time_limit_s=3.0)  # of a call: some algorithms take a hundred times as long as others
+RULE = replace(EVERY_ROUND, time_limit_s=3.0)  # of a call: some algorithms take a hundred times as long as others
 
 _Call = Callable[[], object]
 _Time = MedianTime | Exception
@@ -185,7 +185,7 @@ class _OfProblem:
         del expected
         rounds = TurnRounds(self._choices.rounds, max(self._choices.rounds, MOST_ROUNDS), SHORT_S)
         contestants = [Contestant(call) for one in every for call in one.calls]
-        times = iter(try_in_turns(contestants, rounds, self._machine.clock, _RULE))
+        times = iter(try_in_turns(contestants, rounds, self._machine.clock, RULE))
         return [self._row(one, [next(times) for _ in one.calls]) for one in every]
 
     def _measured(self, one: _Contestant, operands: Operands, writable: Operands, expected: Tensor) -> _Measured:
