@@ -5,18 +5,20 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Generic, Self, TypeVar
 
-from mucudnn.bench.contests.own_process import OwnProcess, Ready
-from mucudnn.words.errors import UnavailableError
+from mucudnn.bench.contests.own_process import OwnProcess, OwnProcessError, Ready
+from mucudnn.bench.timing.timer import EVERY_ROUND, Timer
+from mucudnn.words.errors import UnavailableError, first_line
 
 T = TypeVar("T")
 
 PAUSE_S = 0.2  # before each sample: idle threads of the contestant that ran before it spin for a while
+SAMPLED = replace(EVERY_ROUND, sample_s=0.25)  # short steps follow each other as in training: none is waited for
 
 
 class Apart:
@@ -45,6 +47,30 @@ class Apart:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+@dataclass(slots=True, eq=False)
+class Entrant(Generic[T]):
+    """A contestant in a process of its own, with the timer of its turns; without both where it did not get ready."""
+
+    process: OwnProcess[T] | None = None
+    timer: Timer | None = None
+    unready: str = ""
+
+    @classmethod
+    def started(cls, apart: Apart, job: Callable[[], Ready[T]]) -> Self:
+        """Wait until a job is ready, or has failed."""
+        try:
+            process = apart.start(job)
+        except OwnProcessError as error:
+            return cls(unready=str(error))
+        return cls(process, Timer(process.call, process, SAMPLED))
+
+    @property
+    def failure(self) -> str:
+        """Say why nothing is known of it; empty: something is."""
+        error = None if self.timer is None else self.timer.error
+        return self.unready if error is None else first_line(error)
 
 
 @dataclass(frozen=True, slots=True)

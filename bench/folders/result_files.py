@@ -154,14 +154,15 @@ def _memory(record: _Record) -> Iterator[list[Line]]:
     subject = {"network": record["network"], "batch_size": record["input_shape"][0]}
     for one in record["variants"]:
         bound = one["workspace_budget"] or one["workspace_limit"]
-        times = {TORCH: one["torch_step_s"], _OURS: one["mucudnn_step_s"]}
+        keys = {name: name.replace("-", "_") for name in (TORCH, one.get("variant", _OURS))}
         yield [
             _row(
-                *(name, time_s, {**subject, "bound": bound}),
-                allocator_peak_bytes=one[f"{name}_allocator_bytes"],
-                resident_peak_bytes=one[f"{name}_resident_bytes"],
+                *(name, one[f"{key}_step_s"], {**subject, "bound": bound}),
+                allocator_peak_bytes=one[f"{key}_allocator_bytes"],
+                resident_peak_bytes=one[f"{key}_resident_bytes"],
+                failure=None if name == TORCH else one.get("failure") or None,
             )
-            for name, time_s in times.items()
+            for name, key in keys.items()
         ]
 
 

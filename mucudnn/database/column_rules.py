@@ -103,7 +103,22 @@ def _faults_in(row: Mapping[str, Any], columns: Iterable[str]) -> list[str]:
 def is_of_another_version(row: Mapping[str, Any]) -> bool:
     """Whether nothing is wrong with a row but names that a later mucudnn may know."""
     unknown = [column for column in _KNOWN_NAME if _is_name(row[column]) and not RULES[column].allows(row[column])]
-    return bool(unknown) and not row_faults({**row, **{column: _KNOWN_NAME[column] for column in unknown}})
+    known = {column: _KNOWN_NAME[column] for column in unknown}
+    if (configuration := _without_unknown_endings(row.get("configuration"))) is not None:
+        known["configuration"] = configuration
+    return bool(known) and not row_faults({**row, **known})
+
+
+def _without_unknown_endings(value: object) -> str | None:
+    """Return a key of a whole run without what a later mucudnn says of it, such as another epilogue.
+
+    ``None``: it has no such ending, or is no key.
+    """
+    with suppress(TypeError, ValueError, RecursionError):
+        runs = json.loads(value)  # type: ignore[arg-type]
+        is_later = any(run[4:] not in schema.ENDINGS and all(map(_is_name, run[4:])) for run in runs)
+        return json.dumps([run[:4] for run in runs]) if is_later and json.dumps(runs) == value else None
+    return None
 
 
 def known_problem(values: Sequence[Any]) -> ConvProblem | None:

@@ -125,6 +125,7 @@ def divide(
     """
     declared = baseline_bytes or {}
     every = {task: _Options(task, known, declared.get(task)) for task, known in measurements.items()}
+    _learn_what_follows(every, budget_bytes, verify, ahead)
     for _ in range(_MOST_ROUNDS):
         _require_any(every, verify, ahead)
         division = _solve(every, budget_bytes)
@@ -231,7 +232,10 @@ def _timed(baseline: Configuration, run: Outcome) -> Configuration:
 
 @dataclass(slots=True)
 class _Options:
-    """The options of one task in a division, and the whole runs of them."""
+    """The options of one task in a division, and the whole runs of them.
+
+    followed_s: torch's own with the task's epilogue, in seconds; ``None``: it has none, or nothing has told yet.
+    """
 
     task: Task
     measurements: Sequence[Measurement]
@@ -239,12 +243,20 @@ class _Options:
     configurations: list[Configuration] = field(init=False)
     baseline: Configuration = field(init=False)
     runs: dict[Configuration, WholeRun | None] = field(default_factory=dict)
+    followed_s: float | None = None
 
     def __post_init__(self) -> None:
-        self.configurations = [*desirable_sets(self.measurements, self.task.batch_size).of(self.task.batch_size)]
+        self.configurations = [*self._desirable(self.measurements)]
+        if self.task.epilogue is not None:  # what is slower than torch's own alone may compute it inside
+            others = [m for m in self.measurements if m.micro_config.algorithm != TORCHS_OWN]
+            self.configurations += [c for c in self._desirable(others) if c not in self.configurations]
         unsolved = _baseline(self.measurements, self.task.batch_size, self.baseline_bytes)
         self.baseline = next((c for c in self.configurations if c.is_baseline), unsolved)
         self._offer_baseline()
+
+    def _desirable(self, measurements: Sequence[Measurement]) -> Sequence[Configuration]:
+        n = self.task.batch_size
+        return desirable_sets(measurements, n).of(n) if measurements else ()
 
     def _offer_baseline(self) -> None:
         """Add it once its time is known: whole runs may show that it is not as dominated as it seems."""
@@ -254,7 +266,14 @@ class _Options:
     def learn_baseline(self, outcome: Outcome) -> None:
         """Add torch's own, if it runs whole."""
         self.baseline = _timed(self.baseline, outcome)
+        if self.task.epilogue is not None and self.followed_s is None and isinstance(outcome, WholeRun):
+            self.followed_s = outcome.baseline_s
         self._offer_baseline()
+
+    def telling(self, budget_bytes: int | None) -> Configuration:
+        """Return what to run first where an epilogue follows: most likely what will be chosen."""
+        fits = (c for c in self.configurations if budget_bytes is None or c.workspace_bytes <= budget_bytes)
+        return min((c for c in fits if not _is_torchs(c)), key=lambda c: c.time_s, default=self.baseline)
 
     def costed(self) -> list[Configuration]:
         """Return all options, with the times of whole runs where there were any."""
@@ -268,6 +287,9 @@ class _Options:
         return not configuration.is_baseline and configuration not in self.runs
 
     def learn(self, configuration: Configuration, outcome: Outcome) -> None:
+        if configuration.is_baseline:
+            self.learn_baseline(outcome)
+            return
         if isinstance(outcome, Exception):
             self.configurations.remove(configuration)
             return
@@ -283,7 +305,7 @@ class _Options:
         run, baseline_s = self.runs.get(chosen), self.baseline.time_s if _is_timed(self.baseline) else None
         if chosen.is_baseline:
             reason = "torch's own: nothing else is worth a segment of the budget"
-            return Choice(chosen, chosen.time_s, chosen.time_s, reason, segment)
+            return Choice(chosen, self._baseline_s, self._baseline_s, reason, segment)
         if run is None:
             return Choice(chosen, baseline_s, chosen.time_s, "best use of the budget by prediction, not run", segment)
         reason = f"best use of the budget in whole runs, speedup {_with_noise(run)}"
@@ -291,20 +313,49 @@ class _Options:
             reason += f"; torch's own needs {format_bytes(self.baseline.workspace_bytes)}"
         return Choice(chosen, run.baseline_s, run.time_s, reason, segment)
 
+    @property
+    def _baseline_s(self) -> float:
+        """Seconds of torch's own, with the epilogue where its time is known."""
+        return self.baseline.time_s if self.followed_s is None else self.followed_s
+
+    @property
+    def _follows_s(self) -> float:
+        """Seconds of the epilogue after torch's own, as far as they are known."""
+        return 0.0 if self.followed_s is None else max(self.followed_s - self.baseline.time_s, 0.0)
+
     def _time_s(self, configuration: Configuration) -> float:
-        """Return seconds. Whole runs count by their ratio to torch's: the machine may have changed its pace since."""
+        """Return seconds. Whole runs count by their ratio to torch's: the machine may have changed its pace since.
+
+        Where nobody has run it, torch's own is followed by the epilogue, and the others may compute it inside.
+        """
         if configuration.is_baseline:
-            return configuration.time_s
+            return self._baseline_s
         run = self.runs.get(configuration)
         if run is None:
-            return configuration.time_s
-        time_s = self.baseline.time_s / run.speedup
-        return time_s if is_gain(run) else max(time_s, _NO_GAIN * self.baseline.time_s)
+            return configuration.time_s + (self._follows_s if _is_torchs(configuration) else 0.0)
+        time_s = self._baseline_s / run.speedup
+        return time_s if is_gain(run) else max(time_s, _NO_GAIN * self._baseline_s)
 
 
 def _solve(every: Mapping[Task, _Options], budget_bytes: int | None) -> Division[Task]:
     options = {task: options.costed() for task, options in every.items()}
     return solve_wd(options, budget_bytes, counts={task: task.count for task in every})
+
+
+def _is_torchs(configuration: Configuration) -> bool:
+    """Whether torch's own computes all micro-batches."""
+    return set(configuration.algorithms) == {TORCHS_OWN}
+
+
+def _learn_what_follows(
+    every: Mapping[Task, _Options], budget_bytes: int | None, verify: Verify, ahead: Callable[[Wanted], None]
+) -> None:
+    """Run one option of each fused convolution: no measurement tells what torch's own takes with its epilogue."""
+    fused = {task: options for task, options in every.items() if task.epilogue is not None}
+    if wanted := {task: [options.telling(budget_bytes)] for task, options in fused.items()}:
+        ahead(wanted)
+        for task, (configuration,) in wanted.items():
+            every[task].learn(configuration, verify(task, [configuration])[configuration])
 
 
 def _require_any(every: Mapping[Task, _Options], verify: Verify, ahead: Callable[[Wanted], None]) -> None:

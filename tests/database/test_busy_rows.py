@@ -211,6 +211,48 @@ def test_the_key_of_a_whole_run_tells_what_ran(how: object) -> None:
     assert fault("configuration", key) is None
 
 
+HOWS = (
+    *(None, WithFreshWorkspace(), WithEpilogue("ReLU"), WithEpilogue("SiLU", adds=True)),
+    *(WithCachedFilter("gemm", INSTEAD, epilogue) for epilogue in (None, WithEpilogue("ReLU"))),
+)
+
+
+def test_pruning_and_exporting_keep_whole_runs_with_what_follows(tmp_path: Path) -> None:
+    runs = {how: WholeRun(2.0 + index, 1.0, 0.1, 0.0) for index, how in enumerate(HOWS)}
+    key = (HERE, PROBLEM, [MicroConfig("gemm", 8)], {"gemm": 1, "native": 1, "fft": 1})
+    with Database(tmp_path / "some.sqlite") as database:
+        for how, run in runs.items():
+            for added in (replace(run, time_s=3.0), run):  # the first is superseded
+                database.add_whole_run(*key, added, how)
+        assert database.prune(environments=[HERE], versions=key[-1]) == len(HOWS)
+        for name, export in (("a.csv", database.export_csv), ("a.jsonl", database.export_json_lines)):
+            with (tmp_path / name).open("w", newline="") as stream:
+                export(stream)
+            with read_profile(tmp_path / name) as read, Database(tmp_path / f"{name}.sqlite") as merged:
+                merged.merge(read)
+                for one in (database, read, merged):
+                    assert {how: one.whole_run(*key, how) for how in HOWS} == runs
+        assert database.prune(versions={**key[-1], "gemm": 2}) == len(HOWS)
+        assert database.whole_run(*key, WithEpilogue("ReLU")) is None
+
+
+@pytest.mark.filterwarnings("ignore:.*1 bad row")
+@pytest.mark.parametrize(
+    ("ending", "pruned"), [('"with GELU"', 0), ('"kept", "with GELU"', 0), ('""', 1), ("1", 1)], ids=str
+)
+def test_whole_runs_with_what_a_later_version_knows_are_neither_used_nor_pruned(
+    ending: str, pruned: int, tmp_path: Path
+) -> None:
+    key = (HERE, PROBLEM, [MicroConfig("gemm", 8)], VERSIONS)
+    with Database(tmp_path / "some.sqlite") as database:
+        database.add_whole_run(*key, VERIFIED, WithEpilogue("ReLU"))
+    change(tmp_path / "some.sqlite", f"UPDATE verifications SET configuration = '[[\"gemm\", 1, 8, 1, {ending}]]'")
+    with Database(tmp_path / "some.sqlite") as database:
+        assert len(database.bad_rows()) == pruned
+        assert database.whole_runs(HERE, PROBLEM, VERSIONS, WithEpilogue("ReLU")) == {}
+        assert database.prune() == pruned
+
+
 def test_a_key_with_an_epilogue_that_nobody_knows_is_a_fault() -> None:
     assert fault("configuration", '[["gemm", 1, 8, 1, "with ReLU"]]') is None
     assert fault("configuration", '[["gemm", 1, 8, 1, "with GELU"]]') is not None

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from support.clock.machine import ENVIRONMENT
+from support.peaks import compare_peaks
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.bench.contests.peak_memory import compare_peaks
 from mucudnn.bench.sources.networks import Residual
 from mucudnn.running.environment import Environment
 from mucudnn.tuning import choose as choosing
@@ -88,13 +88,13 @@ def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 def test_the_peak_is_not_above_torchs(pair: Pair) -> None:
     assert any(not tuned.configuration.is_baseline for module in pair.convolutions for tuned in module.tuned)
-    comparison = compare_peaks(pair.torchs, pair.ours, pair.x, runs=0)
+    comparison = compare_peaks(pair.torchs, pair.ours, pair.x)
     assert comparison.mucudnn_allocator_bytes <= comparison.torch_allocator_bytes
 
 
 def test_copies_and_pickles_stay_below_the_peak(pair: Pair) -> None:
     for copied in (copy.deepcopy(pair.ours), pickle.loads(pickle.dumps(pair.ours))):
-        comparison = compare_peaks(pair.torchs, copied, pair.x, runs=0)
+        comparison = compare_peaks(pair.torchs, copied, pair.x)
         assert comparison.mucudnn_allocator_bytes <= comparison.torch_allocator_bytes
 
 
@@ -153,7 +153,7 @@ def test_models_that_train_in_part_or_not_at_all(make: object, monkeypatch: pyte
     config = Config(workspace_limit="headroom", algorithms=("gemm",), time_limit="20ms")
     ours = mucudnn.optimize(copy.deepcopy(model), x, config)
     assert [module.training for module in ours.modules()] == modes
-    comparison = compare_peaks(model, ours, x, runs=0)
+    comparison = compare_peaks(model, ours, x)
     assert comparison.mucudnn_allocator_bytes <= comparison.torch_allocator_bytes
 
 
@@ -168,7 +168,7 @@ def test_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Autocast(*residual_net()), torch.randn(2, 3, 24, 24)
     config = Config(workspace_limit="headroom", algorithms=("gemm",), time_limit="20ms")
     ours = mucudnn.optimize(copy.deepcopy(model), x, config)
-    comparison = compare_peaks(model, ours, x, runs=0)
+    comparison = compare_peaks(model, ours, x)
     assert {tuned.problem.dtype for _, tuned in mucudnn.report(ours).layers} == {"bfloat16"}
     assert comparison.mucudnn_allocator_bytes <= comparison.torch_allocator_bytes
 

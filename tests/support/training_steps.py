@@ -9,8 +9,9 @@ from support.clock.ticking import TickingClock
 from support.in_threads import InThreads
 from torch import nn
 
+from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.suites.training.benchmark import TrainingOptions, measure_training
-from mucudnn.bench.suites.training.result import Precision, Setting, Variant, VariantResult
+from mucudnn.bench.suites.training.result import Precision, Setting, VariantResult
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
 

@@ -12,16 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-from support.clock.machine import ENVIRONMENT, FakeClock
+from support.clock.machine import ENVIRONMENT
+from support.clock.ticking import TickingClock
 from support.command_line import fail
+from support.in_threads import InThreads
 from torch import nn
 
 import mucudnn
 from mucudnn.bench.contests import peak_memory
-from mucudnn.bench.contests.peak_memory import compare_peaks
-from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.sources import headroom as headroom_source
 from mucudnn.bench.suites.memory import benchmark as memory_benchmark
+from mucudnn.bench.suites.memory import step_job
 from mucudnn.bench.suites.memory.benchmark import benchmark_memory
 from mucudnn.bench.suites.memory.report import in_words
 from mucudnn.cli.shared import layer_tables
@@ -49,7 +51,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         asked.append((device_type, current[-1]))
         return 2**20
 
-    for module in (peak_memory, memory_benchmark):
+    for module in (step_job, memory_benchmark):
         monkeypatch.setattr(module, "device_of", lambda model: GPU)
         monkeypatch.setattr(module, "made_current", made_current)
     monkeypatch.setattr(peak_memory, "peak_allocated_bytes", peak_allocated_bytes)
@@ -61,25 +63,22 @@ def tiny() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
 
 
-def test_the_peak_is_the_allocators_on_the_models_own_gpu(on_gpu: list[object]) -> None:
-    comparison = compare_peaks(tiny(), tiny(), torch.randn(1, 3, 8, 8), runs=3)
-    assert on_gpu == [("emptied", GPU), ("cuda", GPU)] * 2
-    assert comparison.allocator_ratio == 1
-    assert comparison.resident_ratio is None
-
-
-def test_the_benchmark_is_of_the_gpu_and_starts_no_process(
+def test_the_benchmark_is_of_the_models_own_gpu_and_of_no_process(
     on_gpu: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = replace(ENVIRONMENT, device="a GPU")
-    monkeypatch.setattr(Machine, "current", lambda device: Machine(environment, [], device, FakeClock()))
+    monkeypatch.setattr(memory_benchmark, "current_environment", lambda device: environment)
     monkeypatch.setattr(mucudnn, "optimize", lambda model, x, config, progress: model)
-    monkeypatch.setattr(memory_benchmark, "_time", lambda *given: given[-1].advance(1) or [])
-    benchmark = benchmark_memory(tiny(), torch.randn(1, 3, 8, 8), Config(workspace_limit="headroom"), runs=3)
+    x, variants = torch.randn(1, 3, 8, 8), [Variant.TORCH_BENCHMARK, Variant.MUCUDNN]
+    config = Config(workspace_limit="headroom")
+    benchmark = benchmark_memory(
+        tiny(), x, config, runs=3, rounds=2, variants=variants, clock=TickingClock(), apart=InThreads
+    )
     assert benchmark.environment == environment
     assert benchmark.runs == 0
     assert "resident" not in in_words(benchmark)
-    assert ("cuda", GPU) in on_gpu
+    assert [one.contestant.variant for one in benchmark.others] == ["torch-benchmark", "mucudnn", "mucudnn"]
+    assert on_gpu == [("emptied", GPU), ("cuda", GPU)] * 4
 
 
 def test_the_headroom_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

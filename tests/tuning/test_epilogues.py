@@ -13,10 +13,13 @@ from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 
 from mucudnn.bench.measure.operands import Operands
 from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.database.selection import select_measurements
 from mucudnn.tuning.refresh import refresh
+from mucudnn.tuning.replay import replay
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.sharing import fingerprint_of
 from mucudnn.tuning.tuner import tune_tasks
+from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, WithEpilogue
 from mucudnn.words.task import Task
@@ -54,9 +57,9 @@ class FusingBench(Bench):
         if operands.epilogue is not None:
             self.clock.advance(0.01 * operands.batch_size)
 
-    def tuned(self, *epilogues: WithEpilogue | None) -> Sequence[TunedProblem]:
+    def tuned(self, *epilogues: WithEpilogue | None, config: Config = NO_LIMIT) -> Sequence[TunedProblem]:
         tasks = [Task(FORWARD, BATCH, epilogue=epilogue) for epilogue in epilogues]
-        return tune_tasks(tasks, NO_LIMIT, database=self.database, machine=self.machine).problems
+        return tune_tasks(tasks, config, database=self.database, machine=self.machine).problems
 
 
 @pytest.fixture
@@ -81,6 +84,28 @@ def test_what_computes_it_afterwards_as_torch_does_gains_nothing(bench: FusingBe
     (followed,) = bench.tuned(RELU)
     assert followed.configuration.is_baseline
     assert followed.time_s == pytest.approx(0.03 * BATCH)
+
+
+@pytest.mark.parametrize(("budget", "winners"), [(600, 2), (150, 1), (100, 0)])
+def test_a_budget_goes_to_those_that_gain_with_what_follows(bench: FusingBench, budget: int, winners: int) -> None:
+    """``quick`` needs 110 bytes at least; alone it is slower than torch's own, and would get nothing."""
+    alone, *followed = bench.tuned(None, RELU, ADDED, config=Config(workspace_budget=budget))
+    assert (alone.configuration.algorithms, alone.time_s) == (("native",), pytest.approx(0.02 * BATCH))
+    assert sum(one.configuration.algorithms == ("quick",) for one in followed) == winners
+    for one in followed:
+        step_s = 0.024 if one.configuration.algorithms == ("quick",) else 0.03
+        assert (one.baseline_s, one.time_s) == (pytest.approx(0.03 * BATCH), pytest.approx(step_s * BATCH))
+
+
+@pytest.mark.parametrize("budget", [None, 150], ids=str)
+def test_a_replay_of_fused_convolutions_answers_as_the_tuning(bench: FusingBench, budget: int | None) -> None:
+    config = NO_LIMIT if budget is None else Config(workspace_budget=budget)
+    tasks = [Task(FORWARD, BATCH, epilogue=epilogue) for epilogue in (None, RELU, ADDED)]
+    tuned = tune_tasks(tasks, config, database=bench.database, machine=bench.machine)
+    again = replay(tasks, config, select_measurements(bench.database, tasks, config.policy))
+    assert [(one.configuration, one.time_s, one.reason) for one in again.problems] == [
+        (one.configuration, one.time_s, one.reason) for one in tuned.problems
+    ]
 
 
 def test_micro_batches_are_measured_once_for_all_that_may_follow(bench: FusingBench) -> None:

@@ -1,6 +1,7 @@
 """Keeps peaks of memory and times of a training step in a result folder, and finds them again.
 
-The subject is the step; its contestants are torch, and mucudnn with each bound on its workspaces, in the same turns.
+The subject is the step; its contestants are torch, torch compiled, and mucudnn with each bound on its workspaces, in
+the same turns.
 """
 
 from __future__ import annotations
@@ -8,20 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mucudnn.bench.contests.names import TORCH
-from mucudnn.bench.contests.peak_memory import PeakComparison
+from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.folders.header import Header
-from mucudnn.bench.folders.rows import Row, Subject
+from mucudnn.bench.folders.rows import Line, Row, Subject
 from mucudnn.bench.folders.writing import FolderWriter
 from mucudnn.bench.report.records import config_record
 from mucudnn.bench.report.tables import memory_bound
-from mucudnn.bench.suites.memory.result import MemoryBenchmark, MemoryVariant
-from mucudnn.bench.timing.comparison import Comparison
+from mucudnn.bench.suites.memory.benchmark import contestants_of
+from mucudnn.bench.suites.memory.result import Contestant, MemoryBenchmark, StepMemory
 from mucudnn.running.environment import Environment
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
-
-OURS = "mucudnn"
 
 
 def subject_of(name: str, input_shape: Sequence[int], memory_format: MemoryFormat) -> Subject:
@@ -29,62 +27,64 @@ def subject_of(name: str, input_shape: Sequence[int], memory_format: MemoryForma
 
 
 def header_of(
-    subject: Subject, input_shape: Sequence[int], config: Config, rounds: int, runs: int, environment: Environment
+    subject: Subject,
+    input_shape: Sequence[int],
+    config: Config,
+    rounds: int,
+    runs: int,
+    variants: Sequence[Variant] | None,
+    environment: Environment,
 ) -> Header:
-    """Describe a run."""
+    """Describe a run. variants: those asked for; ``None``: all."""
     settings = {
         "input_shape": list(input_shape),
         "rounds": rounds,
         "runs": runs,
+        **({} if variants is None else {"variants": list(variants)}),
         **config_record(replace(config, database=None)),
     }
     return Header(*("memory", str(subject["network"]), settings, environment), subject_columns=tuple(subject), wanted=1)
 
 
 def add_benchmark(folder: FolderWriter, subject: Subject, benchmark: MemoryBenchmark) -> None:
-    """Add torch, and each variant, which all ran in the same rounds."""
-    first = benchmark.variants[0]
-    assert first.step.samples is not None
-    peaks = {
-        "allocator_peak_bytes": first.peaks.torch_allocator_bytes,
-        "resident_peak_bytes": first.peaks.torch_resident_bytes,
-    }
-    torchs = Row(subject, TORCH, first.step.samples.baseline_samples_s, more={**peaks, "bound": None})
-    folder.add([torchs, *(_row(subject, variant) for variant in benchmark.variants)])
+    """Add torch and the others, which all ran in the same rounds."""
+    folder.add([_row(subject, one) for one in (benchmark.torchs, *benchmark.others)])
 
 
 def known_benchmark(
     folder: FolderWriter,
     subject: Subject,
     input_shape: Sequence[int],
-    configs: Sequence[Config],
+    config: Config,
+    variants: Sequence[Variant],
     environment: Environment,
     runs: int,
 ) -> MemoryBenchmark | None:
-    """Return what an earlier run measured; ``None``: nothing."""
-    lines = folder.known(subject)
-    torchs = next((line for line in lines if line["contestant"] == TORCH), None)
-    ours = {line["bound"]: line for line in lines if line["contestant"] == OURS}
-    if torchs is None or any(memory_bound(config) not in ours for config in configs):
+    """Return what an earlier run measured; ``None``: not all of it."""
+    contestants = contestants_of(config, variants)
+    lines = {(line["contestant"], line["bound"]): line for line in folder.known(subject)}
+    if any(_key(one) not in lines for one in contestants):
         return None
-    variants = []
-    for config in configs:
-        line = ours[memory_bound(config)]
-        peaks = PeakComparison(
-            *(one["allocator_peak_bytes"] for one in (torchs, line)),
-            *(one["resident_peak_bytes"] for one in (torchs, line)),
-        )
-        variants.append(MemoryVariant(config, peaks, Comparison.of(torchs["samples_s"], line["samples_s"])))
-    return MemoryBenchmark(str(subject["network"]), tuple(input_shape), environment, tuple(variants), runs)
+    torchs, *others = (_found(one, lines[_key(one)]) for one in contestants)
+    name = str(subject["network"])
+    return MemoryBenchmark(name, tuple(input_shape), environment, config, torchs, tuple(others), runs)
 
 
-def _row(subject: Subject, variant: MemoryVariant) -> Row:
-    assert variant.step.samples is not None
-    more = {
-        "allocator_peak_bytes": variant.peaks.mucudnn_allocator_bytes,
-        "resident_peak_bytes": variant.peaks.mucudnn_resident_bytes,
-        "bound": memory_bound(variant.config),
-    }
-    limit = None if variant.config.has_headroom_limit else variant.config.workspace_limit_bytes
-    samples_s = variant.step.samples.time_samples_s
-    return Row(subject, OURS, samples_s, str(variant.config.policy), limit, more=more)
+def _key(one: Contestant) -> tuple[str, str | None]:
+    return str(one.variant), None if one.config is None else memory_bound(one.config)
+
+
+def _found(one: Contestant, line: Line) -> StepMemory:
+    peaks = line["allocator_peak_bytes"], line["resident_peak_bytes"]
+    return StepMemory(one, *peaks, tuple(line["samples_s"]), line["failure"] or "")
+
+
+def _row(subject: Subject, one: StepMemory) -> Row:
+    name, bound = _key(one.contestant)
+    more = {"allocator_peak_bytes": one.allocator_bytes, "resident_peak_bytes": one.resident_bytes, "bound": bound}
+    row = Row(subject, name, one.samples_s, failure=one.failure or None, more=more)
+    config = one.contestant.config
+    if config is None:
+        return row
+    limit_bytes = None if config.has_headroom_limit else config.workspace_limit_bytes
+    return replace(row, policy=str(config.policy), limit_bytes=limit_bytes)

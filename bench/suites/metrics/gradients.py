@@ -5,7 +5,8 @@ of forward the differences are of what it computes, of the backward operations i
 
 - **gradcheck**: torch's own, in float64, in its fast mode: random projections of the Jacobian. It runs on the layer cut
   down to few channels and, where the algorithm computes that, few pixels. Some algorithms have other code for float64.
-- **Directional differences**, in the layer's own dtype, on the layer itself with up to ``SAMPLES`` samples. The
+- **Directional differences**, in the layer's own dtype, on the layer itself with ``SAMPLES`` samples,
+  or more where a configuration has more algorithms. The
   convolution is linear in x and in w: a difference over a step as long as the operand is exact but for rounding.
 """
 
@@ -35,12 +36,12 @@ _WINDOWS = 2  # pixels of y beside the first, in each direction
 Compute = Callable[[ConvProblem, Operands], Tensor]
 
 
-def gradcheck(problem: ConvProblem, compute: Compute) -> str:
-    """Run torch's gradcheck on a problem in float64, on ``SAMPLES`` samples; returns ``PASSED``, or what failed.
+def gradcheck(problem: ConvProblem, compute: Compute, samples: int = SAMPLES) -> str:
+    """Run torch's gradcheck on a problem in float64, on so many samples; returns ``PASSED``, or what failed.
 
     compute: computes the problem's operation. Raises what ``compute`` raises.
     """
-    operands = random_operands(problem, SAMPLES)
+    operands = random_operands(problem, samples)
     x, w = (tensor.requires_grad_() for tensor in (operands.x, operands.w))
     by_operation = dict.fromkeys(Operation, exact) | {problem.operation: compute}
     with torch.enable_grad():
@@ -70,7 +71,7 @@ def cut_down(problem: ConvProblem) -> tuple[ConvProblem, ConvProblem]:
     return replace(large, h=h, w=w), large
 
 
-def directional_error(problem: ConvProblem, compute: Compute, device: str = "cpu") -> float:
+def directional_error(problem: ConvProblem, compute: Compute, device: str = "cpu", samples: int = SAMPLES) -> float:
     """Return the relative error of the derivative along a random direction u, against differences.
 
     The loss is <v, y> with v along the exact derivative of y, so that it is as long as can be. forward: the differences
@@ -79,7 +80,7 @@ def directional_error(problem: ConvProblem, compute: Compute, device: str = "cpu
 
     compute: computes the operation of a problem. It raises what ``compute`` raises.
     """
-    at, direction = (random_operands(problem, SAMPLES, device, seed) for seed in (0, 1))
+    at, direction = (random_operands(problem, samples, device, seed) for seed in (0, 1))
     if problem.operation is Operation.FORWARD:
         plus, minus = ((at.x + sign * direction.x) for sign in (1, -1))  # rounded to the dtype
         step = (plus.double() - minus.double()) / 2

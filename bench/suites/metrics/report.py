@@ -14,6 +14,7 @@ from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.report.plots import new_figure
 from mucudnn.bench.report.tables import milliseconds, new_table
 from mucudnn.bench.suites.metrics.gradients import PASSED
+from mucudnn.bench.suites.metrics.modules import MODULE
 from mucudnn.words.units import format_bytes
 
 if TYPE_CHECKING:
@@ -22,6 +23,18 @@ if TYPE_CHECKING:
 _INCHES = 2.1  # of a map
 _LEAST_OF_LARGEST = 1e-3  # shade of a map that has no errors, beside the largest
 _NAMES = ("operation", "algorithm")
+_OF_LAYERS = (
+    "gradient: error of a derivative along a random direction, in the layer's own dtype, against differences",
+    "gradcheck: torch's own, in float64, of the layer cut down to few channels",
+    "ms: median of a call through the module, as in training; overhead: what that takes longer than the algorithm "
+    "alone in the same round",
+)
+_OF_MODULES = (
+    "backward_data: the gradient of the input; backward_filter: those of all parameters together",
+    "gradient: error of a derivative along the gradient, against differences of the module in float64",
+    "gradcheck: torch's own, of the module in float64 on two samples",
+    "ms: median of a call, as in training",
+)
 
 
 def errors_table(folder: ResultFolder) -> Table:
@@ -32,8 +45,8 @@ def errors_table(folder: ResultFolder) -> Table:
         folder,
         titles,
         lambda row: (
-            *(f"{row[name]:.1e}" for name in (*errors, "gradient_error")),
-            row["gradcheck"].partition(":")[0],
+            *(_if_known(row[name], "{:.1e}".format) for name in (*errors, "gradient_error")),
+            _if_known(row["gradcheck"], lambda text: text.partition(":")[0]),
             f"{row['distinct_results']:.0f} of {row['runs']:.0f}",
         ),
     )
@@ -47,11 +60,18 @@ def times_table(folder: ResultFolder) -> Table:
         titles,
         lambda row: (
             *(milliseconds(row["time_s"]), f"{row['spread']:.0%}"),
-            *(f"{row['samples_per_s']:.1f}", f"{row['flops_per_s'] / 1e9:.1f}", f"{row['overhead_s'] * 1e6:.0f}"),
+            f"{row['samples_per_s']:.1f}",
+            _if_known(row.get("flops_per_s"), lambda rate: f"{rate / 1e9:.1f}"),
+            _if_known(row["overhead_s"], lambda seconds: f"{seconds * 1e6:.0f}"),
             _known(row["overhead_low_s"], row["overhead_high_s"]),
-            format_bytes(int(row["workspace_bytes"])),
+            _if_known(row["workspace_bytes"], lambda size: format_bytes(int(size))),
         ),
     )
+
+
+def _if_known(value: Any, text: Callable[[Any], str]) -> str:
+    """Return the text of a value; empty for none."""
+    return "" if value is None or value != value else text(value)
 
 
 def _known(low_s: float, high_s: float) -> str:
@@ -75,11 +95,8 @@ def in_words(folder: ResultFolder) -> str:
     """Tell what the columns are, which checks of gradients failed or were not made, and what was left out."""
     lines = [
         "relative, L1, L2, maximum: norms of the error against float64; relative: L2 over that of the result",
-        "gradient: error of a derivative along a random direction, in the layer's own dtype, against differences",
-        "gradcheck: torch's own, in float64, of the layer cut down to few channels",
+        *(_OF_MODULES if MODULE in set(folder.rows.get("contestant", ())) else _OF_LAYERS),
         "results: how many differ in any bit, of so many runs; 1: it is repeatable",
-        "ms: median of a call through the module, as in training; overhead: what that takes longer than the algorithm "
-        "alone in the same round",
         *_unusual_checks(folder),
     ]
     by_reason: dict[str, list[str]] = {}

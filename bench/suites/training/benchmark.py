@@ -14,33 +14,31 @@ from itertools import islice, product
 import torch
 from torch import nn
 
-from mucudnn.bench.contests.apart import Apart
+from mucudnn.bench.contests.apart import SAMPLED, Apart, Entrant
 from mucudnn.bench.contests.kind_times import median_by_kind
-from mucudnn.bench.contests.own_process import OwnProcess, OwnProcessError
+from mucudnn.bench.contests.own_process import OwnProcessError
 from mucudnn.bench.contests.step_split import StepSplit
+from mucudnn.bench.contests.variants import Variant, chosen_variants
 from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective
 from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.training.result import (
     PRECISIONS,
-    VARIANTS,
     How,
     Precision,
     Setting,
     StepCost,
-    Variant,
     VariantResult,
 )
 from mucudnn.bench.suites.training.step_job import SPLIT_ON, StepJob, StepParts, Subject
 from mucudnn.bench.timing.rounds import sample_in_rounds
 from mucudnn.bench.timing.synchronized_clock import wall_clock
-from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, Timer
+from mucudnn.bench.timing.timer import Clock
 from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError, first_line
+from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.progress import Progress, share_of, silent
 
 ROUNDS = 9
-_RULE = replace(EVERY_ROUND, sample_s=0.25)  # short steps follow each other as in training: none is waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ def measure_training(
     """
     options = options or TrainingOptions()
     asked = known_precisions(precisions, device)
-    _require_variants(options.variants or (), device)
+    chosen_variants(options.variants, device)
     settings = [Setting(network, batch_size, device, *pair, options.how) for pair in product(asked, memory_formats)]
     settings = [setting for setting in settings if not options.passes_over(setting)]
     (batch,) = labelled_batches(1, batch_size, input_shape)
@@ -112,7 +110,9 @@ def _measured(
         options.progress(f"{setting.network} {setting.precision} {setting.memory_format}", index / len(settings))
         if options.seconds is not None and time.monotonic() - begun_s > options.seconds:
             reason = f"not begun: the {options.seconds:g} s were over"
-            yield tuple(VariantResult(setting, one, None, reason) for one in _variants(options, setting.device))
+            yield tuple(
+                VariantResult(setting, one, None, reason) for one in chosen_variants(options.variants, setting.device)
+            )
         else:
             share = share_of(options.progress, index / len(settings), 1 / len(settings))
             yield _measure(setting, subject, replace(options, progress=share))
@@ -122,76 +122,52 @@ def _measure(setting: Setting, subject: Subject, options: TrainingOptions) -> tu
     threads, clock = torch.get_num_threads(), options.clock or wall_clock(setting.device)
     with options.apart() as apart:
         handed = apart.handed(subject)
-        measured = [_MeasuredVariant(setting, variant) for variant in _variants(options, setting.device)]
-        for index, one in enumerate(measured):
-            what = f"{setting.network} {setting.precision} {setting.memory_format}: {one.variant} gets ready"
-            options.progress(what, index / len(measured))
-            one.start(apart, StepJob(handed, setting, one.variant, options.config, threads, clock))
-        timers = [one.timer for one in measured if one.timer is not None]
+        variants, measured = chosen_variants(options.variants, setting.device), list[_MeasuredVariant]()
+        for index, variant in enumerate(variants):
+            what = f"{setting.network} {setting.precision} {setting.memory_format}: {variant} gets ready"
+            options.progress(what, index / len(variants))
+            job = StepJob(handed, setting, variant, options.config, threads, clock)
+            measured.append(_MeasuredVariant(setting, variant, Entrant.started(apart, job)))
+        timers = [one.entrant.timer for one in measured if one.entrant.timer is not None]
         for _ in islice(sample_in_rounds(timers), options.rounds):
             for one in measured:
                 one.sample_parts()
         return tuple(one.result() for one in measured)
 
 
-def _require_variants(variants: Sequence[Variant], device: str) -> None:
-    for variant in variants:
-        if variant not in VARIANTS[device]:
-            allowed = ", ".join(VARIANTS[device])
-            raise InvalidInputError(f"variant is {variant}; device {device!r} has {allowed}")
-
-
-def _variants(options: TrainingOptions, device: str) -> tuple[Variant, ...]:
-    """Return the variants that are asked for, torch's own first, with which the others are compared."""
-    allowed = VARIANTS[device]
-    return tuple(one for one in allowed if options.variants is None or one in (Variant.TORCH, *options.variants))
-
-
 @dataclass(slots=True, eq=False)
 class _MeasuredVariant:
-    """A variant while it is measured. After a failure, which is kept, it does nothing more."""
+    """A variant while it is measured."""
 
     setting: Setting
     variant: Variant
-    contestant: OwnProcess[int] | None = None
-    timer: Timer | None = None
+    entrant: Entrant[int]
     parts: list[StepParts] = field(default_factory=list)
-    failure: str = ""
-
-    def start(self, apart: Apart, job: StepJob) -> None:
-        """Have the steps get ready."""
-        try:
-            self.contestant = apart.start(job)
-        except OwnProcessError as error:
-            self.failure = str(error)
-        else:
-            self.timer = Timer(self.contestant.call, self.contestant, _RULE)
 
     def sample_parts(self) -> None:
         """Split as many steps as a sample of the timer has, unless a step has failed."""
-        is_split = self.setting.device in SPLIT_ON
-        if not is_split or self.contestant is None or self.timer is None or self.timer.error is not None:
+        timer, process = self.entrant.timer, self.entrant.process
+        if self.setting.device not in SPLIT_ON or timer is None or process is None or timer.error is not None:
             return
         try:
-            found = self.contestant.ask(max(1, round(_RULE.sample_s / self.timer.samples_s[-1])))
+            found = process.ask(max(1, round(SAMPLED.sample_s / timer.samples_s[-1])))
         except OwnProcessError as error:
-            self.timer.error = error
+            timer.error = error
         else:
             self.parts.append(found)
 
     def result(self) -> VariantResult:
-        if self.timer is None or self.contestant is None:
-            return VariantResult(self.setting, self.variant, None, self.failure)
-        if self.timer.error is not None:
-            return VariantResult(self.setting, self.variant, None, first_line(self.timer.error))
+        timer, process = self.entrant.timer, self.entrant.process
+        if timer is None or process is None or self.entrant.failure:
+            return VariantResult(self.setting, self.variant, None, self.entrant.failure)
         splits = [part.split for part in self.parts if part.split is not None]
         failure = next((part.failure for part in self.parts if part.failure), "")
         cost = StepCost(
-            self.timer.median_s,
-            self.timer.noise,
-            self.contestant.found,
+            timer.median_s,
+            timer.noise,
+            process.found,
             None if failure or not splits else StepSplit.median(splits),
-            tuple(self.timer.samples_s),
+            tuple(timer.samples_s),
             {} if failure else median_by_kind([part.kinds_s for part in self.parts if part.kinds_s]),
         )
         return VariantResult(self.setting, self.variant, cost, failure)

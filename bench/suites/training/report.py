@@ -10,9 +10,10 @@ from rich.table import Table
 
 from mucudnn.bench.contests.kind_times import median_by_kind, shares
 from mucudnn.bench.contests.step_split import StepSplit
+from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.report.records import Record, key_of, record_header
 from mucudnn.bench.report.tables import images_per_s, memory_bound, milliseconds, new_table, ratio
-from mucudnn.bench.suites.training.result import How, StepCost, Variant, VariantResult
+from mucudnn.bench.suites.training.result import How, StepCost, VariantResult
 from mucudnn.running.environment import Environment
 from mucudnn.words.config import Config
 from mucudnn.words.units import format_bytes

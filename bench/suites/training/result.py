@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mucudnn.bench.contests.step_split import StepSplit
+from mucudnn.bench.contests.variants import Variant
 from mucudnn.words.problem import MemoryFormat
 
 
@@ -25,28 +26,6 @@ class Precision(StrEnum):
 PRECISIONS = {"cuda": tuple(Precision), "cpu": (Precision.FLOAT32, Precision.BFLOAT16)}  # by type of device
 
 
-class Variant(StrEnum):
-    """Convolutions of a step, and whether the model is compiled.
-
-    ``TORCH_BENCHMARK``: torch in its benchmark mode, which times up to ten engines. ``TORCH_COMPILE``,
-    ``MUCUDNN_COMPILE``: the model under ``torch.compile``, with torch's convolutions and with ours.
-    """
-
-    TORCH = "torch"
-    TORCH_BENCHMARK = "torch-benchmark"
-    TORCH_COMPILE = "torch-compile"
-    MUCUDNN = "mucudnn"
-    MUCUDNN_COMPILE = "mucudnn-compile"
-
-    @property
-    def is_ours(self) -> bool:
-        return self in (Variant.MUCUDNN, Variant.MUCUDNN_COMPILE)
-
-    @property
-    def is_compiled(self) -> bool:
-        return self in (Variant.TORCH_COMPILE, Variant.MUCUDNN_COMPILE)
-
-
 class How(StrEnum):
     """Way in which mucudnn gets into a step.
 
@@ -56,12 +35,6 @@ class How(StrEnum):
 
     OPTIMIZE = "optimize"
     ENABLE = "enable"
-
-
-VARIANTS = {  # by type of device
-    "cuda": tuple(Variant),
-    "cpu": tuple(variant for variant in Variant if variant is not Variant.TORCH_BENCHMARK),
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,10 @@ from mucudnn.bench.contests.own_process import Ready
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
 from mucudnn.bench.contests.step_split import StepSplit
 from mucudnn.bench.contests.step_splitter import StepSplitter
+from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.sources.networks.objectives import Objective
 from mucudnn.bench.sources.trainee import Batch, Trainee
-from mucudnn.bench.suites.training.result import How, Precision, Setting, Variant
+from mucudnn.bench.suites.training.result import How, Precision, Setting
 from mucudnn.bench.timing.timer import Clock, Runner, T, here
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.words.config import Config

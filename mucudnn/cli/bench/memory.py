@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mucudnn.bench.contests.variants import Variant, chosen_variants
 from mucudnn.bench.report.export import write_json
 from mucudnn.cli.shared import options
 from mucudnn.terminal.command_files import FileCommand
@@ -19,13 +20,18 @@ if TYPE_CHECKING:
 @click.command(cls=FileCommand)
 @options.network
 @options.memory_format
-@options.rounds(9, "Steps of each that are timed.", least=2)
+@options.rounds(9, "Samples of each, of a step or several.", least=2)
 @click.option(
     "--runs",
     type=options.Count(least=0),
     default=3,
     show_default=True,
     help="Processes of each for the peak of resident memory; 0: do not measure it. On cuda there are none.",
+)
+@click.option(
+    "--variants",
+    type=options.several(Variant),
+    help="Which, beside torch's own, with which all are compared; default: all that the device has.",
 )
 @options.choices(workspace_limit="headroom", headroom=True)
 @options.threads
@@ -39,21 +45,23 @@ def memory(
     memory_format: MemoryFormat,
     rounds: int,
     runs: int,
+    variants: tuple[Variant, ...] | None,
     threads: int | None,
     device: str,
     json_file: Path | None,
     out: Path | None,
     **choices: Any,
 ) -> None:
-    """Peak memory and time of a training step of the network NAME: torch against mucudnn, in turns in one run.
+    """Peak memory and time of a training step of the network NAME: torch and mucudnn, both under torch.compile, too.
 
     NAME is a network of mucudnn layers, or package.module:factory or file.py:factory, a function that returns your own
     torch model (with --input 3x224x224). mucudnn runs within the headroom, or within what is given, and beside it with
-    a limit of 64 MiB. What the folder of --out has already is not measured again.
+    a limit of 64 MiB. Each has a process of its own, and they take turns. The peak in torch's allocator, that of the
+    whole process, and the time of a step. What the folder of --out has already is not measured again.
     """
     from mucudnn.bench.folders.writing import folder_if_named
     from mucudnn.bench.sources.layers import importable
-    from mucudnn.bench.suites.memory.benchmark import benchmark_memory, configs_of
+    from mucudnn.bench.suites.memory.benchmark import benchmark_memory
     from mucudnn.bench.suites.memory.report import in_words, memory_record, memory_table
     from mucudnn.bench.suites.memory.stored import add_benchmark, header_of, known_benchmark, subject_of
     from mucudnn.running.environment import current_environment
@@ -62,10 +70,11 @@ def memory(
 
     config = Config(**choices)
     options.use_threads(threads)
+    chosen = chosen_variants(variants, device)
     environment = current_environment(device)  # says at once what is missing for it
     model, arguments = _model_and_arguments(source, batch or 1, input_shape, memory_format, device)
     subject, shape = subject_of(source, arguments[0].shape, memory_format), tuple(arguments[0].shape)
-    header = header_of(subject, shape, config, rounds, runs, environment)
+    header = header_of(subject, shape, config, rounds, runs, variants, environment)
     with (
         progress_bar() as progress,
         importable(source),  # the processes of the runs inherit the path
@@ -73,9 +82,14 @@ def memory(
     ):
         known = None
         if folder is not None:
-            known = known_benchmark(folder, subject, shape, configs_of(config), environment, runs)
+            known = known_benchmark(folder, subject, shape, config, chosen, environment, runs)
         benchmark = known or benchmark_memory(
-            model, arguments, config, name=source, rounds=rounds, runs=runs, progress=progress
+            *(model, arguments, config),
+            name=source,
+            rounds=rounds,
+            runs=runs,
+            variants=variants,
+            progress=progress,
         )
         if folder is not None:
             if known is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +14,21 @@ from mucudnn.bench.report.export import write_each
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.selections import layer_of_source, named_layer
 from mucudnn.terminal.command_files import FileCommand
-from mucudnn.words.problem import Operation
+from mucudnn.words.problem import MemoryFormat, Operation
+from mucudnn.words.results import Configuration, counts_in
+
+if TYPE_CHECKING:
+    from mucudnn.bench.suites.metrics.modules import Called
+
+
+def parse_configuration(text: str) -> Configuration:
+    """Read a configuration as tables write it. Raises ``InvalidInputError``.
+
+    >>> parse_configuration("gemm 8x2 + gemm 2").batch_size
+    18
+    """
+    counts = counts_in(re.sub(r" (\d+)x(\d+)(?= |$)", r" \1×\2", " ".join(text.split())))
+    return Configuration(tuple(one for one, count in counts for _ in range(count)), time_s=0.0, workspace_bytes=0)
 
 
 @click.command(cls=FileCommand)
@@ -24,7 +39,20 @@ from mucudnn.words.problem import Operation
     "--algorithm",
     "algorithms",
     type=options.Text("NAME,...", options.parse_names),
-    help="Only these beside torch's own (mucudnn doctor lists them); default: all that compute the layer.",
+    help="Only these beside torch's own (mucudnn doctor lists them); default: all, or with --configuration none.",
+)
+@click.option(
+    "--configuration",
+    "configurations",
+    type=options.Text("'NAME SIZE×COUNT + ...'", parse_configuration),
+    multiple=True,
+    help="A way to divide the batch, as tables write it: 'gemm 8×2 + fft 4'; x is ×. Several: give it again.",
+)
+@click.option(
+    "--module",
+    "module_name",
+    metavar="NAME",
+    help="Instead of a layer: any module of SOURCE's model, as named_modules() calls it; '.' is the whole model.",
 )
 @options.operations
 @options.dtype
@@ -41,7 +69,9 @@ from mucudnn.words.problem import Operation
 def metrics(
     source: str,
     layer_name: str | None,
+    module_name: str | None,
     algorithms: tuple[str, ...] | None,
+    configurations: tuple[Configuration, ...],
     operations: tuple[Operation, ...],
     rounds: int,
     repetitions: int,
@@ -54,28 +84,38 @@ def metrics(
 ) -> None:
     """Measure one layer of SOURCE operator by operator, as level 0 of Deep500 does: torch's own and each algorithm.
 
+    Or configurations, which divide the mini-batch, or any module of a model, against a copy of it in float64.
+
     Errors against float64 (L1, L2, maximum, and with --plot where they are), a numerical check of gradients, whether
     runs repeat bit by bit, time of a call through a module, samples a second, and what the module adds to the
     algorithm's own time. SOURCE is as for mucudnn tune. docs/numerics.md says more.
     """
     from mucudnn.bench.folders.reading import read_folder
+    from mucudnn.bench.measure.whole_runs import Machine
     from mucudnn.bench.pages.measured import measured
     from mucudnn.bench.pages.text import write_frame
     from mucudnn.bench.report.plots import require_matplotlib, save_png
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.suites.metrics.benchmark import Choices, benchmark_metrics
+    from mucudnn.bench.suites.metrics.modules import benchmark_module
     from mucudnn.bench.suites.metrics.report import draw_error_maps, errors_table, in_words, times_table
     from mucudnn.terminal.console import output, progress_bar
 
     if plot_file is not None:
         require_matplotlib()
-    chosen = named_layer(load_source(source, **sizes), layer_name)
+    if module_name is not None and (layer_name or algorithms or configurations):
+        raise click.UsageError("--module is measured as it is: leave out --layer, --algorithms and --configuration")
+    chosen = None if module_name is not None else named_layer(load_source(source, **sizes), layer_name)
     options.use_threads(threads)
     with ExitStack() as stack:
         path = out or Path(stack.enter_context(TemporaryDirectory()))
         with progress_bar() as progress:
-            choices = Choices(operations, algorithms, rounds, repetitions)
-            benchmark_metrics(source, chosen, choices, path, device=device, progress=progress)
+            choices = Choices(operations, algorithms, rounds, repetitions, configurations)
+            if chosen is not None:
+                benchmark_metrics(source, chosen, choices, path, device=device, progress=progress)
+            elif module_name is not None:
+                called, machine = _called(source, module_name, device, **sizes), Machine.current(device)
+                benchmark_module(source, module_name, called, choices, path, machine=machine, progress=progress)
         folder = read_folder(path)
     console = output()
     console.print(errors_table(folder))
@@ -86,3 +126,22 @@ def metrics(
         (csv_file, lambda path: write_frame(measured(folder), path)),
         (plot_file, lambda path: save_png(draw_error_maps(folder), path)),
     )
+
+
+def _called(
+    source: str, name: str, device: str, batch: int | None, memory_format: MemoryFormat, **model: Any
+) -> Called:
+    """Return a module of the source's model, with what the model calls it with: the same numbers every time."""
+    import torch
+
+    from mucudnn.bench.measure import operands
+    from mucudnn.bench.sources.networks import arguments_for
+    from mucudnn.bench.sources.trainable import trainable_model
+    from mucudnn.bench.suites.metrics.modules import called_module
+    from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+
+    torch.manual_seed(0)
+    made, shape = trainable_model(source, memory_format=memory_format, **model)
+    x = torch.randn(operands.input_shape(batch or 1, shape), dtype=next(made.parameters(), torch.empty(0)).dtype)
+    arguments = arguments_for(source, x.to(device=device, memory_format=TORCH_FORMATS[memory_format]))
+    return called_module(made.to(device), name, arguments)

@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
+from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.report.export import write_csv, write_each, write_json
-from mucudnn.bench.suites.training.result import How, Precision, Variant
+from mucudnn.bench.suites.training.result import How, Precision
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.kept_results import tell_nothing_is_left
 from mucudnn.terminal.command_files import FileCommand, SourceFile

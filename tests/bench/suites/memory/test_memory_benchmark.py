@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,26 @@ import pytest
 import torch
 from support.clock.ticking import TickingClock
 from support.command_line import fail, invoke
+from support.in_threads import InThreads
 from support.snapshots import assert_as_stored, printed
 from torch import Tensor, nn
 
-from mucudnn.bench.contests.peak_memory import PeakComparison
+from mucudnn.bench.contests.apart import Apart
+from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.folders.reading import read_folder
+from mucudnn.bench.folders.result_files import read_result_file
+from mucudnn.bench.report.export import write_json
 from mucudnn.bench.sources import networks
+from mucudnn.bench.suites.memory import benchmark as memory_benchmark
 from mucudnn.bench.suites.memory.benchmark import benchmark_memory
 from mucudnn.bench.suites.memory.report import in_words, memory_record, memory_table
-from mucudnn.bench.suites.memory.result import MemoryBenchmark
+from mucudnn.bench.suites.memory.result import MemoryBenchmark, StepMemory
 from mucudnn.words.config import Config
+from mucudnn.words.errors import UnavailableError
 
 CONFIG = Config(workspace_limit="headroom", algorithms=("gemm",), time_limit="20ms")
-PEAKS = PeakComparison(4 * 2**20, 3 * 2**20, 400 * 2**20, 399 * 2**20)
 QUICK = ("--algorithms", "gemm", "--time-limit", "20ms", "--threads", "1", "--rounds", "2", "--batch", "2")
+QUICK += ("--variants", "mucudnn")
 MODEL = """
 from torch import nn
 
@@ -55,8 +62,17 @@ def x() -> Tensor:
     return torch.randn(2, 3, 12, 12)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quickly() -> Iterator[None]:
+    """Contestants are in threads, and what is compiled is so without machine code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_benchmark, "Apart", InThreads)
+        patch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+        yield
+
+
 @pytest.fixture(scope="module")
-def benchmark(tmp_path_factory: pytest.TempPathFactory) -> MemoryBenchmark:
+def benchmark(quickly: None, tmp_path_factory: pytest.TempPathFactory) -> MemoryBenchmark:
     torch.set_num_threads(1)
     config = replace(CONFIG, database=tmp_path_factory.mktemp("database") / "measurements.sqlite")
     return benchmark_memory(
@@ -73,32 +89,72 @@ def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     sys.modules.pop("trained_models", None)
 
 
-def test_the_headroom_stands_beside_a_limit(benchmark: MemoryBenchmark) -> None:
-    assert [variant.config.workspace_limit for variant in benchmark.variants] == ["headroom", "64MiB"]
-    first, second = benchmark.variants
-    assert first.peaks.torch_allocator_bytes == second.peaks.torch_allocator_bytes
-    assert first.peaks.allocator_ratio <= 1
-    for variant in benchmark.variants:
-        assert (variant.step.speedup, variant.step.rounds) == (1.0, 3)  # by this clock every step takes as long
-        assert variant.peaks.torch_resident_bytes is None
+def who(benchmark: MemoryBenchmark) -> list[tuple[str, str | None]]:
+    """The contestants beside torch, and their bounds."""
+    found = (one.contestant for one in benchmark.others)
+    return [(one.variant, one.config and (one.config.workspace_budget or one.config.workspace_limit)) for one in found]
+
+
+def test_all_run_and_ours_with_a_limit_stands_beside_the_headroom(benchmark: MemoryBenchmark) -> None:
+    assert who(benchmark) == [
+        *(("torch-compile", None), ("mucudnn", "headroom"), ("mucudnn", "64MiB"), ("mucudnn-compile", "headroom"))
+    ]
+    for one in (benchmark.torchs, *benchmark.others):
+        step = benchmark.step(one)
+        assert step is not None
+        assert (step.speedup, step.rounds) == (1.0, 3)  # by this clock every step takes as long
+        assert one.allocator_bytes
+        assert one.resident_bytes is None
+    headroom = benchmark.others[1]
+    assert benchmark.allocator_ratio(headroom) <= 1  # type: ignore[operator]
+    assert benchmark.allocator_ratio(benchmark.torchs) == 1
 
 
 def test_nothing_stands_beside_the_same_limit(x: Tensor) -> None:
     config = replace(CONFIG, workspace_limit="64MiB")
-    (variant,) = benchmark_memory(tiny(), x, config, rounds=2, runs=0).variants
-    assert variant.config == config
+    found = benchmark_memory(tiny(), x, config, rounds=2, runs=0, variants=[Variant.MUCUDNN])
+    assert who(found) == [("mucudnn", "64MiB")]
+    assert found.others[0].contestant.config == config
 
 
 def test_a_budget_stands_beside_a_limit(x: Tensor) -> None:
     config = replace(CONFIG, workspace_limit="64MiB", workspace_budget="1MiB")
-    variants = benchmark_memory(tiny(), x, config, rounds=2, runs=0).variants
-    assert [v.config.workspace_budget for v in variants] == ["1MiB", None]
+    found = benchmark_memory(tiny(), x, config, rounds=2, runs=0, variants=[Variant.MUCUDNN])
+    assert who(found) == [("mucudnn", "1MiB"), ("mucudnn", "64MiB")]
+
+
+def test_one_that_fails_is_told_and_the_others_go_on(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_(model: nn.Module) -> nn.Module:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    variants = [Variant.TORCH_COMPILE, Variant.MUCUDNN]
+    config = replace(CONFIG, workspace_limit="64MiB")
+    found = benchmark_memory(tiny(), x, config, rounds=2, runs=0, variants=variants)
+    failed, ours = found.others
+    assert (failed.failure, failed.allocator_bytes, found.step(failed)) == ("no compiler", None, None)
+    assert (ours.failure, len(ours.samples_s)) == ("", 2)
+    assert "torch-compile: no compiler" in in_words(found)
+    assert "no compiler" in printed(memory_table(found))
+    assert memory_record(found)["variants"][0]["failure"] == "no compiler"
+
+
+def test_without_torch_nothing_is_compared(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mucudnn.bench.suites.memory.step_job.allocator_peak_bytes", lambda *_: 1 / 0)
+    with pytest.raises(UnavailableError, match="torch, with which all others are compared, fails: division by zero"):
+        benchmark_memory(tiny(), x, CONFIG, rounds=2, runs=0, variants=[])
 
 
 def test_the_model_stays_as_it_is(x: Tensor) -> None:
     model, seen = tiny().eval(), []
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    benchmark_memory(model, x, CONFIG, rounds=2, runs=0, progress=lambda text, fraction: seen.append(text))
+    benchmark_memory(
+        *(model, x, CONFIG),
+        rounds=2,
+        runs=0,
+        variants=[Variant.MUCUDNN],
+        progress=lambda text, fraction: seen.append(text),
+    )
     assert not model.training
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -106,19 +162,31 @@ def test_the_model_stays_as_it_is(x: Tensor) -> None:
     assert seen[-2:] == ["peaks of memory", "training steps"]
 
 
-def test_the_table_the_words_and_the_record_agree(benchmark: MemoryBenchmark) -> None:
+def test_the_table_the_words_and_the_record_agree(benchmark: MemoryBenchmark, tmp_path: Path) -> None:
     """Which algorithms were chosen, and so the memory of ours, is the machine's affair."""
-    headroom, limit = (replace(variant, peaks=PEAKS) for variant in benchmark.variants)
-    known = replace(benchmark, variants=(headroom, limit))
-    assert_as_stored("bench-memory", memory_table(known), in_words(known))
+
+    def known(one: StepMemory, mib: int) -> StepMemory:
+        return replace(one, allocator_bytes=mib * 2**20, resident_bytes=(396 + mib) * 2**20)
+
+    others = tuple(known(one, 3) for one in benchmark.others)
+    benchmark = replace(benchmark, torchs=known(benchmark.torchs, 4), others=others)
+    assert_as_stored("bench-memory", memory_table(benchmark), in_words(benchmark))
     record: Any = json.loads(json.dumps(memory_record(benchmark)))
-    for variant in record["variants"]:
-        assert f"{variant['allocator_ratio']:.3f}" in printed(memory_table(benchmark))
-        assert f"{variant['allocator_ratio']:.3f} of torch's memory, 1.00× as fast" in in_words(benchmark)
-        assert variant["mucudnn_step_s"] == variant["torch_step_s"] == 1.0
+    for one in record["variants"]:
+        name = one["variant"].replace("-", "_")
+        assert (one["allocator_ratio"], one["resident_ratio"]) == (3 / 4, 399 / 400)
+        assert (one[f"{name}_allocator_bytes"], one["torch_allocator_bytes"]) == (3 * 2**20, 4 * 2**20)
+        assert one[f"{name}_step_s"] == one["torch_step_s"] == 1.0
     assert record["input_shape"] == [2, 3, 12, 12]
     assert {"date", "environment", "config", "mucudnn", "format_version"} <= record.keys()
     assert "resident" not in in_words(benchmark)
+    write_json(tmp_path / "memory.json", record)
+    rows = read_result_file(tmp_path / "memory.json").rows
+    others = rows[rows["contestant"] != "torch"]
+    assert [*zip(others["contestant"], others["bound"].fillna(""), strict=True)] == [
+        (name, bound or "") for name, bound in who(benchmark)
+    ]
+    assert set(others["allocator_peak_bytes"]) == {3 * 2**20}
 
 
 def test_the_command_measures_a_model_of_ones_own(
@@ -173,8 +241,9 @@ def test_bad_values(arguments: tuple[str, ...], expected: str, own_model: None) 
     assert expected in fail("bench", "memory", *arguments)
 
 
-def test_models_that_cannot_be_pickled_have_no_resident_peak(own_model: None) -> None:
-    options = ("trained_models:unpicklable", "--input", "3x8x8", *QUICK)
-    message = fail("bench", "memory", *options, "--runs", "1")
-    assert "for which the model cannot be pickled: ask for 0 runs" in message
-    assert invoke("bench", "memory", *options, "--runs", "0").exit_code == 0
+def test_models_that_cannot_be_pickled_have_no_process_of_their_own(
+    own_model: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_benchmark, "Apart", Apart)
+    message = fail("bench", "memory", "trained_models:unpicklable", "--input", "3x8x8", *QUICK)
+    assert "each contestant has a process of its own, for which the model cannot be pickled" in message

@@ -25,16 +25,18 @@ from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.pages.page import report_of
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.bench.suites.metrics.benchmark import Choices, benchmark_metrics
-from mucudnn.bench.suites.metrics.calls import alone, compute, through_module
+from mucudnn.bench.suites.metrics.calls import Computation, alone, compute, through_module
 from mucudnn.bench.suites.metrics.errors import MAP_CELLS, ErrorNorms, distinct_results, error_map
 from mucudnn.bench.suites.metrics.gradients import PASSED, cut_down, directional_error, exact, gradcheck
 from mucudnn.bench.suites.metrics.report import draw_error_maps, errors_table, in_words, times_table
 from mucudnn.bench.timing.timer import WallClock
+from mucudnn.cli.bench.metrics import parse_configuration
 from mucudnn.kernels.contract.reference import relative_l2_error
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.gemm import GEMM
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
+from mucudnn.words.results import MicroConfig
 
 PROBLEM = ConvProblem(Operation.FORWARD, 4, 9, 10, 6, 3, 3, padding=(1, 1))
 LAYER = Layer(("layer",), PROBLEM, 2)
@@ -144,13 +146,32 @@ def test_every_algorithm_computes_the_same_through_a_module_and_alone(
     expected = exact(problem, operands)
     for algorithm in algorithms():
         if algorithm.supports(problem) is None:
-            through = through_module(algorithm, problem, operands)().detach()
+            computation = Computation.undivided(algorithm, 2)
+            through = through_module(computation, problem, operands)().detach()
             own = operands.with_own_result(operation)
-            result = alone(algorithm, problem, own)()
+            result = alone(computation, problem, own)()
             by_itself = own.written(operation) if result is None else result
             assert relative_l2_error(through, expected) < 1e-5, algorithm.name
             assert torch.equal(through, by_itself), algorithm.name
-            assert torch.equal(through, compute(algorithm, problem, operands)), algorithm.name
+            assert torch.equal(through, compute(computation, problem, operands)), algorithm.name
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_a_configuration_computes_the_same_through_a_module_and_alone(operation: Operation) -> None:
+    problem = PROBLEM.with_operation(operation)
+    operands, by_name = random_operands(problem, 7), {algorithm.name: algorithm for algorithm in algorithms()}
+    chosen = [by_name["winograd-2x2"], by_name["gemm"]]
+    parts = [MicroConfig("winograd-2x2", 2), MicroConfig("winograd-2x2", 2), MicroConfig("gemm", 3)]
+    computation = Computation.of(chosen, parts)
+    own = operands.with_own_result(operation)
+    alone(computation, problem, own)()
+    for result in (own.written(operation), through_module(computation, problem, operands)().detach()):
+        assert relative_l2_error(result, exact(problem, operands)) < 1e-5
+    few = computation.of_few(2)
+    assert few.configuration.micro_configs == (MicroConfig("winograd-2x2", 1), MicroConfig("gemm", 1))
+    assert Computation.of(chosen[:1], parts[:2]).of_few(2).configuration.micro_configs == (
+        *(MicroConfig("winograd-2x2", 1),) * 2,
+    )
 
 
 # The benchmark
@@ -178,6 +199,41 @@ def test_a_folder_has_all_metrics_of_every_operation(tmp_path: Path) -> None:
     before = (tmp_path / "out" / "rows.jsonl").read_bytes()
     measure(tmp_path / "out")
     assert (tmp_path / "out" / "rows.jsonl").read_bytes() == before
+
+
+def test_configurations_have_all_metrics_of_algorithms(tmp_path: Path) -> None:
+    asked = tuple(map(parse_configuration, ("winograd-2x2 2×2 + gemm 1", "gemm 5", "pointwise 5")))
+    layer = replace(LAYER, batch_size=5)
+    folder = measure(tmp_path / "out", replace(FEW, algorithms=None, configurations=asked), layer)
+    rows = measured(folder)
+    names = ["torch", "winograd-2x2 2×2 + gemm 1", "gemm 5"]
+    assert list(rows["contestant"]) == names * 3
+    assert list(rows["configuration"]) == ["native 5", *names[1:]] * 3
+    assert rows["failure"].isna().all()
+    assert set(rows["gradcheck"]) == {PASSED}
+    assert (rows["relative_error"] < 1e-5).all()
+    assert rows["overhead_s"].notna().all()
+    for _, of in rows.groupby("operation"):
+        assert len(set(of["workspace_bytes"])) == len(names)
+    assert {one.reason for one in folder.left_out} == {"the filter is 3x3; pointwise takes 1x1"}
+    with pytest.raises(InvalidInputError, match="'gemm 5' has 5 samples, and the layer 2: give one of 2 samples"):
+        measure(tmp_path / "other", replace(FEW, configurations=asked[1:2]))
+
+
+def test_a_wrong_part_of_a_configuration_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_gemm(monkeypatch, lambda y: y.mul_(2.0))
+    asked = (parse_configuration("winograd-2x2 1 + gemm 1"),)
+    folder = measure(tmp_path / "out", replace(FORWARD, algorithms=None, configurations=asked))
+    row = measured(folder).set_index("contestant").loc[str(asked[0])]
+    assert 0.5 < row["relative_error"] < 0.9
+    assert row["gradient_error"] > 0.1
+    assert str(row["gradcheck"]).startswith("failed: ")
+
+
+@pytest.mark.parametrize("text", ["gemm", "gemm x", "gemm 2xx", "gemm 2 +", "", "gemm 0"])
+def test_what_is_no_configuration_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError):
+        parse_configuration(text)
 
 
 def change_gemm(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], object]) -> None:

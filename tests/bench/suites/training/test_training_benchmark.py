@@ -22,6 +22,7 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.bench.contests.own_thread import OwnThread
 from mucudnn.bench.contests.step_split import StepSplit
+from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.sources import trainable
 from mucudnn.bench.sources.trainee import Trainee
 from mucudnn.bench.suites.training import benchmark as training_benchmark
@@ -34,7 +35,7 @@ from mucudnn.bench.suites.training.report import (
     training_summary,
     training_tables,
 )
-from mucudnn.bench.suites.training.result import How, Precision, Setting, StepCost, Variant, VariantResult
+from mucudnn.bench.suites.training.result import How, Precision, Setting, StepCost, VariantResult
 from mucudnn.bench.suites.training.several import measure_sources
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
@@ -187,7 +188,7 @@ def test_switches_are_set_back_after_errors(context: Callable[[], Any]) -> None:
 def test_only_one_variant_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     of_thread: dict[int, set[bool]] = {}
     every = (Variant.TORCH, Variant.TORCH_BENCHMARK, Variant.MUCUDNN)
-    monkeypatch.setattr(training_benchmark, "VARIANTS", {"cpu": every})
+    monkeypatch.setattr("mucudnn.bench.contests.variants.VARIANTS", {"cpu": every})
 
     class Searching(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from support.clock.machine import ENVIRONMENT
 
+from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.suites.training.benchmark import TrainingOptions
-from mucudnn.bench.suites.training.result import Precision, Setting, StepCost, Variant, VariantResult
+from mucudnn.bench.suites.training.result import Precision, Setting, StepCost, VariantResult
 from mucudnn.bench.suites.training.stored import add_group, header_of, is_known
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat

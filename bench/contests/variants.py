@@ -1,0 +1,48 @@
+"""Variants of a model in a contest: whose convolutions it has, and whether it is compiled. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from mucudnn.words.errors import InvalidInputError
+
+
+class Variant(StrEnum):
+    """Convolutions of a step, and whether the model is compiled.
+
+    ``TORCH_BENCHMARK``: torch in its benchmark mode, which times up to ten engines. ``TORCH_COMPILE``,
+    ``MUCUDNN_COMPILE``: the model under ``torch.compile``, with torch's convolutions and with ours.
+    """
+
+    TORCH = "torch"
+    TORCH_BENCHMARK = "torch-benchmark"
+    TORCH_COMPILE = "torch-compile"
+    MUCUDNN = "mucudnn"
+    MUCUDNN_COMPILE = "mucudnn-compile"
+
+    @property
+    def is_ours(self) -> bool:
+        return self in (Variant.MUCUDNN, Variant.MUCUDNN_COMPILE)
+
+    @property
+    def is_compiled(self) -> bool:
+        return self in (Variant.TORCH_COMPILE, Variant.MUCUDNN_COMPILE)
+
+
+VARIANTS = {  # by type of device
+    "cuda": tuple(Variant),
+    "cpu": tuple(variant for variant in Variant if variant is not Variant.TORCH_BENCHMARK),
+}
+
+
+def chosen_variants(asked: Sequence[Variant] | None, device: str) -> tuple[Variant, ...]:
+    """Return the variants that are asked for, torch's own first, with which the others are compared.
+
+    asked: ``None``: all that the device has. Raises ``InvalidInputError`` for one that the device does not have.
+    """
+    allowed = VARIANTS[device]
+    for variant in asked or ():
+        if variant not in allowed:
+            raise InvalidInputError(f"variant is {variant}; device {device!r} has {', '.join(allowed)}")
+    return tuple(one for one in allowed if asked is None or one in (Variant.TORCH, *asked))

@@ -1,0 +1,179 @@
+"""Operator metrics of modules, against their definitions, and that each of them notices what it is for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.command_line import fail, invoke
+from torch import Tensor, nn
+
+from mucudnn.bench.folders.reading import ResultFolder, read_folder
+from mucudnn.bench.measure.whole_runs import Machine
+from mucudnn.bench.pages.measured import measured
+from mucudnn.bench.pages.page import report_of
+from mucudnn.bench.suites.metrics.benchmark import Choices
+from mucudnn.bench.suites.metrics.gradients import PASSED
+from mucudnn.bench.suites.metrics.modules import WHOLE, benchmark_module, called_module
+from mucudnn.bench.timing.timer import WallClock
+from mucudnn.words.errors import InvalidInputError
+
+FEW = Choices(rounds=2, runs=2)
+MODEL = """
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 5))
+"""
+
+
+class Scaled(torch.autograd.Function):
+    """Twice x, with a gradient that is wrong by a share."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, share: float) -> Tensor:
+        ctx.share = share
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return 2 * (1 + ctx.share) * dy, None
+
+
+class Own(nn.Module):
+    def __init__(self, share: float = 0.0) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> dict[str, Tensor]:
+        return {"y": Scaled.apply(x, self.share) * scale, "which": x.argmax(1)}  # type: ignore[no-untyped-call]
+
+
+class Around(nn.Module):
+    """Calls what it has with a name, as models do."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.first, self.inner, self.unused = nn.Linear(6, 6), inner, nn.ReLU()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(self.first(x), scale=3.0)
+
+
+def measure(path: Path, model: nn.Module, name: str, x: Tensor, choices: Choices = FEW) -> ResultFolder:
+    machine = replace(Machine.current(), clock=WallClock())
+    benchmark_module("a source", name, called_module(model, name, (x,)), choices, path, machine=machine)
+    return read_folder(path)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    torch.manual_seed(0)
+
+
+def test_a_linear_layer_has_the_errors_of_the_definition(tmp_path: Path) -> None:
+    linear, x = nn.Linear(7, 5), torch.randn(3, 7)
+    rows = measured(measure(tmp_path / "out", linear, WHOLE, x)).set_index("operation")
+    assert list(rows.index) == ["forward", "backward_data", "backward_filter"]
+    exact = x.double() @ linear.weight.detach().double().T + linear.bias.detach().double()
+    error = (linear(x).detach().double() - exact).numpy()
+    assert rows.loc["forward", "error_l1"] == pytest.approx(np.abs(error).sum())
+    assert rows.loc["forward", "relative_error"] == pytest.approx(np.linalg.norm(error) / np.linalg.norm(exact))
+    assert (rows["relative_error"] < 1e-6).all()
+    assert (rows["distinct_results"] == 1).all()
+    assert (rows["time_s"] > 0).all()
+    backward = rows.loc[["backward_data", "backward_filter"]]
+    assert set(backward["gradcheck"]) == {PASSED}
+    assert (backward["gradient_error"] < 1e-5).all()
+
+
+def test_a_wrong_gradient_is_told_and_a_module_without_parameters_has_two_operations(tmp_path: Path) -> None:
+    x = torch.randn(3, 6)
+    for share, is_right in ((0.0, True), (0.05, False)):
+        rows = measured(measure(tmp_path / str(share), Around(Own(share)), "inner", x)).set_index("operation")
+        assert list(rows.index) == ["forward", "backward_data"]
+        assert (rows.loc["backward_data", "gradcheck"] == PASSED) is is_right
+        assert rows.loc["backward_data", "gradient_error"] == pytest.approx(share, abs=1e-4)
+
+
+def test_a_wrong_gradient_of_parameters_is_told(tmp_path: Path) -> None:
+    folder = measure(tmp_path / "out", Around(Own(0.05)), WHOLE, torch.randn(3, 6))
+    rows = measured(folder).set_index("operation")
+    assert rows.loc["backward_filter", "gradient_error"] == pytest.approx(0.05, abs=1e-4)
+    assert str(rows.loc["backward_filter", "gradcheck"]).startswith("failed: ")
+
+
+def test_the_model_and_the_input_stay_as_they_are(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()), torch.randn(3, 3, 6, 6)
+    before, given = {name: value.clone() for name, value in model.state_dict().items()}, x.clone()
+    folder = measure(tmp_path / "out", model, WHOLE, x)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(x, given)
+    assert not x.requires_grad
+    assert all(parameter.grad is None for parameter in model.parameters())
+    maps = dict(zip(folder.rows["operation"], folder.rows["error_map"], strict=True))
+    assert np.shape(maps["forward"]) == (4, 4)
+    assert np.shape(maps["backward_data"]) == (6, 6)
+    assert report_of(folder).tables
+    lines = (tmp_path / "out" / "rows.jsonl").read_bytes()
+    measure(tmp_path / "out", model, WHOLE, x)
+    assert (tmp_path / "out" / "rows.jsonl").read_bytes() == lines
+
+
+def test_a_module_that_fails_in_backward_has_a_row_with_the_reason(tmp_path: Path) -> None:
+    class Stuck(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 2).detach()
+
+    rows = measured(measure(tmp_path / "out", Stuck(), WHOLE, torch.randn(2, 3))).set_index("operation")
+    assert rows.loc["forward", "relative_error"] == 0
+    assert "does not require grad" in rows.loc["backward_data", "failure"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("iner", "the model has no module 'iner'; did you mean inner\\?"),
+        ("unused", "unused is not called with a floating tensor"),
+    ],
+)
+def test_modules_that_are_not_there_or_not_called(name: str, expected: str) -> None:
+    with pytest.raises(InvalidInputError, match=expected):
+        called_module(Around(Own()), name, (torch.randn(2, 6),))
+
+
+def test_without_float64_nothing_is_compared(tmp_path: Path) -> None:
+    class Single(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ torch.ones(3, 3)
+
+    with pytest.raises(InvalidInputError, match="cannot be computed in float64, with which it is compared: RuntimeErr"):
+        measure(tmp_path / "out", Single(), WHOLE, torch.randn(2, 3))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "some_modules.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    yield "some_modules.py:make"
+    sys.modules.pop("some_modules", None)
+
+
+def test_the_command_measures_a_module_of_a_model(own_model: str, tmp_path: Path) -> None:
+    asked = ("bench", "metrics", own_model, "--input", "3x6x6", "--batch", "3", "--threads", "1", "--rounds", "2")
+    result = invoke(*asked, "--module", "2", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    for expected in ("module", "backward_filter", "passed", "those of all parameters", "in float64 on two samples"):
+        assert expected in result.output
+    rows = read_folder(tmp_path / "out").rows
+    assert set(rows["layer"]) == {"2"}
+    assert set(rows["batch_size"]) == {3}
+    assert "leave out --layer" in fail(*asked, "--module", "2", "--algorithms", "gemm")
+    assert "the model has no module '9'" in fail(*asked, "--module", "9")
