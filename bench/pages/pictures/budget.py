@@ -18,45 +18,58 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-_OURS = "mucudnn"
+_OURS = ("mucudnn-wd", "mucudnn")  # of several budgets, and of the only one
 
 
 def draw(material: Material) -> Figure | None:
-    """Draw the budget of the run; ``None``: it had none, or desirable sets are missing."""
-    budget, subjects = budget_of(material), _shared(material)
+    """Draw the budget of the run, of several the smallest; ``None``: it had none, or desirable sets are missing."""
+    budget = budget_of(material)
+    subjects = [] if budget is None else _shared(material, budget)
     if budget is None or not subjects:
         return None
     options = {place: _options(subject) for place, subject in enumerate(subjects)}
     if not all(options.values()):
         return None
-    counts = {place: int(_row(subject)["count"]) for place, subject in enumerate(subjects)}
+    rows = [_ours(subject, budget).iloc[0] for subject in subjects]
+    counts = {place: int(row["count"]) for place, row in enumerate(rows)}
     smallest = sum(min(c.workspace_bytes for c in found) for found in options.values())
     curve = time_curve(options, counts, budgets=[max(budget, smallest)])
     here = next(point for point in curve.points if point.budget_bytes == max(budget, smallest))
     figure = new_figure(13, max(4.0, 1.5 + 0.18 * min(len(subjects), 24)), "")
     left, right = figure.subplots(1, 2)
     draw_curve(left, curve, (here.budget_bytes, here.time_s), (SERIES[0], SERIES[4]))
-    segments = [_segment(subject, options[place]) for place, subject in enumerate(subjects)]
+    segments = [_segment(*each) for each in zip(subjects, rows, options.values(), strict=True)]
     draw_segments(right, segments, (SERIES[0], SERIES[1]))
     return figure
 
 
 def budget_of(material: Material) -> int | None:
-    """Return the workspace budget of the run in bytes; ``None``: it had none, or what is no size."""
+    """Return the workspace budget of the run in bytes, of several the smallest; ``None``: it had none.
+
+    So it is for what is no size, and for a smallest budget that did not suffice.
+    """
     given = material.settings.get("workspace_budget")
     try:
-        return None if given is None else parse_bytes(given)
+        sizes = [parse_bytes(one) for one in (given if isinstance(given, list) else [given]) if one is not None]
     except InvalidInputError:
         return None
+    return min((size for size in sizes if size is not None and _suffices(material, size)), default=None)
 
 
-def _shared(material: Material) -> list[Subject]:
+def _suffices(material: Material, budget: int) -> bool:
+    return any(len(_ours(subject, budget)) for subject in material.subjects)
+
+
+def _shared(material: Material, budget: int) -> list[Subject]:
     """Return the subjects that have a segment."""
-    return [subject for subject in material.subjects if (subject.rows["contestant"] == _OURS).any()]
+    return [subject for subject in material.subjects if len(_ours(subject, budget))]
 
 
-def _row(subject: Subject) -> pandas.Series[Any]:
-    return subject.rows[subject.rows["contestant"] == _OURS].iloc[0]
+def _ours(subject: Subject, budget: int) -> pandas.DataFrame:
+    """Return the rows of this budget; of a run with one budget alone, the rows name none."""
+    rows = subject.rows[subject.rows["contestant"].isin(_OURS) & subject.rows["configuration"].notna()]
+    divided = rows[rows["contestant"] == _OURS[0]]
+    return divided[divided["limit_bytes"] == budget] if len(divided) else rows
 
 
 def _options(subject: Subject) -> list[Configuration]:
@@ -71,12 +84,11 @@ def _options(subject: Subject) -> list[Configuration]:
         return []
 
 
-def _segment(subject: Subject, options: list[Configuration]) -> tuple[str, int, int]:
+def _segment(subject: Subject, row: pandas.Series[Any], options: list[Configuration]) -> tuple[str, int, int]:
     """Return name, bytes, and what the next faster needs more.
 
     What ran may not be in the desirable set: whole runs had their say. Then it is taken to be as fast as its median.
     """
-    row = _row(subject)
     workspace = 0 if row["workspace_bytes"] != row["workspace_bytes"] else int(row["workspace_bytes"])
     predicted = {str(c): c.time_s for c in options}
     chosen = Configuration((), predicted.get(str(row["configuration"]), float(row["time_s"])), workspace)

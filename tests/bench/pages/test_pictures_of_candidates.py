@@ -132,7 +132,27 @@ def test_segments_are_those_of_the_rows(material: Material) -> None:
     assert times == sorted(times, reverse=True)
 
 
-@pytest.mark.parametrize("given", [None, "much"])
+@pytest.mark.parametrize(("failed", "expected"), [(False, 8 * MIB), (True, 64 * MIB)], ids=["all", "not-the-first"])
+def test_of_several_budgets_the_smallest_that_suffices_is_drawn(
+    material: Material, failed: bool, expected: int
+) -> None:
+    """As recipes have them: a row for each budget, whose limit is the budget."""
+    rows = material.rows.replace({"contestant": {"mucudnn": "mucudnn-wd"}})
+    is_first = rows["limit_bytes"] == 8 * MIB
+    rows["limit_bytes"] = rows["limit_bytes"].where(is_first | (rows["contestant"] != "mucudnn-wd"), 64 * MIB)
+    if failed:
+        rows["configuration"] = rows["configuration"].mask(is_first, None)
+    settings = {"workspace_budget": [64 * MIB, 8 * MIB]}
+    figure = budget.draw(Material(rows, material.candidates, material.desirable, settings, material.subject_columns))
+    assert figure is not None
+    curve, segments = figure.axes
+    assert list(curve.lines[1].get_xdata()) == [expected / MIB]
+    ours = rows[(rows["contestant"] == "mucudnn-wd") & (rows["limit_bytes"] == expected)]
+    widths = [patch.get_width() for patch in segments.patches[: len(ours)]]
+    assert sorted(widths) == pytest.approx(sorted(ours["workspace_bytes"] / MIB))
+
+
+@pytest.mark.parametrize("given", [None, "much", [], ["much"]])
 def test_without_a_budget_there_are_no_segments(material: Material, given: object) -> None:
     settings = {"workspace_budget": given}
     other = Material(material.rows, material.candidates, material.desirable, settings, material.subject_columns)
