@@ -25,6 +25,8 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 
 _HOPELESS = 1.6  # times the fastest: neither noise nor another size makes up for that
 _HOPELESS_PART = 2.5  # for a small part of the mini-batch: calls have shares that are not divided
+_HOPELESS_ARITHMETIC = 1.25  # the full rate is not known better
+_BY_ARITHMETIC = "times the fastest by its arithmetic alone"
 _SMALL_PART = 4  # of the mini-batch one such part, or less, is small
 _CLOSE = 1.15  # after a sample with empty caches
 _SECOND = 1.1  # so close to the best algorithm, another one is measured at half the size too
@@ -149,12 +151,16 @@ class QuickSearch:
     def _is_out(
         self, candidate: Candidate, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
     ) -> bool:
-        """Whether it failed or was passed over. What was passed over under another limit may win under this one."""
+        """Whether it failed or was passed over. What was passed over under another limit may win under this one.
+
+        So may what was passed over for its arithmetic, once a higher rate is seen.
+        """
         failure = failed.get(candidate.micro_config)
         if failure is None:
             return False
-        may_win = failure.is_passed_over and not failure.needed_bytes and self._is_limited
-        return not (may_win and self.hopeless(candidate, known) is None)
+        may_win = self._is_limited or failure.reason.endswith(_BY_ARITHMETIC)
+        is_asked_again = failure.is_passed_over and not failure.needed_bytes and may_win
+        return not (is_asked_again and self.hopeless(candidate, known) is None)
 
     def sizes(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
         """Smaller sizes that are to be measured next: of the best algorithm all, half the size of one close to it."""
@@ -177,8 +183,8 @@ class QuickSearch:
         expected = self._expected(candidate)
         if expected is not None and self._is_expected_hopeless(candidate):
             return f"{expected.ratio:.1f} times the fastest in like problems"
-        least_s, fastest_s = self._least_s(candidate), self.fastest_s(known)
-        return f"{least_s / fastest_s:.1f} times the fastest by its arithmetic alone" if least_s > fastest_s else None
+        times = self._least_s(candidate, known) / self.fastest_s(known)
+        return f"{times:.1f} {_BY_ARITHMETIC}" if times > _HOPELESS_ARITHMETIC else None
 
     def total_s(self, measurement: Measurement) -> float:
         """Seconds of a whole mini-batch by this micro-config alone; fractions of a micro-batch count as such."""
@@ -212,16 +218,26 @@ class QuickSearch:
     def _expected(self, candidate: Candidate) -> Expectation | None:
         return self.prior.expected(self.job.problem, candidate.algorithm.name)
 
-    def _least_s(self, candidate: Candidate) -> float:
+    def _least_s(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> float:
         """Return the seconds of its arithmetic at full rate, for the mini-batch."""
-        if candidate.is_foreign:
+        if candidate.is_foreign or self.flops_per_s == inf:
             return 0.0
-        return candidate.algorithm.least_flops(self.job.problem, self.job.batch_size) / self.flops_per_s
+        return self._least_flops(candidate) / self._full_rate(known)
+
+    def _full_rate(self, known: Mapping[MicroConfig, Measurement]) -> float:
+        """Return the rate that was seen, or more: what is measured here may show that it was seen at a bad moment."""
+        own = [(c, known[c.micro_config]) for c in self.job.candidates if c.micro_config in known and not c.is_foreign]
+        return max(self.flops_per_s, *(self._least_flops(c) / self.total_s(m) for c, m in own), 0.0)
+
+    def _least_flops(self, candidate: Candidate) -> float:
+        """Return what it must compute for the mini-batch. Torch's own multiplies directly on processors."""
+        problem, n = self.job.problem, self.job.batch_size
+        return problem.flops(n) if self.job.is_baseline(candidate) else candidate.algorithm.least_flops(problem, n)
 
     def _promise(self, candidate: Candidate) -> tuple[bool, float]:
         """Return the order in which to look: what is known to be fast, what has little to compute, what is unknown."""
         expected = self._expected(candidate)
-        return expected is None, self._least_s(candidate) or inf if expected is None else expected.ratio
+        return expected is None, self._least_flops(candidate) or inf if expected is None else expected.ratio
 
     def _ranked(
         self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]

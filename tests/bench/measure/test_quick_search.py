@@ -201,6 +201,23 @@ def test_what_cannot_be_the_fastest_even_at_full_rate_is_passed_over() -> None:
     assert isinstance(search(job_of(fake("native", 0.01), counted), flops_per_s=2e8)["counted", LARGEST], Measurement)
 
 
+def test_a_rate_that_was_seen_at_a_bad_moment_makes_nothing_hopeless() -> None:
+    """What runs here tells that the device computes faster; later runs that see a higher rate ask again."""
+
+    def algorithms() -> tuple[FakeAlgorithm, ...]:
+        runs_at_full_rate = Counted("fast", CLOCK, lambda size: 0.005 * size)  # 2e8 operations a second
+        return fake("native", 0.01), runs_at_full_rate, Counted("like it", CLOCK, lambda size: 0.004 * size)
+
+    known = (replace(measurement("fast", 0.005), micro_config=MicroConfig("fast", 1)),)
+    job = job_of(*algorithms(), known=known)
+    assert isinstance(search(job, flops_per_s=0.5e8)["like it", LARGEST], Measurement)
+    reason = "2.0 times the fastest by its arithmetic alone"
+    passed = [passed_over(MicroConfig(name, LARGEST), reason) for name in ("fast", "like it")]
+    job = job_of(*algorithms(), known_failures=passed)
+    assert set(search(job, flops_per_s=0.5e8)) == {("native", LARGEST)}
+    assert isinstance(search(job, flops_per_s=4e8)["like it", LARGEST], Measurement)
+
+
 def test_what_a_limit_bars_makes_nothing_hopeless() -> None:
     """The fastest does not fit: what is slower by its arithmetic, or in like problems, is all that there is."""
     prior = Prior()
