@@ -20,7 +20,7 @@ from mucudnn.tuning.tuner import TuningInterrupted, tune
 from mucudnn.words.config import Config
 from mucudnn.words.errors import DatabaseError, InfeasibleError, InvalidInputError, UnavailableError
 from mucudnn.words.problem import Operation
-from mucudnn.words.results import MicroConfig, passed_over
+from mucudnn.words.results import Configuration, MicroConfig, passed_over
 
 OTHER = replace(FORWARD, k=3)
 
@@ -302,6 +302,21 @@ def test_progress_tells_the_problem_and_ends_at_one(bench: Bench) -> None:
     assert fractions == sorted(fractions)
     assert told[-1] == ("done", 1.0)
     assert any(text.startswith(str(OTHER)) for text, _ in told)
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+def test_a_quick_tuning_runs_fewer_contenders_whole(bench: Bench, thorough: bool) -> None:
+    """``near`` is predicted to take a tenth longer than the fastest."""
+    near, run = FakeAlgorithm("near", bench.clock, linear(0.011)), set[str]()
+
+    def seen(configuration: Configuration) -> float:
+        run.update(configuration.algorithms)
+        return 1.0
+
+    machine = fake_machine(bench.clock, [bench.native, bench.quick, near], seen)
+    config = Config(workspace_limit=None, policy="undivided", thorough=thorough)
+    tune([FORWARD], BATCH, config, database=bench.database, machine=machine)
+    assert run == ({"quick", "near"} if thorough else {"quick"})
 
 
 def test_only_the_baseline_contends_where_there_is_nothing_else(bench: Bench) -> None:
