@@ -9,6 +9,7 @@ from functools import cached_property
 
 from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
 from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
+from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement, MicroConfig, package_of
@@ -81,6 +82,12 @@ class Candidate:
     def is_counted(self) -> bool:
         """Whether it is known what it allocates inside, since somebody has asked."""
         return "_internal" in self.__dict__ and not isinstance(self._internal, Exception)
+
+    @property
+    def counts_any_run(self) -> bool:
+        """Whether what it allocates inside is not known yet, and any run on the CPU will tell: see ``count_in``."""
+        is_counting = type(self.algorithm).internal_bytes is BaseAlgorithm.internal_bytes  # type: ignore[comparison-overlap]
+        return is_counting and self.stored is None and "_internal" not in self.__dict__
 
     @property
     def from_source(self) -> bool:

@@ -17,6 +17,8 @@ from mucudnn.bench.measure.guard_zones import GuardedBuffer
 from mucudnn.bench.measure.operands import Operands, operand_bytes, random_operands
 from mucudnn.bench.measure.sampled_results import SampledResults
 from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS, UnsoundError, give_back_cache
+from mucudnn.bench.timing.timer import Clock
+from mucudnn.kernels.contract.allocation import count_in
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -79,6 +81,26 @@ class Workbench:
             step(problem, x, w, y, None, prepared.part(sizes.prepared_bytes), scratch.part(sizes.scratch_bytes))
 
         return next_step
+
+    def counted_look(self, candidate: Candidate, clock: Clock) -> float:
+        """Seconds of the first step of torch's own, in which what it allocates inside is counted: see ``count_in``.
+
+        It has nothing to open, and is handed nothing. Raises as a step does.
+        """
+        (x, y), *_ = self.operands.slices(candidate.micro_batch_size)
+        problem, w = self.problem, self.operands.w
+        bias = w.new_zeros(problem.k) if problem.operation is Operation.FORWARD else None
+        nothing = self._scratch.part(0)
+        elapsed_s = 0.0
+
+        def step() -> None:
+            nonlocal elapsed_s
+            began_s = clock.now()
+            candidate.algorithm.step(problem, x, w, y, bias, nothing, nothing)
+            elapsed_s = clock.now() - began_s
+
+        count_in(step, candidate.algorithm, problem, candidate.micro_batch_size)
+        return elapsed_s
 
     def slice_count(self, candidate: Candidate) -> int:
         """Number of steps until ``stream`` begins again with the first slice."""
