@@ -26,7 +26,7 @@ from mucudnn.terminal.console import progress_bar
 from mucudnn.terminal.streams import _IN_ASCII
 from mucudnn.words.errors import OutputError
 
-NO_FILES = {"layer_name", "network", "networks", "only"}  # parameters of plain text, which name no file
+NO_FILES = {"layer_name", "module_name", "network", "networks", "only"}  # parameters of plain text, which name no file
 FOLDERS = {"out", "archive"}  # of bench.gpu_suite, which makes them where they are missing
 
 

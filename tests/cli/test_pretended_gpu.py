@@ -22,7 +22,7 @@ from support.cuda.emulator import COMPILER, EmulatedLauncher
 from support.cuda.process import PretendedGpu, emulated_launcher, gpu
 from support.cuda.runtime import NAME
 from support.cuda.tensors import GPU
-from support.in_threads import train_in_threads
+from support.in_threads import remember_in_threads, train_in_threads
 from support.models_by_name import trained
 from torch import Tensor, nn
 
@@ -120,12 +120,15 @@ def test_our_own_cuda_functions_are_measured(emulated_launcher: EmulatedLauncher
         ("explain", TRAINED, *ON_GPU, *QUICK, "--headroom"),
         ("batch", TINY, "--input", "3x9x9", "--up-to", "3", "--device", "cuda", *QUICK),
         ("bench", "network", TINY, *ON_GPU, *QUICK, "--rounds", "2"),
-        ("bench", "memory", TRAINED, *ON_GPU, *QUICK, "--rounds", "2"),
+        ("bench", "memory", TRAINED, *ON_GPU, *QUICK, "--rounds", "2", "--variants", "torch-benchmark,mucudnn"),
         ("bench", "limits", TINY, *ON_GPU, *QUICK, "--limits", "1KiB,1MiB", "--rounds", "1", "--seconds", "60"),
     ],
     ids=lambda arguments: "-".join(word for word in arguments[:2] if "pretended" not in word),
 )
-def test_commands_run(arguments: tuple[str, ...], database: Path, tmp_path: Path) -> None:
+def test_commands_run(
+    arguments: tuple[str, ...], database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember_in_threads(monkeypatch, "cuda")
     file = tmp_path / "result.json"
     assert NAME in run(*arguments, "--json", file)
     assert json.loads(file.read_text())
