@@ -133,7 +133,10 @@ class ProfilingJob:
 
 @dataclass(slots=True)
 class Entry:
-    """A candidate that is being measured: the timer of its steps, and what is known beside that."""
+    """A candidate that is being measured: the timer of its steps, and what is known beside that.
+
+    is_look: its only sample is a quick look, of a step that found things in the caches.
+    """
 
     candidate: Candidate
     timer: Timer
@@ -141,6 +144,7 @@ class Entry:
     relative_error: float
     began: ProcessorUse  # what the watch saw before the first sample
     watch: Watch
+    is_look: bool = False
 
     def final(self) -> Measurement:
         """Return what all samples say, with them and with the load meanwhile."""

@@ -8,7 +8,7 @@ close, as they always do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -276,9 +276,8 @@ class _QuickSession(Session):
         self.search = search
         self.rule = replace(EVERY_ROUND, sample_s=self.job.clock.step_rule.sample_s, max_calls=4)
         self.failures = search.failed
-        self.looked_at: set[MicroConfig] = set()  # what has no sample but a quick look
         self.has_run: set[str] = set()  # algorithms that have run at another size
-        self.hopeless: set[str] = set()  # algorithms whose parts were
+        self.hopeless_parts: set[str] = set()  # algorithms that were hopeless on one
 
     def measure(self) -> Iterator[Measurement | Failure]:
         for candidate in self.search.baselines(self.times.measurements, self.failures):
@@ -303,7 +302,7 @@ class _QuickSession(Session):
 
     def _unseen(self) -> list[Candidate]:
         unseen = self.search.unseen(self.times.measurements, self.failures)
-        return [c for c in unseen if c.algorithm.name not in self.hopeless]
+        return [c for c in unseen if c.algorithm.name not in self.hopeless_parts]
 
     def _look_unless_hopeless(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
         if (reason := self.search.hopeless(candidate, self.times.measurements)) is not None:
@@ -322,7 +321,7 @@ class _QuickSession(Session):
         fastest_s = min(self.search.fastest_s(self.times.measurements), *total_s.values(), inf)
         for entry in entries:
             if total_s[entry.candidate.micro_config] > _HOPELESS_PART * fastest_s:
-                self.hopeless.add(entry.candidate.algorithm.name)
+                self.hopeless_parts.add(entry.candidate.algorithm.name)
                 self._add(entry)
                 yield entry.final()
 
@@ -347,20 +346,20 @@ class _QuickSession(Session):
 
         What is slower by more than these margins ends with what it has.
         """
-        yield from self._sample_within(first, self.looked_at)
-        yield from self._sample_within(second, self.entries)
+        yield from self._sample_within(first, looks_only=True)
+        yield from self._sample_within(second)
         for entry in list(self.entries.values()):
             yield from self._end(entry)
 
-    def _sample_within(self, margin: float, chosen: Container[MicroConfig]) -> Iterator[Measurement | Failure]:
-        for micro_config, entry in list(self.entries.items()):
+    def _sample_within(self, margin: float, *, looks_only: bool = False) -> Iterator[Measurement | Failure]:
+        for entry in list(self.entries.values()):
             if not self._can_win(entry, margin) or self._is_late():
                 yield from self._end(entry)
-            elif micro_config in chosen:
-                if micro_config in self.looked_at:
-                    self.looked_at.remove(micro_config)
+            elif entry.is_look or not looks_only:
+                if entry.is_look:
+                    entry.is_look = False
                     entry.timer.samples_s.clear()
-                self.has_run.add(micro_config.algorithm)
+                self.has_run.add(entry.candidate.algorithm.name)
                 entry.timer.sample()
                 if entry.timer.error is not None:
                     yield from self._end(entry)
@@ -390,14 +389,14 @@ class _QuickSession(Session):
         setup_samples_s = self._setup_samples_s(candidate)
         stream, slices = self.workbench.stream(candidate), self.workbench.slice_count(candidate)
         timer = Timer(stream, clock, self.rule, slices, warms_up=False)
-        if self._is_warm(candidate):
+        is_look = not self._is_warm(candidate)
+        if is_look:
+            timer.samples_s.append(_seconds_of(stream, clock) if counted_s is None else counted_s)
+        else:
             timer.sample()
             if timer.error is not None:
                 raise timer.error
-        else:
-            timer.samples_s.append(_seconds_of(stream, clock) if counted_s is None else counted_s)
-            self.looked_at.add(candidate.micro_config)
-        return Entry(candidate, timer, setup_samples_s, relative_error, began, self.job.watch)
+        return Entry(candidate, timer, setup_samples_s, relative_error, began, self.job.watch, is_look)
 
     def _is_warm(self, candidate: Candidate) -> bool:
         """Whether it has run at another size, and has nothing to load or to build for this one."""

@@ -51,6 +51,14 @@ def test_what_is_hopeless_has_one_sample_and_what_is_close_has_more() -> None:
     assert samples == {"native": 1, "best": 2, "close": 2}
 
 
+def test_a_size_that_was_the_part_before_is_sampled_as_often_as_others() -> None:
+    """Single samples take 1.3 times as long as the whole mini-batch at once: too long for a second sample."""
+    best = FakeAlgorithm("best", CLOCK, lambda size: 0.0036 + 0.01 * size)
+    results = search(job_of(fake("native", 0.05), best))
+    assert results["best", 1].samples == 1
+    assert best.sizes_run.count(1) == 3  # checked, looked at as a part, sampled as a size
+
+
 def test_where_torchs_own_wins_nothing_is_cut() -> None:
     assert set(search(job_of(fake("native", 0.01), fake("other", 0.02)))) == {("native", LARGEST), ("other", LARGEST)}
 
