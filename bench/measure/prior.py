@@ -38,10 +38,14 @@ class Prior:
         self._known: dict[_Class, dict[_Place, Mapping[str, float]]] = defaultdict(dict)
 
     def learn(self, problem: ConvProblem, measurements: Iterable[Measurement]) -> None:
-        """Add what was measured of a problem; what was known of it is replaced."""
-        best: dict[str, float] = {}
-        for m in measurements:
-            per_sample_s = (m.setup_s + m.step_s) / m.micro_config.micro_batch_size
+        """Add what was measured of a problem; what was known of it is replaced.
+
+        A setup is shared by the largest micro-batch that was measured: what ended after a small part has it once, too.
+        """
+        measured, best = list(measurements), dict[str, float]()
+        largest = max((m.micro_config.micro_batch_size for m in measured), default=1)
+        for m in measured:
+            per_sample_s = m.setup_s / largest + m.step_s / m.micro_config.micro_batch_size
             best[m.micro_config.algorithm] = min(per_sample_s, best.get(m.micro_config.algorithm, inf))
         if len(best) > 1:
             fastest_s = min(best.values())

@@ -162,6 +162,17 @@ def test_what_is_far_slower_in_other_operations_is_hopeless_here_too() -> None:
     assert not passed_over_at(3.0)
 
 
+def test_the_setup_of_a_small_part_is_shared_by_the_mini_batch() -> None:
+    """In whole the mini-batch takes 0.01 s a sample by either, setups included; only one was measured in whole."""
+    prior, whole = Prior(), MicroConfig("whole", LARGEST)
+    for problem in NEAR:
+        part = replace(measurement("part", 0.005), setup_s=0.04)
+        prior.learn(problem, [part, replace(measurement("whole", 0.08), micro_config=whole)])
+    expected = prior.expected(FORWARD, "part")
+    assert expected is not None
+    assert expected.ratio == pytest.approx(1.0)
+
+
 def test_three_like_problems_say_more_than_two() -> None:
     third = ConvProblem(Operation.FORWARD, c=5, h=3, w=3, k=2, r=1, s=1)
     for problems, is_out in ((NEAR, False), ([*NEAR, third], True)):
