@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -28,6 +29,7 @@ MOST_CONTENDERS = 3
 _NO_GAIN = 1.001  # times torch's own: what is not surely faster is no bargain, so that torch's own runs if it fits
 NEARLY_AS_FAST = 1.15  # predictions this close are within what sums of parts and noise get wrong
 JUST_AS_FAST = 1.07  # predictions this close are within what noise alone gets wrong, mostly
+_SURPRISING = 1.25  # times what was predicted: more is not the noise, so that others may be faster
 _MOST_ROUNDS = 8  # of solving, running whole and solving again
 
 Outcome = WholeRun | Exception | None  # the whole run; why it cannot run; None: nobody has run it
@@ -78,7 +80,8 @@ def choose(
 
     measurements: those that the config allows; there is a configuration within the task's limit. baseline_bytes: what
     torch's own needs where it is not among them; None: it is taken to need no more than its micro-batches. margin:
-    contenders are predicted to take at most so many times as long as the fastest.
+    contenders are predicted to take at most so many times as long as the fastest. Where their whole runs take much
+    longer than predicted, what may be faster by prediction is run too.
 
     Raises the error of the whole runs if none succeeds, and torch's own is not within the limit either;
     ``InfeasibleError`` where torch's own alone may be within the limit, and nobody has run it.
@@ -86,14 +89,36 @@ def choose(
     account = _account(task, measurements)
     baseline = _baseline(measurements, task.batch_size, baseline_bytes)
     fastest = set() if account is None else {account.configuration}
-    within = _contenders(fastest, measurements, task.batch_size, task.limit_bytes, margin) or [baseline]
-    choice = _choose(task, within, baseline, verify)
-    return replace(choice, account=account)
+    near = partial(_contenders, fastest, measurements, task.batch_size, task.limit_bytes)
+    outcomes = dict(verify(task, near(margin)[:MOST_CONTENDERS] or [baseline]))
+    bound_s = _surprising_s(task, outcomes, baseline)
+    least_s = min((c.time_s for c in outcomes), default=inf)
+    if bound_s is not None and (further := [c for c in near(bound_s / least_s) if c not in outcomes]):
+        outcomes |= verify(task, further[:MOST_CONTENDERS])
+    return replace(_choose(task, outcomes, baseline, verify), account=account)
 
 
-def _choose(task: Task, within: Sequence[Configuration], baseline: Configuration, verify: Verify) -> Choice:
-    outcomes = verify(task, within)
-    runs = {c: outcome for c, outcome in outcomes.items() if isinstance(outcome, WholeRun)}
+def _surprising_s(task: Task, outcomes: Mapping[Configuration, Outcome], baseline: Configuration) -> float | None:
+    """Return the seconds that others must be below by prediction to be worth a whole run; ``None``: none is.
+
+    Whole runs count by their ratio to torch's own, as far as its time is known: what slows both is no surprise.
+    """
+    runs = _runs(outcomes)
+    if not runs:
+        return None
+    best = max(runs, key=lambda configuration: runs[configuration].speedup)
+    time_s = baseline.time_s / runs[best].speedup if _is_timed(baseline) else runs[best].time_s
+    if best.is_baseline or time_s <= _SURPRISING * best.time_s:
+        return None
+    return min(time_s, baseline.time_s) if _fits(task, baseline) else time_s
+
+
+def _runs(outcomes: Mapping[Configuration, Outcome]) -> dict[Configuration, WholeRun]:
+    return {c: outcome for c, outcome in outcomes.items() if isinstance(outcome, WholeRun)}
+
+
+def _choose(task: Task, outcomes: Mapping[Configuration, Outcome], baseline: Configuration, verify: Verify) -> Choice:
+    runs = _runs(outcomes)
     if runs:
         best = max(runs, key=lambda configuration: runs[configuration].speedup)
         return _verdict(task, best, runs[best], _timed(baseline, runs[best]))
@@ -161,7 +186,7 @@ def contenders(measurements: Sequence[Measurement], batch_size: int, limit_bytes
     baseline. Only the baseline if there is no other.
     """
     fastest = _fastest(measurements, batch_size, limit_bytes)
-    return _contenders(fastest, measurements, batch_size, limit_bytes, NEARLY_AS_FAST)
+    return _contenders(fastest, measurements, batch_size, limit_bytes, NEARLY_AS_FAST)[:MOST_CONTENDERS]
 
 
 def _contenders(
@@ -171,7 +196,7 @@ def _contenders(
     limit_bytes: int | None,
     margin: float,
 ) -> list[Configuration]:
-    """Add to ``found``, the fastest of all by prediction if anything fits, the best of single algorithms."""
+    """Add to ``found``, the fastest of all by prediction if anything fits, the best of single algorithms near it."""
     bounds = _least_times(measurements, batch_size)
     for name in sorted(bounds, key=lambda name: (bounds[name], name)):
         if bounds[name] > margin * min((c.time_s for c in found if not c.is_baseline), default=inf):
@@ -182,7 +207,7 @@ def _contenders(
     ranked = sorted(found, key=lambda c: (c.time_s, c.workspace_bytes, c.micro_configs))
     others = [c for c in ranked if not c.is_baseline]
     near = [c for c in others if c.time_s <= margin * others[0].time_s]
-    return near[:MOST_CONTENDERS] or ranked
+    return near or ranked
 
 
 def _least_times(measurements: Sequence[Measurement], batch_size: int) -> dict[str, float]:

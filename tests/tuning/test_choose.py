@@ -163,3 +163,39 @@ def test_alone_without_whole_runs_the_prediction_is_taken_and_said() -> None:
     alone = choose(FIRST, [LARGE], unknown)
     assert alone.baseline_s is None
     assert "torch's own was not measured" in alone.reason
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "limit", "asked", "algorithm"),
+    [
+        (1.0, None, ["large"], "large"),
+        (1.2, None, ["large"], "large"),  # all may be off by as much
+        (1.7, None, ["large", "small"], "small"),
+        (1.5, None, ["large"], "large"),  # small is predicted to be slower still
+        (2.5, None, ["large", "small"], "small"),
+        (2.5, 99, ["small"], "small"),
+    ],
+)
+def test_a_whole_run_that_is_slower_than_predicted_lets_others_try(
+    slowdown: float, limit: int | None, asked: list[str], algorithm: str
+) -> None:
+    runs = WholeRuns(lambda task, name: slowdown if name == "large" else 1.0)
+    choice = choose(replace(FIRST, limit_bytes=limit), BOTH[FIRST], runs)
+    assert [name for _, name in runs.asked] == asked
+    assert choice.configuration.algorithms == (algorithm,)
+
+
+def test_what_slows_torch_as_well_is_no_surprise() -> None:
+    runs = WholeRuns(outcome=lambda task, algorithm: WholeRun(0.3, 0.15, 0.0))
+    assert choose(FIRST, BOTH[FIRST], runs).configuration.algorithms == ("large",)
+    assert [name for _, name in runs.asked] == ["large"]
+
+
+def test_where_torchs_own_does_not_fit_the_slowest_of_whole_runs_is_not_kept() -> None:
+    """Single samples of torch's own were measured in a quiet moment, the others under load."""
+    single = measured("native", 1, 0.001, 0)
+    needy = measured("native", BATCH, 0.01, 100)
+    slow_looking = measured("small", BATCH, 0.05, 10)
+    runs = WholeRuns(outcome=lambda task, algorithm: WholeRun(0.01, 0.06 if algorithm == "native" else 0.005, 0.0))
+    choice = choose(replace(FIRST, limit_bytes=10), [single, needy, slow_looking], runs)
+    assert choice.configuration.algorithms == ("small",)
