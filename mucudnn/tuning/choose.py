@@ -101,13 +101,13 @@ def choose(
 def _surprising_s(task: Task, outcomes: Mapping[Configuration, Outcome], baseline: Configuration) -> float | None:
     """Return the seconds that others must be below by prediction to be worth a whole run; ``None``: none is.
 
-    Whole runs count by their ratio to torch's own, as far as its time is known: what slows both is no surprise.
+    What slows torch's own as well is no surprise, nor that torch's own is faster than it was measured.
     """
     runs = _runs(outcomes)
     if not runs:
         return None
     best = max(runs, key=lambda configuration: runs[configuration].speedup)
-    time_s = baseline.time_s / runs[best].speedup if _is_timed(baseline) else runs[best].time_s
+    time_s = min(runs[best].time_s, baseline.time_s / runs[best].speedup)
     if best.is_baseline or time_s <= _SURPRISING * best.time_s:
         return None
     return min(time_s, baseline.time_s) if _fits(task, baseline) else time_s

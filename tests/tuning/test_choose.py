@@ -185,8 +185,9 @@ def test_a_whole_run_that_is_slower_than_predicted_lets_others_try(
     assert choice.configuration.algorithms == (algorithm,)
 
 
-def test_what_slows_torch_as_well_is_no_surprise() -> None:
-    runs = WholeRuns(outcome=lambda task, algorithm: WholeRun(0.3, 0.15, 0.0))
+@pytest.mark.parametrize("run", [WholeRun(0.3, 0.15, 0.0), WholeRun(0.06, 0.05, 0.0)])
+def test_torchs_own_that_is_slower_or_faster_than_measured_is_no_surprise(run: WholeRun) -> None:
+    runs = WholeRuns(outcome=lambda task, algorithm: run)
     assert choose(FIRST, BOTH[FIRST], runs).configuration.algorithms == ("large",)
     assert [name for _, name in runs.asked] == ["large"]
 
