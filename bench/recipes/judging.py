@@ -115,7 +115,7 @@ def speedup(rows: pandas.DataFrame, rivals: pandas.DataFrame) -> Speedup:
     """Return the rivals' time over that of the rows, each as often as its layer occurs, and its interval.
 
     NaN: no row has a rival. A row's rival was timed in the same turns; of several, it is the one of the same limit, or
-    else of the same policy.
+    else of the same policy. Where that one failed, as where nothing fits the limit, the row has no rival.
     """
     pairs = [(row, _rival(row, rivals)) for _, row in rows.iterrows() if row["samples_s"]]
     known = [(row, rival) for row, rival in pairs if rival is not None]
@@ -127,13 +127,12 @@ def _weighted(row: pandas.Series[Any]) -> list[float]:
 
 
 def _rival(row: pandas.Series[Any], rivals: pandas.DataFrame) -> pandas.Series[Any] | None:
-    alike = (rivals["folder"] == row["folder"]) & (rivals["turns"] == row["turns"]) & rivals["time_s"].notna()
-    rivals = rivals[alike]
+    rivals = rivals[(rivals["folder"] == row["folder"]) & (rivals["turns"] == row["turns"])]
     for column in ("limit_bytes", "policy"):
         same = _equal(rivals, column, row[column])
         if len(rivals) > 1 and len(same):
             rivals = same
-    return rivals.iloc[0] if len(rivals) == 1 else None
+    return rivals.iloc[0] if len(rivals) == 1 and rivals["time_s"].notna().all() else None
 
 
 def _equal(rows: pandas.DataFrame, column: str, value: object) -> pandas.DataFrame:

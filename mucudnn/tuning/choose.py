@@ -203,7 +203,8 @@ def _contenders(
             break
         own = [m for m in measurements if m.micro_config.algorithm == name]
         divided = [m for m in own if m.micro_config.micro_batch_size < batch_size]
-        found = found.union(*(_fastest(some, batch_size, limit_bytes) for some in (own, divided)))
+        undivided = [m for m in own if m.micro_config.micro_batch_size == batch_size]
+        found = found.union(*(_fastest(some, batch_size, limit_bytes) for some in (own, divided, undivided)))
     ranked = sorted(found, key=lambda c: (c.time_s, c.workspace_bytes, c.micro_configs))
     others = [c for c in ranked if not c.is_baseline]
     near = [c for c in others if c.time_s <= margin * others[0].time_s]

@@ -200,3 +200,14 @@ def test_where_torchs_own_does_not_fit_the_slowest_of_whole_runs_is_not_kept() -
     runs = WholeRuns(outcome=lambda task, algorithm: WholeRun(0.01, 0.06 if algorithm == "native" else 0.005, 0.0))
     choice = choose(replace(FIRST, limit_bytes=10), [single, needy, slow_looking], runs)
     assert choice.configuration.algorithms == ("small",)
+
+
+def test_an_undivided_one_is_run_beside_a_divided_one_that_is_predicted_faster() -> None:
+    half = measured("small", BATCH // 2, 0.039, 10)
+
+    def run(task: Task, configurations: Sequence[Configuration]) -> Mapping[Configuration, Outcome]:
+        return {c: WholeRun(0.1, 0.1 if len(c.micro_configs) > 1 else 0.08, 0.0) for c in configurations}
+
+    choice = choose(FIRST, [TORCH, SMALL, half], run)
+    assert len(choice.configuration.micro_configs) == 1
+    assert choice.configuration.algorithms == ("small",)

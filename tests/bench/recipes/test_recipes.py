@@ -217,7 +217,14 @@ def test_training_is_equal_or_not(scale: float, passed: bool, tmp_path: Path, mo
 
 def row(contestant: str, samples: list[float], turns: int = 1, **more: object) -> dict[str, object]:
     chosen = {"policy": None, "limit_bytes": nan, "folder": "net", "count": 1.0, "workspace_bytes": 0.0}
-    return {"contestant": contestant, "turns": turns, "samples_s": samples, "time_s": median(samples), **chosen, **more}
+    return {
+        "contestant": contestant,
+        "turns": turns,
+        "samples_s": samples,
+        "time_s": median(samples or [nan]),
+        **chosen,
+        **more,
+    }
 
 
 @pytest.mark.parametrize(("at_least", "passed"), [(0.9, True), (1.1, True), (1.6, False)])
@@ -243,6 +250,19 @@ def test_the_worst_of_all_networks_counts_and_layers_count_as_often_as_they_occu
     )
     judgement = judge(Criterion("speedup", "mucudnn", at_least=1.0, over="torch"), rows)
     assert (judgement.value, judgement.place) == (pytest.approx(7 / 5), "b, mucudnn")
+
+
+def test_what_failed_under_a_limit_is_no_rival_under_another() -> None:
+    rows = DataFrame(
+        [
+            row("undivided", [2.0], 1, limit_bytes=2.0),
+            row("mucudnn", [2.0], 1, limit_bytes=2.0),
+            row("undivided", [], 1, limit_bytes=1.0),
+            row("mucudnn", [9.0], 1, limit_bytes=1.0),
+        ]
+    )
+    judgement = judge(Criterion("speedup", "mucudnn", at_least=1.0, over="undivided"), rows)
+    assert (judgement.value, judgement.passed) == (1.0, True)
 
 
 def test_limits_that_read_alike_are_told_exactly() -> None:
