@@ -35,7 +35,7 @@ def gradcheck_elements(compute: Callable[[Sequence[Tensor]], Tensor], tensors: S
     sums = _drawn_sums(outputs).to(tensors[0].device) if outputs > ELEMENTS else None
 
     def of_shifts(shifts: Tensor) -> Tensor:
-        parts = zip(tensors, places, shifts.split(counts), strict=True)
+        parts = zip(tensors, places, torch.split(shifts, counts), strict=True)
         y = compute([_shifted(tensor, where, by) for tensor, where, by in parts]).flatten()
         return y if sums is None else y @ sums
 
