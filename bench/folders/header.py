@@ -88,7 +88,7 @@ def read_header(folder: Path) -> Header:
     version, or lacks something. Where folders below have one, as those of a recipe, they are named.
     """
     path = folder / HEADER_FILE
-    if not path.exists() and (below := _folders_below(folder)):
+    if not path.exists() and (below := folders_below(folder)):
         raise InvalidInputError(
             f"{path} is not there, but {folder} has result folders inside; name one of them: "
             f"{', '.join(map(str, below[:_MOST_NAMED]))}{'' if len(below) <= _MOST_NAMED else ', ...'}"
@@ -115,9 +115,9 @@ def read_header(folder: Path) -> Header:
         raise InvalidInputError(f"{path} has a value that is not understood: {error}") from None
 
 
-def _folders_below(folder: Path) -> list[Path]:
-    """Return the result folders in a folder, and in folders of it."""
-    return sorted(path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{HEADER_FILE}"))
+def folders_below(folder: Path) -> list[Path]:
+    """Return the result folders in a folder, in folders of it, and in folders of those, as of several recipes."""
+    return sorted(path.parent for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/{HEADER_FILE}"))
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas
 
@@ -136,15 +136,21 @@ def html_of(report: Report, pictures: Sequence[Picture] = (), without_pictures: 
 
     Raises ``UnavailableError`` where jinja2 is not installed.
     """
+    return rendered(
+        "page.html",
+        report=report,
+        pictures=pictures,
+        without_pictures=without_pictures,
+        layer_pictures=layer_pictures(report.material),
+    )
+
+
+def rendered(template: str, **values: Any) -> str:
+    """Return a page made of a template. Raises ``UnavailableError`` where jinja2 is not installed."""
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError:
         raise UnavailableError("the page needs jinja2, which is not installed: pip install 'mucudnn[report]'") from None
     loader = FileSystemLoader(_TEMPLATES)
     jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return jinja.get_template("page.html").render(
-        report=report,
-        pictures=pictures,
-        without_pictures=without_pictures,
-        layer_pictures=layer_pictures(report.material),
-    )
+    return jinja.get_template(template).render(**values)

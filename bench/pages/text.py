@@ -10,6 +10,7 @@ from rich.table import Table
 
 from mucudnn.bench.pages.layer_rows import OPERATIONS
 from mucudnn.bench.pages.page import Report
+from mucudnn.bench.pages.several import RESULT_FOLDER, Reports
 from mucudnn.bench.pages.tables import DEEPBENCH, TextTable
 from mucudnn.bench.report.export import write_csv_of
 from mucudnn.bench.report.tables import new_table
@@ -48,16 +49,28 @@ def markdown_of(report: Report) -> str:
     return "\n".join(_markdown_lines(report))
 
 
-def _markdown_lines(report: Report) -> Iterator[str]:
-    yield f"# {_plain(report.title)}\n"
+def markdown_of_all(reports: Reports) -> str:
+    """Return all reports as Markdown, one below the other, and why other folders are not shown."""
+    if reports.only is not None:
+        return markdown_of(reports.only)
+    lines = [f"# {_plain(str(reports.path))}: {len(reports.by_name)} result folders", ""]
+    lines += [f"- not shown: {_plain(message)}" for message in reports.unreadable]
+    for name, report in reports.by_name.items():
+        lines += ["", *_markdown_lines(report, "#", f"{name}: ")]
+    return "\n".join(lines)
+
+
+def _markdown_lines(report: Report, deeper: str = "", before: str = "") -> Iterator[str]:
+    """deeper: added to the level of headings. before: begins the title."""
+    yield f"{deeper}# {_plain(before + report.title)}\n"
     yield from (f"- {_plain(name)}: {_plain(text)}" for name, text in (*report.facts, *report.settings))
-    yield "\n## What was left out\n"
+    yield f"\n{deeper}## What was left out\n"
     for reason, things in report.missing:
         yield from (f"- {_plain(reason)}: {_plain(thing)}" for thing in things)
     if not report.missing:
         yield "Nothing."
     for table in report.tables:
-        yield f"\n## {table.title}\n\n{table.caption}\n"
+        yield f"\n{deeper}## {table.title}\n\n{table.caption}\n"
         yield _line([f"{column.group}: {column.title}" for column in table.columns])
         yield "|" + "|".join("--:" if column.form else "---" for column in table.columns) + "|"
         yield from (_line(row) for row in table.rows)
@@ -75,7 +88,7 @@ def _plain(text: str) -> str:
 
 def write_layers(rows: pandas.DataFrame, path: Path) -> None:
     """Write what ``layer_rows`` returned as CSV, in DeepBench's columns, times in ms; all other columns as they are."""
-    first = [name for name in ("layer", *DEEPBENCH) if name in rows]
+    first = [name for name in (RESULT_FOLDER, "layer", *DEEPBENCH) if name in rows]
     rows = rows[[*first, *rows.columns.difference(first, sort=False)]].rename(columns=DEEPBENCH)
     for name in (*OPERATIONS.values(), "total"):
         if f"{name}_s" in rows:

@@ -27,36 +27,41 @@ _SECOND = "operations"  # what is beside the layers of --csv
 )
 @click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
 def report(folder: Path, html_file: Path | None, csv_file: Path | None, markdown: bool) -> None:
-    """Show the result folder DIR, which a benchmark wrote with --out.
+    """Show the result folder DIR, which a benchmark wrote with --out, or all result folders inside of DIR together.
 
     Nothing is measured: every number is computed from the stored samples. DIR may also be a file that a benchmark wrote
     with --json: it has medians alone.
     """
-    from mucudnn.bench.folders.reading import read_folder
-    from mucudnn.bench.folders.result_files import read_result_file
     from mucudnn.bench.pages import text
-    from mucudnn.bench.pages.page import html_of, report_of
-    from mucudnn.bench.pages.pictures.drawn import pictures_or_reason
+    from mucudnn.bench.pages.several import html_of_all, reports_in
     from mucudnn.bench.report.export import write_each
     from mucudnn.terminal.console import output
     from mucudnn.terminal.whole_files import beside, whole_text
 
     def write_html(path: Path) -> None:
-        page = html_of(found, *pictures_or_reason(found.material))
+        page = html_of_all(found)
         with whole_text(path) as stream:
             stream.write(page)
 
-    found = report_of(read_result_file(folder) if folder.is_file() else read_folder(folder))
+    found = reports_in(folder)
     console = output()
     if markdown:
-        console.print(text.markdown_of(found), soft_wrap=True)
+        console.print(text.markdown_of_all(found), soft_wrap=True)
     else:
-        if found.tables:
-            console.print(text.printed_table(found.tables[0]))
-        console.print(text.missing_in_words(found), soft_wrap=True)
-        console.print(str(found.folder.header.environment))
+        for name, one in found.by_name.items():
+            if found.only is None:
+                console.print(f"{name}: {one.title}", soft_wrap=True)
+            if one.tables:
+                console.print(text.printed_table(one.tables[0]))
+            console.print(text.missing_in_words(one), soft_wrap=True)
+            console.print(str(one.folder.header.environment))
+        for message in found.unreadable:
+            console.print(f"not shown: {message}", soft_wrap=True)
     write_each(
         (html_file, write_html),
-        (csv_file, lambda path: text.write_layers(found.layers, path)),
-        (csv_file and beside(csv_file, _SECOND), lambda path: text.write_frame(found.rows, path)),
+        (csv_file, lambda path: text.write_layers(found.joined(lambda one: one.layers), path)),
+        (
+            csv_file and beside(csv_file, _SECOND),
+            lambda path: text.write_frame(found.joined(lambda one: one.rows), path),
+        ),
     )

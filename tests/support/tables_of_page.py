@@ -38,7 +38,7 @@ class PageParser(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = dict(attrs)
         self.elements.append((tag, attributes))
-        if tag == "h2":
+        if tag in ("h2", "h3"):
             self._heading = attributes["id"] or ""
         elif tag == "table":
             self.tables[self._heading] = FoundTable()

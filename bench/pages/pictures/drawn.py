@@ -59,8 +59,11 @@ class Picture:
     svg: str
 
 
-def pictures_or_reason(material: Material) -> tuple[list[Picture], str]:
-    """Return all pictures that the material suffices for, or none and the reason."""
+def pictures_or_reason(material: Material, prefix: str = "") -> tuple[list[Picture], str]:
+    """Return all pictures that the material suffices for, or none and the reason.
+
+    prefix: begins the names in them, which are unique in a page.
+    """
     try:
         require_matplotlib()
     except UnavailableError as error:
@@ -70,7 +73,7 @@ def pictures_or_reason(material: Material) -> tuple[list[Picture], str]:
     with rc_context(STYLE):
         figures = {name: _DRAW[name](material) for name in KINDS}
         return [
-            Picture(kind.title, kind.caption, inline_svg(figure, name, f"{kind.title}. {_TOLD_BY_TABLE}"))
+            Picture(kind.title, kind.caption, inline_svg(figure, prefix + name, f"{kind.title}. {_TOLD_BY_TABLE}"))
             for name, kind in KINDS.items()
             if (figure := figures[name]) is not None
         ], ""

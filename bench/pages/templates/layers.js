@@ -1,7 +1,6 @@
 // Draws the pictures of the layer that is picked, from the numbers beside them: see layer_pictures.py.
 {
   const WIDTH = 420, LEFT = 130, RIGHT = 12, TOP = 8, BOTTOM = 34, ROW = 16, HEIGHT = 150;
-  const section = document.getElementById("layer-pictures");
   const text = (value) => String(Number(value.toPrecision(3)));
   const short = (name) => (name.length > 20 ? `…${name.slice(-19)}` : name); // the ends of names differ
   const colour = (index) => `var(--s${(index % 8) + 1})`;
@@ -169,7 +168,7 @@
     });
   }
 
-  if (section) {
+  for (const section of document.querySelectorAll(".layer-pictures")) {
     const form = section.querySelector("form"), select = form.querySelector("select");
     const drawn = section.querySelector(".drawn"), told = form.querySelector("output");
     let data;

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -23,7 +24,7 @@ from mucudnn.bench.report.records import config_record
 from mucudnn.bench.sources.layers import LayerTable
 from mucudnn.bench.suites.deepbench.contest import Contests, subject_of
 from mucudnn.bench.suites.deepbench.division import divisions
-from mucudnn.bench.suites.deepbench.order import Wanted, in_order
+from mucudnn.bench.suites.deepbench.order import Balance, Wanted
 from mucudnn.database.database import Database
 from mucudnn.tuning.busy_warning import busy_told_once
 from mucudnn.tuning.sharing import expected_s
@@ -84,7 +85,7 @@ def benchmark_deepbench(
         open_folder(out, _header(benchmark, table, config, choices, on)) as folder,
     ):
         rounds = TurnRounds(choices.rounds, max(choices.rounds, MOST_ROUNDS), SHORT_S)
-        wanted = in_order(table, config.operations)
+        wanted = table.problems(config.operations)
         with _summarized(folder, wanted) as left:
             contests = Contests(
                 *(config, on, opened, variants, choices.policies, choices.limits, rounds), at_best=choices.at_best
@@ -92,7 +93,8 @@ def benchmark_deepbench(
             if left and choices.budgets:
                 part, progress = share_of(progress, 0.0, 0.5), share_of(progress, 0.5, 0.5)
                 contests = _with_divisions(contests, table, choices, part)
-            _measure(contests, folder, left, choices.time_limit_s, progress)
+            balance = Balance(one for one in wanted if one not in left)
+            _measure(contests, folder, left, balance, choices.time_limit_s, progress)
         folder.improve_limits({dtype: MachineLimits.measured(on.device, dtype) for dtype in folder.header.limits})
 
 
@@ -105,23 +107,29 @@ def _with_divisions(contests: Contests, table: LayerTable, choices: Choices, pro
 
 
 def _measure(
-    contests: Contests, folder: FolderWriter, left: dict[Wanted, str], time_limit_s: float | None, progress: Progress
+    contests: Contests,
+    folder: FolderWriter,
+    left: dict[Wanted, str],
+    balance: Balance,
+    time_limit_s: float | None,
+    progress: Progress,
 ) -> None:
     """Measure what is left, and take it out of there; what the time does not suffice for stays, with the reason."""
     clock, watch = contests.machine.clock, contests.machine.watch
-    start_s, pace = clock.now(), _Pace()
-    for index, wanted in enumerate(every := [*left]):
+    end_s = inf if time_limit_s is None else clock.now() + time_limit_s
+    pace, count = _Pace(), len(left)
+    while fitting := [one for one in left if (begun_s := clock.now()) + pace.expected_s(one) <= end_s]:
+        wanted = balance.next_of(fitting)
         layer, problem = wanted
-        begun_s = clock.now()
-        if time_limit_s is not None and begun_s - start_s + pace.expected_s(wanted) > time_limit_s:
-            left[wanted] = f"the {format_seconds(time_limit_s)} would not have sufficed"
-            continue
         mark = watch.mark()
-        rows, tunings = contests.rows(layer, problem, share_of(progress, index / len(every), 1 / len(every)))
+        rows, tunings = contests.rows(layer, problem, share_of(progress, 1 - len(left) / count, 1 / count))
         folder.add_candidates(subject_of(layer, problem), tunings)
         folder.add(rows, watch.since(mark))
         del left[wanted]
+        balance.meet(wanted)
         pace.learn(wanted, clock.now() - begun_s)
+    if time_limit_s is not None:
+        left.update(dict.fromkeys(left, f"the {format_seconds(time_limit_s)} would not have sufficed"))
 
 
 @contextmanager

@@ -1,38 +1,44 @@
-"""Order of the problems, in which every kind of layer comes early: a run that ends before the end has met all kinds."""
+"""Order of the problems, in which all comes early: a run that ends before the end has met every kind of layer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, zip_longest
+from collections import Counter
+from collections.abc import Iterable
 
 from mucudnn.bench.contests.bounds import kind_of_layer
-from mucudnn.bench.sources.layers import Layer, LayerTable
+from mucudnn.bench.sources.layers import Layer
 from mucudnn.words.problem import ConvProblem, Operation
 
 Wanted = tuple[Layer, ConvProblem]
 
 
-def in_order(table: LayerTable, operations: Sequence[Operation]) -> list[Wanted]:
-    """Return the problems of a table: one of each kind of layer in turn, those with least work first.
+class Balance:
+    """Picks what comes next: of the kinds of layers and of the operations that were met least, what has least work.
 
-    Each kind begins with another operation, so that a few problems are of several operations, too.
+    met: what is measured already.
     """
-    groups: dict[str, dict[Operation, list[Wanted]]] = {}
-    for layer, problem in table.problems(operations):
-        groups.setdefault(kind_of_layer(problem), {}).setdefault(problem.operation, []).append((layer, problem))
-    every = [
-        sorted(group.get(operations[(index + turn) % len(operations)], ()), key=_work)
-        for turn in range(len(operations))
-        for index, group in enumerate(groups.values())
-    ]
-    return list(_in_turns(every))
 
+    def __init__(self, met: Iterable[Wanted]) -> None:
+        self._kinds: Counter[str] = Counter()
+        self._operations: Counter[Operation] = Counter()
+        self._both: Counter[tuple[str, Operation]] = Counter()
+        for one in met:
+            self.meet(one)
 
-def _work(wanted: Wanted) -> int:
-    layer, problem = wanted
-    return problem.flops(layer.batch_size)
+    def meet(self, wanted: Wanted) -> None:
+        """Count a problem as met."""
+        _, problem = wanted
+        kind = kind_of_layer(problem)
+        self._kinds[kind] += 1
+        self._operations[problem.operation] += 1
+        self._both[kind, problem.operation] += 1
 
+    def next_of(self, left: Iterable[Wanted]) -> Wanted:
+        """Return the one that comes next; ``left`` has some."""
+        return min(left, key=self._often_met)
 
-def _in_turns(groups: Sequence[Sequence[Wanted]]) -> Iterator[Wanted]:
-    every = chain.from_iterable(zip_longest(*groups))
-    return (one for one in every if one is not None)
+    def _often_met(self, wanted: Wanted) -> tuple[int, int, int]:
+        layer, problem = wanted
+        kind = kind_of_layer(problem)
+        alone = self._kinds[kind] + self._operations[problem.operation]
+        return alone, self._both[kind, problem.operation], problem.flops(layer.batch_size)

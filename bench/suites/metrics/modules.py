@@ -10,7 +10,7 @@ backward filter those of all parameters together.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.gradcheck import GradcheckError
+from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mucudnn.bench.contests.timing import Contestant, TurnRounds, try_in_turns
@@ -30,8 +30,9 @@ from mucudnn.bench.folders.rows import Row, Subject
 from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.suites.metrics.benchmark import MOST_ROUNDS, RULE, SHORT_S, Choices
+from mucudnn.bench.suites.metrics.elements import gradcheck_elements
 from mucudnn.bench.suites.metrics.errors import ErrorNorms, distinct_results, error_map
-from mucudnn.bench.suites.metrics.gradients import PASSED, SAMPLES
+from mucudnn.bench.suites.metrics.gradients import SAMPLES
 from mucudnn.words.errors import InvalidInputError, first_line
 from mucudnn.words.problem import Operation, dtype_name
 from mucudnn.words.progress import Progress, silent
@@ -61,10 +62,17 @@ class Called:
 
     def computed(self) -> Tensor:
         """Return all floating outputs, one after another; as it is, where there is one. Raises what the module does."""
-        found = _floating(self.module(*self.arguments, **self.named))
-        if not found:
-            raise InvalidInputError("the module returns no floating tensor, so that there is nothing to compare")
-        return found[0] if len(found) == 1 else _joined(found)
+        return _compared(self.module(*self.arguments, **self.named))
+
+    def computed_with(self, operation: Operation, moved: Sequence[Tensor]) -> Tensor:
+        """Return the same with other tensors in place of those whose gradient the operation is."""
+        if operation is Operation.BACKWARD_FILTER:
+            names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+            own = dict(zip(names, moved, strict=True))
+            return _compared(functional_call(self.module, own, self.arguments, dict(self.named)))
+        x = self.inputs[0]
+        given, named = tree_map(lambda value: moved[0] if value is x else value, (self.arguments, dict(self.named)))
+        return _compared(self.module(*given, **named))
 
     def copied(self, change: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Called:
         """Copy the module, and what it is called with, each floating tensor of both changed."""
@@ -234,19 +242,13 @@ class _Measured:
         return abs(float((own * step).sum()) / difference - 1) if difference else nan
 
     def _gradcheck(self) -> str:
-        """Run torch's gradcheck in float64, in its fast mode, on ``SAMPLES`` samples."""
+        """Run torch's gradcheck in float64, on ``SAMPLES`` samples; of a large module on elements that are drawn."""
         if self.exact.inputs[0].device.type != "cpu":
             return "not done: it runs on the CPU"
         n = len(self.exact.inputs[0])
         few = self.exact.copied(lambda tensor: tensor)
         few = Called(few.module, *(_first(value, n) for value in (few.arguments, few.named)))
-        moved = _moved(few, self.operation)
-        try:
-            with torch.enable_grad():
-                torch.autograd.gradcheck(lambda *_: few.computed(), moved, check_undefined_grad=False, fast_mode=True)
-        except GradcheckError as error:
-            return f"failed: {first_line(error)}"
-        return PASSED
+        return gradcheck_elements(partial(few.computed_with, self.operation), _moved(few, self.operation))
 
 
 def _call(called: Called, operation: Operation) -> Callable[[], Tensor]:
@@ -291,6 +293,13 @@ def _floating(value: Any) -> list[Tensor]:
 
 def _joined(tensors: list[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def _compared(result: Any) -> Tensor:
+    found = _floating(result)
+    if not found:
+        raise InvalidInputError("the module returns no floating tensor, so that there is nothing to compare")
+    return found[0] if len(found) == 1 else _joined(found)
 
 
 def _split(joined: Tensor, like: list[Tensor]) -> list[Tensor]:

@@ -32,7 +32,8 @@ _OF_LAYERS = (
 _OF_MODULES = (
     "backward_data: the gradient of the input; backward_filter: those of all parameters together",
     "gradient: error of a derivative along the gradient, against differences of the module in float64",
-    "gradcheck: torch's own, of the module in float64 on two samples",
+    "gradcheck: torch's own, of the module in float64 on two samples, element by element; of a large one of elements "
+    "that are drawn",
     "ms: median of a call, as in training",
 )
 

@@ -22,6 +22,7 @@ from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.folders.writing import LeftOut
 from mucudnn.bench.pages.page import html_of, report_of
 from mucudnn.bench.pages.pictures.drawn import pictures_or_reason
+from mucudnn.bench.pages.several import html_of_all, reports_in
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium: pip install selenium")
 pytest.importorskip("jinja2")
@@ -62,8 +63,22 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "page.html"
 
 
+@pytest.fixture(scope="module")
+def page_of_several(page: Path) -> Path:
+    """Two result folders below one, on one page."""
+    for name, layers in (("net <1>", 3), ("net 2", 1)):
+        write_random_folder(page.parent / "all" / name, training_layers(layers), limits=(8 * MIB,), rounds=3)
+    path = page.parent / "all.html"
+    path.write_text(html_of_all(reports_in(page.parent / "all")), encoding="utf-8")
+    return path
+
+
 @pytest.fixture
 def opened(browser: Browser, page: Path) -> Browser:
+    return open_page(browser, page)
+
+
+def open_page(browser: Browser, page: Path) -> Browser:
     resize(browser, 1440)
     emulate(browser, media="", scheme="light")
     browser.get_log("browser")
@@ -104,9 +119,9 @@ def press(browser: Browser, table: str, title: str) -> str:
     return str(browser.execute_script(script, table, title))
 
 
-def pick_layer(browser: Browser, name: str) -> list[str]:
+def pick_layer(browser: Browser, name: str, prefix: str = "") -> list[str]:
     """Pick a layer to be drawn, as people do; returns the titles of its pictures."""
-    select = browser.find_element("css selector", "#layer-pictures select")
+    select = browser.find_element("css selector", f"#{prefix}layer-pictures select")
     importlib.import_module("selenium.webdriver.support.ui").Select(select).select_by_visible_text(name)
     titles = "return [...document.querySelectorAll('.drawn figcaption')].map((each) => each.textContent)"
     found: list[str] = browser.execute_script(titles)
@@ -256,12 +271,35 @@ def test_paper_has_all_rows_and_no_controls(opened: Browser) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1440])
 def test_axe_finds_no_violation(opened: Browser, scheme: str, width: int) -> None:
-    assert AXE is not None
     resize(opened, width)
     emulate(opened, media="", scheme=scheme)
     pick_layer(opened, "line 2")
+    require_accessible(opened)
+
+
+@pytest.mark.skipif(AXE is None, reason="no axe-core: npm install --no-save axe-core")
+def test_axe_finds_no_violation_in_a_page_of_several_folders(browser: Browser, page_of_several: Path) -> None:
+    require_accessible(open_page(browser, page_of_several))
+
+
+def require_accessible(opened: Browser) -> None:
+    assert AXE is not None
     opened.execute_script(AXE.read_text(encoding="utf-8"))
     found = opened.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
     violations = [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found["violations"]]
     assert violations == []
     assert found["passes"]
+
+
+def test_each_of_several_folders_sorts_and_draws_its_own(browser: Browser, page_of_several: Path) -> None:
+    opened = open_page(browser, page_of_several)
+    before = [numbers(column(opened, f"folder-{number}-problems", "median, ms")) for number in (1, 2)]
+    assert press(opened, "folder-1-problems", "median, ms") == "ascending"
+    after = [numbers(column(opened, f"folder-{number}-problems", "median, ms")) for number in (1, 2)]
+    assert after == [sorted(before[0]), before[1]]
+    assert len(pick_layer(opened, "line 2", "folder-2-")) == 3 * 5
+    drawn = "return [...document.querySelectorAll('.drawn')].map((each) => each.children.length)"
+    assert opened.execute_script(drawn) == [0, 15]
+    resize(opened, WIDTHS[0])
+    assert opened.execute_script("return document.documentElement.scrollWidth") <= WIDTHS[0]
+    assert opened.get_log("browser") == []

@@ -17,7 +17,7 @@ from mucudnn.bench.measure.operands import Operands
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
 from mucudnn.bench.suites.deepbench.benchmark import Choices, benchmark_deepbench
-from mucudnn.bench.suites.deepbench.order import in_order
+from mucudnn.bench.suites.deepbench.order import Balance, Wanted
 from mucudnn.bench.suites.deepbench.report import deepbench_table, left_out_in_words
 from mucudnn.database.database import Database
 from mucudnn.words.config import BatchSizePolicy, Config
@@ -182,16 +182,49 @@ def test_ctrl_c_keeps_what_is_measured_and_says_what_is_left(bench: Bench, tmp_p
     assert [one.reason for one in read.left_out] == ["the run was stopped before"]
 
 
+def in_order(every: Sequence[Wanted], met: Sequence[Wanted] = ()) -> list[Wanted]:
+    """Return all in the order in which they are picked."""
+    balance, left, found = Balance(met), [*every], []
+    while left:
+        found.append(balance.next_of(left))
+        left.remove(found[-1])
+        balance.meet(found[-1])
+    return found
+
+
+def kinds_of(every: Sequence[Wanted]) -> list[str]:
+    return [kind_of_layer(problem) for _, problem in every]
+
+
 def test_every_kind_of_layer_comes_before_the_second_of_any() -> None:
-    deepbench = load_source("deepbench-train")
-    ordered = in_order(deepbench, tuple(Operation))
-    assert sorted(ordered, key=str) == sorted(deepbench.problems(tuple(Operation)), key=str)
-    kinds = [kind_of_layer(problem) for _, problem in ordered]
-    first = ordered[: len(set(kinds))]
-    assert len({kind_of_layer(problem) for _, problem in first}) == len(first) >= 5
-    assert {problem.operation for _, problem in first} == {*Operation}
+    every = load_source("deepbench-train").problems(tuple(Operation))
+    ordered = in_order(every)
+    assert sorted(ordered, key=str) == sorted(every, key=str)
+    first = ordered[: len(set(kinds_of(every)))]
+    assert len(set(kinds_of(first))) == len(first) >= 5
+    assert {problem.operation for _, problem in first[:3]} == {*Operation}
     of_one = [problem.flops(layer.batch_size) for layer, problem in ordered if kind_of_layer(problem) == "3x3"]
     assert of_one[0] == min(of_one)
+
+
+def test_a_later_run_goes_on_with_what_the_earlier_one_did_not_meet() -> None:
+    every = load_source("deepbench-train").problems(tuple(Operation))
+    kinds = len(set(kinds_of(every)))
+    met = in_order(every)[:2]
+    rest = in_order([one for one in every if one not in met], met)
+    assert len({*kinds_of(met), *kinds_of(rest[: kinds - 2])}) == kinds
+    assert rest[0][1].operation not in {problem.operation for _, problem in met}
+
+
+def test_where_one_kind_of_layer_does_not_fit_its_operations_are_those_of_another() -> None:
+    """With one layer of each of two kinds, and time for the first alone, all three operations are picked."""
+    small, large = (Layer((f"layer {r}",), replace(FORWARD, c=8, h=9, w=9, r=r, s=r), BATCH) for r in (3, 5))
+    every = LayerTable("table", (small, large)).problems(tuple(Operation))
+    assert [layer for layer, _ in in_order(every)[:2]] == [small, large]
+    picked = in_order([one for one in every if one[0] == small])
+    assert {problem.operation for _, problem in picked[:3]} == {*Operation}
+    met_forward = [one for one in every if one[1].operation is Operation.FORWARD]
+    assert Balance(met_forward).next_of(every)[1].operation is not Operation.FORWARD
 
 
 def test_the_table_has_means_of_speedups(bench: Bench, tmp_path: Path) -> None:

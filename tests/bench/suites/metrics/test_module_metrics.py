@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.pages.page import report_of
 from mucudnn.bench.suites.metrics.benchmark import Choices
+from mucudnn.bench.suites.metrics.elements import ELEMENTS, SUMS, gradcheck_elements
 from mucudnn.bench.suites.metrics.gradients import PASSED
 from mucudnn.bench.suites.metrics.modules import WHOLE, benchmark_module, called_module
 from mucudnn.bench.timing.timer import WallClock
@@ -107,6 +108,49 @@ def test_a_wrong_gradient_of_parameters_is_told(tmp_path: Path) -> None:
     rows = measured(folder).set_index("operation")
     assert rows.loc["backward_filter", "gradient_error"] == pytest.approx(0.05, abs=1e-4)
     assert str(rows.loc["backward_filter", "gradcheck"]).startswith("failed: ")
+
+
+class Passing(nn.Module):
+    """A convolution behind what is right forward, and off by a share backward."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share, self.first, self.last = share, nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.last(Scaled.apply(self.first(x), self.share)))  # type: ignore[no-untyped-call]
+
+
+def test_gradcheck_finds_one_percent_in_a_module_of_many_elements_which_its_fast_mode_passes(tmp_path: Path) -> None:
+    x = torch.randn(3, 16, 8, 8)
+    texts = {}
+    for share in (0.0, 0.01):
+        rows = measured(measure(tmp_path / str(share), Passing(share), WHOLE, x)).set_index("operation")
+        texts[share] = list(rows.loc[["backward_data", "backward_filter"], "gradcheck"])
+    against = f"each against {SUMS} random sums of the {2 * 8 * 8 * 8} outputs"
+    parameters = sum(parameter.numel() for parameter in Passing(0.0).parameters())
+    assert texts[0.0] == [f"{PASSED}: {ELEMENTS} of {of} elements, drawn, {against}" for of in (2048, parameters)]
+    assert all(text.startswith("failed: Jacobian mismatch") for text in texts[0.01])
+
+
+@pytest.mark.parametrize("sizes", [(7, 5), (0, 64), (3, 1000, 0, 1), (1,) * 100])
+def test_gradcheck_is_of_all_elements_of_few_and_draws_from_every_tensor_of_many(sizes: tuple[int, ...]) -> None:
+    tensors = [torch.randn(size, dtype=torch.float64) for size in sizes]
+    looked_at: set[tuple[int, int]] = set()
+
+    def compute(given: Sequence[Tensor]) -> Tensor:
+        for index, (one, before) in enumerate(zip(given, tensors, strict=True)):
+            looked_at.update((index, int(place)) for place in (one != before).nonzero())
+        return torch.cat([one.square() for one in given])
+
+    assert gradcheck_elements(compute, tensors).startswith(PASSED)
+    every = {(index, place) for index, size in enumerate(sizes) for place in range(size)}
+    if len(every) <= ELEMENTS:
+        assert looked_at == every
+    else:
+        assert looked_at < every
+        filled = sum(size > 0 for size in sizes)
+        assert len({index for index, _ in looked_at}) == min(filled, ELEMENTS)
 
 
 def test_the_model_and_the_input_stay_as_they_are(tmp_path: Path) -> None:
