@@ -124,7 +124,12 @@ def epilogue_argument(problem: ConvProblem, epilogue: Epilogue | None) -> Epilog
     if epilogue is None:
         return None
     added = (None, 0) if epilogue.added is None else span(require_dense(problem, epilogue.added))
-    return EpilogueArgument(*added, _ACTIVATIONS.index(epilogue.activation))
+    return EpilogueArgument(*added, activation_number(epilogue.activation))
+
+
+def activation_number(activation: str | None) -> int:
+    """Return the number by which the libraries know an activation, or none."""
+    return _ACTIVATIONS.index(activation)
 
 
 def require_dtype(problem: ConvProblem, what: str, tensor: Tensor) -> None:

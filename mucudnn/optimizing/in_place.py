@@ -239,7 +239,7 @@ def _torchs(times: InPlaceTimes) -> Wrapper:
 def _ours(times: InPlaceTimes) -> Iterator[None]:
     """Put functions that record in the place of those that compute what is ours, with a cached filter or without."""
     computed, bias_gradient, convolve = operators.computed, operators.bias_gradient, FilterCache.convolve
-    values, compiled, followed = calls._values, calls._compiled, fused.followed
+    values, compiled, followed, run_fused = calls._values, calls._compiled, fused.followed, fused.run_fused
 
     def recorded_values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: Any) -> Tensor:
         return times.record(values, (operation, x, w, third, rest), _ALONE[operation], x, w, *rest[:-1])
@@ -262,8 +262,13 @@ def _ours(times: InPlaceTimes) -> Iterator[None]:
         calls._values, calls._compiled = recorded_values, None  # so that gradients are computed one by one
         FilterCache.convolve = recorded_convolve  # type: ignore[assignment, method-assign]
         fused.followed = recorded_followed  # type: ignore[assignment]
+        fused.run_fused = lambda *call: NotImplemented  # so that they come to the functions above
         yield
     finally:
         operators.computed, operators.bias_gradient = computed, bias_gradient
         calls._values, calls._compiled = values, compiled
-        FilterCache.convolve, fused.followed = convolve, followed  # type: ignore[method-assign]
+        FilterCache.convolve, fused.followed, fused.run_fused = (  # type: ignore[method-assign]
+            convolve,
+            followed,
+            run_fused,
+        )

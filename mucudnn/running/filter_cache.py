@@ -10,6 +10,7 @@ On the CPU alone: on a GPU every call would have to wait for its fingerprint, an
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -22,6 +23,7 @@ from mucudnn.kernels.compiled.library import library, loaded_build
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.running.eager.hot_path import known_key
 from mucudnn.running.eager.plain import is_plain
 from mucudnn.running.fallback import note_lack_of_memory, say_once
 from mucudnn.running.operators import run_forward
@@ -66,11 +68,16 @@ def fingerprint(tensor: Tensor) -> int:
     return fingerprinted
 
 
+def _fingerprint_address() -> int:
+    return ctypes.cast(library().mucudnn_fingerprint, ctypes.c_void_p).value or 0
+
+
 class FilterCache:
     """Prepared filters of one module: made when they are first used, and again whenever the filter's bytes change.
 
     Threads can share it. Copies and pickles know what to prepare, and do it themselves. x_shapes: the (N, C, H, W) for
-    which there is a cached filter. keeps_workspace: as for ``Choices``.
+    which there is a cached filter. keeps_workspace: as for ``Choices``. kept: what the extension needs to run a call
+    (``hot_path.fused``), by the call's key: fingerprint of the filter, address of what makes it, prepared buffer.
     """
 
     device_type = "cpu"
@@ -80,6 +87,7 @@ class FilterCache:
         self.x_shapes = frozenset(each.problem.x_shape(n) for each in self.filters for n in each.configurations)
         self.recipes: dict[RecipeKey, Recipe | None] = {}
         self._of_problem = {each.problem: each for each in self.filters}
+        self.kept: dict[bytes, tuple[int, int, Tensor]] = {}
         self._prepared: dict[ConvProblem, _Prepared] = {}
         self._preparing = Lock()
         make_releasable(self)
@@ -95,7 +103,7 @@ class FilterCache:
     def release(self) -> None:
         """Give the memory back; the next call prepares again."""
         with self._preparing:
-            self._prepared = {}
+            self._prepared, self.kept = {}, {}
 
     def unlock(self) -> None:
         """Forget a lock that another thread held while it prepared: in a process that was forked off."""
@@ -133,7 +141,12 @@ class FilterCache:
         if recipe is None or not (epilogue is None or recipe.takes(epilogue, x)):
             return None
         try:
-            return run_forward(recipe, x, w, bias, self._prepared_from(w, recipe), epilogue)
+            prepared = self._prepared_from(w, recipe)
+            y = run_forward(recipe, x, w, bias, prepared.buffer, epilogue)
+            key = known_key(Operation.FORWARD, x, w, bias, stride, padding, dilation, groups)
+            if key is not None:
+                self.kept[key] = prepared.source.fingerprint, _fingerprint_address(), prepared.buffer
+            return y
         except LibraryError as error:
             say_once(f"{recipe.problem}: {error}; its filter is not kept")
             return None
@@ -143,12 +156,12 @@ class FilterCache:
             note_lack_of_memory(f"no memory to keep the filter of {recipe.problem}; it is not kept", x.device)
             return None
 
-    def _prepared_from(self, w: Tensor, recipe: Recipe) -> Tensor:
+    def _prepared_from(self, w: Tensor, recipe: Recipe) -> _Prepared:
         source = _Source.of(w)
         prepared = self._prepared.get(recipe.problem)
         if prepared is None or prepared.source != source:
             prepared = self._prepare(w, source, recipe)
-        return prepared.buffer
+        return prepared
 
     def _prepare(self, w: Tensor, source: _Source, recipe: Recipe) -> _Prepared:
         """Prepare w into a new buffer: another thread may be reading the old one.
@@ -161,6 +174,7 @@ class FilterCache:
             if prepared is not None and prepared.source == source:  # by another thread, while this one waited
                 return prepared
             self._prepared.pop(recipe.problem, None)  # freed first if nobody reads it
+            self.kept = {}
             copy = w.detach().clone()
             torch_format = TORCH_FORMATS[recipe.problem.memory_format]
             buffer = recipe.prepare(copy.contiguous(memory_format=torch_format))

@@ -259,7 +259,7 @@ def _bound(
         if one is None:
             return None, None
         bound.append((one, None if stage.is_cached else stage.prepared.start))
-    return bound_recipe(problem, batch_size, bound, scratch, keeps_workspace)
+    return bound_recipe(problem, batch_size, bound, scratch, keeps_workspace, all(stage.fuses for stage in stages))
 
 
 def _capable(name: str, problem: ConvProblem, device_type: str) -> Algorithm:

@@ -16,28 +16,17 @@ OutputPlan output_plan(const Geometry& g, const Axes& axes, const TensorArgument
   return pixel_plan<ComputeTile>(g, axes.rows, axes.columns, in, out);
 }
 
-// Rows of outputs of one run of channels. plane: of x, in floats.
+// Rows of outputs of one run of channels. plane: of x, in floats. epilogue: of what is written, or null.
 void compute_rows(const OutputPlan& plan, const Band& band, const Run& run, const Window& x, ptrdiff_t plane,
-                  const float* filter, const float* bias, const Window& y) {
+                  const float* filter, const float* bias, const Epilogue* epilogue, const Window& y) {
   const float* elements = filter + plan.filter.at(run.lane, 0);
   const ptrdiff_t next = y.column * plan.columns.every;
   for (int row = band.first; row < band.first + band.rows; ++row)
     for_tiles<true>(plan, x, plane, row,
                     [&](const PixelPhase<ComputeTile>& phase, int column, const TileInput& in, auto loops) {
-                      loops(in, plan.filter_of(phase, elements), bias,
+                      loops(in, plan.filter_of(phase, elements), bias, epilogue,
                             {y.data + row * y.row + column * y.column, next}, run.blocks);
                     });
-}
-
-// What a task has written in place: channels of a pixel, or whole rows where those are all channels.
-void finish_in_place(const Epilogue& epilogue, const Images& out, const Band& band, const Run& run) {
-  const int channels = run.blocks * VL;
-  const bool whole_rows = channels == out.c && out.sw == out.c;
-  for (int row = band.first; row < band.first + band.rows; ++row)
-    for (int column = 0; column < (whole_rows ? 1 : out.w); ++column) {
-      const ptrdiff_t there = out.offset(band.image, run.lane, row, column);
-      apply(epilogue, out.data + there, out.floats() + there, whole_rows ? out.w * channels : channels);
-    }
 }
 
 void compute_gathered(const OutputPlan& plan, const Images& in, const Band& band, const Run& run, const float* filter,
@@ -49,7 +38,7 @@ void compute_gathered(const OutputPlan& plan, const Images& in, const Band& band
   const Window x = gather_rows(plan.channels, in, band.image, run.lane, first, last, scratch);
   const Region written{band.image, run.lane, band.first, 0, band.rows, out.w};
   const Window y = target(out, written, results);
-  compute_rows(plan, band, run, x, (last - first) * x.row, filter, bias ? of_bias : nullptr,
+  compute_rows(plan, band, run, x, (last - first) * x.row, filter, bias ? of_bias : nullptr, nullptr,
                from_row(y, band.first));
   if (epilogue) apply(epilogue, out, written, y);
   if (y.data == results && out.sw == 1)  // rows that follow each other are one
@@ -69,7 +58,8 @@ void compute_widened(const OutputPlan& plan, const Images& in, const Band& band,
   const Window x = widen_rows(in, band.image, run, first, last, scratch);
   float* results = scratch + plan.gathered_inputs();
   for (int row = band.first; row < band.first + band.rows; ++row) {
-    compute_rows(plan, {band.image, row, 1}, run, x, 0, filter, bias ? bias + run.lane : nullptr, {results, 0, lanes});
+    compute_rows(plan, {band.image, row, 1}, run, x, 0, filter, bias ? bias + run.lane : nullptr, nullptr,
+                 {results, 0, lanes});
     out.data.visit([&](auto* pixels) {
       for_widened(out, band.image, run, row, row + 1, [&](ptrdiff_t to, ptrdiff_t from) {
         if (epilogue) apply(epilogue, out.data + to, results + from, lanes);
@@ -93,8 +83,7 @@ void run_pixels(const OutputPlan& plan, const Images& in, const float* filter, c
     float* mine = scratch + omp_get_thread_num() * plan.thread_floats();
     if (run.reading == Reading::IN_PLACE) {
       compute_rows(plan, rows, run, in_place(in, rows.image, run.lane), 0, filter, bias ? bias + run.lane : nullptr,
-                   in_place(out, rows.image, run.lane));
-      if (epilogue) finish_in_place(epilogue, out, rows, run);
+                   epilogue ? &epilogue : nullptr, in_place(out, rows.image, run.lane));
     } else if (run.reading == Reading::WIDENED) {
       compute_widened(plan, in, rows, run, filter, bias, epilogue, out, mine);
     } else {

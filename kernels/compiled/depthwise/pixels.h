@@ -5,6 +5,7 @@
 // out, rows by the range of filter rows, columns by the range of inputs.
 #pragma once
 
+#include "common/epilogue.h"
 #include "common/matmul.h"
 
 namespace depthwise {
@@ -82,10 +83,10 @@ INLINE void add_filter_row(const TileInput& in, const float* x, const TileFilter
   }
 }
 
-// `blocks` blocks of channels of a tile; the sums begin with the bias, where there is one.
+// `blocks` blocks of channels of a tile; the sums begin with the bias and end with the epilogue, where there is one.
 template <int TAPS, int STRIDE, int COLUMNS, bool BORDER>
-static void compute_tile(TileInput in, TileFilter<const float> filter, const float* bias, TileOutput<float> out,
-                         int blocks) {
+static void compute_tile(TileInput in, TileFilter<const float> filter, const float* bias, const Epilogue* epilogue,
+                         TileOutput<float> out, int blocks) {
   for (int block = 0; block < blocks; ++block) {
     Vec sum[COLUMNS];
     const Vec begin = bias ? load(bias + block * VL) : Vec{};
@@ -98,7 +99,10 @@ static void compute_tile(TileInput in, TileFilter<const float> filter, const flo
         add_filter_row<TAPS, STRIDE, COLUMNS, BORDER>(in, x, filter, w, sum);
     }
 #pragma GCC unroll 8
-    for (int j = 0; j < COLUMNS; ++j) store(out.data + j * out.pixel, sum[j]);
+    for (int j = 0; j < COLUMNS; ++j) {
+      float* to = out.data + j * out.pixel;
+      store(to, epilogue ? epilogue->of(sum[j], to, VL) : sum[j]);
+    }
     in.data += VL;
     filter.data += filter.block;
     out.data += VL;
@@ -148,7 +152,7 @@ static void add_products_of_tile(TileInput in, TileFilter<float> sums, TileOutpu
 // ---- which loops ---------------------------------------------------------------------------------------------------
 
 struct ComputeTile {
-  typedef void (*Function)(TileInput, TileFilter<const float>, const float*, TileOutput<float>, int);
+  typedef void (*Function)(TileInput, TileFilter<const float>, const float*, const Epilogue*, TileOutput<float>, int);
   template <int TAPS, int STRIDE, int COLUMNS, bool BORDER>
   static constexpr Function function = compute_tile<TAPS, STRIDE, COLUMNS, BORDER>;
 };

@@ -95,6 +95,9 @@ PyObject* dimensions_of_bias = nullptr;  // those of dy over which the gradient 
 
 struct Names {
   PyObject *workspace, *buffer, *bound, *current_level, *recipes, *rest, *saved_tensors, *needs_input_grad, *sum;
+  PyObject *kept, *parameters, *weight, *bias, *training, *padding_mode, *zeros, *filter_cache, *choices;
+  PyObject* geometry[4];  // stride, padding, dilation, groups
+  PyObject* hooks[4];
 } names;
 
 using Entry = int64_t (*)(const void* stage, void* x, void* w, void* y, void* bias, void* prepared, void* scratch,
@@ -103,7 +106,14 @@ using Entry = int64_t (*)(const void* stage, void* x, void* w, void* y, void* bi
 struct Stage {
   Entry entry;
   const void* argument;
-  Py_ssize_t prepared;  // where its prepared bytes begin in the workspace
+  Py_ssize_t prepared;  // where its prepared bytes begin in the workspace; KEPT: in a buffer of their own
+};
+
+constexpr Py_ssize_t KEPT = -1;
+
+struct Epilogue {  // kernels/compiled/common/abi.h has the same
+  void* added;
+  int64_t bytes, activation;
 };
 
 enum Operation : long { FORWARD, BACKWARD_DATA, BACKWARD_FILTER };
@@ -115,9 +125,17 @@ struct Bound {
   std::vector<Stage>* stages;
   Py_ssize_t scratch, workspace_bytes;
   int is_channels_last;     // all tensors; else they are contiguous
+  int fuses;                // every stage takes an epilogue
   PyObject* new_arguments;  // shape, strides, dtype and device of the result
   PyObject* new_names;      // of the last two
+  PyObject* new_large;      // a function that makes the result where it is large; else None
   PyObject* otherwise;      // the same in Python, for all cases
+
+  bool has_kept_stage() const {
+    for (const Stage& stage : *stages)
+      if (stage.prepared == KEPT) return true;
+    return false;
+  }
 };
 
 PyTypeObject* bound_type = nullptr;
@@ -171,7 +189,9 @@ Ref new_result(const Bound& bound, const Operands& operands, Described& of_resul
   const bool is_of_x = bound.operation == BACKWARD_DATA;
   const Described& alike = is_of_x ? operands.of_x : operands.of_w;
   Ref result;
-  if (bound.operation != FORWARD && is_dense(alike, bound.is_channels_last, true)) {
+  if (bound.new_large != Py_None) {
+    result = Ref(PyObject_CallNoArgs(bound.new_large));
+  } else if (bound.operation != FORWARD && is_dense(alike, bound.is_channels_last, true)) {
     result = Ref(PyObject_CallOneArg(torch.empty_like, is_of_x ? operands.x : operands.w));
   } else {
     PyObject* arguments[4];
@@ -190,19 +210,39 @@ PyObject* in_python(const Bound& bound, const Operands& operands) {
   return PyObject_Vectorcall(bound.otherwise, arguments, 3, nullptr);
 }
 
-// They are described, and of the shapes that the recipe was bound for.
-PyObject* run(const Bound& bound, const Operands& operands) {
+// What is added to y, and the activation that follows; y is checked when it is there.
+struct Following {
+  Described of_added = {};
+  bool adds = false;
+  int64_t activation = 0;
+};
+
+bool is_alike(const Described& a, const Described& b) {
+  return a.dims == b.dims && a.dtype.code == b.dtype.code && a.dtype.bits == b.dtype.bits &&
+         std::memcmp(a.shape, b.shape, a.dims * sizeof(*a.shape)) == 0;
+}
+
+// They are described, and of the shapes that the recipe was bound for. kept: what was prepared in another call, or null.
+// Null where Python has to do it, with or without an error.
+PyObject* run_dense(const Bound& bound, const Operands& operands, char* kept, const Following* following) {
   const bool is_forward = bound.operation == FORWARD;
   const bool reads_x = bound.operation != BACKWARD_DATA, reads_w = bound.operation != BACKWARD_FILTER;
   if ((reads_x && !is_dense(operands.of_x, bound.is_channels_last)) ||
       (reads_w && !is_dense(operands.of_w, bound.is_channels_last)) ||
       (operands.has_third() && !is_dense(operands.of_third, bound.is_channels_last && !is_forward)))
-    return in_python(bound, operands);
+    return nullptr;
+  if (!kept && bound.has_kept_stage()) return nullptr;
   Described of_workspace, of_result;
   const Ref workspace = workspace_of(bound, of_workspace);  // held: another thread may give it back meanwhile
-  if (!workspace) return in_python(bound, operands);
+  if (!workspace) return nullptr;
   Ref result = new_result(bound, operands, of_result);
-  if (!result) return in_python(bound, operands);
+  if (!result) return nullptr;
+  Epilogue epilogue = {};
+  if (following) {
+    const Described& added = following->of_added;
+    if (following->adds && !(is_alike(added, of_result) && is_dense(added, bound.is_channels_last))) return nullptr;
+    epilogue = {added.data, following->adds ? added.elements() * added.dtype.bits / 8 : 0, following->activation};
+  }
   char* const start = static_cast<char*>(of_workspace.data);
   void* const of_x = reads_x ? operands.of_x.data : of_result.data;
   void* const of_w = reads_w ? operands.of_w.data : of_result.data;
@@ -211,10 +251,16 @@ PyObject* run(const Bound& bound, const Operands& operands) {
   bool is_refused = false;
   Py_BEGIN_ALLOW_THREADS;
   for (const Stage& stage : *bound.stages)
-    is_refused = is_refused || stage.entry(stage.argument, of_x, of_w, of_y, of_bias, start + stage.prepared,
-                                           start + bound.scratch, nullptr) < 0;
+    is_refused = is_refused || stage.entry(stage.argument, of_x, of_w, of_y, of_bias,
+                                           stage.prepared == KEPT ? kept : start + stage.prepared,
+                                           start + bound.scratch, following ? &epilogue : nullptr) < 0;
   Py_END_ALLOW_THREADS;
-  return is_refused ? in_python(bound, operands) : result.release();  // Python raises what was refused
+  return is_refused ? nullptr : result.release();  // Python raises what was refused
+}
+
+PyObject* run(const Bound& bound, const Operands& operands) {
+  PyObject* result = run_dense(bound, operands, nullptr, nullptr);
+  return result ? result : in_python(bound, operands);
 }
 
 // ---- what Python calls ---------------------------------------------------------------------------------------------
@@ -228,11 +274,12 @@ PyObject* bound_call(PyObject* self, PyObject* const* arguments, size_t flagged_
 
 PyObject* bound_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   long operation;
-  PyObject *stages, *new_arguments, *new_names, *otherwise;
+  PyObject *stages, *new_arguments, *new_names, *new_large, *otherwise;
   Py_ssize_t scratch, workspace_bytes;
-  int is_channels_last;
-  if (!PyArg_ParseTuple(arguments, "lO!nnpO!O!O", &operation, &PyTuple_Type, &stages, &scratch, &workspace_bytes,
-                        &is_channels_last, &PyTuple_Type, &new_arguments, &PyTuple_Type, &new_names, &otherwise))
+  int is_channels_last, fuses;
+  if (!PyArg_ParseTuple(arguments, "lO!nnppO!O!OO", &operation, &PyTuple_Type, &stages, &scratch, &workspace_bytes,
+                        &is_channels_last, &fuses, &PyTuple_Type, &new_arguments, &PyTuple_Type, &new_names,
+                        &new_large, &otherwise))
     return nullptr;
   if (PyTuple_GET_SIZE(new_arguments) != 4 || PyTuple_GET_SIZE(new_names) != 2)
     return PyErr_Format(PyExc_ValueError, "the result has shape, strides, dtype and device, the last two by name");
@@ -245,6 +292,8 @@ PyObject* bound_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   bound.scratch = scratch;
   bound.workspace_bytes = workspace_bytes;
   bound.is_channels_last = is_channels_last;
+  bound.fuses = fuses;
+  bound.new_large = Py_NewRef(new_large);
   bound.new_arguments = Py_NewRef(new_arguments);
   bound.new_names = Py_NewRef(new_names);
   bound.otherwise = Py_NewRef(otherwise);
@@ -260,7 +309,7 @@ void bound_dealloc(PyObject* self) {
   Bound& bound = *reinterpret_cast<Bound*>(self);
   PyTypeObject* type = Py_TYPE(self);
   delete bound.stages;
-  for (PyObject* object : {bound.new_arguments, bound.new_names, bound.otherwise}) Py_XDECREF(object);
+  for (PyObject* object : {bound.new_arguments, bound.new_names, bound.new_large, bound.otherwise}) Py_XDECREF(object);
   type->tp_free(self);
   Py_DECREF(type);
 }
@@ -439,6 +488,98 @@ PyObject* gradients(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return PyTuple_Pack(4, results[0].get(), results[1].get(), results[2].get(), results[3].get());
 }
 
+// ---- a fused convolution in inference -------------------------------------------------------------------------------
+
+using Fingerprint = int64_t (*)(const void* data, int64_t size_bytes, int threads);
+
+// What was prepared from a filter in another call, by the key of the call: (fingerprint of the filter's bytes, address of
+// the function that makes it, the buffer). Empty where there is none, or the filter has changed; held.
+Ref kept_buffer(PyObject* filters, PyObject* key, const Described& of_w, Described& of_buffer) {
+  const Ref all(PyObject_GetAttr(filters, names.kept));
+  if (!all || !PyDict_Check(all.get())) return Ref();
+  PyObject* found = PyDict_GetItemWithError(all.get(), key);
+  if (!found) return Ref();
+  Ref kept = Ref::borrowed(found);
+  long long expected;
+  Py_ssize_t address;
+  PyObject* buffer;
+  if (!PyArg_ParseTuple(found, "LnO", &expected, &address, &buffer) || !describe(buffer, of_buffer)) return Ref();
+  const Ref threads(PyObject_CallNoArgs(torch.get_num_threads));
+  const long count = threads ? PyLong_AsLong(threads.get()) : -1;
+  if (count < 1) return Ref();
+  const int64_t bytes = of_w.elements() * of_w.dtype.bits / 8;
+  const int64_t is = reinterpret_cast<Fingerprint>(address)(of_w.data, bytes, int(count));
+  return is == expected ? std::move(kept) : Ref();
+}
+
+// By what one source of recipes has for the call; null where Python has to do it, with or without an error.
+PyObject* run_fused_by(PyObject* source, PyObject* key, const Operands& operands, const Following& following) {
+  const Ref recipes(PyObject_GetAttr(source, names.recipes));
+  if (!recipes || !PyDict_Check(recipes.get())) return nullptr;
+  PyObject* found = PyDict_GetItemWithError(recipes.get(), key);
+  if (!found || found == Py_None) return nullptr;
+  const Ref recipe = Ref::borrowed(found);
+  const Ref its_bound(PyObject_GetAttr(found, names.bound));
+  if (!its_bound || Py_TYPE(its_bound.get()) != bound_type) return nullptr;
+  const Bound& bound = *reinterpret_cast<Bound*>(its_bound.get());
+  if (!bound.fuses) return nullptr;
+  if (!bound.has_kept_stage()) return run_dense(bound, operands, nullptr, &following);
+  Described of_buffer;
+  const Ref kept = kept_buffer(source, key, operands.of_w, of_buffer);
+  return kept ? run_dense(bound, operands, static_cast<char*>(of_buffer.data), &following) : nullptr;
+}
+
+// Whether a call of the module would run its forward alone, in inference.
+bool is_called_as_it_stands(PyObject* attributes) {
+  for (PyObject* name : names.hooks) {
+    PyObject* hooks = PyDict_GetItemWithError(attributes, name);
+    if (!hooks || PyObject_Size(hooks) != 0) return false;
+  }
+  PyObject* mode = PyDict_GetItemWithError(attributes, names.padding_mode);
+  return mode && PyUnicode_Check(mode) && PyUnicode_Compare(mode, names.zeros) == 0 &&
+         PyDict_GetItemWithError(attributes, names.training) == Py_False;
+}
+
+// convolution, x, added or None, the number of the activation
+PyObject* run_fused(PyObject* const* arguments) {
+  const Ref attributes(PyObject_GenericGetDict(arguments[0], nullptr));
+  if (!attributes || !is_called_as_it_stands(attributes.get())) return nullptr;
+  const auto attribute = [&](PyObject* name) { return PyDict_GetItemWithError(attributes.get(), name); };
+  PyObject* parameters = attribute(names.parameters);
+  if (!parameters || !PyDict_Check(parameters)) return nullptr;
+  PyObject *of_weight = PyDict_GetItemWithError(parameters, names.weight),
+           *of_bias = PyDict_GetItemWithError(parameters, names.bias);
+  if (!of_weight || !of_bias) return nullptr;
+  const Ref w = Ref::borrowed(of_weight), bias = Ref::borrowed(of_bias);  // another thread may set others meanwhile
+  PyObject *x = arguments[1], *added = arguments[2], *rest[4];
+  for (int i = 0; i < 4; ++i)
+    if (!(rest[i] = attribute(names.geometry[i]))) return nullptr;
+  const int is_recorded = truth(Ref(PyObject_CallNoArgs(torch.is_grad_enabled)));
+  if (is_recorded || are_eager(x, w.get(), bias.get()) != 1) return nullptr;
+  Following following;
+  following.adds = added != Py_None;
+  following.activation = PyLong_AsLong(arguments[3]);
+  if (following.adds && (is_plain(added) != 1 || !describe(added, following.of_added))) return nullptr;
+  if (following.adds && following.of_added.device_type != ON_CPU) return nullptr;
+  Operands operands(x, w.get(), bias.get());
+  if (!operands.describe_all()) return nullptr;
+  const Ref key = key_of(PyTuple_GET_ITEM(torch.operations, FORWARD), operands, rest);
+  if (!key) return nullptr;
+  PyObject* filters = attribute(names.filter_cache);
+  if (filters && filters != Py_None) return run_fused_by(Ref::borrowed(filters).get(), key.get(), operands, following);
+  PyObject* choices = attribute(names.choices);
+  if (!choices || choices == Py_None) return nullptr;
+  return run_fused_by(Ref::borrowed(choices).get(), key.get(), operands, following);
+}
+
+PyObject* fused(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 4) return PyErr_Format(PyExc_TypeError, "it takes a convolution, x, what is added, and the activation");
+  PyObject* result = run_fused(arguments);
+  if (result) return result;
+  PyErr_Clear();  // for lack of memory, say: Python tries it again, and knows what to do
+  return Py_NewRef(Py_NotImplemented);
+}
+
 PyObject* set_values_in_python(PyObject*, PyObject* function) {
   Py_XSETREF(values_in_python, Py_NewRef(function));
   Py_RETURN_NONE;
@@ -484,6 +625,8 @@ PyMethodDef methods[] = {
      "Compute without autograd: operation, x, w, third, and the rest of the call."},
     {"gradients", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(gradients)), METH_FASTCALL,
      "Compute the gradients of a convolution; NotImplemented where they are recorded, or not eager."},
+    {"fused", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(fused)), METH_FASTCALL,
+     "Run a convolution of a known recipe with what follows it; NotImplemented: ask in Python."},
     {"set_values_in_python", set_values_in_python, METH_O, "Hand over what does the same as values, for all cases."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -518,6 +661,23 @@ bool intern_names() {
       {&names.saved_tensors, "saved_tensors"},
       {&names.needs_input_grad, "needs_input_grad"},
       {&names.sum, "sum"},
+      {&names.kept, "kept"},
+      {&names.parameters, "_parameters"},
+      {&names.weight, "weight"},
+      {&names.bias, "bias"},
+      {&names.training, "training"},
+      {&names.padding_mode, "padding_mode"},
+      {&names.zeros, "zeros"},
+      {&names.filter_cache, "filter_cache"},
+      {&names.choices, "choices"},
+      {&names.geometry[0], "stride"},
+      {&names.geometry[1], "padding"},
+      {&names.geometry[2], "dilation"},
+      {&names.geometry[3], "groups"},
+      {&names.hooks[0], "_forward_hooks"},
+      {&names.hooks[1], "_forward_pre_hooks"},
+      {&names.hooks[2], "_backward_hooks"},
+      {&names.hooks[3], "_backward_pre_hooks"},
   };
   for (const auto& [name, text] : all)
     if (!(*name = PyUnicode_InternFromString(text))) return false;

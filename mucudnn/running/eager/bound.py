@@ -34,11 +34,12 @@ def bound_recipe(
     stages: Sequence[tuple[BoundStage, int | None]],
     scratch: slice,
     keeps_workspace: bool,
+    fuses: bool,
 ) -> tuple[Bound, BoundInPython]:
     """Bind a recipe on the CPU for mini-batches of this size: as fast as can be, and in Python.
 
     stages: each with where its prepared bytes begin in the workspace, ``None``: in a buffer of their own; scratch:
-    where that lies, at the end.
+    where that lies, at the end. fuses: whether every stage takes an epilogue.
 
     Both take x, w, and the bias or None in FORWARD, else dy, of the problem's shapes, and return what the operation
     writes, newly allocated. In FORWARD the second also takes the buffer that was prepared in another call, or None, and
@@ -51,11 +52,13 @@ def bound_recipe(
     dtype: torch.dtype = getattr(torch, problem.dtype)
     result = shape, _strides(shape, is_channels_last), dtype, _CPU
     is_large = is_advised(prod(shape) * dtype.itemsize)
-    in_python = _BINDINGS[problem.operation](_new(result, is_large), dense, execute)
-    in_workspace = [(stage, prepared) for stage, prepared in stages if prepared is not None]
-    if is_large or not keeps_workspace or len(in_workspace) < len(stages):
+    new = _new(result, is_large)
+    in_python = _BINDINGS[problem.operation](new, dense, execute)
+    if not keeps_workspace:
         return in_python, in_python
-    return bound_in_cpp(problem.operation, in_workspace, scratch, is_channels_last, result, in_python), in_python
+    new_large = new if is_large else None
+    in_cpp = bound_in_cpp(problem.operation, stages, scratch, is_channels_last, fuses, result, new_large, in_python)
+    return in_cpp, in_python
 
 
 def _execute(stages: tuple[tuple[BoundStage, int | None], ...], scratch: slice, keeps_workspace: bool) -> _Execute:

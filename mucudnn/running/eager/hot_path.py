@@ -17,6 +17,7 @@ from mucudnn.running.eager import plain
 from mucudnn.running.workspace import kept_by_each_thread
 from mucudnn.words.problem import Operation
 
+_KEPT = -1  # where what a stage has prepared lies, if that is not the workspace; _call.cpp has the same
 _OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)  # in the order of _call.cpp
 
 # Methods that are true of tensors whose bytes do not tell all: a negation is pending, or dimensions have names, as they
@@ -73,6 +74,11 @@ known_key: Callable[..., bytes | None] = _call.key if is_built else _no_key
 # Tells whether nobody watches, and x, w and the bias (or None) or dy are plain (``plain``). Not while torch compiles.
 is_eager: Callable[[Tensor, Tensor, Tensor | None], bool] = _call.is_eager if is_built else is_eager_in_python
 
+# Runs a fused convolution in inference, if its recipe is known and bound. Takes the ``Conv2d``, x, what is added to y
+# (or None), and the number of the activation in the libraries. Not while torch compiles, nor while modules have global
+# hooks. Returns NotImplemented where ``Conv2d.fused`` has to run it.
+fused: Callable[..., Any] = _call.fused if is_built else _run_nothing
+
 
 def compiled_functions(values_in_python: Callable[..., Tensor]) -> Any:
     """Return the module with ``values`` and ``gradients``, to which this function is what the first does in all cases.
@@ -87,21 +93,30 @@ def compiled_functions(values_in_python: Callable[..., Tensor]) -> Any:
 
 def bound_in_cpp(
     operation: Operation,
-    stages: Sequence[tuple[BoundStage, int]],
+    stages: Sequence[tuple[BoundStage, int | None]],
     scratch: slice,
     is_channels_last: bool,
+    fuses: bool,
     result: tuple[object, ...],
+    new_large: Callable[[], Tensor] | None,
     otherwise: Bound,
 ) -> Bound:
     """Bind a recipe to C++, where that can be done; else return ``otherwise``, which does the same in Python.
 
-    result: shape, strides, dtype and device of what the operation writes. Where operands are not dense, or this thread
-    has no workspace yet, ``otherwise`` is called.
+    stages, fuses: as for ``bound_recipe``. result: shape, strides, dtype and device of what the operation writes.
+    new_large: makes it where it is large; else ``None``. Where operands are not dense, this thread has no workspace
+    yet, or a stage needs what another call has prepared, ``otherwise`` is called.
     """
     if not is_built or any(stage.entry is None for stage, _ in stages):
         return otherwise
-    entries = tuple((*stage.entry, prepared) for stage, prepared in stages if stage.entry is not None)
+    entries = tuple(
+        (*stage.entry, _KEPT if prepared is None else prepared) for stage, prepared in stages if stage.entry is not None
+    )
     number = _OPERATIONS.index(operation)
     names = ("dtype", "device")
-    bound: Bound = _call.Bound(number, entries, scratch.start, scratch.stop, is_channels_last, result, names, otherwise)
+    workspace = scratch.start, scratch.stop
+    bound: Bound = _call.Bound(
+        *(number, entries, *workspace, is_channels_last, fuses),
+        *(result, names, new_large, otherwise),
+    )
     return bound
