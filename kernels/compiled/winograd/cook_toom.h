@@ -4,6 +4,8 @@
 // Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015). The Python twin: winograd/cook_toom.py.
 #pragma once
 
+#include <type_traits>
+
 #include "common/vector.h"
 
 namespace winograd {
@@ -20,7 +22,7 @@ struct Points<6> {  // half the error of 1, 2
 };
 template <>
 struct Points<8> {
-  static constexpr double at[] = {0, 1, -1, 2, -2, 0.5, -0.5};
+  static constexpr double at[] = {0, 0.5, -0.5, 1, -1, 2, -2};
 };
 
 // Coefficients of prod over finite points except `left_out` of (x - point); left_out = size - 1 leaves out none.
@@ -61,11 +63,36 @@ constexpr Matrix<SIZE, TAPS> point_matrix(bool scaled) {  // G, and A
   return m;
 }
 
-INLINE Vec multiply_add(Vec sum, double factor, Vec value) {
-  if (factor == 0) return sum;
-  if (factor == 1) return sum + value;
-  if (factor == -1) return sum - value;
-  return sum + broadcast(float(factor)) * value;
+// The columns of each row, the smallest entries first: a sum rounds least where its large parts come last.
+template <int ROWS, int COLUMNS>
+struct Order {
+  int at[ROWS][COLUMNS] = {};
+};
+
+template <int ROWS, int COLUMNS>
+constexpr Order<ROWS, COLUMNS> ascending(const Matrix<ROWS, COLUMNS>& m) {
+  const auto size = [&](int i, int j) { return m.at[i][j] < 0 ? -m.at[i][j] : m.at[i][j]; };
+  Order<ROWS, COLUMNS> order;
+  for (int i = 0; i < ROWS; ++i)
+    for (int j = 0; j < COLUMNS; ++j) {
+      int place = j;
+      for (; place > 0 && size(i, order.at[i][place - 1]) > size(i, j); --place)
+        order.at[i][place] = order.at[i][place - 1];
+      order.at[i][place] = j;
+    }
+  return order;
+}
+
+// sum += factor * value. V: Vec or DoubleVec.
+template <class V>
+INLINE void add_multiple(V& sum, double factor, const V& value) {
+  if (factor == 0) return;
+  if (factor == 1)
+    sum += value;
+  else if (factor == -1)
+    sum -= value;
+  else
+    sum += std::decay_t<decltype(sum[0])>(factor) * value;
 }
 
 // Maps one dimension, IN vectors to OUT vectors. SIZE = M + R - 1 points on one of the sides.
@@ -73,34 +100,38 @@ template <int SIZE>
 struct ToPointsFromData {  // B^T: SIZE -> SIZE
   static constexpr int IN = SIZE, OUT = SIZE;
   static constexpr auto matrix = data_matrix<SIZE>();
+  static constexpr auto order = ascending(matrix);
 };
 
 template <int SIZE, int TAPS, bool SCALED>
 struct ToPoints {  // G (scaled): R -> SIZE, or A: M -> SIZE
   static constexpr int IN = TAPS, OUT = SIZE;
   static constexpr auto matrix = point_matrix<SIZE, TAPS>(SCALED);
+  static constexpr auto order = ascending(matrix);
 };
 
-template <class Map>
-INLINE void apply_rows_in_pairs(const Vec* in, Vec* out) {
+template <class Map, class V>
+INLINE void apply_rows_in_pairs(const V* in, V* out) {
   constexpr int last = Map::OUT - 1;
-  Vec first = {}, infinity = {};
+  V first = {}, infinity = {};
 #pragma GCC unroll 8
-  for (int j = 0; j < Map::IN; ++j) {
-    first = multiply_add(first, Map::matrix.at[0][j], in[j]);
-    infinity = multiply_add(infinity, Map::matrix.at[last][j], in[j]);
+  for (int n = 0; n < Map::IN; ++n) {
+    const int of_first = Map::order.at[0][n], of_infinity = Map::order.at[last][n];
+    add_multiple(first, Map::matrix.at[0][of_first], in[of_first]);
+    add_multiple(infinity, Map::matrix.at[last][of_infinity], in[of_infinity]);
   }
   out[0] = first;
   out[last] = infinity;
 #pragma GCC unroll 4
   for (int i = 1; i < last; i += 2) {
-    Vec even = {}, odd = {};
+    V even = {}, odd = {};
 #pragma GCC unroll 8
-    for (int j = 0; j < Map::IN; ++j) {
+    for (int n = 0; n < Map::IN; ++n) {
+      const int j = Map::order.at[i][n];
       if (j % 2 == 0)
-        even = multiply_add(even, Map::matrix.at[i][j], in[j]);
+        add_multiple(even, Map::matrix.at[i][j], in[j]);
       else
-        odd = multiply_add(odd, Map::matrix.at[i][j], in[j]);
+        add_multiple(odd, Map::matrix.at[i][j], in[j]);
     }
     out[i] = even + odd;
     out[i + 1] = even - odd;
@@ -113,55 +144,59 @@ struct FromPoints {  // A^T: SIZE -> M, or G^T (scaled): SIZE -> R
   static constexpr auto matrix = point_matrix<SIZE, TAPS>(SCALED);  // transposed when applied
 };
 
-template <class Map>
-INLINE void apply_columns_in_pairs(const Vec* in, Vec* out) {
+template <class Map, class V>
+INLINE void apply_columns_in_pairs(const V* in, V* out) {
   constexpr int last = Map::IN - 1;
 #pragma GCC unroll 8
-  for (int i = 0; i < Map::OUT; ++i)
-    out[i] = multiply_add(multiply_add(Vec{}, Map::matrix.at[0][i], in[0]), Map::matrix.at[last][i], in[last]);
+  for (int i = 0; i < Map::OUT; ++i) {
+    out[i] = V{};
+    add_multiple(out[i], Map::matrix.at[0][i], in[0]);
+    add_multiple(out[i], Map::matrix.at[last][i], in[last]);
+  }
 #pragma GCC unroll 4
   for (int j = 1; j < last; j += 2) {
-    const Vec sum = in[j] + in[j + 1], difference = in[j] - in[j + 1];
+    const V sum = in[j] + in[j + 1], difference = in[j] - in[j + 1];
 #pragma GCC unroll 8
     for (int i = 0; i < Map::OUT; ++i)
-      out[i] = multiply_add(out[i], Map::matrix.at[j][i], i % 2 == 0 ? sum : difference);
+      add_multiple(out[i], Map::matrix.at[j][i], i % 2 == 0 ? sum : difference);
   }
 }
 
-template <int SIZE>
-INLINE void apply(ToPointsFromData<SIZE>, const Vec* in, Vec* out) {
+template <int SIZE, class V>
+INLINE void apply(ToPointsFromData<SIZE>, const V* in, V* out) {
   apply_rows_in_pairs<ToPointsFromData<SIZE>>(in, out);
 }
-template <int SIZE, int TAPS, bool SCALED>
-INLINE void apply(ToPoints<SIZE, TAPS, SCALED>, const Vec* in, Vec* out) {
+template <int SIZE, int TAPS, bool SCALED, class V>
+INLINE void apply(ToPoints<SIZE, TAPS, SCALED>, const V* in, V* out) {
   apply_rows_in_pairs<ToPoints<SIZE, TAPS, SCALED>>(in, out);
 }
-template <int SIZE, int TAPS, bool SCALED>
-INLINE void apply(FromPoints<SIZE, TAPS, SCALED>, const Vec* in, Vec* out) {
+template <int SIZE, int TAPS, bool SCALED, class V>
+INLINE void apply(FromPoints<SIZE, TAPS, SCALED>, const V* in, V* out) {
   apply_columns_in_pairs<FromPoints<SIZE, TAPS, SCALED>>(in, out);
 }
 
 // The map along both dimensions. Vector (i, j) of the source at from[i * from_row + j * from_column], likewise the
-// result; `offset` is added to each vector of the result.
-template <class Map>
+// result; `offset` is added to each vector of the result. V: in what it is computed, Vec or DoubleVec.
+template <class Map, class V = Vec>
 static inline void transform(const float* from, ptrdiff_t from_row, ptrdiff_t from_column, float* to, ptrdiff_t to_row,
-                             ptrdiff_t to_column, Vec offset = Vec{}) {
-  Vec half[Map::IN][Map::OUT];
+                             ptrdiff_t to_column, const V& offset = V{}) {
+  V half[Map::IN][Map::OUT];
 #pragma GCC unroll 8
   for (int i = 0; i < Map::IN; ++i) {
-    Vec in[Map::IN];
+    V in[Map::IN];
 #pragma GCC unroll 8
-    for (int j = 0; j < Map::IN; ++j) in[j] = load(from + i * from_row + j * from_column);
+    for (int j = 0; j < Map::IN; ++j) in[j] = __builtin_convertvector(load(from + i * from_row + j * from_column), V);
     apply(Map{}, in, half[i]);
   }
 #pragma GCC unroll 8
   for (int j = 0; j < Map::OUT; ++j) {
-    Vec in[Map::IN], out[Map::OUT];
+    V in[Map::IN], out[Map::OUT];
 #pragma GCC unroll 8
     for (int i = 0; i < Map::IN; ++i) in[i] = half[i][j];
     apply(Map{}, in, out);
 #pragma GCC unroll 8
-    for (int i = 0; i < Map::OUT; ++i) store(to + i * to_row + j * to_column, out[i] + offset);
+    for (int i = 0; i < Map::OUT; ++i)
+      store(to + i * to_row + j * to_column, __builtin_convertvector(out[i] + offset, Vec));
   }
 }
 

@@ -233,8 +233,8 @@ struct Winograd {
         alignas(64) float taps[VL * R * R * VL];
         load_filter_block({w, block * VL, first}, taps);
         for (int i = 0; i < VL; ++i)
-          transform<Filter>(taps + i * R * R * VL, R * VL, VL, u.at(0, block, first + i), SIZE * u.stride(),
-                            u.stride());
+          transform<Filter, DoubleVec>(taps + i * R * R * VL, R * VL, VL, u.at(0, block, first + i),
+                                       SIZE * u.stride(), u.stride());
       }
   }
 
