@@ -52,6 +52,17 @@ INLINE void register_sums(Layout<ROW, STEP> layout, BlockOf block_of, int blocks
   finish(sum);
 }
 
+template <int ROWS, int VECTORS, bool ADD>
+INLINE void write_tile(const Vec (&sum)[ROWS][VECTORS], float* c, ptrdiff_t c_stream, ptrdiff_t c_row) {
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; ++j) {
+      float* to = c + j * c_stream + i * c_row;
+      store(to, ADD ? load(to) + sum[i][j] : sum[i][j]);
+    }
+}
+
 constexpr int ALL_BLOCKS = 1 << 30;
 
 // C[i][j] (+)= those sums; c: vector j of row i at c[j * c_stream + i * c_row]. summed: blocks whose sum C gets at once.
@@ -61,14 +72,10 @@ INLINE void register_tile(Layout<ROW, STEP> layout, BlockOf block_of, int blocks
                           int summed = ALL_BLOCKS) {
   for (int first = 0; first < blocks; first += summed) {
     const auto finish = [&](const Vec(&sum)[ROWS][VECTORS]) INLINE_LAMBDA {
-      const bool add = ADD || first > 0;
-#pragma GCC unroll 16
-      for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; ++j) {
-          float* to = c + j * c_stream + i * c_row;
-          store(to, add ? load(to) + sum[i][j] : sum[i][j]);
-        }
+      if (ADD || first > 0)
+        write_tile<ROWS, VECTORS, true>(sum, c, c_stream, c_row);
+      else
+        write_tile<ROWS, VECTORS, false>(sum, c, c_stream, c_row);
     };
     register_sums<ROWS, VECTORS>(
         layout, [&](int block) INLINE_LAMBDA { return block_of(first + block); }, std::min(summed, blocks - first),
@@ -151,15 +158,13 @@ struct NextColumns {
   }
 };
 
-// Steps of the inner dimension that are summed up before the sum goes to C. The rounding error of one sum of n products
-// grows with sqrt(n), that of sums of sums with sqrt(SUMMED_STEPS + n / SUMMED_STEPS) (Higham, The Accuracy of Floating
-// Point Summation, 1993).
-constexpr int SUMMED_STEPS = 32;
-
 // C = A B.  A: rows x inner (blocked over inner), B: inner x columns, C: rows x columns; blocks of columns outermost,
 // so that one panel of B stays in the cache while the rows of A pass by. inner is a multiple of VL (padded with zeros).
-// What lies behind B is fetched, too, and never read.
-static inline void multiply(int rows, int inner, int column_blocks, const float* a, const float* b, float* c) {
+// What lies behind B is fetched, too, and never read. summed: steps of the inner dimension, a multiple of VL, that are
+// summed up before the sum goes to C. The rounding error of one sum of n products grows with sqrt(n), that of sums of
+// sums with sqrt(summed + n / summed) (Higham, The Accuracy of Floating Point Summation, 1993).
+static inline void multiply(int rows, int inner, int column_blocks, const float* a, const float* b, float* c,
+                            int summed) {
   for_column_blocks(column_blocks, [&](auto vectors, int k) {
     const NextColumns next{b + ptrdiff_t(k + vectors.value) * inner * VL, (rows + MR - 1) / MR};
     int tile = 0;
@@ -171,7 +176,7 @@ static inline void multiply(int rows, int inner, int column_blocks, const float*
       register_tile_of<MR, vectors.value, false>(count, Layout<VL, 1>{}, block_of, inner / VL, VL,
                                                  b + ptrdiff_t(k) * inner * VL, ptrdiff_t(inner) * VL,
                                                  c + (ptrdiff_t(k) * rows + first) * VL, ptrdiff_t(rows) * VL,
-                                                 VL, SUMMED_STEPS / VL);
+                                                 VL, summed / VL);
       ++tile;
     });
   });

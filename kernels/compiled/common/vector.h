@@ -37,7 +37,6 @@ constexpr int REGISTERS = 16;
 #endif
 
 typedef float Vec __attribute__((vector_size(VL * sizeof(float))));
-typedef double DoubleVec __attribute__((vector_size(VL * sizeof(double))));
 typedef int32_t Lanes __attribute__((vector_size(VL * sizeof(float))));
 typedef float UnalignedVec __attribute__((vector_size(VL * sizeof(float)), aligned(4), may_alias));
 

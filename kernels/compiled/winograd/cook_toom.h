@@ -4,8 +4,6 @@
 // Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015). The Python twin: winograd/cook_toom.py.
 #pragma once
 
-#include <type_traits>
-
 #include "common/vector.h"
 
 namespace winograd {
@@ -83,16 +81,11 @@ constexpr Order<ROWS, COLUMNS> ascending(const Matrix<ROWS, COLUMNS>& m) {
   return order;
 }
 
-// sum += factor * value. V: Vec or DoubleVec.
-template <class V>
-INLINE void add_multiple(V& sum, double factor, const V& value) {
-  if (factor == 0) return;
-  if (factor == 1)
-    sum += value;
-  else if (factor == -1)
-    sum -= value;
-  else
-    sum += std::decay_t<decltype(sum[0])>(factor) * value;
+INLINE Vec multiply_add(Vec sum, double factor, Vec value) {
+  if (factor == 0) return sum;
+  if (factor == 1) return sum + value;
+  if (factor == -1) return sum - value;
+  return sum + broadcast(float(factor)) * value;
 }
 
 // Maps one dimension, IN vectors to OUT vectors. SIZE = M + R - 1 points on one of the sides.
@@ -110,28 +103,28 @@ struct ToPoints {  // G (scaled): R -> SIZE, or A: M -> SIZE
   static constexpr auto order = ascending(matrix);
 };
 
-template <class Map, class V>
-INLINE void apply_rows_in_pairs(const V* in, V* out) {
+template <class Map>
+INLINE void apply_rows_in_pairs(const Vec* in, Vec* out) {
   constexpr int last = Map::OUT - 1;
-  V first = {}, infinity = {};
+  Vec first = {}, infinity = {};
 #pragma GCC unroll 8
   for (int n = 0; n < Map::IN; ++n) {
     const int of_first = Map::order.at[0][n], of_infinity = Map::order.at[last][n];
-    add_multiple(first, Map::matrix.at[0][of_first], in[of_first]);
-    add_multiple(infinity, Map::matrix.at[last][of_infinity], in[of_infinity]);
+    first = multiply_add(first, Map::matrix.at[0][of_first], in[of_first]);
+    infinity = multiply_add(infinity, Map::matrix.at[last][of_infinity], in[of_infinity]);
   }
   out[0] = first;
   out[last] = infinity;
 #pragma GCC unroll 4
   for (int i = 1; i < last; i += 2) {
-    V even = {}, odd = {};
+    Vec even = {}, odd = {};
 #pragma GCC unroll 8
     for (int n = 0; n < Map::IN; ++n) {
       const int j = Map::order.at[i][n];
       if (j % 2 == 0)
-        add_multiple(even, Map::matrix.at[i][j], in[j]);
+        even = multiply_add(even, Map::matrix.at[i][j], in[j]);
       else
-        add_multiple(odd, Map::matrix.at[i][j], in[j]);
+        odd = multiply_add(odd, Map::matrix.at[i][j], in[j]);
     }
     out[i] = even + odd;
     out[i + 1] = even - odd;
@@ -144,59 +137,55 @@ struct FromPoints {  // A^T: SIZE -> M, or G^T (scaled): SIZE -> R
   static constexpr auto matrix = point_matrix<SIZE, TAPS>(SCALED);  // transposed when applied
 };
 
-template <class Map, class V>
-INLINE void apply_columns_in_pairs(const V* in, V* out) {
+template <class Map>
+INLINE void apply_columns_in_pairs(const Vec* in, Vec* out) {
   constexpr int last = Map::IN - 1;
 #pragma GCC unroll 8
-  for (int i = 0; i < Map::OUT; ++i) {
-    out[i] = V{};
-    add_multiple(out[i], Map::matrix.at[0][i], in[0]);
-    add_multiple(out[i], Map::matrix.at[last][i], in[last]);
-  }
+  for (int i = 0; i < Map::OUT; ++i)
+    out[i] = multiply_add(multiply_add(Vec{}, Map::matrix.at[0][i], in[0]), Map::matrix.at[last][i], in[last]);
 #pragma GCC unroll 4
   for (int j = 1; j < last; j += 2) {
-    const V sum = in[j] + in[j + 1], difference = in[j] - in[j + 1];
+    const Vec sum = in[j] + in[j + 1], difference = in[j] - in[j + 1];
 #pragma GCC unroll 8
     for (int i = 0; i < Map::OUT; ++i)
-      add_multiple(out[i], Map::matrix.at[j][i], i % 2 == 0 ? sum : difference);
+      out[i] = multiply_add(out[i], Map::matrix.at[j][i], i % 2 == 0 ? sum : difference);
   }
 }
 
-template <int SIZE, class V>
-INLINE void apply(ToPointsFromData<SIZE>, const V* in, V* out) {
+template <int SIZE>
+INLINE void apply(ToPointsFromData<SIZE>, const Vec* in, Vec* out) {
   apply_rows_in_pairs<ToPointsFromData<SIZE>>(in, out);
 }
-template <int SIZE, int TAPS, bool SCALED, class V>
-INLINE void apply(ToPoints<SIZE, TAPS, SCALED>, const V* in, V* out) {
+template <int SIZE, int TAPS, bool SCALED>
+INLINE void apply(ToPoints<SIZE, TAPS, SCALED>, const Vec* in, Vec* out) {
   apply_rows_in_pairs<ToPoints<SIZE, TAPS, SCALED>>(in, out);
 }
-template <int SIZE, int TAPS, bool SCALED, class V>
-INLINE void apply(FromPoints<SIZE, TAPS, SCALED>, const V* in, V* out) {
+template <int SIZE, int TAPS, bool SCALED>
+INLINE void apply(FromPoints<SIZE, TAPS, SCALED>, const Vec* in, Vec* out) {
   apply_columns_in_pairs<FromPoints<SIZE, TAPS, SCALED>>(in, out);
 }
 
 // The map along both dimensions. Vector (i, j) of the source at from[i * from_row + j * from_column], likewise the
-// result; `offset` is added to each vector of the result. V: in what it is computed, Vec or DoubleVec.
-template <class Map, class V = Vec>
+// result; `offset` is added to each vector of the result.
+template <class Map>
 static inline void transform(const float* from, ptrdiff_t from_row, ptrdiff_t from_column, float* to, ptrdiff_t to_row,
-                             ptrdiff_t to_column, const V& offset = V{}) {
-  V half[Map::IN][Map::OUT];
+                             ptrdiff_t to_column, Vec offset = Vec{}) {
+  Vec half[Map::IN][Map::OUT];
 #pragma GCC unroll 8
   for (int i = 0; i < Map::IN; ++i) {
-    V in[Map::IN];
+    Vec in[Map::IN];
 #pragma GCC unroll 8
-    for (int j = 0; j < Map::IN; ++j) in[j] = __builtin_convertvector(load(from + i * from_row + j * from_column), V);
+    for (int j = 0; j < Map::IN; ++j) in[j] = load(from + i * from_row + j * from_column);
     apply(Map{}, in, half[i]);
   }
 #pragma GCC unroll 8
   for (int j = 0; j < Map::OUT; ++j) {
-    V in[Map::IN], out[Map::OUT];
+    Vec in[Map::IN], out[Map::OUT];
 #pragma GCC unroll 8
     for (int i = 0; i < Map::IN; ++i) in[i] = half[i][j];
     apply(Map{}, in, out);
 #pragma GCC unroll 8
-    for (int i = 0; i < Map::OUT; ++i)
-      store(to + i * to_row + j * to_column, __builtin_convertvector(out[i] + offset, Vec));
+    for (int i = 0; i < Map::OUT; ++i) store(to + i * to_row + j * to_column, out[i] + offset);
   }
 }
 
