@@ -75,7 +75,7 @@ class Winograd(BaseAlgorithm):
     m: int
     r: int
     device_type: str = "cpu"
-    version: int = 3
+    version: int = 4
     deterministic: bool = True
 
     @property

@@ -29,7 +29,7 @@ def _symmetric(*pairs: str) -> Row:
 # sums of few powers of two, so that A^T and B^T are exact in float32; among such symmetric sets these have the smallest
 # error. Relative L2 error in float32, Gaussian data, C = 256 (in brackets: the customary points 0, +-1, +-2):
 # F(2,3) 3.6e-7; F(4,3) 1.0e-6 (2.3e-6); F(2,5) 1.2e-6 (2.6e-6); F(6,3) 4.4e-6; F(4,5) 4.1e-6.
-POINTS = {3: _symmetric("1"), 5: _symmetric("5/8", "3/2"), 7: _symmetric("1", "2", "1/2")}
+POINTS = {3: _symmetric("1"), 5: _symmetric("5/8", "3/2"), 7: _symmetric("1/2", "1", "2")}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

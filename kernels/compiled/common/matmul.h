@@ -4,6 +4,8 @@
 // neighbouring columns of one row and the rows of a block follow each other, one cache line apart with AVX-512.
 #pragma once
 
+#include <algorithm>
+
 #include "common/vector.h"
 
 // Register tile: MR rows by NV vectors; accumulators, NV vectors of B and one broadcast must fit the registers.
@@ -50,33 +52,48 @@ INLINE void register_sums(Layout<ROW, STEP> layout, BlockOf block_of, int blocks
   finish(sum);
 }
 
-// C[i][j] (+)= those sums; c: vector j of row i at c[j * c_stream + i * c_row]
+template <int ROWS, int VECTORS, bool ADD>
+INLINE void write_tile(const Vec (&sum)[ROWS][VECTORS], float* c, ptrdiff_t c_stream, ptrdiff_t c_row) {
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; ++j) {
+      float* to = c + j * c_stream + i * c_row;
+      store(to, ADD ? load(to) + sum[i][j] : sum[i][j]);
+    }
+}
+
+constexpr int ALL_BLOCKS = 1 << 30;
+
+// C[i][j] (+)= those sums; c: vector j of row i at c[j * c_stream + i * c_row]. summed: blocks whose sum C gets at once.
 template <int ROWS, int VECTORS, bool ADD, int ROW, int STEP, class BlockOf>
 INLINE void register_tile(Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps, const float* b,
-                          ptrdiff_t b_stream, float* c, ptrdiff_t c_stream, ptrdiff_t c_row = VL) {
-  const auto finish = [&](const Vec(&sum)[ROWS][VECTORS]) INLINE_LAMBDA {
-#pragma GCC unroll 16
-    for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 4
-      for (int j = 0; j < VECTORS; ++j) {
-        float* to = c + j * c_stream + i * c_row;
-        store(to, ADD ? load(to) + sum[i][j] : sum[i][j]);
-      }
-  };
-  register_sums<ROWS, VECTORS>(layout, block_of, blocks, steps, b, b_stream, finish);
+                          ptrdiff_t b_stream, float* c, ptrdiff_t c_stream, ptrdiff_t c_row = VL,
+                          int summed = ALL_BLOCKS) {
+  for (int first = 0; first < blocks; first += summed) {
+    const auto finish = [&](const Vec(&sum)[ROWS][VECTORS]) INLINE_LAMBDA {
+      if (ADD || first > 0)
+        write_tile<ROWS, VECTORS, true>(sum, c, c_stream, c_row);
+      else
+        write_tile<ROWS, VECTORS, false>(sum, c, c_stream, c_row);
+    };
+    register_sums<ROWS, VECTORS>(
+        layout, [&](int block) INLINE_LAMBDA { return block_of(first + block); }, std::min(summed, blocks - first),
+        steps, b + ptrdiff_t(first) * steps * VL, b_stream, finish);
+  }
 }
 
 // The same for 1..ROWS rows known at run time.
 template <int ROWS, int VECTORS, bool ADD, int ROW, int STEP, class BlockOf>
 INLINE void register_tile_of(int rows, Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps,
                              const float* b, ptrdiff_t b_stream, float* c, ptrdiff_t c_stream,
-                             ptrdiff_t c_row = VL) {
+                             ptrdiff_t c_row = VL, int summed = ALL_BLOCKS) {
   if constexpr (ROWS > 1) {
     if (rows < ROWS)
       return register_tile_of<ROWS - 1, VECTORS, ADD>(rows, layout, block_of, blocks, steps, b, b_stream, c, c_stream,
-                                                      c_row);
+                                                      c_row, summed);
   }
-  register_tile<ROWS, VECTORS, ADD>(layout, block_of, blocks, steps, b, b_stream, c, c_stream, c_row);
+  register_tile<ROWS, VECTORS, ADD>(layout, block_of, blocks, steps, b, b_stream, c, c_stream, c_row, summed);
 }
 
 // Calls body(vectors, first) over column blocks: NV at a time, the rest one by one. `vectors` is an integral constant.
@@ -143,8 +160,11 @@ struct NextColumns {
 
 // C = A B.  A: rows x inner (blocked over inner), B: inner x columns, C: rows x columns; blocks of columns outermost,
 // so that one panel of B stays in the cache while the rows of A pass by. inner is a multiple of VL (padded with zeros).
-// What lies behind B is fetched, too, and never read.
-static inline void multiply(int rows, int inner, int column_blocks, const float* a, const float* b, float* c) {
+// What lies behind B is fetched, too, and never read. summed: steps of the inner dimension, a multiple of VL, that are
+// summed up before the sum goes to C. The rounding error of one sum of n products grows with sqrt(n), that of sums of
+// sums with sqrt(summed + n / summed) (Higham, The Accuracy of Floating Point Summation, 1993).
+static inline void multiply(int rows, int inner, int column_blocks, const float* a, const float* b, float* c,
+                            int summed) {
   for_column_blocks(column_blocks, [&](auto vectors, int k) {
     const NextColumns next{b + ptrdiff_t(k + vectors.value) * inner * VL, (rows + MR - 1) / MR};
     int tile = 0;
@@ -155,7 +175,8 @@ static inline void multiply(int rows, int inner, int column_blocks, const float*
       };
       register_tile_of<MR, vectors.value, false>(count, Layout<VL, 1>{}, block_of, inner / VL, VL,
                                                  b + ptrdiff_t(k) * inner * VL, ptrdiff_t(inner) * VL,
-                                                 c + (ptrdiff_t(k) * rows + first) * VL, ptrdiff_t(rows) * VL);
+                                                 c + (ptrdiff_t(k) * rows + first) * VL, ptrdiff_t(rows) * VL,
+                                                 VL, summed / VL);
       ++tile;
     });
   });

@@ -20,7 +20,7 @@ struct Points<6> {  // half the error of 1, 2
 };
 template <>
 struct Points<8> {
-  static constexpr double at[] = {0, 1, -1, 2, -2, 0.5, -0.5};
+  static constexpr double at[] = {0, 0.5, -0.5, 1, -1, 2, -2};
 };
 
 // Coefficients of prod over finite points except `left_out` of (x - point); left_out = size - 1 leaves out none.
@@ -61,6 +61,26 @@ constexpr Matrix<SIZE, TAPS> point_matrix(bool scaled) {  // G, and A
   return m;
 }
 
+// The columns of each row, the smallest entries first: a sum rounds least where its large parts come last.
+template <int ROWS, int COLUMNS>
+struct Order {
+  int at[ROWS][COLUMNS] = {};
+};
+
+template <int ROWS, int COLUMNS>
+constexpr Order<ROWS, COLUMNS> ascending(const Matrix<ROWS, COLUMNS>& m) {
+  const auto size = [&](int i, int j) { return m.at[i][j] < 0 ? -m.at[i][j] : m.at[i][j]; };
+  Order<ROWS, COLUMNS> order;
+  for (int i = 0; i < ROWS; ++i)
+    for (int j = 0; j < COLUMNS; ++j) {
+      int place = j;
+      for (; place > 0 && size(i, order.at[i][place - 1]) > size(i, j); --place)
+        order.at[i][place] = order.at[i][place - 1];
+      order.at[i][place] = j;
+    }
+  return order;
+}
+
 INLINE Vec multiply_add(Vec sum, double factor, Vec value) {
   if (factor == 0) return sum;
   if (factor == 1) return sum + value;
@@ -73,12 +93,14 @@ template <int SIZE>
 struct ToPointsFromData {  // B^T: SIZE -> SIZE
   static constexpr int IN = SIZE, OUT = SIZE;
   static constexpr auto matrix = data_matrix<SIZE>();
+  static constexpr auto order = ascending(matrix);
 };
 
 template <int SIZE, int TAPS, bool SCALED>
 struct ToPoints {  // G (scaled): R -> SIZE, or A: M -> SIZE
   static constexpr int IN = TAPS, OUT = SIZE;
   static constexpr auto matrix = point_matrix<SIZE, TAPS>(SCALED);
+  static constexpr auto order = ascending(matrix);
 };
 
 template <class Map>
@@ -86,9 +108,10 @@ INLINE void apply_rows_in_pairs(const Vec* in, Vec* out) {
   constexpr int last = Map::OUT - 1;
   Vec first = {}, infinity = {};
 #pragma GCC unroll 8
-  for (int j = 0; j < Map::IN; ++j) {
-    first = multiply_add(first, Map::matrix.at[0][j], in[j]);
-    infinity = multiply_add(infinity, Map::matrix.at[last][j], in[j]);
+  for (int n = 0; n < Map::IN; ++n) {
+    const int of_first = Map::order.at[0][n], of_infinity = Map::order.at[last][n];
+    first = multiply_add(first, Map::matrix.at[0][of_first], in[of_first]);
+    infinity = multiply_add(infinity, Map::matrix.at[last][of_infinity], in[of_infinity]);
   }
   out[0] = first;
   out[last] = infinity;
@@ -96,7 +119,8 @@ INLINE void apply_rows_in_pairs(const Vec* in, Vec* out) {
   for (int i = 1; i < last; i += 2) {
     Vec even = {}, odd = {};
 #pragma GCC unroll 8
-    for (int j = 0; j < Map::IN; ++j) {
+    for (int n = 0; n < Map::IN; ++n) {
+      const int j = Map::order.at[i][n];
       if (j % 2 == 0)
         even = multiply_add(even, Map::matrix.at[i][j], in[j]);
       else

@@ -81,6 +81,8 @@ template <int M, int R>
 struct Winograd {
   static constexpr int SIZE = M + R - 1, POINTS_2D = SIZE * SIZE;
   static constexpr int STRIP = (32 - (R - 1)) / M;  // tiles that are gathered together: two transposes of 16 columns
+  // Tiles of 8 multiply the rounding of sums the most. With smaller ones the shorter sums cost more than they give.
+  static constexpr int SUMMED_CHANNELS = SIZE == 8 ? 64 : 256;
   using Data = ToPointsFromData<SIZE>;
   using Filter = ToPoints<SIZE, R, true>;
   using Gradient = ToPoints<SIZE, M, false>;
@@ -154,7 +156,7 @@ struct Winograd {
 
   static void multiply_points(int begin, int end, int tiles, const Planes& v, const Planes& u, const Planes& m) {
     for (int point = begin; point < end; ++point)
-      multiply(tiles, u.rows, u.column_blocks, v.at(point), u.at(point), m.at(point));
+      multiply(tiles, u.rows, u.column_blocks, v.at(point), u.at(point), m.at(point), SUMMED_CHANNELS);
   }
 
   static void forward(const Images& x, const Planes& u, const Finish& finish, const Images& y, int pad_h, int pad_w,
