@@ -30,6 +30,7 @@ _NO_GAIN = 1.001  # times torch's own: what is not surely faster is no bargain, 
 NEARLY_AS_FAST = 1.15  # predictions this close are within what sums of parts and noise get wrong
 JUST_AS_FAST = 1.07  # predictions this close are within what noise alone gets wrong, mostly
 _SURPRISING = 1.25  # times what was predicted: more is not the noise, so that others may be faster
+_EVEN = 1.01  # times the fastest in whole runs: less than their noise
 _MOST_ROUNDS = 8  # of solving, running whole and solving again
 
 Outcome = WholeRun | Exception | None  # the whole run; why it cannot run; None: nobody has run it
@@ -106,7 +107,7 @@ def _surprising_s(task: Task, outcomes: Mapping[Configuration, Outcome], baselin
     runs = _runs(outcomes)
     if not runs:
         return None
-    best = max(runs, key=lambda configuration: runs[configuration].speedup)
+    best = _best(runs)
     time_s = min(runs[best].time_s, baseline.time_s / runs[best].speedup)
     if best.is_baseline or time_s <= _SURPRISING * best.time_s:
         return None
@@ -117,10 +118,17 @@ def _runs(outcomes: Mapping[Configuration, Outcome]) -> dict[Configuration, Whol
     return {c: outcome for c, outcome in outcomes.items() if isinstance(outcome, WholeRun)}
 
 
+def _best(runs: Mapping[Configuration, WholeRun]) -> Configuration:
+    """Return the fastest. Of those that are as good as even, it is the one with the least workspace."""
+    least_speedup = max(run.speedup for run in runs.values()) / _EVEN
+    even = (configuration for configuration, run in runs.items() if run.speedup >= least_speedup)
+    return min(even, key=lambda c: (c.workspace_bytes, len(c.micro_configs)))
+
+
 def _choose(task: Task, outcomes: Mapping[Configuration, Outcome], baseline: Configuration, verify: Verify) -> Choice:
     runs = _runs(outcomes)
     if runs:
-        best = max(runs, key=lambda configuration: runs[configuration].speedup)
+        best = _best(runs)
         return _verdict(task, best, runs[best], _timed(baseline, runs[best]))
     unrun = [configuration for configuration, outcome in outcomes.items() if outcome is None]
     if unrun:
