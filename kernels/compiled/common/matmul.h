@@ -141,9 +141,10 @@ struct NextColumns {
   }
 };
 
-// C = A B.  A: rows x inner (blocked over inner), B: inner x columns, C: rows x columns; blocks of columns outermost,
+// C (+)= A B.  A: rows x inner (blocked over inner), B: inner x columns, C: rows x columns; blocks of columns outermost,
 // so that one panel of B stays in the cache while the rows of A pass by. inner is a multiple of VL (padded with zeros).
 // What lies behind B is fetched, too, and never read.
+template <bool ADD = false>
 static inline void multiply(int rows, int inner, int column_blocks, const float* a, const float* b, float* c) {
   for_column_blocks(column_blocks, [&](auto vectors, int k) {
     const NextColumns next{b + ptrdiff_t(k + vectors.value) * inner * VL, (rows + MR - 1) / MR};
@@ -153,9 +154,9 @@ static inline void multiply(int rows, int inner, int column_blocks, const float*
         next.fetch(tile, block, inner / VL);
         return a + (ptrdiff_t(block) * rows + first) * VL;
       };
-      register_tile_of<MR, vectors.value, false>(count, Layout<VL, 1>{}, block_of, inner / VL, VL,
-                                                 b + ptrdiff_t(k) * inner * VL, ptrdiff_t(inner) * VL,
-                                                 c + (ptrdiff_t(k) * rows + first) * VL, ptrdiff_t(rows) * VL);
+      register_tile_of<MR, vectors.value, ADD>(count, Layout<VL, 1>{}, block_of, inner / VL, VL,
+                                               b + ptrdiff_t(k) * inner * VL, ptrdiff_t(inner) * VL,
+                                               c + (ptrdiff_t(k) * rows + first) * VL, ptrdiff_t(rows) * VL);
       ++tile;
     });
   });
