@@ -225,12 +225,12 @@ _ACTIVATIONS = (None, "ReLU", "ReLU6", "SiLU")  # epilogue.h has the same order
 _operand, _geometry, _epilogue = (ctypes.POINTER(each) for each in (Operand, Geometry, EpilogueArgument))
 _stage: list[type] = [ctypes.POINTER(Stage), *[_pointer] * 6, _epilogue]
 _SIGNATURES: dict[str, list[type]] = {
-    "winograd_prepared_bytes": [_int, _int, *[_Size] * 3],
-    "winograd_scratch_bytes": [_int, _int, _int, *[_Size] * 5, _int],
-    "winograd_transform_filter": [_int, _int, _int64, _int, _operand, *_buffer, _int],
-    "winograd_forward": [_int, _int, *[_int64] * 3, _operand, *_buffer, *_buffer, _operand, *_buffer, _int, _epilogue],
-    "winograd_accumulate": [_int, _int, *[_int64] * 3, _operand, _operand, *_buffer, *_buffer, _int],
-    "winograd_add_filter_gradient": [_int, _int, _int64, *_buffer, _operand, _int],
+    "winograd_prepared_bytes": [_geometry, _int, *[_Size] * 2],
+    "winograd_scratch_bytes": [_geometry, _int, _int, *[_Size] * 5, _int],
+    "winograd_transform_filter": [_geometry, _int, _int, _operand, *_buffer, _int],
+    "winograd_forward": [_geometry, _int, _int, _operand, *_buffer, *_buffer, _operand, *_buffer, _int, _epilogue],
+    "winograd_accumulate": [_geometry, _int, _operand, _operand, *_buffer, *_buffer, _int],
+    "winograd_add_filter_gradient": [_geometry, _int, *_buffer, _operand, _int],
     "winograd_stage": _stage,
     "implicit_gemm_prepared_bytes": [_geometry, _Size, _Size],
     "implicit_gemm_scratch_bytes": [_geometry, _int, *[_Size] * 5, _int],

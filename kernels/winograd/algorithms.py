@@ -1,7 +1,8 @@
-"""Winograd convolution F(m x m, r x r): fewer multiplications for unit stride (Lavin and Gray 2016).
+"""Winograd convolution F(m x m, r x r): fewer multiplications than the direct method (Lavin and Gray 2016).
 
-Images are cut into overlapping tiles, tiles and filter are transformed, and each of the a x a points (a = m + r - 1)
-becomes a matrix product over channels: (m r)^2 / a^2 times fewer multiplications than the direct method. The filter is
+Images are cut into overlapping tiles, tiles and filter are transformed, and each of the a x a points becomes a matrix
+product over channels, with a = m + r - 1 for unit stride: (m r)^2 / a^2 times fewer multiplications. With a stride, the
+filter is the sum of its phases, each with unit stride on its own pixels, and a = stride * (m - 1) + r. The filter is
 transformed once a call. BACKWARD_DATA is the same with the turned filter; BACKWARD_FILTER sums the transformed gradient
 over all micro-batches, and transforms it back once.
 """
@@ -70,27 +71,31 @@ BACKENDS_ON_CUDA: tuple[WinogradBackend, ...] = (CudaWinograd(), TorchWinograd()
 
 @dataclass(frozen=True, slots=True)
 class Winograd(BaseAlgorithm):
-    """F(m x m, r x r) for r x r filters with unit stride and dilation, any padding and groups."""
+    """F(m x m, r x r) for r x r filters with one stride in both dimensions, unit dilation, any padding and groups."""
 
     m: int
     r: int
+    stride: int = 1
     device_type: str = "cpu"
     version: int = 4
     deterministic: bool = True
 
     @property
     def name(self) -> str:
-        return f"winograd-{self.m}x{self.m}" + ("" if self.r == 3 else f"-{self.r}x{self.r}")
+        of_filter = "" if self.r == 3 else f"-{self.r}x{self.r}"
+        of_stride = "" if self.stride == 1 else f"-stride{self.stride}"
+        return f"winograd-{self.m}x{self.m}{of_filter}{of_stride}"
 
     @property
     def matrices(self) -> CookToom:
-        return cook_toom(self.m, self.r)
+        return cook_toom(self.m, self.r, self.stride)
 
     def supports(self, problem: ConvProblem) -> str | None:
         if (problem.r, problem.s) != (self.r, self.r):
             return f"the filter is {problem.r}x{problem.s}; {self.name} is for {self.r}x{self.r}"
-        if problem.stride != (1, 1):
-            return f"the stride is {problem.stride[0]}x{problem.stride[1]}; Winograd needs 1x1"
+        if problem.stride != (self.stride, self.stride):
+            stride = f"{problem.stride[0]}x{problem.stride[1]}"
+            return f"the stride is {stride}; {self.name} is for {self.stride}x{self.stride}"
         if problem.dilation != (1, 1):
             return f"the dilation is {problem.dilation[0]}x{problem.dilation[1]}; Winograd needs 1x1"
         return why_too_large(problem) if self.device_type == "cpu" else None
@@ -98,7 +103,7 @@ class Winograd(BaseAlgorithm):
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
         """Count the products of the points of all tiles, without the transforms (Lavin and Gray 2015, section 4)."""
         tiles = tiling(self.matrices, problem, micro_batch_size)
-        return 2 * tiles.count * tiles.a**2 * tiles.groups * tiles.source_channels * tiles.target_channels
+        return 2 * tiles.count * self.matrices.a**2 * tiles.groups * tiles.source_channels * tiles.target_channels
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         return self._backend(problem).workspace(self.matrices, problem, micro_batch_size)
@@ -168,5 +173,7 @@ class Winograd(BaseAlgorithm):
         return backends[-1]
 
 
-ALGORITHMS: tuple[Winograd, ...] = (Winograd(2, 3), Winograd(4, 3), Winograd(6, 3), Winograd(2, 5), Winograd(4, 5))
-ON_CUDA: tuple[Winograd, ...] = tuple(replace(algorithm, device_type="cuda") for algorithm in ALGORITHMS)
+_UNIT_STRIDE = (Winograd(2, 3), Winograd(4, 3), Winograd(6, 3), Winograd(2, 5), Winograd(4, 5))
+_STRIDED = (Winograd(2, 3, 2), Winograd(4, 3, 2), Winograd(4, 5, 2))
+ALGORITHMS: tuple[Winograd, ...] = (*_UNIT_STRIDE, *_STRIDED)
+ON_CUDA: tuple[Winograd, ...] = tuple(replace(algorithm, device_type="cuda") for algorithm in _UNIT_STRIDE)

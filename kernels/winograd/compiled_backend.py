@@ -17,15 +17,16 @@ from mucudnn.kernels.compiled.library import (
     bias_span,
     bound_stage,
     epilogue_argument,
+    geometry,
     library,
     operand,
+    operation_number,
     span,
     why_not,
 )
 from mucudnn.kernels.contract.algorithm import BoundStage, Workspace
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.winograd.cook_toom import CookToom
-from mucudnn.kernels.winograd.tiling import source_padding, tiling
 from mucudnn.words.problem import ConvProblem, Operation
 
 
@@ -36,20 +37,20 @@ class CompiledWinograd:
         return why_not(problem)
 
     def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
-        tiles = tiling(matrices, problem, n)
-        size, channels = (matrices.m, matrices.r), (tiles.source_channels, tiles.target_channels)
-        of_filter = problem.operation is Operation.BACKWARD_FILTER
-        pixels = (tiles.rows * matrices.m, tiles.columns * matrices.m)
+        shape, c, k = byref(geometry(problem)), problem.c // problem.groups, problem.k // problem.groups
+        channels, target = (c, k), (problem.p, problem.q)
+        if problem.operation is Operation.BACKWARD_DATA:
+            channels, target = (k, c), (problem.h, problem.w)
+        operation, threads = operation_number(problem), torch.get_num_threads()
         return Workspace(
-            library().mucudnn_winograd_prepared_bytes(*size, problem.groups, *channels),
-            library().mucudnn_winograd_scratch_bytes(*size, of_filter, n, *channels, *pixels, torch.get_num_threads()),
+            library().mucudnn_winograd_prepared_bytes(shape, matrices.m, *channels),
+            library().mucudnn_winograd_scratch_bytes(shape, matrices.m, operation, n, *channels, *target, threads),
         )
 
     def transform_filter(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         library().mucudnn_winograd_transform_filter(
+            byref(geometry(problem)),
             matrices.m,
-            matrices.r,
-            problem.groups,
             problem.operation is Operation.BACKWARD_DATA,
             byref(operand(problem, w)),
             *span(prepared),
@@ -69,10 +70,9 @@ class CompiledWinograd:
     ) -> None:
         """Compute what every backend does, and the epilogue of y."""
         library().mucudnn_winograd_forward(
+            byref(geometry(problem)),
             matrices.m,
-            matrices.r,
-            problem.groups,
-            *source_padding(matrices, problem),
+            problem.operation is Operation.BACKWARD_DATA,
             byref(operand(problem, source)),
             *span(prepared),
             *bias_span(problem, bias),
@@ -86,10 +86,8 @@ class CompiledWinograd:
         self, matrices: CookToom, problem: ConvProblem, x: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor
     ) -> None:
         library().mucudnn_winograd_accumulate(
+            byref(geometry(problem)),
             matrices.m,
-            matrices.r,
-            problem.groups,
-            *problem.padding,
             byref(operand(problem, x)),
             byref(operand(problem, y)),
             *span(prepared),
@@ -99,9 +97,8 @@ class CompiledWinograd:
 
     def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         library().mucudnn_winograd_add_filter_gradient(
+            byref(geometry(problem)),
             matrices.m,
-            matrices.r,
-            problem.groups,
             *span(prepared),
             byref(operand(problem, w)),
             torch.get_num_threads(),

@@ -21,44 +21,90 @@ Matrix = tuple[Row, ...]
 
 
 def _symmetric(*pairs: str) -> Row:
-    """Return zero, then each pair +p, -p: rows of a pair differ in signs only, which halves the work of a transform."""
-    return (Fraction(0), *(sign * Fraction(p) for p in pairs for sign in (1, -1)))
+    """Return pairs +p, -p: their rows differ in signs only, which halves the work of a transform."""
+    return tuple(sign * Fraction(p) for p in pairs for sign in (1, -1))
 
 
-# The finite points for a = 4, 6 and 8; infinity, the leading coefficient, is always the last point beside them. All are
+_ZERO = Fraction(0)
+# The finite points, by their number; infinity, the leading coefficient, is always the last point beside them. All are
 # sums of few powers of two, so that A^T and B^T are exact in float32; among such symmetric sets these have the smallest
 # error. Relative L2 error in float32, Gaussian data, C = 256 (in brackets: the customary points 0, +-1, +-2):
-# F(2,3) 3.6e-7; F(4,3) 1.0e-6 (2.3e-6); F(2,5) 1.2e-6 (2.6e-6); F(6,3) 4.4e-6; F(4,5) 4.1e-6.
-POINTS = {3: _symmetric("1"), 5: _symmetric("5/8", "3/2"), 7: _symmetric("1/2", "1", "2")}
+# F(2,3) 3.6e-7; F(4,3) 1.0e-6 (2.3e-6); F(2,5) 1.2e-6 (2.6e-6); F(6,3) 4.4e-6; F(4,5) 4.1e-6;
+# with stride 2 F(2,3) 3.9e-7; F(4,3) 8.4e-7 (+-1, +-1/2: 1.4e-6); F(4,5) 1.4e-6.
+POINTS = {
+    2: _symmetric("1"),
+    3: (_ZERO, *_symmetric("1")),
+    4: _symmetric("1/2", "3/2"),
+    5: (_ZERO, *_symmetric("5/8", "3/2")),
+    7: (_ZERO, *_symmetric("1", "2", "1/2")),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CookToom:
-    """The matrices of F(m, r), exact. Shapes: a_t (m, a), g (a, r), b_t (a, a) with a = m + r - 1.
+    """The matrices of F(m, r), exact. Compared by identity, since ``cook_toom`` makes each once.
 
-    Compared by identity, since ``cook_toom`` makes each once: a hundred fractions are slow to hash as a key.
+    Shapes: a_t (m, a), g (a, r), b_t (a, a) make m outputs of a window of a = stride * (m - 1) + r pixels. With the
+    filter turned, dx_a_t (stride * m, a), g and dx_b_t (a, b), b = m + ceil(r / stride) - 1, make stride * m pixels of
+    dx of a window of b pixels of dy. For stride 1 they are the same.
     """
 
     m: int
     r: int
+    stride: int
     a_t: Matrix
     g: Matrix
     b_t: Matrix
+    dx_a_t: Matrix
+    dx_b_t: Matrix
 
     @property
     def a(self) -> int:
-        """Length of an input tile, and number of multiplications for m outputs."""
-        return self.m + self.r - 1
+        """Number of multiplications for m outputs."""
+        return self.stride * (self.m - 1) + self.r
+
+    @property
+    def late(self) -> int:
+        """Number of phases that have a tap fewer than the others; a window of dx begins with them."""
+        return -self.r % self.stride
 
 
 @cache
-def cook_toom(m: int, r: int, points: Row | None = None) -> CookToom:
-    """Make F(m, r) from m + r - 2 finite points (default: ``POINTS``) and infinity.
+def cook_toom(m: int, r: int, stride: int = 1, points: Row | None = None) -> CookToom:
+    """Make F(m, r) with a stride, from m + ceil(r / stride) - 2 finite points (default: ``POINTS``) and infinity.
+
+    Every stride-th tap, from each of the first on, is a *phase*: a filter with unit stride on every stride-th pixel.
+    The phases have the points of the longest in common, so that their products at a point may be summed before A^T. A
+    phase with a tap fewer does without infinity.
 
     Scaled as in wincnn (Lavin): the rows of B^T are monic polynomials and A^T holds powers; the divisions stay in G,
     which is applied once a call and not once a tile. (Scaling a row by a power of two would change no rounding.)
-    Raises ``ValueError`` if the points are too few, too many or not different.
+    Raises ``ValueError`` if the points are too few, too many or not different, and for strides beyond r.
     """
+    if not 1 <= stride <= r:
+        raise ValueError(f"F({m}, {r}) needs a stride from 1 to {r}; given is {stride}")
+    taps = -(-r // stride)
+    a_t, g, b_t = _unit_stride(m, taps, points)
+    late = -r % stride
+    phases = [(p, len(a_t[0]) - (p >= stride - late)) for p in range(stride)]
+    window = stride * (m - 1) + r
+    return CookToom(
+        m,
+        r,
+        stride,
+        a_t=tuple(tuple(x for _, count in phases for x in row[:count]) for row in a_t),
+        g=tuple(_spread_out(row, p, stride, r) for p, count in phases for row in g[:count]),
+        b_t=tuple(_spread_out(row, p, stride, window) for p, count in phases for row in b_t[:count]),
+        dx_a_t=tuple(
+            tuple(x for p, count in phases for x in (row[:count] if p == phase else (Fraction(0),) * count))
+            for row in a_t
+            for phase in reversed(range(stride))
+        ),
+        dx_b_t=tuple(row for _, count in phases for row in b_t[:count]),
+    )
+
+
+def _unit_stride(m: int, r: int, points: Row | None) -> tuple[Matrix, Matrix, Matrix]:
     count = m + r - 2
     finite = POINTS.get(count, ()) if points is None else points
     if min(m, r) < 1 or not len(finite) == len(set(finite)) == count:
@@ -68,7 +114,13 @@ def cook_toom(m: int, r: int, points: Row | None = None) -> CookToom:
     b_t = [*(_padded(_monic(_without(p, finite)), count + 1) for p in finite), _monic(finite)]
     if finite and b_t[0][0] < 0:  # the customary sign
         b_t[0], g[0] = _scaled(b_t[0], -1), _scaled(g[0], -1)
-    return CookToom(m, r, a_t, tuple(g), tuple(b_t))
+    return a_t, tuple(g), tuple(b_t)
+
+
+def _spread_out(row: Row, first: int, stride: int, length: int) -> Row:
+    """Return zeros, but for every ``stride``-th entry from ``first`` on; what would lie behind the end is left out."""
+    entries = dict(zip(range(first, length, stride), row, strict=False))
+    return tuple(entries.get(i, Fraction(0)) for i in range(length))
 
 
 def kronecker(left: Matrix, right: Matrix) -> Matrix:

@@ -38,7 +38,10 @@ class CudaWinograd:
         return self.launcher.why_not()
 
     def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
-        prepared, scratch = _filter_part(matrices, problem), _tile_parts(problem, tiling(matrices, problem, n))
+        prepared, scratch = (
+            _filter_part(matrices, problem),
+            _tile_parts(matrices, problem, tiling(matrices, problem, n)),
+        )
         return Workspace(carved_bytes([prepared]), carved_bytes(scratch))
 
     def transform_filter(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
@@ -62,12 +65,12 @@ class CudaWinograd:
         if bias is not None and bias.dtype != target.dtype:
             raise InvalidInputError(f"bias has dtype {bias.dtype}; it must be that of the images, {target.dtype}")
         tiles = tiling(matrices, problem, len(source))
-        v, product = carve(scratch, _tile_parts(problem, tiles))
+        v, product = carve(scratch, _tile_parts(matrices, problem, tiles))
         (u,) = carve(prepared, [_filter_part(matrices, problem)])
         if problem.operation is Operation.FORWARD:
             u = u.transpose(1, 2)  # now (points, channels of the source, channels of the target)
         pointers = (source.data_ptr(), v.data_ptr())
-        self._of_images(matrices, problem, tiles, "transform_source", source, pointers, (tiles.top, tiles.left))
+        self._of_images(matrices, problem, tiles, "transform_source", source, pointers, tiles.padding)
         if problem.memory_format is MemoryFormat.CHANNELS_LAST:
             product.baddbmm_(v, u, beta=0)
         else:
@@ -80,10 +83,10 @@ class CudaWinograd:
     ) -> None:
         """dU += (A dy A^T) * (B^T x B), the product summed over the tiles."""
         tiles = tiling(matrices, problem, len(x))
-        v, d = carve(scratch, _tile_parts(problem, tiles))
+        v, d = carve(scratch, _tile_parts(matrices, problem, tiles))
         (du,) = carve(prepared, [_filter_part(matrices, problem)])
         pointers = (x.data_ptr(), v.data_ptr())
-        self._of_images(matrices, problem, tiles, "transform_source", x, pointers, (tiles.top, tiles.left))
+        self._of_images(matrices, problem, tiles, "transform_source", x, pointers, tiles.padding)
         self._of_images(matrices, problem, tiles, "transform_gradient", y, (y.data_ptr(), d.data_ptr()))
         if problem.memory_format is MemoryFormat.CHANNELS_LAST:
             du.baddbmm_(d.transpose(1, 2), v)
@@ -143,9 +146,9 @@ def _filter_part(matrices: CookToom, problem: ConvProblem) -> Part:
     return Part((matrices.a**2 * problem.groups, k // problem.groups, c), compute_dtype(problem))
 
 
-def _tile_parts(problem: ConvProblem, tiles: Tiling) -> list[Part]:
+def _tile_parts(matrices: CookToom, problem: ConvProblem, tiles: Tiling) -> list[Part]:
     """V, and M or the transformed dy: (points * groups, channels, tiles), for channels last (.., tiles, channels)."""
-    points, dtype = tiles.a**2 * tiles.groups, compute_dtype(problem)
+    points, dtype = matrices.a**2 * tiles.groups, compute_dtype(problem)
     if problem.memory_format is MemoryFormat.CHANNELS_LAST:
         return [Part((points, tiles.count, c), dtype) for c in (tiles.source_channels, tiles.target_channels)]
     return [Part((points, c, tiles.count), dtype) for c in (tiles.source_channels, tiles.target_channels)]

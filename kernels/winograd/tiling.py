@@ -12,9 +12,9 @@ from mucudnn.words.problem import ConvProblem, Operation, Pair
 class Tiling:
     """The tiles of one micro-batch of a correlation from a *source* to a *target* image.
 
-    Tile (i, j) makes the m x m target pixels from (i*m, j*m) on, out of the a x a source pixels from
-    (i*m - top, j*m - left) on. Pixels outside the source are zero, those outside the target are dropped. Channel counts
-    are those of one group.
+    Tile (i, j) makes target_step x target_step target pixels from (i * target_step - skipped[0], j * target_step -
+    skipped[1]) on, out of the source pixels from (i * source_step - padding[0], j * source_step - padding[1]) on.
+    Pixels outside the source are zero, those outside the target are dropped. Channel counts are those of one group.
     """
 
     n: int
@@ -23,10 +23,10 @@ class Tiling:
     target_channels: int
     rows: int
     columns: int
-    top: int
-    left: int
-    m: int
-    a: int
+    source_step: int
+    target_step: int
+    padding: Pair
+    skipped: Pair
 
     @property
     def count(self) -> int:
@@ -35,38 +35,19 @@ class Tiling:
 
 
 def tiling(matrices: CookToom, problem: ConvProblem, n: int) -> Tiling:
-    """Return the tiles for ``n`` samples: of y, seen from x; for BACKWARD_DATA of dx, seen from dy."""
-    c, k = problem.c // problem.groups, problem.k // problem.groups
-    padding = source_padding(matrices, problem)
-    if problem.operation is Operation.BACKWARD_DATA:
-        return _tiling(matrices, problem, n, (k, c), (problem.h, problem.w), padding)
-    return _tiling(matrices, problem, n, (c, k), (problem.p, problem.q), padding)
+    """Return the tiles for ``n`` samples: of y, seen from x; for BACKWARD_DATA of dx, seen from dy.
 
-
-def source_padding(matrices: CookToom, problem: ConvProblem) -> Pair:
-    """Return the (top, left) padding of the source.
-
-    dx is the correlation of dy with the filter turned by 180 degrees, for which dy is padded by r - 1 - padding;
-    where that is negative, dy is cropped.
+    dx is the correlation of dy with the filter turned by 180 degrees, for which dy is padded by r - 1 - padding; where
+    that is negative, dy is cropped. With a stride each phase of the filter makes every stride-th pixel of dx, in a tile
+    that begins with the phases with a tap fewer: the first one in or before the image.
     """
-    top, left = problem.padding
-    if problem.operation is Operation.BACKWARD_DATA:
-        return matrices.r - 1 - top, matrices.r - 1 - left
-    return top, left
-
-
-def _tiling(
-    matrices: CookToom, problem: ConvProblem, n: int, channels: Pair, target_size: Pair, padding: Pair
-) -> Tiling:
-    return Tiling(
-        n=n,
-        groups=problem.groups,
-        source_channels=channels[0],
-        target_channels=channels[1],
-        rows=-(-target_size[0] // matrices.m),
-        columns=-(-target_size[1] // matrices.m),
-        top=padding[0],
-        left=padding[1],
-        m=matrices.m,
-        a=matrices.a,
-    )
+    c, k = problem.c // problem.groups, problem.k // problem.groups
+    m, stride, padding = matrices.m, matrices.stride, problem.padding
+    if problem.operation is not Operation.BACKWARD_DATA:
+        rows, columns = -(-problem.p // m), -(-problem.q // m)
+        return Tiling(n, problem.groups, c, k, rows, columns, stride * m, m, padding, (0, 0))
+    longest = -(-matrices.r // stride)  # phase
+    (above, top), (before, left) = (divmod(size + matrices.late, stride) for size in padding)
+    rows, columns = -(-(problem.h + top) // (stride * m)), -(-(problem.w + left) // (stride * m))
+    padding = (longest - 1 - above, longest - 1 - before)
+    return Tiling(n, problem.groups, k, c, rows, columns, m, stride * m, padding, (top, left))

@@ -57,14 +57,14 @@ class TorchWinograd:
         tiles = tiling(matrices, problem, len(source))
         left, right = carve(scratch, _scratch_parts(matrices, problem, len(source)))
         transformed = carve(prepared, _prepared_parts(matrices, problem))[0]
-        u = transformed.view(tiles.a**2 * tiles.groups, problem.k // problem.groups, problem.c // problem.groups)
+        a_t, b_t = _matrices(matrices, problem)
+        u = transformed.view(matrices.a**2 * tiles.groups, problem.k // problem.groups, problem.c // problem.groups)
         if problem.operation is Operation.FORWARD:
             u = u.transpose(1, 2)
-        padding = (tiles.top, tiles.left)
-        v = _transform_tiles(matrices.b_t, tiles, source, padding, tiles.source_channels, (left, right))
-        product = _head(right, (tiles.a**2 * tiles.groups, tiles.count, tiles.target_channels))
+        v = _transform_tiles(b_t, tiles, source, (left, right))
+        product = _head(right, (matrices.a**2 * tiles.groups, tiles.count, tiles.target_channels))
         product.baddbmm_(v, u, beta=0)
-        _inverse_transform(matrices.a_t, tiles, product, target, bias, (right, left))
+        _inverse_transform(a_t, tiles, product, target, bias, (right, left))
 
     def accumulate(
         self, matrices: CookToom, problem: ConvProblem, x: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor
@@ -72,12 +72,11 @@ class TorchWinograd:
         """dU += (A dy A^T) * (B^T x B), the product summed over the tiles."""
         tiles = tiling(matrices, problem, len(x))
         x_tiles, y_tiles, half = carve(scratch, _scratch_parts(matrices, problem, len(x)))
-        padding = (tiles.top, tiles.left)
-        v = _transform_tiles(matrices.b_t, tiles, x, padding, tiles.source_channels, (x_tiles, y_tiles))
+        v = _transform_tiles(matrices.b_t, tiles, x, (x_tiles, y_tiles))
         a = tuple(zip(*matrices.a_t, strict=True))
-        d = _transform_tiles(a, tiles, y, (0, 0), tiles.target_channels, (y_tiles, half))
+        d = _transform_tiles(a, tiles, y, (y_tiles, half), of_target=True)
         transformed = carve(prepared, _prepared_parts(matrices, problem))[0]
-        du = transformed.view(tiles.a**2 * tiles.groups, tiles.target_channels, tiles.source_channels)
+        du = transformed.view(matrices.a**2 * tiles.groups, tiles.target_channels, tiles.source_channels)
         du.baddbmm_(d.transpose(1, 2), v)
 
     def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
@@ -99,52 +98,57 @@ def _prepared_parts(matrices: CookToom, problem: ConvProblem) -> list[Part]:
     return parts if dtype == torch_dtype(problem) else [*parts, Part((k, c, r, s), dtype)]
 
 
+def _matrices(matrices: CookToom, problem: ConvProblem) -> tuple[Matrix, Matrix]:
+    """Return A^T of the target and B^T of the source."""
+    if problem.operation is Operation.BACKWARD_DATA:
+        return matrices.dx_a_t, matrices.dx_b_t
+    return matrices.a_t, matrices.b_t
+
+
 def _scratch_parts(matrices: CookToom, problem: ConvProblem, n: int) -> list[Part]:
     """Flat parts; successive stages take turns, each reads one and writes the other (see ``_transform_tiles``)."""
     tiles = tiling(matrices, problem, n)
-    a, m = matrices.a, matrices.m
+    a, step = matrices.a, tiles.target_step
     per_tile = tiles.groups * tiles.count
     source, target = per_tile * tiles.source_channels, per_tile * tiles.target_channels
-    half_source = prod(_half_shape(tiles, matrices.b_t, tiles.source_channels))
+    half_source = prod(_half_shape(tiles, _matrices(matrices, problem)[1], tiles.source_step, tiles.source_channels))
     if problem.operation is Operation.BACKWARD_FILTER:
-        half_target = a * m * target
+        half_target = a * step * target
         sizes = [a * a * source, max(half_source, a * a * target), half_target]
     else:
-        sizes = [max(a * a * source, m * a * target), max(half_source, a * a * target)]
+        sizes = [max(a * a * source, step * a * target), max(half_source, a * a * target)]
     return [Part((size,), compute_dtype(problem)) for size in sizes]
 
 
-def _half_shape(tiles: Tiling, matrix: Matrix, channels: int) -> tuple[int, ...]:
+def _half_shape(tiles: Tiling, matrix: Matrix, step: int, channels: int) -> tuple[int, ...]:
     """Tiles that are transformed along their height only: (a, n, rows, image width, groups, channels)."""
-    width = tiles.m * (tiles.columns - 1) + len(matrix[0])
-    return (tiles.a, tiles.n, tiles.rows, width, tiles.groups, channels)
+    width = step * (tiles.columns - 1) + len(matrix[0])
+    return (len(matrix), tiles.n, tiles.rows, width, tiles.groups, channels)
 
 
 def _transform_tiles(
-    matrix: Matrix,
-    tiles: Tiling,
-    image: Tensor,
-    padding: tuple[int, int],
-    channels: int,
-    buffers: tuple[Tensor, Tensor],
+    matrix: Matrix, tiles: Tiling, image: Tensor, buffers: tuple[Tensor, Tensor], *, of_target: bool = False
 ) -> Tensor:
-    """Compute ``matrix @ tile @ matrix^T`` of every tile of an image (n, groups * channels, height, width).
+    """Compute ``matrix @ tile @ matrix^T`` of every tile of a source, or target: (n, groups * channels, height, width).
 
     Returns (points * groups, tiles, channels), in the first buffer. The way there is padded image (first buffer), half
     transformed (second), transformed (first).
     """
-    half_shape = _half_shape(tiles, matrix, channels)
-    length, m = len(matrix[0]), tiles.m
-    height = m * (tiles.rows - 1) + length
+    step, padding, channels = tiles.source_step, tiles.padding, tiles.source_channels
+    if of_target:
+        step, padding, channels = tiles.target_step, tiles.skipped, tiles.target_channels
+    half_shape = _half_shape(tiles, matrix, step, channels)
+    a, length = len(matrix), len(matrix[0])
+    height = step * (tiles.rows - 1) + length
     padded = _head(buffers[0], (tiles.n, height, *half_shape[3:]))
     _pad(image, padded, padding)
     half = _head(buffers[1], half_shape)
-    _apply(matrix, [padded[:, i : height - length + i + 1 : m] for i in range(length)], half.unbind(0))
-    result = _head(buffers[0], (tiles.a, tiles.a, tiles.groups, tiles.n, tiles.rows, tiles.columns, channels))
+    _apply(matrix, [padded[:, i : height - length + i + 1 : step] for i in range(length)], half.unbind(0))
+    result = _head(buffers[0], (a, a, tiles.groups, tiles.n, tiles.rows, tiles.columns, channels))
     span = half_shape[3] - length + 1
-    columns = [half[:, :, :, j : span + j : m] for j in range(length)]
+    columns = [half[:, :, :, j : span + j : step] for j in range(length)]
     _apply(matrix, columns, result.permute(1, 0, 3, 4, 5, 2, 6).unbind(0))
-    return result.view(tiles.a**2 * tiles.groups, tiles.count, channels)
+    return result.view(a**2 * tiles.groups, tiles.count, channels)
 
 
 def _inverse_transform(
@@ -154,16 +158,17 @@ def _inverse_transform(
 
     The product lies in the first buffer; it goes half transformed into the second, whole pixels into the first.
     """
-    m, n, rows, columns = tiles.m, tiles.n, tiles.rows, tiles.columns
+    a, step, n, rows, columns = len(a_t[0]), tiles.target_step, tiles.n, tiles.rows, tiles.columns
     grouped = (tiles.groups, tiles.target_channels)
-    half = _head(buffers[1], (m, tiles.a, grouped[0], n, rows, columns, grouped[1]))
-    _apply(a_t, product.view(tiles.a, *half.shape[1:]).unbind(0), half.unbind(0))
-    image = _head(buffers[0], (n, rows, m, columns, m, *grouped))
+    half = _head(buffers[1], (step, a, grouped[0], n, rows, columns, grouped[1]))
+    _apply(a_t, product.view(a, *half.shape[1:]).unbind(0), half.unbind(0))
+    image = _head(buffers[0], (n, rows, step, columns, step, *grouped))
     start = None if bias is None else bias.view(grouped)
     points = half.permute(1, 0, 3, 4, 5, 2, 6).unbind(0)
     _apply(a_t, points, image.permute(4, 2, 0, 1, 3, 5, 6).unbind(0), start)
-    whole = image.view(n, rows * m, columns * m, prod(grouped)).permute(0, 3, 1, 2)
-    target.copy_(whole[:, :, : target.shape[2], : target.shape[3]])
+    whole = image.view(n, rows * step, columns * step, prod(grouped)).permute(0, 3, 1, 2)
+    top, left = tiles.skipped
+    target.copy_(whole[:, :, top : top + target.shape[2], left : left + target.shape[3]])
 
 
 def _apply(matrix: Matrix, sources: Sequence[Tensor], targets: Sequence[Tensor], start: Tensor | None = None) -> None:

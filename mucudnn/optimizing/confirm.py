@@ -13,7 +13,8 @@ from mucudnn.optimizing.in_place import Place
 from mucudnn.optimizing.steps_in_turns import EFFORT, Effort, Rounds, Steps, StepTimes, TunedModules
 from mucudnn.tuning.choose import baseline_of
 from mucudnn.tuning.confirmation import Confirmation, InPlace, InTurns, PutBack
-from mucudnn.tuning.result import TunedProblem, relative_error_of
+from mucudnn.tuning.contenders import relative_error_of
+from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN

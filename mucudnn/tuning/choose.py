@@ -16,6 +16,7 @@ from typing import Any
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.reuse import Account, account_wr
+from mucudnn.tuning.contenders import MOST_CONTENDERS, NEARLY_AS_FAST, best_of, contenders_near, fastest_within
 from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun
 from mucudnn.words.task import Task
@@ -25,12 +26,8 @@ from mucudnn.words.values import restore
 
 # A smaller lead is not worth it: tomorrow's machine may be another, and torch's own is never slower than torch.
 LEAST_GAIN = 0.03
-MOST_CONTENDERS = 3
 _NO_GAIN = 1.001  # times torch's own: what is not surely faster is no bargain, so that torch's own runs if it fits
-NEARLY_AS_FAST = 1.15  # predictions this close are within what sums of parts and noise get wrong
-JUST_AS_FAST = 1.07  # predictions this close are within what noise alone gets wrong, mostly
 _SURPRISING = 1.25  # times what was predicted: more is not the noise, so that others may be faster
-_EVEN = 1.01  # times the fastest in whole runs: less than their noise
 _MOST_ROUNDS = 8  # of solving, running whole and solving again
 
 Outcome = WholeRun | Exception | None  # the whole run; why it cannot run; None: nobody has run it
@@ -90,16 +87,21 @@ def choose(
     account = _account(task, measurements)
     baseline = _baseline(measurements, task.batch_size, baseline_bytes)
     fastest = set() if account is None else {account.configuration}
-    near = partial(_contenders, fastest, measurements, task.batch_size, task.limit_bytes)
+    near = partial(contenders_near, fastest, measurements, task.batch_size, task.limit_bytes)
     outcomes = dict(verify(task, near(margin)[:MOST_CONTENDERS] or [baseline]))
-    bound_s = _surprising_s(task, outcomes, baseline)
+    bound_s = _surprising_s(task, outcomes, baseline, measurements)
     least_s = min((c.time_s for c in outcomes), default=inf)
     if bound_s is not None and (further := [c for c in near(bound_s / least_s) if c not in outcomes]):
         outcomes |= verify(task, further[:MOST_CONTENDERS])
-    return replace(_choose(task, outcomes, baseline, verify), account=account)
+    return replace(_choose(task, outcomes, baseline, measurements, verify), account=account)
 
 
-def _surprising_s(task: Task, outcomes: Mapping[Configuration, Outcome], baseline: Configuration) -> float | None:
+def _surprising_s(
+    task: Task,
+    outcomes: Mapping[Configuration, Outcome],
+    baseline: Configuration,
+    measurements: Sequence[Measurement],
+) -> float | None:
     """Return the seconds that others must be below by prediction to be worth a whole run; ``None``: none is.
 
     What slows torch's own as well is no surprise, nor that torch's own is faster than it was measured.
@@ -107,7 +109,7 @@ def _surprising_s(task: Task, outcomes: Mapping[Configuration, Outcome], baselin
     runs = _runs(outcomes)
     if not runs:
         return None
-    best = _best(runs)
+    best = best_of(runs, measurements)
     time_s = min(runs[best].time_s, baseline.time_s / runs[best].speedup)
     if best.is_baseline or time_s <= _SURPRISING * best.time_s:
         return None
@@ -118,17 +120,16 @@ def _runs(outcomes: Mapping[Configuration, Outcome]) -> dict[Configuration, Whol
     return {c: outcome for c, outcome in outcomes.items() if isinstance(outcome, WholeRun)}
 
 
-def _best(runs: Mapping[Configuration, WholeRun]) -> Configuration:
-    """Return the fastest. Of those that are as good as even, it is the one with the least workspace."""
-    least_speedup = max(run.speedup for run in runs.values()) / _EVEN
-    even = (configuration for configuration, run in runs.items() if run.speedup >= least_speedup)
-    return min(even, key=lambda c: (c.workspace_bytes, len(c.micro_configs)))
-
-
-def _choose(task: Task, outcomes: Mapping[Configuration, Outcome], baseline: Configuration, verify: Verify) -> Choice:
+def _choose(
+    task: Task,
+    outcomes: Mapping[Configuration, Outcome],
+    baseline: Configuration,
+    measurements: Sequence[Measurement],
+    verify: Verify,
+) -> Choice:
     runs = _runs(outcomes)
     if runs:
-        best = _best(runs)
+        best = best_of(runs, measurements)
         return _verdict(task, best, runs[best], _timed(baseline, runs[best]))
     unrun = [configuration for configuration, outcome in outcomes.items() if outcome is None]
     if unrun:
@@ -174,7 +175,11 @@ def divide(
 
 def is_solvable(task: Task, measurements: Sequence[Measurement]) -> bool:
     """Return whether something covers the batch: what was measured within the limit, or torch's own without one."""
-    return task.in_headroom or task.torchs_own_fits or bool(_fastest(measurements, task.batch_size, task.limit_bytes))
+    return (
+        task.in_headroom
+        or task.torchs_own_fits
+        or bool(fastest_within(measurements, task.batch_size, task.limit_bytes))
+    )
 
 
 def refuted(
@@ -185,48 +190,6 @@ def refuted(
     sizes = {parts: sum(part.micro_batch_size for part in parts) for parts in slower}
     baselines = {parts: _baseline(measurements, n, None) for parts, n in sizes.items() if n < task.batch_size}
     return tuple(sorted(parts for parts, baseline in baselines.items() if _fits(task, baseline)))
-
-
-def contenders(measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None) -> list[Configuration]:
-    """Return configurations that deserve a whole run, in the order of prediction.
-
-    They are the fastest by prediction, and the best of single algorithms that come near it, each other than the
-    baseline. Only the baseline if there is no other.
-    """
-    fastest = _fastest(measurements, batch_size, limit_bytes)
-    return _contenders(fastest, measurements, batch_size, limit_bytes, NEARLY_AS_FAST)[:MOST_CONTENDERS]
-
-
-def _contenders(
-    found: set[Configuration],
-    measurements: Sequence[Measurement],
-    batch_size: int,
-    limit_bytes: int | None,
-    margin: float,
-) -> list[Configuration]:
-    """Add to ``found``, the fastest of all by prediction if anything fits, the best of single algorithms near it."""
-    bounds = _least_times(measurements, batch_size)
-    for name in sorted(bounds, key=lambda name: (bounds[name], name)):
-        if bounds[name] > margin * min((c.time_s for c in found if not c.is_baseline), default=inf):
-            break
-        own = [m for m in measurements if m.micro_config.algorithm == name]
-        divided = [m for m in own if m.micro_config.micro_batch_size < batch_size]
-        undivided = [m for m in own if m.micro_config.micro_batch_size == batch_size]
-        found = found.union(*(_fastest(some, batch_size, limit_bytes) for some in (own, divided, undivided)))
-    ranked = sorted(found, key=lambda c: (c.time_s, c.workspace_bytes, c.micro_configs))
-    others = [c for c in ranked if not c.is_baseline]
-    near = [c for c in others if c.time_s <= margin * others[0].time_s]
-    return near or ranked
-
-
-def _least_times(measurements: Sequence[Measurement], batch_size: int) -> dict[str, float]:
-    """Algorithm -> seconds that no configuration of it alone can be below: its best time per sample, without setup."""
-    least: dict[str, float] = {}
-    for m in measurements:
-        name, n = m.micro_config.algorithm, m.micro_config.micro_batch_size
-        if n <= batch_size:
-            least[name] = min(m.step_s / n * batch_size, least.get(name, inf))
-    return least
 
 
 def baseline_of(measurements: Sequence[Measurement], batch_size: int) -> Configuration | None:
@@ -418,11 +381,6 @@ def _account(task: Task, measurements: Sequence[Measurement]) -> Account | None:
     with suppress(InfeasibleError):
         return account_wr(measurements, task.batch_size, task.limit_bytes, what=str(task))
     return None
-
-
-def _fastest(measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None) -> set[Configuration]:
-    fastest = desirable_sets(measurements, batch_size).fastest(batch_size, limit_bytes) if measurements else None
-    return set() if fastest is None else {fastest}
 
 
 def _verdict(task: Task, best: Configuration, run: WholeRun, baseline: Configuration) -> Choice:

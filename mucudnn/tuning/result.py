@@ -11,6 +11,7 @@ from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import Account
 from mucudnn.tuning.choose import Choice, Divided
 from mucudnn.tuning.confirmation import InPlace
+from mucudnn.tuning.contenders import relative_error_of
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
@@ -252,9 +253,3 @@ def row_of(tuned: TunedProblem) -> dict[str, Any]:
 def allowed(measurements: Iterable[Measurement], error_bound: float) -> list[Measurement]:
     """Return those whose error is within the bound; torch's own always, since it would run without mucudnn."""
     return [m for m in measurements if m.relative_error <= error_bound or m.micro_config.algorithm == TORCHS_OWN]
-
-
-def relative_error_of(configuration: Configuration, measurements: Iterable[Measurement]) -> float | None:
-    """Return the largest error of its algorithms, each compared with float64 once; None: torch's own could not be."""
-    used = set(configuration.algorithms)
-    return max((m.relative_error for m in measurements if m.micro_config.algorithm in used), default=None)

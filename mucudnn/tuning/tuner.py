@@ -24,7 +24,8 @@ from mucudnn.running.devices import device_named, largest_batch_size, made_curre
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
-from mucudnn.tuning.choose import JUST_AS_FAST, NEARLY_AS_FAST, Outcome, Verify, choose, divide, is_solvable
+from mucudnn.tuning.choose import Outcome, Verify, choose, divide, is_solvable
+from mucudnn.tuning.contenders import JUST_AS_FAST, NEARLY_AS_FAST
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes, unaffordable
 from mucudnn.tuning.job import Job
 from mucudnn.tuning.permitted import permitted_algorithms

@@ -20,7 +20,8 @@ from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 by_operation = pytest.mark.parametrize("operation", Operation)
-NAMES = ("winograd-2x2", "winograd-6x6", "winograd-2x2-5x5", "implicit-gemm", "pointwise", "depthwise")
+NAMES = ("winograd-2x2", "winograd-6x6", "winograd-2x2-5x5", "winograd-4x4-stride2")
+NAMES += ("implicit-gemm", "pointwise", "depthwise")
 SLICES = {
     "whole": (slice(0, 5),),
     "cut": (slice(0, 2), slice(2, 4), slice(4, 5)),
@@ -31,6 +32,8 @@ SLICES = {
 def problem_for(name: str, operation: Operation, memory_format: MemoryFormat, **changes: Any) -> ConvProblem:
     taps = 5 if "5x5" in name else 3
     sizes: dict[str, Any] = {"c": 6, "h": 9, "w": 8, "k": 10, "r": taps, "s": taps, "padding": (1, 2)} | changes
+    if name.endswith("stride2"):
+        sizes |= {"stride": (2, 2)}
     if name in ("implicit-gemm", "depthwise"):
         sizes |= {"stride": (2, 1), "dilation": (1, 2)}
     if name == "pointwise":
@@ -130,7 +133,7 @@ def test_what_does_not_belong_together_is_refused(
 
 def test_a_tile_that_is_not_compiled_is_refused() -> None:
     problem = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3, padding=(1, 1))
-    for tile, message in ((3, r"F\(3, 3\) is not among the compiled ones"), (0, "outputs of a tile is 0")):
+    for tile, message in ((3, r"F\(3x3, 3x3\) with .* is not among the compiled ones"), (0, "outputs of a tile is 0")):
         with pytest.raises(InvalidInputError, match=message):
             run(bound_stage("winograd", problem, 2, (slice(0, 2),), Workspace(2**18, 2**18), tile=tile), problem, 2)
 

@@ -28,6 +28,7 @@ from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 NAMES = ("winograd-2x2", "winograd-4x4", "winograd-6x6", "winograd-2x2-5x5", "winograd-4x4-5x5")
+NAMES += ("winograd-4x4-stride2",)
 NAMES += ("implicit-gemm", "pointwise", "depthwise")
 by_name = pytest.mark.parametrize("name", NAMES)
 by_operation = pytest.mark.parametrize("operation", Operation)
@@ -43,10 +44,16 @@ def two_threads() -> None:
 def problem_for(name: str, operation: Operation, **changes: Any) -> ConvProblem:
     taps = 5 if "5x5" in name else 3
     sizes = {"c": 18, "h": 11, "w": 10, "k": 22, "r": taps, "s": taps, "padding": (1, 2)}
+    if name.endswith("stride2"):
+        sizes |= {"stride": (2, 2), "h": 12}  # a pixel more is an output more
     if name == "pointwise":
         sizes |= {"r": 1, "s": 1, "padding": (0, 0), "stride": (2, 1), "h": 12}
     sizes |= changes
     return ConvProblem(operation, **sizes)
+
+
+def shape_of(r: int, stride: int = 1, groups: int = 1) -> Geometry:
+    return Geometry(r, r, stride, stride, 0, 0, 1, 1, groups)
 
 
 @dataclass
@@ -206,11 +213,11 @@ def test_elements_that_are_not_what_they_are_said_to_be_are_refused(
     x, y, u, scratch = torch.ones(1, 4, 8, 8), torch.ones(1, 4, 8, 8), torch.ones(2**14), torch.ones(2**16)
     buffers = (u.data_ptr(), u.nbytes), (scratch.data_ptr(), scratch.nbytes)
     described_x, described_y = described(x, *of_x), described(y, *of_y)
+    shape = Geometry(3, 3, 1, 1, 1, 1, 1, 1, 1)
     with pytest.raises(InvalidInputError, match=message):
         library().mucudnn_winograd_forward(
-            4, 3, 1, 1, 1, described_x, *buffers[0], None, 0, described_y, *buffers[1], 1, None
+            shape, 4, False, described_x, *buffers[0], None, 0, described_y, *buffers[1], 1, None
         )
-    shape = Geometry(3, 3, 1, 1, 1, 1, 1, 1, 1)
     with pytest.raises(InvalidInputError, match=message):
         library().mucudnn_implicit_gemm_forward(
             shape, False, described_x, *buffers[0], None, 0, described_y, *buffers[1], 1, None
@@ -266,13 +273,13 @@ def test_text_where_an_enum_is_meant_writes_nothing_where_it_does_not_belong(nam
 
 
 def test_a_transform_that_is_not_compiled_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"F\(3, 3\) is not among the compiled ones"):
-        library().mucudnn_winograd_prepared_bytes(3, 3, 1, 1, 1)
+    with pytest.raises(InvalidInputError, match=r"F\(3x3, 3x3\) with the stride 1x1 .* is not among the compiled ones"):
+        library().mucudnn_winograd_prepared_bytes(shape_of(3), 3, 1, 1)
 
 
 def test_no_threads_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="number of threads is 0"):
-        library().mucudnn_winograd_scratch_bytes(4, 3, False, 1, 1, 1, 1, 1, 0)
+        library().mucudnn_winograd_scratch_bytes(shape_of(3), 4, False, 1, 1, 1, 1, 1, 0)
 
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------
@@ -294,11 +301,15 @@ def test_billions_of_samples_need_as_much_as_a_million(name: str, operation: Ope
 _VECTOR = {"avx512": 16, "avx2": 8, "plain": 4}
 
 
-def defined_scratch_bytes(m: int, r: int, n: int, c: int, k: int, pixels: tuple[int, int], threads: int) -> int:
+def defined_scratch_bytes(
+    m: int, r: int, stride: int, n: int, c: int, k: int, pixels: tuple[int, int], threads: int
+) -> int:
     """Of a forward call, in whole numbers without an end: the comments of compiled/winograd/winograd.cpp."""
     lanes = library().mucudnn_vector_length()
     rows = 14 if build_name() == "avx512" else 6  # of a register tile
-    c_blocks, k_blocks, points = -(-c // lanes), -(-k // lanes), (m + r - 1) ** 2
+    c_blocks, k_blocks = -(-c // lanes), -(-k // lanes)
+    of_x, of_y = (stride * (m - 1) + r) ** 2, (m + -(-r // stride) - 1) ** 2  # points
+    of_filter = (m + 2) ** 2 if (r, stride) == (3, 2) else of_x  # whose phase of one tap has one
     tiles = n * -(-pixels[0] // m) * -(-pixels[1] // m)
 
     def block(largest: int, sharing: int) -> int:
@@ -306,12 +317,12 @@ def defined_scratch_bytes(m: int, r: int, n: int, c: int, k: int, pixels: tuple[
         return -(-tiles // (rounds * sharing))
 
     def floats(block_tiles: int) -> int:
-        return points * lanes * sum(block_tiles * blocks | 1 for blocks in (c_blocks, k_blocks))
+        return lanes * (of_x * (block_tiles * c_blocks | 1) + of_y * (block_tiles * k_blocks | 1))
 
-    per_tile = points * (c_blocks + k_blocks) * lanes
+    per_tile = (of_x * c_blocks + of_y * k_blocks) * lanes
     own = block(min(max(192 * 1024 // per_tile, 2 * rows), 6 * rows), threads)
     shared = block(12 * rows, 1)
-    filter_floats = points * c_blocks * k_blocks * lanes**2
+    filter_floats = of_filter * c_blocks * k_blocks * lanes**2
     moved = -(-tiles // own) * filter_floats, -(-tiles // shared) * filter_floats + 4 * per_tile * tiles
     return 4 * (threads * floats(own) if moved[0] <= moved[1] and own >= rows else floats(shared))
 
@@ -320,11 +331,12 @@ def defined_scratch_bytes(m: int, r: int, n: int, c: int, k: int, pixels: tuple[
 @pytest.mark.parametrize("threads", [1, 2, 3, 64])
 @pytest.mark.parametrize(("c", "k"), [(3, 64), (64, 64), (512, 512), (2048, 17)])
 def test_scratch_is_the_definition_in_whole_numbers(c: int, k: int, threads: int) -> None:
-    for m, r in ((2, 3), (4, 3), (6, 3), (2, 5), (4, 5)):
+    for m, r, stride in ((2, 3, 1), (4, 3, 1), (6, 3, 1), (2, 5, 1), (4, 5, 1), (4, 3, 2)):
         for n in (*range(1, 40), 1000, 123_457, *BILLIONS):
             for pixels in ((1, 1), (14, 13), (56, 56), (1_201, 999)):
-                size = library().mucudnn_winograd_scratch_bytes(m, r, False, n, c, k, *pixels, threads)
-                assert size == defined_scratch_bytes(m, r, n, c, k, pixels, threads), (m, r, n, pixels)
+                shape = shape_of(r, stride)
+                size = library().mucudnn_winograd_scratch_bytes(shape, m, False, n, c, k, *pixels, threads)
+                assert size == defined_scratch_bytes(m, r, stride, n, c, k, pixels, threads), (m, r, n, pixels)
 
 
 @by_name
@@ -340,9 +352,9 @@ def test_a_batch_that_64_bits_cannot_count_is_refused_or_needs_as_much(name: str
 
 def test_channels_whose_filter_64_bits_cannot_count_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="needs more than 64 bits"):
-        library().mucudnn_winograd_prepared_bytes(6, 3, 2**30, 2**30, 2**30)
+        library().mucudnn_winograd_prepared_bytes(shape_of(3, groups=2**30), 6, 2**30, 2**30)
     with pytest.raises(InvalidInputError, match=r"is 1073741825; allowed is 1 to 1073741824"):
-        library().mucudnn_winograd_prepared_bytes(6, 3, 1, 2**30 + 1, 1)
+        library().mucudnn_winograd_prepared_bytes(shape_of(3), 6, 2**30 + 1, 1)
 
 
 def test_what_is_too_large_for_the_compiled_algorithms_has_a_reason() -> None:

@@ -19,7 +19,7 @@ BEGIN = """
 from ctypes import byref
 import torch
 from mucudnn.testing.guarded_call import GuardedMemory
-from mucudnn.kernels.compiled.library import Operand, library
+from mucudnn.kernels.compiled.library import Geometry, Operand, library
 
 guarded, memory = GuardedMemory(), torch.zeros(4096, dtype=torch.uint8)
 part = guarded.buffer(100)
@@ -36,7 +36,8 @@ WRONG = {  # each lies about a buffer, which no check can see
     "misaligned floats": (
         "w = Operand(memory.data_ptr(), 36, 1, 1, 3, 3, False);"
         "u = torch.zeros(2**16, dtype=torch.uint8);"
-        "library().mucudnn_winograd_transform_filter(2, 3, 1, False, byref(w), u.data_ptr() + 1, u.nbytes - 1, 1)",
+        "g = Geometry(3, 3, 1, 1, 0, 0, 1, 1, 1);"
+        "library().mucudnn_winograd_transform_filter(g, 2, False, byref(w), u.data_ptr() + 1, u.nbytes - 1, 1)",
         "misaligned address",
     ),
 }

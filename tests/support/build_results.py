@@ -22,7 +22,7 @@ from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.winograd import algorithms as winograd
 from mucudnn.testing.guarded_call import Call
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation, Pair
 
 HALF = ("bfloat16", "float16")
 DTYPES = ("float32", *HALF)
@@ -103,12 +103,12 @@ def _cases() -> Iterator[tuple[Algorithm, str, ConvProblem]]:
             **_GEOMETRIES[name],
             r=r,
             s=r,
-            stride=(stride, 1),
+            stride=stride,
             padding=(r // 2, 1) if r > 1 else (0, 0),
             dtype=dtype,
             memory_format=memory_format,
         )
-        yield algorithm, f"{algorithm.name} {operation} {memory_format} {name} {stride} {dtype}", problem
+        yield algorithm, f"{algorithm.name} {operation} {memory_format} {name} {stride[0]} {dtype}", problem
 
 
 def _takes(algorithm: Algorithm, name: str) -> bool:
@@ -120,11 +120,11 @@ def _takes(algorithm: Algorithm, name: str) -> bool:
     return True
 
 
-def _algorithms() -> Iterator[tuple[Algorithm, int, int]]:
-    """With the size and the vertical stride of the filter."""
-    yield from ((algorithm, algorithm.r, 1) for algorithm in winograd.ALGORITHMS)
-    yield from ((algorithm, 1, stride) for algorithm in pointwise.ALGORITHMS for stride in (1, 2))
-    yield from ((algorithm, 3, 2) for algorithm in (*implicit_gemm.ALGORITHMS, *depthwise.ALGORITHMS))
+def _algorithms() -> Iterator[tuple[Algorithm, int, Pair]]:
+    """With the size and the stride of the filter."""
+    yield from ((algorithm, algorithm.r, (algorithm.stride, algorithm.stride)) for algorithm in winograd.ALGORITHMS)
+    yield from ((algorithm, 1, (stride, 1)) for algorithm in pointwise.ALGORITHMS for stride in (1, 2))
+    yield from ((algorithm, 3, (2, 1)) for algorithm in (*implicit_gemm.ALGORITHMS, *depthwise.ALGORITHMS))
 
 
 if __name__ == "__main__":

@@ -217,3 +217,15 @@ def test_of_what_is_as_fast_the_least_workspace_is_taken() -> None:
     needy, modest = measured("needy", BATCH, 0.050, 100), measured("modest", BATCH, 0.051, 10)
     runs = WholeRuns(outcome=lambda task, algorithm: WholeRun(0.1, 0.05 if algorithm == "needy" else 0.0504, 0.0))
     assert choose(FIRST, [TORCH, needy, modest], runs).configuration.algorithms == ("modest",)
+
+
+@pytest.mark.parametrize(
+    ("error", "fine_s", "algorithm"), [(5e-7, 0.052, "fine"), (5e-7, 0.054, "coarse"), (4e-7, 0.052, "coarse")]
+)
+def test_half_the_error_is_worth_being_just_as_fast_where_torchs_is_far_below(
+    error: float, fine_s: float, algorithm: str
+) -> None:
+    coarse = measured("coarse", BATCH, 0.050, 10, relative_error=error)
+    fine = measured("fine", BATCH, 0.051, 10, relative_error=2e-7)
+    runs = WholeRuns(outcome=lambda task, name: WholeRun(0.1, 0.05 if name == "coarse" else fine_s, 0.0))
+    assert choose(FIRST, [TORCH, coarse, fine], runs).configuration.algorithms == (algorithm,)

@@ -15,7 +15,7 @@ from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_mach
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 
 from mucudnn.database.database import Database
-from mucudnn.tuning.choose import contenders
+from mucudnn.tuning.contenders import contenders
 from mucudnn.tuning.tuner import TuningInterrupted, tune
 from mucudnn.words.config import Config
 from mucudnn.words.errors import DatabaseError, InfeasibleError, InvalidInputError, UnavailableError

@@ -20,7 +20,8 @@ from mucudnn.bench.timing.comparison import Comparison
 from mucudnn.bench.timing.timer import Runner
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.solver.front import desirable_sets
-from mucudnn.tuning.choose import Outcome, baseline_of, choose, contenders
+from mucudnn.tuning.choose import Outcome, baseline_of, choose
+from mucudnn.tuning.contenders import contenders
 from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun
 from mucudnn.words.task import Task
 

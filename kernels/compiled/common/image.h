@@ -154,10 +154,10 @@ template <class T>
 static inline void scatter_to(T* first_element, const Images& y, const Region& r, const Window& window,
                               const float* buffer) {
   const int channels = std::min(VL, y.c - r.channel);
-  const int rows = std::min(r.rows, y.h - r.top), columns = std::min(r.columns, y.w - r.left);
-  for (int i = 0; i < rows; ++i) {
-    const float* from = buffer + i * window.row;
-    T* to = first_element + y.offset(r.image, r.channel, r.top + i, r.left);
+  const int first = std::max(0, -r.left), columns = std::min(r.columns, y.w - r.left) - first;
+  for (int i = std::max(0, -r.top); i < std::min(r.rows, y.h - r.top); ++i) {
+    const float* from = buffer + i * window.row + first * window.column;
+    T* to = first_element + y.offset(r.image, r.channel, r.top + i, r.left + first);
     if (y.sc == 1)
       for (ptrdiff_t j = 0; j < columns; ++j) store_first(to + j * y.sw, load(from + j * VL), channels);
     else if (y.sw == 1)

@@ -158,11 +158,12 @@ struct NextColumns {
   }
 };
 
-// C = A B.  A: rows x inner (blocked over inner), B: inner x columns, C: rows x columns; blocks of columns outermost,
+// C (+)= A B.  A: rows x inner (blocked over inner), B: inner x columns, C: rows x columns; blocks of columns outermost,
 // so that one panel of B stays in the cache while the rows of A pass by. inner is a multiple of VL (padded with zeros).
 // What lies behind B is fetched, too, and never read. summed: steps of the inner dimension, a multiple of VL, that are
 // summed up before the sum goes to C. The rounding error of one sum of n products grows with sqrt(n), that of sums of
 // sums with sqrt(summed + n / summed) (Higham, The Accuracy of Floating Point Summation, 1993).
+template <bool ADD = false>
 static inline void multiply(int rows, int inner, int column_blocks, const float* a, const float* b, float* c,
                             int summed) {
   for_column_blocks(column_blocks, [&](auto vectors, int k) {
@@ -173,10 +174,10 @@ static inline void multiply(int rows, int inner, int column_blocks, const float*
         next.fetch(tile, block, inner / VL);
         return a + (ptrdiff_t(block) * rows + first) * VL;
       };
-      register_tile_of<MR, vectors.value, false>(count, Layout<VL, 1>{}, block_of, inner / VL, VL,
-                                                 b + ptrdiff_t(k) * inner * VL, ptrdiff_t(inner) * VL,
-                                                 c + (ptrdiff_t(k) * rows + first) * VL, ptrdiff_t(rows) * VL,
-                                                 VL, summed / VL);
+      register_tile_of<MR, vectors.value, ADD>(count, Layout<VL, 1>{}, block_of, inner / VL, VL,
+                                               b + ptrdiff_t(k) * inner * VL, ptrdiff_t(inner) * VL,
+                                               c + (ptrdiff_t(k) * rows + first) * VL, ptrdiff_t(rows) * VL, VL,
+                                               summed / VL);
       ++tile;
     });
   });

@@ -2,7 +2,13 @@
 // one): y = A^T [(G g) * (B^T d)]. The finite points but 0 come in pairs +a, -a, whose rows (or columns) differ only in
 // the sign of the odd (or even) entries, so that each pair costs one even and one odd sum instead of two full ones.
 // Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015). The Python twin: winograd/cook_toom.py.
+//
+// A filter with stride S is the sum of S phases, filters with unit stride on every S-th pixel: phase p has the taps p,
+// p + S, p + 2 S, ... All have the points of the longest; one with a tap fewer does without infinity, and what it needs
+// at the other points is the same but for the last tap.
 #pragma once
+
+#include <utility>
 
 #include "common/vector.h"
 
@@ -11,8 +17,16 @@ namespace winograd {
 template <int SIZE>
 struct Points;
 template <>
+struct Points<3> {
+  static constexpr double at[] = {1, -1};
+};
+template <>
 struct Points<4> {
   static constexpr double at[] = {0, 1, -1};
+};
+template <>
+struct Points<5> {
+  static constexpr double at[] = {0.5, -0.5, 1.5, -1.5};
 };
 template <>
 struct Points<6> {  // half the error of 1, 2
@@ -20,7 +34,7 @@ struct Points<6> {  // half the error of 1, 2
 };
 template <>
 struct Points<8> {
-  static constexpr double at[] = {0, 0.5, -0.5, 1, -1, 2, -2};
+  static constexpr double at[] = {0, 1, -1, 2, -2, 0.5, -0.5};
 };
 
 // Coefficients of prod over finite points except `left_out` of (x - point); left_out = size - 1 leaves out none.
@@ -38,47 +52,36 @@ struct Matrix {
   double at[ROWS][COLUMNS] = {};
 };
 
+// The product of the distances of a finite point to the others.
 template <int SIZE>
-constexpr Matrix<SIZE, SIZE> data_matrix() {  // B^T
+constexpr double spread(int point) {
+  double product = 1;
+  for (int k = 0; k < SIZE - 1; ++k)
+    if (k != point) product *= Points<SIZE>::at[point] - Points<SIZE>::at[k];
+  return product;
+}
+
+template <int SIZE>
+constexpr Matrix<SIZE, SIZE> data_matrix(bool scaled) {  // B^T
   Matrix<SIZE, SIZE> m;
-  for (int i = 0; i < SIZE; ++i) polynomial<SIZE>(i, m.at[i]);
+  for (int i = 0; i < SIZE; ++i) {
+    polynomial<SIZE>(i, m.at[i]);
+    if (scaled && i < SIZE - 1)
+      for (double& entry : m.at[i]) entry /= spread<SIZE>(i);
+  }
   return m;
 }
 
-// Row i: the powers of point i, divided by `scaled` ? prod of its distances to the other points : 1. Last row:
-// infinity.
+// Row i: the powers of point i, divided by `scaled` ? its spread : 1. Last row: infinity.
 template <int SIZE, int TAPS>
 constexpr Matrix<SIZE, TAPS> point_matrix(bool scaled) {  // G, and A
   Matrix<SIZE, TAPS> m;
   for (int i = 0; i < SIZE - 1; ++i) {
-    double value = 1;
-    if (scaled)
-      for (int k = 0; k < SIZE - 1; ++k)
-        if (k != i) value /= Points<SIZE>::at[i] - Points<SIZE>::at[k];
+    double value = scaled ? 1 / spread<SIZE>(i) : 1;
     for (int j = 0; j < TAPS; ++j, value *= Points<SIZE>::at[i]) m.at[i][j] = value;
   }
   m.at[SIZE - 1][TAPS - 1] = 1;
   return m;
-}
-
-// The columns of each row, the smallest entries first: a sum rounds least where its large parts come last.
-template <int ROWS, int COLUMNS>
-struct Order {
-  int at[ROWS][COLUMNS] = {};
-};
-
-template <int ROWS, int COLUMNS>
-constexpr Order<ROWS, COLUMNS> ascending(const Matrix<ROWS, COLUMNS>& m) {
-  const auto size = [&](int i, int j) { return m.at[i][j] < 0 ? -m.at[i][j] : m.at[i][j]; };
-  Order<ROWS, COLUMNS> order;
-  for (int i = 0; i < ROWS; ++i)
-    for (int j = 0; j < COLUMNS; ++j) {
-      int place = j;
-      for (; place > 0 && size(i, order.at[i][place - 1]) > size(i, j); --place)
-        order.at[i][place] = order.at[i][place - 1];
-      order.at[i][place] = j;
-    }
-  return order;
 }
 
 INLINE Vec multiply_add(Vec sum, double factor, Vec value) {
@@ -88,82 +91,181 @@ INLINE Vec multiply_add(Vec sum, double factor, Vec value) {
   return sum + broadcast(float(factor)) * value;
 }
 
-// Maps one dimension, IN vectors to OUT vectors. SIZE = M + R - 1 points on one of the sides.
+// Maps one dimension, IN vectors to OUT vectors, COUNT of SIZE points on one of the sides: all, or the finite ones.
+// NEGATED: whether the row of a point -a is that of +a with the signs of its even entries changed, not of its odd ones.
 template <int SIZE>
-struct ToPointsFromData {  // B^T: SIZE -> SIZE
-  static constexpr int IN = SIZE, OUT = SIZE;
-  static constexpr auto matrix = data_matrix<SIZE>();
-  static constexpr auto order = ascending(matrix);
-};
+constexpr bool HAS_ZERO = SIZE % 2 == 0;
 
-template <int SIZE, int TAPS, bool SCALED>
-struct ToPoints {  // G (scaled): R -> SIZE, or A: M -> SIZE
-  static constexpr int IN = TAPS, OUT = SIZE;
-  static constexpr auto matrix = point_matrix<SIZE, TAPS>(SCALED);
-  static constexpr auto order = ascending(matrix);
-};
-
-template <class Map>
+template <class Map, int SIZE>
 INLINE void apply_rows_in_pairs(const Vec* in, Vec* out) {
-  constexpr int last = Map::OUT - 1;
-  Vec first = {}, infinity = {};
+  const auto row = [&](int i) INLINE_LAMBDA {
+    Vec sum = {};
 #pragma GCC unroll 8
-  for (int n = 0; n < Map::IN; ++n) {
-    const int of_first = Map::order.at[0][n], of_infinity = Map::order.at[last][n];
-    first = multiply_add(first, Map::matrix.at[0][of_first], in[of_first]);
-    infinity = multiply_add(infinity, Map::matrix.at[last][of_infinity], in[of_infinity]);
-  }
-  out[0] = first;
-  out[last] = infinity;
+    for (int j = 0; j < Map::IN; ++j) sum = multiply_add(sum, Map::matrix.at[i][j], in[j]);
+    return sum;
+  };
+  if (HAS_ZERO<SIZE>) out[0] = row(0);
+  if (Map::OUT == SIZE) out[SIZE - 1] = row(SIZE - 1);
 #pragma GCC unroll 4
-  for (int i = 1; i < last; i += 2) {
+  for (int i = HAS_ZERO<SIZE>; i < SIZE - 1; i += 2) {
     Vec even = {}, odd = {};
 #pragma GCC unroll 8
-    for (int n = 0; n < Map::IN; ++n) {
-      const int j = Map::order.at[i][n];
+    for (int j = 0; j < Map::IN; ++j) {
       if (j % 2 == 0)
         even = multiply_add(even, Map::matrix.at[i][j], in[j]);
       else
         odd = multiply_add(odd, Map::matrix.at[i][j], in[j]);
     }
     out[i] = even + odd;
-    out[i + 1] = even - odd;
+    out[i + 1] = Map::NEGATED ? odd - even : even - odd;
   }
 }
 
-template <int SIZE, int TAPS, bool SCALED>
-struct FromPoints {  // A^T: SIZE -> M, or G^T (scaled): SIZE -> R
-  static constexpr int IN = SIZE, OUT = TAPS;
-  static constexpr auto matrix = point_matrix<SIZE, TAPS>(SCALED);  // transposed when applied
+template <int SIZE, int COUNT = SIZE, bool SCALED = false>
+struct ToPointsFromData {  // B^T: COUNT -> COUNT
+  static constexpr int IN = COUNT, OUT = COUNT;
+  static constexpr bool NEGATED = !HAS_ZERO<SIZE> && !SCALED;
+  static constexpr auto matrix = data_matrix<SIZE>(SCALED);
+  static INLINE_MEMBER void apply(const Vec* in, Vec* out) { apply_rows_in_pairs<ToPointsFromData, SIZE>(in, out); }
 };
 
-template <class Map>
-INLINE void apply_columns_in_pairs(const Vec* in, Vec* out) {
-  constexpr int last = Map::IN - 1;
+template <int SIZE, int COUNT, int TAPS, bool SCALED>
+struct ToPoints {  // G (scaled): R -> COUNT, or A: M -> COUNT
+  static constexpr int IN = TAPS, OUT = COUNT;
+  static constexpr bool NEGATED = !HAS_ZERO<SIZE> && SCALED;
+  static constexpr auto matrix = point_matrix<SIZE, TAPS>(SCALED);
+  static INLINE_MEMBER void apply(const Vec* in, Vec* out) { apply_rows_in_pairs<ToPoints, SIZE>(in, out); }
+};
+
+template <int SIZE, int COUNT, int TAPS, bool SCALED>
+struct FromPoints {  // A^T: COUNT -> M, or G^T (scaled): COUNT -> R
+  static constexpr int IN = COUNT, OUT = TAPS;
+  static constexpr bool NEGATED = !HAS_ZERO<SIZE> && SCALED;
+  static constexpr auto matrix = point_matrix<SIZE, TAPS>(SCALED);  // transposed when applied
+  static INLINE_MEMBER void apply(const Vec* in, Vec* out) {
 #pragma GCC unroll 8
-  for (int i = 0; i < Map::OUT; ++i)
-    out[i] = multiply_add(multiply_add(Vec{}, Map::matrix.at[0][i], in[0]), Map::matrix.at[last][i], in[last]);
+    for (int i = 0; i < OUT; ++i) {
+      out[i] = HAS_ZERO<SIZE> ? multiply_add(Vec{}, matrix.at[0][i], in[0]) : Vec{};
+      if (COUNT == SIZE) out[i] = multiply_add(out[i], matrix.at[SIZE - 1][i], in[SIZE - 1]);
+    }
 #pragma GCC unroll 4
-  for (int j = 1; j < last; j += 2) {
-    const Vec sum = in[j] + in[j + 1], difference = in[j] - in[j + 1];
+    for (int j = HAS_ZERO<SIZE>; j < SIZE - 1; j += 2) {
+      const Vec sum = in[j] + in[j + 1], difference = in[j] - in[j + 1];
 #pragma GCC unroll 8
-    for (int i = 0; i < Map::OUT; ++i)
-      out[i] = multiply_add(out[i], Map::matrix.at[j][i], i % 2 == 0 ? sum : difference);
+      for (int i = 0; i < OUT; ++i)
+        out[i] = multiply_add(out[i], matrix.at[j][i], (i % 2 == 0) != NEGATED ? sum : difference);
+    }
   }
+};
+
+// The phases of R taps with stride S, which share SIZE points. Along one dimension the products of all phases, WINDOW of
+// them, follow each other, and so do the values of the transformed filter, FILTERS of them. Both are fewer by one for
+// each of the last phases, `LATE` of them, which have a tap fewer. A phase of a single tap has one value for all points,
+// which is the tap: the division by the spread is then done where x is transformed.
+template <int M, int R, int S>
+struct Phases {
+  static constexpr int STRIDE = S, TILE = M, TAPS = (R + S - 1) / S, SIZE = M + TAPS - 1, LATE = S * TAPS - R;
+  static constexpr int WINDOW = S * (M - 1) + R;
+  static constexpr int taps(int phase) { return TAPS - (phase >= S - LATE); }
+  static constexpr int points(int phase) { return SIZE - (phase >= S - LATE); }
+  static constexpr bool is_single(int phase) { return phase >= S - LATE && taps(phase) == 1; }
+  static constexpr int filters(int phase) { return is_single(phase) ? 1 : points(phase); }
+
+  struct Tables {
+    int first_product[S + 1] = {}, first_filter[S + 1] = {};
+    int point_of[WINDOW] = {}, filter_of[WINDOW] = {};  // by product
+  };
+  static constexpr Tables make_tables() {
+    Tables t;
+    for (int p = 0; p < S; ++p) {
+      for (int i = 0; i < points(p); ++i) {
+        t.point_of[t.first_product[p] + i] = i;
+        t.filter_of[t.first_product[p] + i] = t.first_filter[p] + (is_single(p) ? 0 : i);
+      }
+      t.first_product[p + 1] = t.first_product[p] + points(p);
+      t.first_filter[p + 1] = t.first_filter[p] + filters(p);
+    }
+    return t;
+  }
+  static constexpr Tables tables = make_tables();
+  static constexpr int FILTERS = tables.first_filter[S];
+};
+
+// Calls body(phase) with an integral constant for each phase.
+template <class Body, int... PHASES>
+INLINE void for_phases(std::integer_sequence<int, PHASES...>, Body body) {
+  (body(std::integral_constant<int, PHASES>{}), ...);
+}
+template <int S, class Body>
+INLINE void for_phases(Body body) {
+  for_phases(std::make_integer_sequence<int, S>{}, body);
 }
 
-template <int SIZE>
-INLINE void apply(ToPointsFromData<SIZE>, const Vec* in, Vec* out) {
-  apply_rows_in_pairs<ToPointsFromData<SIZE>>(in, out);
-}
-template <int SIZE, int TAPS, bool SCALED>
-INLINE void apply(ToPoints<SIZE, TAPS, SCALED>, const Vec* in, Vec* out) {
-  apply_rows_in_pairs<ToPoints<SIZE, TAPS, SCALED>>(in, out);
-}
-template <int SIZE, int TAPS, bool SCALED>
-INLINE void apply(FromPoints<SIZE, TAPS, SCALED>, const Vec* in, Vec* out) {
-  apply_columns_in_pairs<FromPoints<SIZE, TAPS, SCALED>>(in, out);
-}
+template <class Of>
+struct ToProducts {  // B^T of all phases, of a window of x
+  static constexpr int IN = Of::WINDOW, OUT = Of::WINDOW;
+  static INLINE_MEMBER void apply(const Vec* in, Vec* out) {
+    for_phases<Of::STRIDE>([&](auto phase) INLINE_LAMBDA {
+      constexpr int p = phase.value, COUNT = Of::points(p);
+      Vec part[COUNT];
+#pragma GCC unroll 8
+      for (int i = 0; i < COUNT; ++i) part[i] = in[Of::STRIDE * i + p];
+      ToPointsFromData<Of::SIZE, COUNT, Of::is_single(p)>::apply(part, out + Of::tables.first_product[p]);
+    });
+  }
+};
+
+template <class Of>
+struct FromProducts {  // A^T of all phases, to a tile of dx, with the filter turned: the last phase comes first
+  static constexpr int IN = Of::WINDOW, OUT = Of::STRIDE * Of::TILE;
+  static INLINE_MEMBER void apply(const Vec* in, Vec* out) {
+    for_phases<Of::STRIDE>([&](auto phase) INLINE_LAMBDA {
+      constexpr int p = phase.value;
+      Vec part[Of::TILE];
+      FromPoints<Of::SIZE, Of::points(p), Of::TILE, Of::is_single(p)>::apply(in + Of::tables.first_product[p], part);
+#pragma GCC unroll 8
+      for (int i = 0; i < Of::TILE; ++i) out[Of::STRIDE * (i + 1) - 1 - p] = part[i];
+    });
+  }
+};
+
+template <class Of>
+struct ToFilters {  // G of all phases
+  static constexpr int IN = Of::STRIDE * Of::TAPS - Of::LATE, OUT = Of::FILTERS;
+  static INLINE_MEMBER void apply(const Vec* in, Vec* out) {
+    for_phases<Of::STRIDE>([&](auto phase) INLINE_LAMBDA {
+      constexpr int p = phase.value, TAPS = Of::taps(p);
+      Vec* const to = out + Of::tables.first_filter[p];
+      if constexpr (Of::is_single(p)) {
+        to[0] = in[p];
+      } else {
+        Vec part[TAPS];
+#pragma GCC unroll 8
+        for (int i = 0; i < TAPS; ++i) part[i] = in[Of::STRIDE * i + p];
+        ToPoints<Of::SIZE, Of::points(p), TAPS, true>::apply(part, to);
+      }
+    });
+  }
+};
+
+template <class Of>
+struct FromFilters {  // G^T of all phases
+  static constexpr int IN = Of::FILTERS, OUT = Of::STRIDE * Of::TAPS - Of::LATE;
+  static INLINE_MEMBER void apply(const Vec* in, Vec* out) {
+    for_phases<Of::STRIDE>([&](auto phase) INLINE_LAMBDA {
+      constexpr int p = phase.value, TAPS = Of::taps(p);
+      const Vec* const from = in + Of::tables.first_filter[p];
+      if constexpr (Of::is_single(p)) {
+        out[p] = from[0];
+      } else {
+        Vec part[TAPS];
+        FromPoints<Of::SIZE, Of::points(p), TAPS, true>::apply(from, part);
+#pragma GCC unroll 8
+        for (int i = 0; i < TAPS; ++i) out[Of::STRIDE * i + p] = part[i];
+      }
+    });
+  }
+};
 
 // The map along both dimensions. Vector (i, j) of the source at from[i * from_row + j * from_column], likewise the
 // result; `offset` is added to each vector of the result.
@@ -171,20 +273,20 @@ template <class Map>
 static inline void transform(const float* from, ptrdiff_t from_row, ptrdiff_t from_column, float* to, ptrdiff_t to_row,
                              ptrdiff_t to_column, Vec offset = Vec{}) {
   Vec half[Map::IN][Map::OUT];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int i = 0; i < Map::IN; ++i) {
     Vec in[Map::IN];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int j = 0; j < Map::IN; ++j) in[j] = load(from + i * from_row + j * from_column);
-    apply(Map{}, in, half[i]);
+    Map::apply(in, half[i]);
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int j = 0; j < Map::OUT; ++j) {
     Vec in[Map::IN], out[Map::OUT];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < Map::IN; ++i) in[i] = half[i][j];
-    apply(Map{}, in, out);
-#pragma GCC unroll 8
+    Map::apply(in, out);
+#pragma GCC unroll 16
     for (int i = 0; i < Map::OUT; ++i) store(to + i * to_row + j * to_column, out[i] + offset);
   }
 }

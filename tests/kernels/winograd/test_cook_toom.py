@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from mucudnn.kernels.winograd.cook_toom import CookToom, Matrix, cook_toom, kronecker
 
 USED = [(2, 3), (4, 3), (6, 3), (2, 5), (4, 5)]
+STRIDED = [(2, 3, 2), (4, 3, 2), (5, 3, 2), (4, 5, 2), (3, 7, 2), (2, 4, 2), (2, 5, 3), (4, 4, 3)]
 NUMBERS = st.fractions(min_value=-8, max_value=8, max_denominator=16)
 CUSTOMARY = tuple(Fraction(p) for p in (0, 1, -1, 2, -2))
 
@@ -38,6 +40,46 @@ def test_it_is_the_correlation(m: int, r: int, data: st.DataObject) -> None:
     d = data.draw(st.lists(NUMBERS, min_size=f.a, max_size=f.a))
     g = data.draw(st.lists(NUMBERS, min_size=r, max_size=r))
     assert filtered(f, d, g) == [sum(d[i + j] * g[j] for j in range(r)) for i in range(m)]
+
+
+@pytest.mark.parametrize(("m", "r", "stride"), STRIDED)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_with_a_stride_it_is_every_so_many_results(m: int, r: int, stride: int, data: st.DataObject) -> None:
+    f = cook_toom(m, r, stride)
+    d = data.draw(st.lists(NUMBERS, min_size=f.a, max_size=f.a))
+    g = data.draw(st.lists(NUMBERS, min_size=r, max_size=r))
+    assert filtered(f, d, g) == [sum(d[stride * i + j] * g[j] for j in range(r)) for i in range(m)]
+
+
+@pytest.mark.parametrize(("m", "r", "stride"), [*((m, r, 1) for m, r in USED), *STRIDED])
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_the_matrices_of_dx_compute_a_tile_of_the_gradient(m: int, r: int, stride: int, data: st.DataObject) -> None:
+    """Its first pixel is the first that only the dy of the window reach, of the phase that comes first."""
+    f = cook_toom(m, r, stride)
+    dy = data.draw(st.lists(NUMBERS, min_size=len(f.dx_b_t[0]), max_size=len(f.dx_b_t[0])))
+    g = data.draw(st.lists(NUMBERS, min_size=r, max_size=r))
+    products = [x * y for x, y in zip(times(f.g, g[::-1]), times(f.dx_b_t, dy), strict=True)]
+    dx = [Fraction(0)] * (stride * (len(dy) - 1) + r)
+    for i, j in product(range(len(dy)), range(r)):
+        dx[stride * i + j] += dy[i] * g[j]
+    first = stride * (-(-r // stride) - 1) - f.late
+    assert times(f.dx_a_t, products) == dx[first : first + stride * m]
+
+
+@pytest.mark.parametrize(("m", "r", "stride"), STRIDED)
+def test_with_a_stride_there_are_as_many_products_as_pixels_in_the_window(m: int, r: int, stride: int) -> None:
+    f = cook_toom(m, r, stride)
+    shapes = [array(matrix).shape for matrix in (f.a_t, f.g, f.b_t, f.dx_a_t)]
+    assert shapes == [(m, f.a), (f.a, r), (f.a, f.a), (stride * m, f.a)]
+    assert f.a == stride * (m - 1) + r
+
+
+@pytest.mark.parametrize("stride", [0, 4])
+def test_a_stride_that_passes_over_pixels_is_refused(stride: int) -> None:
+    with pytest.raises(ValueError, match="needs a stride from 1 to 3; given is"):
+        cook_toom(2, 3, stride)
 
 
 @pytest.mark.parametrize(("m", "r"), USED)
@@ -78,7 +120,7 @@ def test_rows_of_a_pair_of_points_differ_in_the_signs_of_alternate_entries(m: in
 
 def test_customary_points_give_the_published_matrices() -> None:
     """F(4, 3) as in Lavin and Gray (2016), section 4.3."""
-    f = cook_toom(4, 3, CUSTOMARY)
+    f = cook_toom(4, 3, points=CUSTOMARY)
     assert [[int(x) for x in row] for row in f.b_t] == [
         [4, 0, -5, 0, 1, 0],
         [0, -4, -4, 1, 1, 0],
@@ -103,4 +145,4 @@ def test_customary_points_give_the_published_matrices() -> None:
 )
 def test_unsuitable_points_are_refused(m: int, r: int, points: tuple[Fraction, ...] | None) -> None:
     with pytest.raises(ValueError, match=r"different points; given"):
-        cook_toom(m, r, points)
+        cook_toom(m, r, points=points)

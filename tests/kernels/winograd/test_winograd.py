@@ -29,7 +29,8 @@ def torch_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def problem_for(algorithm: Winograd, operation: Operation, size: Pair, **changes: object) -> ConvProblem:
-    arguments = {"c": 3, "k": 4, "dtype": "float64"} | changes
+    stride = (algorithm.stride, algorithm.stride)
+    arguments = {"c": 3, "k": 4, "dtype": "float64", "stride": stride} | changes
     return ConvProblem(operation, h=size[0], w=size[1], r=algorithm.r, s=algorithm.r, **arguments)  # type: ignore[arg-type]
 
 
@@ -45,8 +46,9 @@ def error_of(algorithm: Winograd, problem: ConvProblem, micro_batches: tuple[int
 def test_every_remainder_of_the_last_tile(
     algorithm: Winograd, operation: Operation, memory_format: MemoryFormat
 ) -> None:
-    for extra in range(algorithm.m + 1):
-        size = (algorithm.m + algorithm.r + extra, 2 * algorithm.m + algorithm.r - extra)
+    tile = algorithm.stride * algorithm.m
+    for extra in range(tile + 1):
+        size = (tile + algorithm.r + extra, 2 * tile + algorithm.r - extra)
         assert error_of(algorithm, problem_for(algorithm, operation, size, memory_format=memory_format)) < ROUNDING
 
 
@@ -105,7 +107,7 @@ def test_the_points_are_more_accurate_than_the_customary_ones(monkeypatch: pytes
     algorithm = Winograd(4, 3)
     problem = problem_for(algorithm, Operation.FORWARD, (12, 12), c=256, k=32, padding=(1, 1), dtype="float32")
     ours = error_of(algorithm, problem)
-    customary = cook_toom(4, 3, tuple(Fraction(p) for p in (0, 1, -1, 2, -2)))
+    customary = cook_toom(4, 3, points=tuple(Fraction(p) for p in (0, 1, -1, 2, -2)))
     monkeypatch.setattr(Winograd, "matrices", customary)
     assert 1.5 * ours < error_of(algorithm, problem)
 
@@ -151,7 +153,7 @@ def test_half_precision_is_float32_rounded_once(algorithm: Winograd, operation: 
 def test_tiles_cover_the_target(operation: str, padding: int, top: int) -> None:
     problem = ConvProblem(Operation(operation), 6, 10, 9, 4, 3, 3, padding=(padding, padding), groups=2)
     tiles = tiling(cook_toom(4, 3), problem, 5)
-    assert (tiles.top, tiles.left) == (top, top)
+    assert tiles.padding == (top, top)
     assert (tiles.rows, tiles.columns, tiles.count) == (3, 3, 45)
     channels = (3, 2) if operation == "forward" else (2, 3)
     assert (tiles.source_channels, tiles.target_channels) == channels
@@ -162,7 +164,7 @@ def test_tiles_cover_the_target(operation: str, padding: int, top: int) -> None:
     [
         ({"r": 5, "s": 5}, "the filter is 5x5; winograd-4x4 is for 3x3"),
         ({"r": 3, "s": 1}, "the filter is 3x1; winograd-4x4 is for 3x3"),
-        ({"stride": (1, 2)}, "the stride is 1x2; Winograd needs 1x1"),
+        ({"stride": (1, 2)}, "the stride is 1x2; winograd-4x4 is for 1x1"),
         ({"dilation": (2, 1)}, "the dilation is 2x1; Winograd needs 1x1"),
     ],
 )
@@ -173,4 +175,5 @@ def test_what_is_not_supported_is_said(changes: dict[str, object], reason: str) 
 
 def test_names_are_the_published_ones() -> None:
     names = ["winograd-2x2", "winograd-4x4", "winograd-6x6", "winograd-2x2-5x5", "winograd-4x4-5x5"]
+    names += ["winograd-2x2-stride2", "winograd-4x4-stride2", "winograd-4x4-5x5-stride2"]
     assert [a.name for a in ALGORITHMS] == names

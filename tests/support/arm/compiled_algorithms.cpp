@@ -147,6 +147,8 @@ void print_layers() {
       {"winograd-6x6", mucudnn_winograd_stage, 9, 13, 11, 17, 6, of_3x3},
       {"winograd-2x2-5x5", mucudnn_winograd_stage, 9, 13, 11, 17, 2, of_5x5},
       {"winograd-4x4-5x5", mucudnn_winograd_stage, 9, 13, 11, 17, 4, of_5x5},
+      {"winograd-4x4-stride2", mucudnn_winograd_stage, 9, 13, 11, 17, 4, {3, 3, 2, 2, 1, 1, 1, 1, 1}},
+      {"winograd-4x4-5x5-stride2", mucudnn_winograd_stage, 9, 13, 11, 17, 4, {5, 5, 2, 2, 2, 2, 1, 1, 1}},
       {"implicit-gemm", mucudnn_implicit_gemm_stage, 10, 13, 11, 18, 0, {3, 3, 2, 1, 1, 2, 1, 2, 2}},
       {"implicit-gemm-first", mucudnn_implicit_gemm_stage, 3, 29, 31, 18, 0, {7, 7, 2, 2, 3, 3, 1, 1, 1}},
       {"pointwise", mucudnn_pointwise_stage, 37, 9, 10, 42, 0, {1, 1, 1, 1, 0, 0, 1, 1, 1}},

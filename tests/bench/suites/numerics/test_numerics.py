@@ -26,13 +26,13 @@ from mucudnn.bench.suites.numerics.report import in_words, numerics_table
 from mucudnn.bench.suites.numerics.result import SAMPLES, AlgorithmNumerics, NumericsBenchmark
 from mucudnn.database.database import Database
 from mucudnn.kernels.registry import algorithms
-from mucudnn.kernels.winograd.algorithms import ALGORITHMS as WINOGRAD
-from mucudnn.kernels.winograd.algorithms import Winograd
+from mucudnn.kernels.winograd.algorithms import ALGORITHMS, Winograd
 from mucudnn.kernels.winograd.cook_toom import Matrix
 from mucudnn.words.results import Measurement, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
 PAGE = TESTS.parent / "docs" / "numerics.md"
+WINOGRAD = [winograd for winograd in ALGORITHMS if winograd.stride == 1]  # as the geometries
 IMAGES = [operation for operation in Operation if operation is not Operation.BACKWARD_FILTER]
 
 
