@@ -89,10 +89,11 @@ def choose(
     fastest = set() if account is None else {account.configuration}
     near = partial(contenders_near, fastest, measurements, task.batch_size, task.limit_bytes)
     outcomes = dict(verify(task, near(margin)[:MOST_CONTENDERS] or [baseline]))
-    bound_s = _surprising_s(task, outcomes, baseline, measurements)
-    least_s = min((c.time_s for c in outcomes), default=inf)
-    if bound_s is not None and (further := [c for c in near(bound_s / least_s) if c not in outcomes]):
-        outcomes |= verify(task, further[:MOST_CONTENDERS])
+    if (bound_s := _surprising_s(task, outcomes, baseline, measurements)) is not None:
+        least_s = min(c.time_s for c in outcomes)
+        others = [c for c in near(bound_s / least_s) if not (c.is_baseline or c in outcomes)]
+        further = [c for c in others if c.time_s < bound_s]
+        outcomes |= verify(task, further[:MOST_CONTENDERS]) if further else {}
     return replace(_choose(task, outcomes, baseline, measurements, verify), account=account)
 
 

@@ -28,7 +28,8 @@ from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 NAMES = [a.name for a in algorithms("cuda")]
-COMPILED_ALONE = ("implicit-gemm", "pointwise", "depthwise")
+STRIDED = ("winograd-2x2-stride2", "winograd-4x4-stride2", "winograd-4x4-5x5-stride2")
+COMPILED_ALONE = ("implicit-gemm", "pointwise", "depthwise", *STRIDED)
 WINOGRADS = [name for name in NAMES if name.startswith("winograd")]
 HALVES = ("bfloat16", "float16")
 LOOSER = {"winograd-6x6": 10.0}  # as in the contract

@@ -229,3 +229,12 @@ def test_half_the_error_is_worth_being_just_as_fast_where_torchs_is_far_below(
     fine = measured("fine", BATCH, 0.051, 10, relative_error=2e-7)
     runs = WholeRuns(outcome=lambda task, name: WholeRun(0.1, 0.05 if name == "coarse" else fine_s, 0.0))
     assert choose(FIRST, [TORCH, coarse, fine], runs).configuration.algorithms == (algorithm,)
+
+
+def test_torchs_own_is_no_further_contender() -> None:
+    """Not even where sums of seconds round it below itself."""
+    slow = measured("slow", BATCH, 0.2, 10)
+    for setup_s in (0.0, 0.1, 0.01, 0.003, 0.7):
+        runs = WholeRuns(lambda task, name: 2.0)
+        choose(FIRST, [replace(TORCH, setup_s=setup_s), slow], runs)
+        assert [name for _, name in runs.asked] == ["slow"]

@@ -176,7 +176,7 @@ void print_product() {
     return result;
   };
   std::vector<float> c(ROWS * COLUMNS);
-  multiply(ROWS, INNER, BLOCKS, blocked(a, ROWS, INNER).data(), blocked(b, INNER, COLUMNS).data(), c.data());
+  multiply(ROWS, INNER, BLOCKS, blocked(a, ROWS, INNER).data(), blocked(b, INNER, COLUMNS).data(), c.data(), VL);
   Values result(c.size()), expected(c.size());
   for (int i = 0; i < ROWS; ++i)
     for (int j = 0; j < COLUMNS; ++j) {
