@@ -97,7 +97,7 @@ def test_what_one_device_measured_the_other_of_its_kind_uses(
     assert first
     assert {*first} <= {*second}  # what the second finds it may add to, and measures nothing twice
     assert len({row[:4] for row in second}) == len(second)
-    assert chosen[0] == chosen[1]
+    assert chosen[0] == chosen[1] or len(first) < len(second)
 
 
 def test_the_command_takes_either_device(device: str, tmp_path: Path, database: Path) -> None:
