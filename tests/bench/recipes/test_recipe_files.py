@@ -93,7 +93,7 @@ def test_the_section_of_the_device_replaces_key_by_key(tmp_path: Path) -> None:
         ((FIXED, "[accept]\nspeed = 3\n"), "line 4: [accept] speed is not known; did you mean speedup?"),
         (
             (FIXED, "[accept]\nloss_difference = { at_most = 1 }\n"),
-            "line 4: [accept] loss_difference is not known; allowed are speedup, error, workspace, share_of_limit, time",
+            "line 4: [accept] loss_difference is not known; allowed are speedup, error, workspace, share_of_limit",
         ),
         ((FIXED, "[accept]\nerror = 3\n"), "line 4: [accept] error is 3; write error = { at_most = ... }"),
         ((FIXED, "[accept]\nerror = { most = 3 }\n"), "line 4: [accept] error has 'most', which is not known"),
