@@ -39,12 +39,13 @@ class Benchmark:
     """A benchmark as recipes name it.
 
     Of its name is a module of ``runs``, whose function ``run`` measures a cell into a folder. contestants: the first is
-    what speedups are over, the last what is judged, unless a criterion says otherwise. keys: of the settings. needed:
-    one without which there is nothing to run; empty: there is none.
+    what speedups are over, the last what is judged, unless a criterion says otherwise. measures: what its rows can be
+    judged by. keys: of the settings. needed: one without which there is nothing to run; empty: there is none.
     """
 
     name: str
     contestants: tuple[str, ...]
+    measures: tuple[str, ...]
     keys: Mapping[str, Parse]
     needed: str = ""
 
@@ -64,21 +65,25 @@ def _of(keys: Mapping[str, Parse], *names: str) -> dict[str, Parse]:
     return {name: keys[name] for name in names}
 
 
+_DIFFERENCES = ("loss_difference", "gradient_difference", "loss_over_yardstick", "gradient_over_yardstick")
 _BENCHMARKS = (
     Benchmark(
         "convolutions",
         ("torch", "torch-benchmark-10", "torch-benchmark-0", "undivided", "mucudnn-wd", "mucudnn"),
+        ("speedup", "error", "workspace", "share_of_limit", "time", "failures"),
         {**SOURCES, **PICKED, **SHAPES, **CONFIG, **GRID, "at_best": flag, "rounds": count, "time_limit": seconds},
     ),
     Benchmark(
         "program",
         ("solver",),
+        ("workspace", "share_of_limit", "time", "failures", "gap", "options"),
         {**SOURCES, **PICKED, **SHAPES, **CONFIG, **_of(GRID, "policy", "workspace_budget"), "rounds": count},
         needed="workspace_budget",
     ),
     Benchmark(
         "equality",
         ("torch", "mucudnn"),
+        ("speedup", "error", "time", "failures", *_DIFFERENCES),
         {
             **_of(SOURCES, "networks"),
             **_of(SHAPES, "batch"),

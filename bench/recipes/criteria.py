@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -71,7 +71,7 @@ class Criterion:
     """One demand on the results. It must hold in every folder, and for every policy and limit that is selected.
 
     at_least, at_most: inclusive; one of them is ``None``. of: the contestant that is judged. over: the one whose time
-    is divided by its own, for a speedup. where: columns that rows must have these values in.
+    is divided by its own, for a speedup. where: columns that rows must have these values in. place: file and line.
     """
 
     measure: str
@@ -80,6 +80,7 @@ class Criterion:
     at_most: float | None = None
     over: str | None = None
     where: Mapping[str, Any] = field(default_factory=dict)
+    place: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         name = self.measure.replace("_", " ")
@@ -106,22 +107,23 @@ _SELECTING = {"operation": "operation", "layer": "layer", "policy": "policy", "w
 
 
 def read_criteria(
-    places: Mapping[str, Section], contestants: Sequence[str], grid: Mapping[str, Any]
+    places: Mapping[str, Section], measures: Sequence[str], contestants: Sequence[str], grid: Mapping[str, Any]
 ) -> tuple[Criterion, ...]:
     """Read ``[accept]``.
 
-    places: the section in which each measure stands. contestants: those of the benchmark. grid: what is tried of each
-    key. Raises ``InvalidInputError`` for a criterion that could never be judged.
+    places: the section in which each measure stands. measures, contestants: those of the benchmark. grid: what is tried
+    of each key. Raises ``InvalidInputError`` for a criterion that could never be judged.
     """
     criteria = []
     for measure, section in places.items():
-        section.require_known(MEASURES)
+        section.require_known(measures)
         value = section.values[measure]
         demands = value if isinstance(value, list) else [value]
         if not demands or not all(isinstance(one, Mapping) for one in demands):
             section.refuse(measure, f"is {shown(value)}; write {measure} = {{ at_most = ... }}, or a list of such")
         parse = partial(_criterion, contestants=contestants, grid=grid)
-        criteria += [section.parsed(measure, demand, parse) for demand in demands]
+        place = section.place(measure)
+        criteria += [replace(section.parsed(measure, demand, parse), place=place) for demand in demands]
     return tuple(criteria)
 
 

@@ -53,7 +53,7 @@ class Judgement:
 
     def __str__(self) -> str:
         if self.found is None:
-            return "nothing was measured that this could be judged by"
+            return f"{self.criterion.place}: nothing was measured that this could be judged by"
         write, spread = self.criterion.write, ""
         if self.found.low < self.found.high:
             spread = f", {write(self.found.low)} to {write(self.found.high)}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from mucudnn.bench.pages.pictures.kinds import KINDS
 from mucudnn.bench.recipes.benchmarks import BENCHMARKS, Benchmark, Cell
-from mucudnn.bench.recipes.criteria import MEASURES, Criterion, read_criteria
+from mucudnn.bench.recipes.criteria import Criterion, read_criteria
 from mucudnn.bench.recipes.sections import Section, alternatives, read_sections
 from mucudnn.bench.recipes.settings import SOURCES
 from mucudnn.words.errors import InvalidInputError
@@ -87,9 +87,9 @@ def read_recipe(path: Path, device: str = "cpu") -> RecipeFile:
     if benchmark.needed and benchmark.needed not in settings:
         top.refuse("mutable", f"needs {benchmark.needed}: without one there is nothing for {name} to run")
     grid = {key: values for key, values in settings.items() if key in benchmark.grid}
-    criteria = read_criteria(_places(top, device, "accept"), benchmark.contestants, grid)
+    criteria = read_criteria(_places(top, device, "accept"), benchmark.measures, benchmark.contestants, grid)
     if not criteria:
-        top.refuse("accept", f"has no criterion; add a section [accept], with some of {', '.join(MEASURES)}")
+        top.refuse("accept", f"has no criterion; add a section [accept], with some of {', '.join(benchmark.measures)}")
     published = top.take("published", texts, ())
     return RecipeFile(path, top.text, title, name, figure, published, MappingProxyType(settings), criteria)
 

@@ -55,10 +55,13 @@ class Section:
 
     def refuse(self, key: str, what: str) -> NoReturn:
         """Raise ``InvalidInputError``: the place of a key, and what is wrong with it."""
-        line = _line_of(self.text, self.name, key)
-        place = str(self.path) if line is None else f"{self.path}, line {line}"
         section = f"[{self.name}] " if self.name else ""
-        raise InvalidInputError(f"{place}: {section}{key} {what}")
+        raise InvalidInputError(f"{self.place(key)}: {section}{key} {what}")
+
+    def place(self, key: str) -> str:
+        """Return file and line of a key; the file alone where the line is not found."""
+        line = _line_of(self.text, self.name, key)
+        return str(self.path) if line is None else f"{self.path}, line {line}"
 
     def _heading(self, key: str) -> str:
         return f"{self.name}.{key}" if self.name else key

@@ -42,7 +42,8 @@ def compare(context: click.Context, before: Path, after: Path, tolerance: float,
     """The result folder B against A: which rows became faster or slower, are the same, or cannot be told apart.
 
     The samples' spread decides, never one number. Where torch and the machine are the same in both, times are compared
-    over torch's in the same round. Exit status 1: something became slower by more than the tolerance.
+    over torch's in the same round. Exit status 1: something became slower by more than the tolerance; 2: no row is in
+    both.
     """
     from mucudnn.bench.folders.reading import read_folder
     from mucudnn.bench.tracking.comparison import compare_folders
@@ -55,5 +56,7 @@ def compare(context: click.Context, before: Path, after: Path, tolerance: float,
     if table.row_count:
         console.print(table)
     console.print(in_words(comparison), soft_wrap=True)
+    if not comparison.rows:
+        raise InvalidInputError(f"{before} and {after} have no row in common; name folders of the same layers")
     if comparison.of(Verdict.SLOWER):
         context.exit(_SLOWER)

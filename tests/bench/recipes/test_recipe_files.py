@@ -91,6 +91,10 @@ def test_the_section_of_the_device_replaces_key_by_key(tmp_path: Path) -> None:
         ((FIXED, MUTABLE), "accept has no criterion; add a section [accept], with some of speedup, "),
         ((FIXED, "[cpu]\nfixt = 1\n"), "line 4: [cpu] fixt is not known; did you mean fixed?"),
         ((FIXED, "[accept]\nspeed = 3\n"), "line 4: [accept] speed is not known; did you mean speedup?"),
+        (
+            (FIXED, "[accept]\nloss_difference = { at_most = 1 }\n"),
+            "line 4: [accept] loss_difference is not known; allowed are speedup, error, workspace, share_of_limit",
+        ),
         ((FIXED, "[accept]\nerror = 3\n"), "line 4: [accept] error is 3; write error = { at_most = ... }"),
         ((FIXED, "[accept]\nerror = { most = 3 }\n"), "line 4: [accept] error has 'most', which is not known"),
         ((FIXED, "[accept]\nerror = { }\n"), "line 4: [accept] error must have one bound: at_least or at_most"),

@@ -124,7 +124,9 @@ def test_no_folder_of_something_else_is_written(kitchen: Kitchen) -> None:
 def test_what_cannot_be_judged_does_not_pass(kitchen: Kitchen) -> None:
     outcome = kitchen.cook('error = { at_most = 1, layer = "third" }\nspeedup = { of = "mucudnn-wd", at_least = 0 }\n')
     assert [one.passed for one in outcome.judgements] == [False, False]
-    assert str(outcome.judgements[0]) == "nothing was measured that this could be judged by"
+    path = kitchen.folder / "recipe.toml"
+    line = 1 + next(n for n, text in enumerate(path.read_text().splitlines()) if text.startswith("error"))
+    assert str(outcome.judgements[0]) == f"{path}, line {line}: nothing was measured that this could be judged by"
 
 
 def test_one_budget_for_all_is_beside_a_limit_for_each(kitchen: Kitchen) -> None:

@@ -178,6 +178,13 @@ def test_exit_status_is_1_where_something_became_slower(tmp_path: Path) -> None:
     assert invoke("bench", "compare", before, after, "--tolerance", "20%").exit_code == 0
 
 
+def test_nothing_in_common_is_no_success(tmp_path: Path) -> None:
+    result = invoke("bench", "compare", folder(tmp_path / "a", {"a": samples(1)}), folder(tmp_path / "b", {}))
+    assert result.exit_code == 2
+    assert "only in" in result.stdout
+    assert "no row in common; name folders of the same layers" in result.stderr
+
+
 @pytest.mark.parametrize("wrong", ["5", "-1%", "nan%", "a bit"])
 def test_a_tolerance_is_a_share(tmp_path: Path, wrong: str) -> None:
     result = invoke("bench", "compare", tmp_path, tmp_path, "--tolerance", wrong)
