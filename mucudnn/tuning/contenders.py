@@ -12,7 +12,7 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 MOST_CONTENDERS = 3
 NEARLY_AS_FAST = 1.15  # predictions this close are within what sums of parts and noise get wrong
 JUST_AS_FAST = 1.07  # predictions this close are within what noise alone gets wrong, mostly
-_EVEN = 1.01  # times the fastest in whole runs: less than their noise
+_EVEN = 1.03  # times the fastest in whole runs: within their noise
 _COARSE = 4  # times the error of torch's own: half of it is worth being only just as fast
 
 
@@ -65,14 +65,14 @@ def fastest_within(measurements: Sequence[Measurement], batch_size: int, limit_b
 
 
 def best_of(runs: Mapping[Configuration, WholeRun], measurements: Sequence[Measurement]) -> Configuration:
-    """Return the fastest. Of those that are as good as even, it is the one with the least workspace.
+    """Return the fastest. Of those that are as good as even, it is the one in the fewest parts.
 
     Where its error is many times that of torch's own, one with at most half of it is taken that is just as fast: the
     error of a network is that of its coarsest layers.
     """
     most = max(run.speedup for run in runs.values())
     even = (configuration for configuration, run in runs.items() if run.speedup >= most / _EVEN)
-    best = min(even, key=lambda c: (c.workspace_bytes, len(c.micro_configs)))
+    best = min(even, key=lambda c: (len(c.micro_configs), -runs[c].speedup))
     errors = {c: relative_error_of(c, measurements) or 0.0 for c in runs}
     torchs = next((m.relative_error for m in measurements if m.micro_config.algorithm == TORCHS_OWN), inf)
     if errors[best] <= _COARSE * torchs:

@@ -119,6 +119,7 @@ struct Winograd {
   // Calls body(product) for those that plane_of maps to a plane.
   template <class PlaneOf, class Body>
   static void for_products_of(int plane, PlaneOf plane_of, Body body) {
+    if constexpr (S == 1) return body(plane);  // each plane is one product
     for (int product = 0; product < X_SIZE * X_SIZE; ++product)
       if (plane_of(product) == plane) body(product);
   }
