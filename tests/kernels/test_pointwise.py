@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from support.half_precision import assert_half_is_float32_rounded_once
 
 from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.contract.epilogue import ACTIVATIONS, Epilogue
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm
 from mucudnn.testing.guarded_call import Call
@@ -62,6 +65,32 @@ def test_a_thread_for_every_channel_finds_work_or_none(operation: Operation, mem
     call = Call(problem, 1)
     expected = reference(problem, call.x, call.w, call.y)
     assert relative_l2_error(call.run(algorithm("pointwise"), [1]), expected) < TOLERANCE
+
+
+@by_format
+@by_threads
+@pytest.mark.parametrize("adds", [False, True], ids=["alone", "added"])
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("edge", ["no tile is full", "every tile is full", "one more than full tiles", "a vector more"])
+def test_an_epilogue_is_computed_in_every_tile(
+    memory_format: MemoryFormat, threads: int, adds: bool, activation: str | None, edge: str
+) -> None:
+    torch.set_num_threads(threads)
+    sizes, n = {**EDGES, "a vector more": ({"c": 300, "k": 40, "h": 9, "w": 11}, 2)}[edge]
+    problem = ConvProblem(Operation.FORWARD, **sizes, r=1, s=1, memory_format=memory_format)
+    layout, pointwise = TORCH_FORMATS[memory_format], algorithm("pointwise")
+    x, w, bias = torch.randn(problem.x_shape(n)), torch.randn(problem.w_shape()), torch.randn(problem.k)
+    x[0, :, -1, -1] = torch.nan
+    expected = torch.nn.functional.conv2d(x.double(), w.double(), bias.double())
+    y, added = torch.empty_like(expected, dtype=torch.float32), torch.randn(expected.shape)
+    x, w, y, added = (tensor.contiguous(memory_format=layout) for tensor in (x, w, y, added))
+    expected = expected + added if adds else expected
+    expected = ACTIVATIONS[activation](expected) if activation else expected
+    prepared, scratch = (torch.empty(size, dtype=torch.uint8) for size in astuple(pointwise.workspace(problem, n)))
+    pointwise.open(problem, w, prepared)
+    epilogue = Epilogue(activation, added if adds else None)
+    pointwise.step(problem, x, w, y, bias, prepared, scratch, epilogue)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-4, equal_nan=True)
 
 
 @by_operation

@@ -34,7 +34,7 @@ class Pointwise(PackedFilterAlgorithm):
     entry: ClassVar[str] = "pointwise"
     adds_to_filter: ClassVar[bool] = True
     name: str = "pointwise"
-    version: int = 1
+    version: int = 2
     deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:

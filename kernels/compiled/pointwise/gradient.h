@@ -90,13 +90,15 @@ INLINE void dot_tile_of(int rows, int steps, const float* a, const float* b, con
 // each thread computes its own elements (`parts` = 1). In float32 the first part adds to dw itself, the others to
 // copies of it. In half precision all add to copies, since dw is rounded once.
 struct FilterGradient {
+  static constexpr int ROW_CHANNELS = 64;  // of dy at once: whole cache lines, neighbours of which a processor fetches
+
   Images x, dy;  // pixel by pixel
   int threads;
   int k_block, chunk, c_block;
 
   FilterGradient(const Images& of_x, const Images& of_dy, int thread_count)
       : x(of_x), dy(of_dy), threads(thread_count) {
-    k_block = 4 * (pixels_are_rows() ? MR_TRANSPOSED : DOT_ROWS);
+    k_block = pixels_are_rows() ? ROW_CHANNELS : 4 * DOT_ROWS;
     chunk = choose_chunk();
     c_block = choose_c_block();
   }
@@ -112,10 +114,12 @@ struct FilterGradient {
   bool pixels_are_rows() const { return x.sc == 1; }
   int64_t pixels() const { return times(dy.n, pixels_of_image(dy)); }
 
-  // Pixels of which a block of dy and a register tile's channels of x fit L1 together.
+  // Pixels of which four register tiles' channels of dy and one's of x fit L1 together.
   int choose_chunk() const {
     constexpr int64_t L1_FLOATS = 7 * 1024;
-    const int64_t most = L1_FLOATS / (k_block + (pixels_are_rows() ? NV_TRANSPOSED * VL : DOT_COLUMNS));
+    const int of_tiles =
+        pixels_are_rows() ? 4 * MR_TRANSPOSED + NV_TRANSPOSED * VL : 4 * DOT_ROWS + DOT_COLUMNS;
+    const int64_t most = L1_FLOATS / of_tiles;
     const int64_t own = ceil_div(pixels(), parts());
     return int(ceil_div(ceil_div(own, ceil_div(own, most)), int64_t(VL)) * VL);
   }
@@ -132,6 +136,12 @@ struct FilterGradient {
     return block;
   }
 
+  // Channels of x that one thread of a team copies at once: much of a pixel, but whole cache lines for each of them.
+  int copied_channels(int team) const {
+    constexpr int MOST = 256, LEAST = 4 * VL;
+    return std::min(MOST, ceil_div(ceil_div(x.c, team), LEAST) * LEAST);
+  }
+
   int64_t x_floats() const { return times(blocks_of(x.c) * int64_t(VL), chunk); }
   int64_t dy_floats() const { return times(ceil_div(k_block, VL) * VL, chunk); }
   int64_t scratch_floats() const { return plus(times(parts(), x_floats()), times(threads, dy_floats())); }
@@ -143,10 +153,9 @@ struct GradientTask {
   int count, c, c_end, k;
 };
 
-constexpr int COPIED_CHANNELS = 4 * VL;  // of x at once: whole cache lines where they follow each other
-
-inline void copy_x(const FilterGradient& f, const Images& x, int64_t first, int count, int channel, float* to) {
-  const Images part = channels_of(x, channel, std::min(COPIED_CHANNELS, x.c - channel));
+inline void copy_x(const FilterGradient& f, const Images& x, int64_t first, int count, int channel, int channels,
+                   float* to) {
+  const Images part = channels_of(x, channel, std::min(channels, x.c - channel));
   float* at = to + ptrdiff_t(channel) * f.chunk;
   if (f.pixels_are_rows()) return copy_blocked_rows(part, first, count, at, ptrdiff_t(f.chunk) * VL);
   for (int c = 0; c < part.c; c += DOT_COLUMNS)
@@ -191,11 +200,11 @@ inline void add_dot_products(const FilterGradient& f, const GradientTask& task, 
 inline void add_pixels(const FilterGradient& f, int64_t begin, int64_t end, int rank, int size, float* x, float* dy,
                        float* dw) {
   const Images seen = f.pixels_are_rows() ? f.x : joined_rows(f.x);
-  const int chunk = f.chunk, c_block = f.c_block, k_blocks = f.k_blocks();
+  const int chunk = f.chunk, c_block = f.c_block, k_blocks = f.k_blocks(), copied = f.copied_channels(size);
   const int64_t tasks = int64_t(ceil_div(f.x.c, c_block)) * k_blocks;
   for (int64_t first = begin; first < end; first += chunk) {
     const int count = int(std::min<int64_t>(chunk, end - first));
-    for (int c = rank * COPIED_CHANNELS; c < f.x.c; c += size * COPIED_CHANNELS) copy_x(f, seen, first, count, c, x);
+    for (int c = rank * copied; c < f.x.c; c += size * copied) copy_x(f, seen, first, count, c, copied, x);
     if (size > 1) {
 #pragma omp barrier
     }

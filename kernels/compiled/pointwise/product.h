@@ -30,7 +30,28 @@ struct TileFinish {
   const Epilogue* epilogue;
 };
 
-// Of pixels that are rows: a bias for every column.
+// Of pixels that are rows, with a bias for every column. Where all columns exist, and the activation compares with
+// bounds, nothing is asked for each vector: of few channels a tile takes as long to be stored as to be multiplied.
+template <int ROWS, int VECTORS, bool ADDS>
+INLINE void store_whole_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const TileFinish& finish) {
+  const Epilogue& epilogue = *finish.epilogue;
+  const float *y = epilogue.y.as<const float>(), *added = epilogue.added.as<const float>();
+  const Vec least = broadcast(epilogue.least), most = broadcast(epilogue.most);
+#pragma GCC unroll 4
+  for (int j = 0; j < VECTORS; ++j) {
+    const Vec bias = finish.bias ? load(finish.bias + j * VL) : Vec{};
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; ++i) {
+      float* at = to.data + i * to.row + j * VL;
+      Vec value = sum[i][j] + bias;
+      if constexpr (ADDS) value += load(added + (at - y));
+      value = value < least ? least : value;
+      store(at, value > most ? most : value);
+    }
+  }
+}
+
+// The same for every case.
 template <int ROWS, int VECTORS, bool HAS_EPILOGUE>
 INLINE void store_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const TileFinish& finish) {
 #pragma GCC unroll 4
@@ -74,10 +95,17 @@ INLINE void pixels_tile_of(int rows, int steps, const float* a, ptrdiff_t a_row,
   register_sums<ROWS, VECTORS>(
       Layout<AT_RUN_TIME, 1>{a_row}, [&](int) { return a; }, 1, steps, b, b_stream,
       [&](TileSums<ROWS, VECTORS> sum) INLINE_LAMBDA {
-        if (finish.epilogue)
+        const bool is_simple = finish.epilogue && finish.epilogue->activation != SILU;
+        if (is_simple && !finish.earlier && to.columns >= VECTORS * VL) {
+          if (finish.epilogue->added)
+            store_whole_pixels<ROWS, VECTORS, true>(sum, to, finish);
+          else
+            store_whole_pixels<ROWS, VECTORS, false>(sum, to, finish);
+        } else if (finish.epilogue) {
           store_pixels<ROWS, VECTORS, true>(sum, to, finish);
-        else
+        } else {
           store_pixels<ROWS, VECTORS, false>(sum, to, finish);
+        }
       });
 }
 
@@ -131,6 +159,21 @@ struct Product {
     return ceil_div(in.c, ceil_div(in.c, MOST));
   }
 
+  // Blocks of result channels in a task, where there are so many ranges of pixels. Where pixels are read in their
+  // place, narrow tasks cost no more: of all widths up to the wanted one that with which the busiest thread does least.
+  int blocks_of_task(int64_t ranges, int64_t wanted_tasks) const {
+    const int64_t wanted = ceil_div(wanted_tasks, ranges);
+    if (copies_input()) return int(ceil_div(int64_t(blocks()), std::min<int64_t>(wanted, std::max(1, blocks() / 4))));
+    const int64_t tiles = ceil_div(int64_t(blocks()), int64_t(NV));
+    const auto busiest = [&](int64_t of_task) {
+      return ceil_div(times(ranges, ceil_div(tiles, of_task)), int64_t(threads)) * of_task;
+    };
+    int64_t best = ceil_div(tiles, std::min(wanted, tiles));
+    for (int64_t of_task = best; of_task > 0; --of_task)
+      if (busiest(of_task) < busiest(best)) best = of_task;
+    return int(best) * NV;
+  }
+
   Cut cut() const {
     constexpr int64_t RANGE_FLOATS = 48 * 1024;  // of a core's L2, for the pixels of a range
     constexpr int64_t SMALL_FILTER_FLOATS = 64 * 1024;  // a larger one is cut, not read for each small range
@@ -144,10 +187,12 @@ struct Product {
     const bool is_small = times(in.c, channels()) <= SMALL_FILTER_FLOATS;
     while (is_small && most > 2 * unit && ranges() < wanted_tasks) most /= 2;
     most = ceil_div(most, int64_t(unit)) * unit;
-    cut.pixels = int(ceil_div(ceil_div(cut.pixels_of_span, ceil_div(cut.pixels_of_span, most)), int64_t(VL)) * VL);
+    int64_t count = ceil_div(cut.pixels_of_span, most);  // and as many for each thread
+    while (count > 1 && times(cut.spans, count) % threads != 0 && count < cut.pixels_of_span) ++count;
+    const int64_t share = ceil_div(cut.pixels_of_span, count);
+    cut.pixels = int(pixels_are_rows() ? share : ceil_div(share, int64_t(VL)) * VL);
     cut.ranges_of_span = ceil_div(cut.pixels_of_span, int64_t(cut.pixels));
-    const int64_t wanted = ceil_div(wanted_tasks, times(cut.spans, cut.ranges_of_span));
-    cut.blocks = int(ceil_div(int64_t(blocks()), std::min<int64_t>(wanted, std::max(1, blocks() / 4))));
+    cut.blocks = blocks_of_task(times(cut.spans, cut.ranges_of_span), wanted_tasks);
     if (is_half()) cut.blocks = int(std::clamp<int64_t>(RANGE_FLOATS / (cut.pixels * VL), 1, cut.blocks));
     cut.block_ranges = ceil_div(int64_t(blocks()), int64_t(cut.blocks));
     return cut;
