@@ -3,7 +3,7 @@
 First both formats are tuned (from the database, where that has been done before). Then each distinct convolution is
 measured once. Every round runs torch and mucudnn in each format, so that a slow minute of the machine hits all of them,
 and the median over the rounds counts. Every call allocates the tensor that it returns, as a layer does. On CUDA torch
-runs in its benchmark mode, too.
+runs in its benchmark mode, too. What seemed slower than torch's is measured once more at the end, in twice the rounds.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.contests.torch_variants import torch_variants
+from mucudnn.bench.folders.speedups import LEAST_ROUNDS
 from mucudnn.bench.folders.writing import FolderWriter, open_folder
 from mucudnn.bench.measure.whole_runs import Machine, run_torch, training_operands, whole_run
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.sources.table_tuning import tune_table
-from mucudnn.bench.suites.network.result import FormatResult, NetworkBenchmark, ProblemResult
+from mucudnn.bench.suites.network.result import SLOWER, FormatResult, NetworkBenchmark, ProblemResult, SecondLook
 from mucudnn.bench.suites.network.stored import header_of, known_result, rows_of, subject_of
 from mucudnn.bench.timing.timer import Clock, Runner, here
 from mucudnn.tuning.result import TunedProblem
@@ -76,15 +77,16 @@ def benchmark_network(
         measuring = _Measuring(machine, variants, rounds, config, folder)
         results = []
         for index, (layer, problem) in enumerate(wanted):
-            report(f"{layer.name} {problem.operation}", 0.5 + index / len(wanted) / 2)
+            report(f"{layer.name} {problem.operation}", 0.5 + 0.45 * index / len(wanted))
             tuned = {f: chosen[replace(problem, memory_format=f), layer.batch_size] for f in memory_formats}
             formats = measuring.results(layer, tuned)
             results.append(ProblemResult(layer.names, problem.operation, layer.count, formats))
+        second_looks = _second_looks(results, measuring, share_of(report, 0.95, 1.0))
         limits = limits.or_better(MachineLimits.measured(device, dtype))
         if folder is not None:
             folder.improve_limits({dtype: limits})
             folder.write_summary()
-    return NetworkBenchmark(table.source, config, machine.environment, tuple(results), rounds, limits)
+    return NetworkBenchmark(table.source, config, machine.environment, tuple(results), rounds, limits, second_looks)
 
 
 def _in_formats(table: LayerTable, memory_formats: Sequence[MemoryFormat]) -> LayerTable:
@@ -121,6 +123,12 @@ class _Measuring:
             self.folder.add(rows, load)
         return results
 
+    def look_again(self, first: ProblemResult, memory_format: MemoryFormat) -> SecondLook:
+        """Measure a convolution in twice the rounds. A folder does not get them: its rows are first looks."""
+        rounds = max(2 * self.rounds, LEAST_ROUNDS)
+        again = replace(self, rounds=rounds)._measure({memory_format: first.formats[memory_format].tuned})
+        return SecondLook(first, memory_format, again[memory_format])
+
     def _known(self, layer: Layer, tuned: _Tuned) -> _Formats | None:
         if self.folder is None:
             return None
@@ -145,3 +153,12 @@ class _Measuring:
         torchs = [Contestant(call, runner) for runner in self.variants.values()]
         ours = whole_run(tuned.problem, tuned.configuration, operands)
         return [*torchs, Contestant(ours, self.variants[TORCH] if tuned.configuration.is_baseline else here)]
+
+
+def _second_looks(results: Sequence[ProblemResult], measuring: _Measuring, report: Progress) -> tuple[SecondLook, ...]:
+    slower = [(result, f) for result in results for f, one in result.formats.items() if one.speedup < SLOWER]
+    looks = []
+    for index, (result, memory_format) in enumerate(slower):
+        report(f"{result.names[0]} {result.operation} again", index / len(slower))
+        looks.append(measuring.look_again(result, memory_format))
+    return tuple(looks)

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from mucudnn.bench.report.records import Record, configuration_record, key_of, record_header
 from mucudnn.bench.report.tables import comparison, long_name, milliseconds, new_table, ratio, short_name
-from mucudnn.bench.suites.network.result import FormatResult, NetworkBenchmark, ProblemResult
+from mucudnn.bench.suites.network.result import SLOWER, FormatResult, NetworkBenchmark, ProblemResult, SecondLook
 from mucudnn.tuning.result import left_out_in_words
 
 
@@ -46,10 +46,24 @@ def network_table(benchmark: NetworkBenchmark) -> Table:
             f"\n/ bound: mucudnn's time over that of the direct method at {benchmark.limits}; "
             f"geometric mean in the faster format: {shown}"
         )
+    if benchmark.second_looks:
+        printed.caption += f"\n{_second_looks_in_words(benchmark)}"
     every = [measured.tuned for result in benchmark.problems for measured in result.formats.values()]
     if left_out := left_out_in_words(every):
         printed.caption += f"\n{left_out}"
     return printed
+
+
+def _second_looks_in_words(benchmark: NetworkBenchmark) -> str:
+    looks = benchmark.second_looks
+    slower = [look for look in looks if look.is_confirmed]
+    text = f"below {SLOWER} of torch: {len(looks)}; in a second look, of twice the rounds, {len(slower)}"
+    shown = (
+        f"{short_name(look.first.names)} {look.first.operation} {look.memory_format} {ratio(look.speedup.ratio)}"
+        f" ({ratio(look.speedup.low)} to {ratio(look.speedup.high)})"
+        for look in slower
+    )
+    return f"{text}: {', '.join(shown)}" if slower else text
 
 
 def _result_cells(benchmark: NetworkBenchmark, result: ProblemResult) -> tuple[str, ...]:
@@ -73,6 +87,7 @@ def network_record(benchmark: NetworkBenchmark) -> Record:
     ``configuration``, ``workspace_bytes`` and ``relative_error`` of a problem are those of ``memory_format``, the one
     in which mucudnn is faster. ``formats`` has them for each format, with noise and predicted time. Torch's benchmark
     modes have keys of their own, ``torch_benchmark_10_contiguous_s``, where they were measured.
+    ``second_looks`` has the samples of what seemed slower than torch's and was measured again.
     ``machine_limits`` has the machine's best rates, ``over_bound`` our time over the bound that they set: null on GPUs.
     """
     total: Record = {}
@@ -92,6 +107,7 @@ def network_record(benchmark: NetworkBenchmark) -> Record:
         "rounds": benchmark.rounds,
         "machine_limits": asdict(benchmark.limits) if benchmark.limits.are_known else None,
         "problems": [_problem(benchmark, result) for result in benchmark.problems],
+        "second_looks": [_second_look(look) for look in benchmark.second_looks],
         "total": total,
     }
 
@@ -131,4 +147,16 @@ def _format(benchmark: NetworkBenchmark, measured: FormatResult) -> Record:
         "mucudnn_noise": measured.mucudnn.noise,
         "over_bound": benchmark.over_bound(measured) if benchmark.limits.are_known else None,
         "reason": tuned.reason,
+    }
+
+
+def _second_look(look: SecondLook) -> Record:
+    return {
+        "layer": long_name(look.first.names),
+        "operation": look.first.operation,
+        "memory_format": look.memory_format,
+        "speedup": look.speedup.ratio,
+        "is_confirmed": look.is_confirmed,
+        "torch_samples_s": look.again.torch.samples_s,
+        "mucudnn_samples_s": look.again.mucudnn.samples_s,
     }

@@ -9,10 +9,13 @@ from statistics import median
 
 from mucudnn.bench.contests.bounds import MachineLimits, means_by_kind
 from mucudnn.bench.contests.timing import MedianTime
+from mucudnn.bench.folders.speedups import Speedup, speedup_of
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat, Operation
+
+SLOWER = 0.97  # a speedup below is looked at again
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,30 @@ class ProblemResult:
 
 
 @dataclass(frozen=True, slots=True)
+class SecondLook:
+    """One convolution that seemed slower than torch's in one memory format, measured again by itself."""
+
+    first: ProblemResult
+    memory_format: MemoryFormat
+    again: FormatResult
+
+    @property
+    def speedup(self) -> Speedup:
+        """The second speedup, with its interval."""
+        return speedup_of([self.again.torch.samples_s], [self.again.mucudnn.samples_s])
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether it is slower this time, too."""
+        return self.again.speedup < SLOWER
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkBenchmark:
-    """All convolutions of a network. Sums count each convolution as often as it occurs."""
+    """All convolutions of a network. Sums count each convolution as often as it occurs.
+
+    second_looks: at what seemed slower than torch's. They change no sum: only losses were measured again.
+    """
 
     network: str
     config: Config
@@ -65,6 +90,7 @@ class NetworkBenchmark:
     problems: tuple[ProblemResult, ...]
     rounds: int
     limits: MachineLimits
+    second_looks: tuple[SecondLook, ...] = ()
     date: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @property

@@ -14,7 +14,7 @@ from mucudnn.words.problem import MemoryFormat
 
 
 @click.command(cls=FileCommand)
-@options.network
+@options.source
 @options.dtype
 @options.memory_formats
 @click.option("--rounds", type=options.Count(), help="Samples of each variant; default: 15.")
@@ -36,11 +36,11 @@ def network(
     out: Path | None,
     **choices: Any,
 ) -> None:
-    """All convolutions of the network NAME, each counted as often as it occurs.
+    """All convolutions of SOURCE, each counted as often as it occurs.
 
     Torch on contiguous and on channels_last tensors, mucudnn on contiguous and on channels_last: tuned first, then
     measured. On CUDA also torch with torch.backends.cudnn.benchmark, which times 10 engines or (limit 0) all of them.
-    NAME can be any SOURCE of mucudnn tune.
+    What seems slower than torch's is measured once more. SOURCE is whatever mucudnn tune takes.
     """
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.suites.network.benchmark import ROUNDS, benchmark_network

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.clock.ticking import TickingClock
 
+from mucudnn.bench.contests.timing import Contestant, MedianTime
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.folders.rows import problem_of
 from mucudnn.bench.sources import table_tuning
@@ -21,7 +22,7 @@ from mucudnn.bench.suites.network import benchmark as network_benchmark
 from mucudnn.bench.suites.network.benchmark import benchmark_network
 from mucudnn.bench.suites.network.report import network_record, network_table
 from mucudnn.bench.suites.network.result import NetworkBenchmark
-from mucudnn.bench.timing.timer import Runner, here
+from mucudnn.bench.timing.timer import Clock, Runner, here
 from mucudnn.tuning.result import TuningInterrupted
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat, Operation
@@ -181,6 +182,42 @@ def test_what_was_measured_of_another_configuration_is_measured_again(
     rows.write_text(re.sub(r'("configuration": )"[^"]+"', r'\1"something else"', rows.read_text()))
     benchmark_network(table, config, rounds=1, clock=TickingClock(), out=out)
     assert "something else" not in set(read_folder(out).rows["configuration"])
+
+
+def test_what_seems_slower_is_looked_at_again(
+    table: LayerTable, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of four convolutions is slower twice, the second only at first; sums are those of the first looks."""
+    asked: list[int] = []
+    ours_s = iter((1.25, 1.25, 1.0, 1.03, 1.6, 0.8))
+
+    def timed(contestants: Sequence[Contestant], rounds: int, clock: Clock) -> list[MedianTime]:
+        asked.append(rounds)
+        return [MedianTime.of_samples([1.0] * rounds), MedianTime.of_samples([next(ours_s)] * rounds)]
+
+    monkeypatch.setattr(network_benchmark, "time_in_turns", timed)
+    only = replace(config, operations=(Operation.FORWARD, Operation.BACKWARD_DATA))
+    formats = [MemoryFormat.CONTIGUOUS]
+    benchmark = benchmark_network(table, only, memory_formats=formats, rounds=2, clock=TickingClock())
+    assert asked == [2, 2, 2, 2, 4, 4]
+    looks = benchmark.second_looks
+    assert [(look.first.names, look.first.operation) for look in looks] == [
+        (("first",), operation) for operation in only.operations
+    ]
+    assert [look.is_confirmed for look in looks] == [True, False]
+    assert benchmark.mucudnn_s(MemoryFormat.CONTIGUOUS) == pytest.approx(1.25 + 1.25 + 1.0 + 1.03)
+    told = str(network_table(benchmark).caption)
+    assert "0.97 of torch: 2" in told
+    assert "first forward contiguous 0.62× (0.62× to 0.62×)" in told
+    assert "backward-data" not in told
+    record = network_record(benchmark)["second_looks"]
+    assert [(one["layer"], one["is_confirmed"]) for one in record] == [("first", True), ("first", False)]
+    assert record[0]["mucudnn_samples_s"] == (1.6,) * 4
+
+
+def test_without_losses_there_is_no_second_look(benchmark: NetworkBenchmark) -> None:
+    assert benchmark.second_looks == ()
+    assert "second look" not in str(network_table(benchmark).caption)
 
 
 class NoClock(TickingClock):
