@@ -16,6 +16,7 @@ from mucudnn.bench.measure.profiler import ProfilingJob
 from mucudnn.bench.measure.quick_search import QuickSearch
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.timing.comparison import QUICK, THOROUGH, Comparison
+from mucudnn.bench.timing.kept_heap import kept_heap
 from mucudnn.bench.timing.peak_rate import peak_flops_per_s
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
@@ -123,7 +124,10 @@ def tune_tasks(
         instance(Database, database, "database")  # a file is named in the config
     if machine is not None:
         instance(Machine, machine, "machine")
-    with telling(team), untouched, machine_and_database(config, device, machine, database) as (on, opened):
+    with ExitStack() as stack:
+        for context in (telling(team), untouched, kept_heap()):
+            stack.enter_context(context)
+        on, opened = stack.enter_context(machine_and_database(config, device, machine, database))
         _require_countable(tasks, on.device)
         tuner = partial(_Tuner, config, on, progress=progress, priors=priors, in_passing=in_passing)
         if team is None:

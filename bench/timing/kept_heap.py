@@ -1,0 +1,54 @@
+"""Keeps the heap of the process while calls are timed, so that equal calls find equal pages.
+
+glibc gives the end of its heap back to the system when much of it is free, and the next call pays for fresh pages.
+Whether that happens depends on what lies behind: torch's own 1x1 convolution took 13 ms in one process and 6 ms in
+another. docs/allocators.md has more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, as malloc.h has them
+_EVERYTHING = 2**31 - 1
+_GROWN_MMAP, _GROWN_TRIM = 32 * 2**20, 64 * 2**20  # to which glibc's own grow in a process of large tensors
+_SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+
+_lock = Lock()
+_inside = 0
+
+
+@contextmanager
+def kept_heap() -> Iterator[None]:
+    """Keep the heap meanwhile. Afterwards its thresholds are those to which they grow where tensors are large.
+
+    Nothing happens without glibc, or where the user has set them by environment variables.
+    """
+    global _inside
+    with _lock:
+        _inside += 1
+        _set_thresholds()
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            _set_thresholds()
+
+
+def _set_thresholds() -> None:
+    mallopt = _mallopt()
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _GROWN_MMAP)
+        mallopt(_TRIM_THRESHOLD, _EVERYTHING if _inside else _GROWN_TRIM)
+
+
+def _mallopt() -> Callable[[int, int], int] | None:
+    is_set = any(name in os.environ for name in _SET_BY_USER) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    if is_set or os.name != "posix":
+        return None
+    return getattr(ctypes.CDLL(None), "mallopt", None)
