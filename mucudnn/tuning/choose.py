@@ -130,7 +130,8 @@ def _choose(
 ) -> Choice:
     runs = _runs(outcomes)
     if runs:
-        best = best_of(runs, measurements)
+        gains = {configuration: run for configuration, run in runs.items() if is_gain(run)}
+        best = best_of(gains or runs, measurements)
         return _verdict(task, best, runs[best], _timed(baseline, runs[best]))
     unrun = [configuration for configuration, outcome in outcomes.items() if outcome is None]
     if unrun:
@@ -176,11 +177,9 @@ def divide(
 
 def is_solvable(task: Task, measurements: Sequence[Measurement]) -> bool:
     """Return whether something covers the batch: what was measured within the limit, or torch's own without one."""
-    return (
-        task.in_headroom
-        or task.torchs_own_fits
-        or bool(fastest_within(measurements, task.batch_size, task.limit_bytes))
-    )
+    if task.in_headroom or task.torchs_own_fits:
+        return True
+    return bool(fastest_within(measurements, task.batch_size, task.limit_bytes))
 
 
 def refuted(

@@ -33,7 +33,11 @@ def contenders_near(
     limit_bytes: int | None,
     margin: float,
 ) -> list[Configuration]:
-    """Add to ``found``, the fastest of all by prediction if anything fits, the best of single algorithms near it."""
+    """Return those of which the best is ``margin`` times as fast at most, in the order of prediction.
+
+    found: the fastest of all by prediction, if anything fits. To it come the best of single algorithms: at all, divided
+    and undivided. Torch's own, undivided, is only returned where there is no other.
+    """
     bounds = _least_times(measurements, batch_size)
     for name in sorted(bounds, key=lambda name: (bounds[name], name)):
         if bounds[name] > margin * min((c.time_s for c in found if not c.is_baseline), default=inf):

@@ -241,3 +241,12 @@ def test_torchs_own_is_no_further_contender() -> None:
         runs = WholeRuns(lambda task, name: 2.0)
         choose(FIRST, [replace(TORCH, setup_s=setup_s), slow], runs)
         assert [name for _, name in runs.asked] == ["slow"]
+
+
+def test_an_even_one_that_is_no_gain_does_not_take_the_place_of_one_that_is() -> None:
+    half = measured("small", BATCH // 2, 0.039, 10)
+
+    def run(task: Task, configurations: Sequence[Configuration]) -> Mapping[Configuration, Outcome]:
+        return {c: WholeRun(0.1, 0.095 if len(c.micro_configs) > 1 else 0.0972, 0.0) for c in configurations}
+
+    assert len(choose(FIRST, [TORCH, SMALL, half], run).configuration.micro_configs) == 2
