@@ -138,6 +138,7 @@ def _work(job: Callable[[], object], rank: int, ranks: int, device: str, meeting
     if rank:
         warnings.simplefilter("ignore")  # rank 0 tells
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    here["TORCH_DIST_INIT_BARRIER"] = 1  # none is done, and gone, before all have joined
     os.environ.update({name: str(value) for name, value in here.items()})
     try:
         from mucudnn.distributed.link import joined
