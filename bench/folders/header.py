@@ -129,7 +129,11 @@ def read_object(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{path} cannot be read: {error}") from None
     except json.JSONDecodeError as error:
-        raise InvalidInputError(f"{path}, line {error.lineno}: no JSON: {error.msg}; it is half-written") from None
+        if path.suffix.lower() == ".json":
+            what = f"no JSON: {error.msg}; it is half-written: write it again"
+        else:
+            what = "no result of a benchmark: name a folder that it wrote with --out, or a file of --json"
+        raise InvalidInputError(f"{path}, line {error.lineno}: {what}") from None
     if not isinstance(record, dict):
         raise InvalidInputError(f"{path}, line 1: no JSON object, but {type(record).__name__}")
     return record

@@ -15,7 +15,7 @@ from mucudnn.bench.pages.layer_rows import layer_rows, summary_rows
 from mucudnn.bench.pages.material import Material
 from mucudnn.bench.pages.measured import has_problems, measured, not_numbers, unmatched_published
 from mucudnn.bench.pages.tables import TextTable, layer_table, problem_table, summary_table
-from mucudnn.bench.sources.published import SOURCE
+from mucudnn.bench.sources.published import SOURCE, TABLES
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.results import BUSY
 from mucudnn.words.units import format_bytes
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from mucudnn.bench.pages.pictures.drawn import Picture
 
 _SIZES = {"workspace_limit", "workspace_budget", "cache_budget"}  # settings in bytes
+# Settings that are called otherwise than in the file: commands call this limit --tuning-time or --time-limit.
+_NAMES = {"time_limit": "most measuring for each problem"}
+# What it means where a setting has no value; of others: none.
+_NONE = {"algorithms": "all", "max_relative_error": "by data type"}
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -88,7 +92,14 @@ def _facts(folder: ResultFolder) -> tuple[tuple[str, str], ...]:
 
 def _settings(folder: ResultFolder) -> tuple[tuple[str, str], ...]:
     every = folder.header.settings.items()
-    return tuple((name.replace("_", " "), _setting(value, is_size=name in _SIZES)) for name, value in every)
+    return tuple(
+        (_named(name), _NONE.get(name, "none") if value is None else _setting(value, is_size=name in _SIZES))
+        for name, value in every
+    )
+
+
+def _named(setting: str) -> str:
+    return _NAMES.get(setting, setting.replace("_", " "))
 
 
 def _setting(value: object, *, is_size: bool) -> str:
@@ -123,7 +134,7 @@ def _unknown(folder: ResultFolder, rows: pandas.DataFrame) -> list[tuple[str, st
         found.append(("busy machine", text))
     if has_problems(rows):
         unmatched, every = unmatched_published(rows)
-        if unmatched:
+        if unmatched and folder.header.source in TABLES:
             text = f"{unmatched} of the {every} layers in {SOURCE}, are not in this folder with the same mini-batch"
             found.append(("published times", text))
         if rows["bound_s"].isna().any():

@@ -9,10 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from mucudnn.bench.recipes.sections import Section
-from mucudnn.bench.report.tables import ratio
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
-from mucudnn.words.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+from mucudnn.words.units import exact_bytes, format_bytes, format_seconds, parse_bytes, parse_seconds
 from mucudnn.words.values import member, real, shown, text
 
 
@@ -20,12 +19,13 @@ from mucudnn.words.values import member, real, shown, text
 class Measure:
     """Something that is judged.
 
-    column: of the rows; empty: a speedup. is_sum: whether values are added up; else the worst of them counts.
+    column: of the rows; empty: a speedup. write: a value for people, with so many significant digits. is_sum: whether
+    values are added up; else the worst of them counts.
     """
 
     column: str
     parse: Callable[[Any, str], Any]
-    write: Callable[[Any], str]
+    write: Callable[[Any, int], str]
     is_sum: bool = False
 
 
@@ -43,18 +43,36 @@ def _time(value: object, name: str) -> float:
     return seconds
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}"
+_LEAST_DIGITS, _MOST_DIGITS = 3, 17  # significant ones of numbers in words; with the latter no two floats read alike
+_LEAST_PADDED = 0.1
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:.{digits}g}"
+
+
+def _ratio(value: float, digits: int) -> str:
+    """Write ratios as tables do, with their last zeros, as 1.00; small ones without, as 0.0001."""
+    text = f"{value:#.{digits}g}".rstrip(".") if value >= _LEAST_PADDED else f"{value:.{digits}g}"
+    return f"{text}×"
+
+
+def _bytes(value: float, digits: int) -> str:
+    return format_bytes(int(value)) if digits == _LEAST_DIGITS else exact_bytes(int(value))
+
+
+def _seconds(value: float, digits: int) -> str:
+    return format_seconds(value) if digits == _LEAST_DIGITS else f"{value * 1e3:.{digits}g} ms"
 
 
 _PLAIN = partial(Measure, parse=real, write=_number)
 MEASURES: Mapping[str, Measure] = MappingProxyType(
     {
-        "speedup": Measure("", real, ratio),
+        "speedup": Measure("", real, _ratio),
         "error": _PLAIN("relative_error"),
-        "workspace": Measure("workspace_bytes", _size, lambda value: format_bytes(int(value))),
+        "workspace": Measure("workspace_bytes", _size, _bytes),
         "share_of_limit": _PLAIN("share_of_limit"),
-        "time": Measure("time_s", _time, format_seconds),
+        "time": Measure("time_s", _time, _seconds),
         "failures": _PLAIN("failures", is_sum=True),
         "gap": _PLAIN("gap"),
         "options": _PLAIN("options"),
@@ -86,14 +104,22 @@ class Criterion:
         name = self.measure.replace("_", " ")
         over = f" over {self.over}" if self.over else ""
         chosen = [_in_words(name, value) for name, value in self.where.items()]
-        bound = (
-            f"at least {self.write(self.at_least)}" if self.at_most is None else f"at most {self.write(self.at_most)}"
-        )
+        bound = f"{'at least' if self.at_most is None else 'at most'} {self.write(self.bound)[0]}"
         return ", ".join((f"{name} of {self.of}{over} {bound}", *chosen))
 
-    def write(self, value: Any) -> str:
-        """Write a value of what is measured, for people."""
-        return MEASURES[self.measure].write(value)
+    @property
+    def bound(self) -> Any:
+        return self.at_least if self.at_most is None else self.at_most
+
+    def write(self, *values: Any) -> list[str]:
+        """Write values of what is measured for people, with digits enough that none reads like another bound."""
+        write, bound = MEASURES[self.measure].write, self.bound
+        for digits in range(_LEAST_DIGITS, _MOST_DIGITS + 1):
+            exact = isinstance(bound, int) or float(f"{bound:.{digits}g}") == bound
+            apart = all(value == bound or write(value, digits) != write(bound, digits) for value in values)
+            if apart and exact:
+                break
+        return [write(value, digits) for value in values]
 
 
 def _in_words(name: str, value: object) -> str:

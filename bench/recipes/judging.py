@@ -54,10 +54,11 @@ class Judgement:
     def __str__(self) -> str:
         if self.found is None:
             return f"{self.criterion.place}: nothing was measured that this could be judged by"
-        write, spread = self.criterion.write, ""
         if self.found.low < self.found.high:
-            spread = f", {write(self.found.low)} to {write(self.found.high)}"
-        return f"{write(self.found.ratio)}{spread} ({self.place})"
+            ratio, low, high = self.criterion.write(self.found.ratio, self.found.low, self.found.high)
+            return f"{ratio}, {low} to {high} ({self.place})"
+        (value,) = self.criterion.write(self.found.ratio)
+        return f"{value} ({self.place})"
 
 
 def _missed_by(criterion: Criterion, found: Speedup) -> float:

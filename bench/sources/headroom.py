@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 
+from mucudnn.bench.sources.blame import blamed_in_training
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_model, load_source
 from mucudnn.bench.sources.networks import arguments_for
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.tracing.headroom import Headroom, find_headroom
-from mucudnn.words.errors import InvalidInputError, MucudnnError
+from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 
 
@@ -43,21 +43,6 @@ def table_with_headroom(
     if not headroom.timeline.calls:
         raise InvalidInputError(f"{source} runs no convolution in a training step: there is no headroom to use")
     return module_by_module(table), headroom
-
-
-@contextmanager
-def blamed_in_training(source: str, shape: Sequence[int]) -> Iterator[None]:
-    """Blame errors on training this source, and keep their cause: the user's code can raise anything.
-
-    shape: (N, C, H, W) of the input.
-    """
-    try:
-        yield
-    except MucudnnError:
-        raise
-    except Exception as error:
-        size, reason = "x".join(map(str, shape)), f"{type(error).__name__}: {error}"
-        raise InvalidInputError(f"{source} cannot be trained on an input of {size}: {reason}") from error
 
 
 def module_by_module(table: LayerTable) -> LayerTable:

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType, ModuleType
+from typing import Any
 
 import torch
 from torch import nn
 
+from mucudnn.bench.sources.blame import blamed_in_building, blamed_in_computing
 from mucudnn.bench.sources.networks import NETWORKS, arguments_for, build, input_shape_of
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.tracing.convolutions import convolutions_of, problem_operation, trace
@@ -254,13 +256,23 @@ def _hint(source: str, names: Iterable[str]) -> str:
 
 
 def _user_model(source: str) -> nn.Module:
-    with _blamed(source, "cannot be built"):
+    with blamed_in_building(source):
         place, _, attribute = source.rpartition(":")
-        made = getattr(_module_of_file(Path(place)) if _is_file(place) else importlib.import_module(place), attribute)
+        module = _module_of_file(Path(place)) if _is_file(place) else importlib.import_module(place)
+        made = _attribute_of(module, attribute)
         model = made if isinstance(made, nn.Module) else made()
     if not isinstance(model, nn.Module):
         raise InvalidInputError(f"{source} gives {type(model).__name__}; it must give a torch.nn.Module")
     return model
+
+
+def _attribute_of(module: ModuleType, name: str) -> Any:
+    """Return what is to make the model. Raises ``InvalidInputError`` with the names that could."""
+    if not hasattr(module, name):
+        own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        have = f"it has {', '.join(own)}" if own else "it defines nothing"
+        raise InvalidInputError(f"there is no {name!r} in {module.__name__}; {have}")
+    return getattr(module, name)
 
 
 def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch: int | None) -> list[Layer]:
@@ -268,7 +280,7 @@ def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch
 
     Some models fold other axes into the batch: so batch sizes are multiples of those with one sample.
     """
-    with _blamed(source, f"cannot compute an input of 1x{'x'.join(map(str, input_shape))}"):
+    with blamed_in_computing(source, (1, *input_shape)):
         calls = trace(model, arguments_for(source, torch.zeros(1, *input_shape)))
     return [
         Layer(
@@ -280,15 +292,6 @@ def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch
         )
         for call in calls
     ]
-
-
-@contextmanager
-def _blamed(source: str, what: str) -> Iterator[None]:
-    """Blame errors on the source, and keep their cause: the user's code can raise anything."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        raise InvalidInputError(f"{source} {what}: {type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import pandas
 SOURCE = "DeepBench's repository, https://github.com/baidu-research/DeepBench"
 GEOMETRY = ("n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")
 _FILE = Path(__file__).parent / "data" / "deepbench_reference.csv"
+TABLES = ("deepbench-train", "deepbench-inference-server", "deepbench-inference-device")  # sources with these layers
 _OPERATIONS = ("forward", "backward_data", "backward_filter")
 
 

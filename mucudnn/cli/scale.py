@@ -222,7 +222,7 @@ def _measured_steps(
 
     from mucudnn.bench.measure import operands
     from mucudnn.bench.scaling.steps import measure_steps
-    from mucudnn.bench.sources.headroom import blamed_in_training
+    from mucudnn.bench.sources.blame import blamed_in_training
     from mucudnn.bench.sources.layers import importable
     from mucudnn.bench.sources.networks import arguments_for
     from mucudnn.bench.sources.trainable import trainable_model

@@ -89,7 +89,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             f"The {MOST_SUBJECTS} operations that take torch longest: one micro-batch by each algorithm, "
             "without what is done once a call, over its number of samples. Where a line falls, small "
             "micro-batches cost.",
-            CANDIDATES,
+            f"{CANDIDATES}, of algorithms at more than one micro-batch size: take a --batch of 2 or more, and a "
+            "--policy that divides",
         ),
         "budget": Kind(
             "Who got how much of the workspace budget",

@@ -22,7 +22,7 @@ import mucudnn
 from mucudnn.bench.contests.step_split import StepSplit
 from mucudnn.bench.contests.step_splitter import StepSplitter
 from mucudnn.bench.scaling.local_batches import Convolutions
-from mucudnn.bench.sources.headroom import blamed_in_training
+from mucudnn.bench.sources.blame import blamed_in_training
 from mucudnn.bench.sources.networks import Objective
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
 from mucudnn.bench.suites.data_parallel.equality import are_equal, gathered

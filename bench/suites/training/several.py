@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from mucudnn.bench.measure.operands import input_shape
-from mucudnn.bench.sources.headroom import blamed_in_training
+from mucudnn.bench.sources.blame import blamed_in_training
 from mucudnn.bench.sources.layers import NETWORKS, importable
 from mucudnn.bench.sources.networks import input_shape_of, objective_for
 from mucudnn.bench.sources.trainable import trainable_model

@@ -14,7 +14,7 @@ from mucudnn.words.problem import MemoryFormat
 
 
 @click.command(cls=FileCommand)
-@options.network
+@options.source
 @options.memory_formats
 @options.choices(workspace_limit="64MiB", headroom=True)
 @options.threads
@@ -32,14 +32,14 @@ def errors(
     out: Path | None,
     **choices: Any,
 ) -> None:
-    """One training step of the network NAME in float32, by torch and by mucudnn, against the same step in float64.
+    """One training step of SOURCE's model in float32, by torch and by mucudnn, against the same step in float64.
 
     Output, loss and gradients, with the same parameters, images and random numbers, without dropout. On the CPU.
-    NAME can be any SOURCE of mucudnn tune.
+    SOURCE is a network of mucudnn layers, or a model of your own, as for mucudnn tune.
     """
     import torch
 
-    from mucudnn.bench.sources.headroom import blamed_in_training
+    from mucudnn.bench.sources.blame import blamed_in_training
     from mucudnn.bench.sources.layers import importable
     from mucudnn.bench.sources.networks import objective_for
     from mucudnn.bench.sources.trainable import trainable_model

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=FileCommand)
-@options.network
+@options.source
 @options.memory_format
 @options.rounds(9, "Samples of each, of a step or several.", least=2)
 @click.option(
@@ -52,12 +52,12 @@ def memory(
     out: Path | None,
     **choices: Any,
 ) -> None:
-    """Peak memory and time of a training step of the network NAME: torch and mucudnn, both under torch.compile, too.
+    """Peak memory and time of a training step of SOURCE's model: torch and mucudnn, both under torch.compile, too.
 
-    NAME is a network of mucudnn layers, or package.module:factory or file.py:factory, a function that returns your own
-    torch model (with --input 3x224x224). mucudnn runs within the headroom, or within what is given, and beside it with
-    a limit of 64 MiB. Each has a process of its own, and they take turns. The peak in torch's allocator, that of the
-    whole process, and the time of a step. What the folder of --out has already is not measured again.
+    SOURCE is a network of mucudnn layers, or package.module:factory or file.py:factory, a function that returns your
+    own torch model (with --input 3x224x224). mucudnn runs within the headroom, or within what is given, and beside it
+    with a limit of 64 MiB. Each has a process of its own, and they take turns. The peak in torch's allocator, that of
+    the whole process, and the time of a step. What the folder of --out has already is not measured again.
     """
     from mucudnn.bench.folders.writing import folder_if_named
     from mucudnn.bench.sources.layers import importable
@@ -112,7 +112,7 @@ def _model_and_arguments(
     import torch
 
     from mucudnn.bench.measure import operands
-    from mucudnn.bench.sources.headroom import blamed_in_training
+    from mucudnn.bench.sources.blame import blamed_in_training
     from mucudnn.bench.sources.networks import arguments_for
     from mucudnn.bench.sources.trainable import trainable_model
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS

@@ -431,9 +431,6 @@ source_argument = click.argument("source", type=SourceFile("SOURCE"))
 source = together(source_argument, batch, input_shape)
 """Options that say where the convolutions come from."""
 
-network = together(click.argument("source", type=SourceFile("NAME")), batch, input_shape)
-"""The same options, where the source is mostly a network."""
-
 
 def pop_sizes(given: dict[str, Any]) -> dict[str, Any]:
     """Take out of the given options those that ``load_source`` wants under the same names."""

@@ -225,3 +225,20 @@ def test_the_page_of_all_of_deepbench_is_below_five_mib(tmp_path: Path) -> None:
     once = sum(len(picture.svg.encode()) for picture in pictures if picture.title in few)
     whole = len(html_of(report, pictures).encode())
     assert once + 3 * (whole - once) < 5 * MIB
+
+
+def test_published_layers_are_missed_in_folders_of_their_table_alone(folder: Path) -> None:
+    header = json.loads((folder / "environment.json").read_text())
+    header["source"] = "layers.csv"
+    (folder / "environment.json").write_text(json.dumps(header))
+    assert "published times" not in dict(report_of(read_folder(folder)).missing)
+
+
+def test_settings_are_told_as_users_know_them(folder: Path) -> None:
+    header = json.loads((folder / "environment.json").read_text())
+    header["settings"] |= {"algorithms": None, "max_relative_error": None, "time_limit": "2s", "strict": False}
+    (folder / "environment.json").write_text(json.dumps(header))
+    settings = dict(report_of(read_folder(folder)).settings)
+    assert settings["algorithms"] == "all"
+    assert settings["max relative error"] == "by data type"
+    assert settings["most measuring for each problem"] == "2s"

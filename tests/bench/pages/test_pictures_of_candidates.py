@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,9 @@ from mucudnn.bench.pages.pictures import (
     micro_batches,
     tuning,
 )
+from mucudnn.bench.pages.pictures.drawn import write_picture
 from mucudnn.bench.sources.published import published_gains
+from mucudnn.words.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from matplotlib.lines import Line2D
@@ -231,3 +234,10 @@ def test_the_published_file_is_read_whole() -> None:
     seven = table[(table["c"] == 512) & (table["h"] == 7)].iloc[0]
     alike = [float(line[7]) for line in lines if line[1:3] == ["512", "7"]]
     assert seven["128MiB"] == pytest.approx(sum(alike) / len(alike))
+
+
+def test_a_mini_batch_of_one_sample_has_no_sizes_to_compare(tmp_path: Path) -> None:
+    layer = training_layers(1)[0]
+    folder = read_folder(write_random_folder(tmp_path / "folder", [replace(layer, batch_size=1)], rounds=3))
+    with pytest.raises(InvalidInputError, match=r"more than one micro-batch size: take a --batch of 2 or more"):
+        write_picture("micro-batches", folder, tmp_path / "x.svg")

@@ -103,3 +103,11 @@ def test_a_folder_with_nothing_that_can_be_read_is_refused(tmp_path: Path) -> No
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "environment.json").write_text("{")
     assert "half/environment.json, line 1: no JSON" in fail("report", tmp_path)
+
+
+def test_a_file_that_is_no_result_is_told_what_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text("import torch\n")
+    told = fail("report", path)
+    assert "half-written" not in told
+    assert "own.py, line 1: no result of a benchmark: name a folder that it wrote with --out" in told

@@ -231,7 +231,7 @@ def test_the_command_measures_a_network_with_sensible_weights(monkeypatch: pytes
     ("arguments", "expected"),
     [
         (("layers.csv",), "layers.csv"),
-        (("trained_models:normalised", "--input", "3x8x8"), "cannot be trained on an input of 1x3x8x8: ValueError"),
+        (("trained_models:normalised", "--input", "3x8x8"), "cannot be trained on an input of 1x3x8x8: Expected"),
         (("trained_models:make",), "give --input, for example --input 3x224x224"),
         (("trained_models:make", "--input", "3x8x8", "--runs", "-1"), "-1 is not in the range x>=0"),
         (("trained_models:make", "--input", "3x8x8", "--workspace-limit", "much"), "'much' is not understood"),
