@@ -11,7 +11,16 @@ from matplotlib.figure import Figure
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "bench" / "results"
-NETWORKS = {"alexnet": "AlexNet, batch 32", "resnet18": "ResNet-18, batch 16", "vgg16": "VGG-16, batch 8"}
+NETWORKS = {
+    "convnext-t": "ConvNeXt-T, batch 4",
+    "vgg16": "VGG-16, batch 8",
+    "alexnet": "AlexNet, batch 32",
+    "resnet18": "ResNet-18, batch 16",
+    "efficientnet-b0": "EfficientNet-B0, batch 8",
+    "mobilenetv2": "MobileNetV2, batch 8",
+    "resnet50": "ResNet-50, batch 8",
+    "densenet40": "DenseNet-40, batch 32",
+}
 TORCH, OURS, LIGHT = "#9a9a9a", "#1b6ca8", "#9cc3e0"
 
 
@@ -29,7 +38,7 @@ def draw_networks(axes: Axes) -> None:
     """Torch beside mucudnn, each in its better memory format, as shares of torch's time."""
     for place, (name, shown) in enumerate(NETWORKS.items()):
         row = 1.35 * place  # two bars and their name
-        total = result(f"zen5-2-cores/{name}")["total"]
+        total = result(f"zen5-2-cores-64-mib/{name}")["total"]
         torch_ms, ours_ms = best_ms(total, "torch"), best_ms(total, "mucudnn")
         axes.barh(row - 0.2, 1, 0.38, color=TORCH)
         axes.barh(row + 0.2, ours_ms / torch_ms, 0.38, color=OURS)
@@ -37,7 +46,7 @@ def draw_networks(axes: Axes) -> None:
         axes.text(0.02, row + 0.2, f"mucudnn {ours_ms:,.0f} ms", va="center", color="white")
         axes.text(ours_ms / torch_ms + 0.02, row + 0.2, f"{torch_ms / ours_ms:.2f}×", va="center", weight="bold")
         axes.text(0, row - 0.47, shown, va="bottom")
-    axes.set(ylim=(3.15, -0.75), xlim=(0, 1.0), xticks=[], yticks=[])
+    axes.set(ylim=(1.35 * len(NETWORKS) - 0.9, -0.75), xlim=(0, 1.0), xticks=[], yticks=[])
     axes.set_title("All convolutions of a network,\nforward and both gradients", loc="left", fontsize=10)
 
 
@@ -59,7 +68,7 @@ def draw_origin(axes: Axes) -> None:
 
 
 def main() -> None:
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    figure = Figure(figsize=(9, 6.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.05))
     draw_networks(left)
     draw_origin(right)
