@@ -1,5 +1,5 @@
 """``python -m mucudnn``: the same as the command ``mucudnn``."""
 
-from mucudnn.cli.main import main
+from mucudnn.cli.main import run
 
-main(prog_name="mucudnn")
+run()

@@ -163,12 +163,15 @@ class QuickSearch:
         return not (is_asked_again and self.hopeless(candidate, known) is None)
 
     def sizes(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
-        """Smaller sizes that are to be measured next: of the best algorithm all, half the size of one close to it."""
+        """Smaller sizes that are to be measured next: of the best algorithm all, half the size of one close to it.
+
+        Where a budget is divided, all sizes of each algorithm that is the best, or close to it, in its own workspace.
+        """
         ranked = self._ranked(known, failed)
         wanted: list[Candidate] = []
-        for rank, (lead, total_s) in enumerate(ranked[:2]):
-            if rank and total_s > _SECOND * ranked[0][1]:
-                break
+        for rank, (lead, total_s) in enumerate(ranked if self.every_size else ranked[:2]):
+            if rank and total_s > _SECOND * self.fastest_s(known, self._bytes_of(known[lead.micro_config])):
+                continue
             if self.job.is_baseline(lead) and not self.every_size:
                 continue
             own = [c for c in self.job.candidates if c.algorithm is lead.algorithm]
@@ -183,7 +186,7 @@ class QuickSearch:
         expected = self._expected(candidate)
         if expected is not None and self._is_expected_hopeless(candidate):
             return f"{expected.ratio:.1f} times the fastest in like problems"
-        times = self._least_s(candidate, known) / self.fastest_s(known)
+        times = self._least_s(candidate, known) / self.fastest_s(known, self._least_bytes(candidate))
         return f"{times:.1f} {_BY_ARITHMETIC}" if times > _HOPELESS_ARITHMETIC else None
 
     def total_s(self, measurement: Measurement) -> float:
@@ -191,18 +194,50 @@ class QuickSearch:
         setup_s = 0.0 if self.job.may_keep else measurement.setup_s
         return setup_s + self.job.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
 
-    def fastest_s(self, known: Mapping[MicroConfig, Measurement]) -> float:
-        """Return the seconds of the fastest that is within limit and error bound; inf: there is none."""
+    def fastest_s(self, known: Mapping[MicroConfig, Measurement], within_bytes: float = inf) -> float:
+        """Return the seconds of the fastest that is within limit and error bound; inf: there is none.
+
+        within_bytes: what needs more workspace does not count, where a budget is divided: others may need the bytes.
+        """
         measured = [(c, known[c.micro_config]) for c in self.job.candidates if c.micro_config in known]
-        return min((self.total_s(m) for c, m in measured if self.job.can_win(c, m.relative_error)), default=inf)
+        winning = [m for c, m in measured if self.job.can_win(c, m.relative_error)]
+        if self.every_size:
+            winning = [m for m in winning if self._bytes_of(m) <= within_bytes]
+        return min(map(self.total_s, winning), default=inf)
+
+    def margin(self, candidate: Candidate, measurement: Measurement, known: Mapping[MicroConfig, Measurement]) -> float:
+        """Return how many times the seconds of the fastest beside it a candidate takes; inf: it must not win."""
+        if not self.job.can_win(candidate, measurement.relative_error):
+            return inf
+        return self.total_s(measurement) / self.fastest_s(known, self._bytes_of(measurement))
+
+    def _bytes_of(self, measurement: Measurement) -> int:
+        """Workspace that counts: what is kept from call to call does not."""
+        return measurement.scratch_bytes + (0 if self.job.may_keep else measurement.prepared_bytes)
+
+    def _least_bytes(self, candidate: Candidate) -> int:
+        """Workspace that counts, or the part of it that is known without a run."""
+        scratch = candidate.scratch_bytes if candidate.is_counted else candidate.workspace.scratch_bytes
+        return scratch + (0 if self.job.may_keep else candidate.workspace.prepared_bytes)
 
     def _is_expected_hopeless(self, candidate: Candidate) -> bool:
         expected = self._expected(candidate)
-        return expected is not None and expected.ratio > expected.hopeless * self._least_expected
+        return expected is not None and expected.ratio > expected.hopeless * self._least_expected(candidate)
+
+    def _least_expected(self, candidate: Candidate) -> float:
+        """The least multiple that like problems say of what fits: 1, but where a limit bars the fastest.
+
+        Where a budget is divided, so does what needs more workspace than the candidate.
+        """
+        if self.every_size:
+            own_bytes = self._least_bytes(candidate)
+            alike = [c for c in self.job.candidates if c.micro_batch_size == candidate.micro_batch_size]
+            beside = [c for c in alike if not c.counts_any_run and self._least_bytes(c) <= own_bytes]
+            return max(1.0, min((one.ratio for c in beside if (one := self._expected(c))), default=1.0))
+        return self._least_expected_within_limit
 
     @cached_property
-    def _least_expected(self) -> float:
-        """The least multiple that like problems say of what fits: 1, but where a limit bars the fastest."""
+    def _least_expected_within_limit(self) -> float:
         if not self._is_limited:
             return 1.0
         smallest: dict[str, Candidate] = {}
@@ -216,7 +251,13 @@ class QuickSearch:
         return self.job.limit_bytes is not None
 
     def _expected(self, candidate: Candidate) -> Expectation | None:
-        return self.prior.expected(self.job.problem, candidate.algorithm.name)
+        return self._expectations[candidate.algorithm.name]
+
+    @cached_property
+    def _expectations(self) -> Mapping[str, Expectation | None]:
+        """What like problems say, by algorithm, as it was when the search began."""
+        names = {candidate.algorithm.name for candidate in self.job.candidates}
+        return {name: self.prior.expected(self.job.problem, name) for name in names}
 
     def _least_s(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> float:
         """Return the seconds of its arithmetic at full rate, for the mini-batch."""
@@ -252,11 +293,12 @@ class QuickSearch:
 
     def _hopeless_algorithms(self, known: Mapping[MicroConfig, Measurement]) -> set[str]:
         """Return algorithms that were hopeless at every size that is known."""
-        best: dict[str, float] = {}
-        for micro_config, measurement in known.items():
-            best[micro_config.algorithm] = min(self.total_s(measurement), best.get(micro_config.algorithm, inf))
-        fastest_s = self.fastest_s(known)
-        return {name for name, total_s in best.items() if total_s > _HOPELESS * fastest_s}
+        hopeful = {
+            micro_config.algorithm
+            for micro_config, measurement in known.items()
+            if self.total_s(measurement) <= _HOPELESS * self.fastest_s(known, self._bytes_of(measurement))
+        }
+        return {micro_config.algorithm for micro_config in known} - hopeful
 
 
 def _takes_fresh_pages(candidate: Candidate) -> bool:
@@ -317,10 +359,10 @@ class _QuickSession(Session):
         looks = [self._try_first_sample(part) for part in parts if not self._is_late()]
         entries = [entry for entry in looks if isinstance(entry, Entry)]  # what fails on a part is tried on all
         self.has_run |= {entry.candidate.algorithm.name for entry in entries}
-        total_s = {entry.candidate.micro_config: self.search.total_s(entry.measurement()) for entry in entries}
-        fastest_s = min(self.search.fastest_s(self.times.measurements), *total_s.values(), inf)
+        of_parts = {entry.candidate.micro_config: entry.measurement() for entry in entries}
+        known = {**self.times.measurements, **of_parts}
         for entry in entries:
-            if total_s[entry.candidate.micro_config] > _HOPELESS_PART * fastest_s:
+            if self.search.margin(entry.candidate, entry.measurement(), known) > _HOPELESS_PART:
                 self.hopeless_parts.add(entry.candidate.algorithm.name)
                 self._add(entry)
                 yield entry.final()
@@ -368,11 +410,8 @@ class _QuickSession(Session):
 
     def _can_win(self, entry: Entry, margin: float) -> bool:
         """Whether it is at most so many times slower than the fastest, by its fastest sample."""
-        if not self.job.can_win(entry.candidate, entry.relative_error):
-            return False
-        fastest_s = self.search.fastest_s(self.times.measurements)
         own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
-        return self.search.total_s(own) <= margin * fastest_s
+        return self.search.margin(entry.candidate, own, self.times.measurements) <= margin
 
     def _is_late(self) -> bool:
         return self.job.clock.now() > self.deadline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 
 import mucudnn
 from mucudnn.cli.shared.commands import add_commands, show_warning
+from mucudnn.cli.shared.launch import ranks_of_torchrun
 from mucudnn.terminal.streams import Guarded, guarded, occupy_closed, refusal_of_stdout
 from mucudnn.words.errors import MucudnnError, first_line
 
@@ -116,3 +118,19 @@ def main() -> None:
 
 
 add_commands(main, "mucudnn.cli", COMMANDS)
+
+
+def run() -> NoReturn:
+    """Run the command as this process, which ends with it.
+
+    A rank of torchrun ends at once. One that ends as usual aborts now and then: a thread of gloo gives back the tensors
+    of the last collective while Python goes down (github.com/pytorch/pytorch/pull/179291).
+    """
+    try:
+        raise SystemExit(main(prog_name="mucudnn"))
+    except SystemExit as end:
+        if ranks_of_torchrun() is None:
+            raise
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))

@@ -73,6 +73,53 @@ def test_for_a_budget_torchs_own_is_measured_at_every_size_too() -> None:
     assert set(results) == {(name, size) for name in ("native", "other") for size in SIZES}
 
 
+def test_for_a_budget_all_sizes_are_measured_of_what_is_fastest_in_its_workspace() -> None:
+    """Like problems, its arithmetic and a small part say that it is hopeless: beside what needs more workspace."""
+    prior = Prior()
+    for problem in NEAR:
+        prior.learn(problem, [measurement("large", 0.01), measurement("small", 0.03), measurement("dominated", 0.06)])
+    algorithms = [
+        fake("native", 0.09),
+        fake("large", 0.01, scratch_bytes_per_sample=10),
+        Counted("small", CLOCK, lambda size: 0.03 * size, scratch_bytes_per_sample=2),
+        fake("dominated", 0.06, scratch_bytes_per_sample=3),
+        fake("part", 0.07, scratch_bytes_per_sample=1),
+    ]
+    job = job_of(*algorithms, limit_bytes=200)
+    found = search(job, prior, every_size=True, flops_per_s=0.5e8)
+    results = {key for key, result in found.items() if isinstance(result, Measurement)}
+    front = {(name, size) for name in ("native", "large", "small", "part") for size in SIZES}
+    assert results == front
+    assert isinstance(found["dominated", LARGEST], Failure)
+    limited = search(job, prior, flops_per_s=0.5e8)
+    measured = {name for (name, _), result in limited.items() if isinstance(result, Measurement)}
+    assert measured == {"native", "large", "part"}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_for_a_budget_choices_are_nearly_those_of_a_thorough_search_within_any_share(seed: int) -> None:
+    """Recorded costs, linear in the size; whatever share of the budget is left, the times differ by at most 10 %."""
+    rng = random.Random(seed)
+    algorithms = [
+        FakeAlgorithm(
+            name,
+            CLOCK,
+            (lambda per_sample, per_step: lambda size: per_step + per_sample * size)(
+                rng.uniform(0.005, 0.04), rng.choice([0.0, 0.001])
+            ),
+            scratch_bytes_per_sample=rng.choice([0, 1, 3, 10]),
+        )
+        for name in ("native", "one", "two", "three", "four")
+    ]
+    algorithms[0].scratch_bytes_per_sample = 0
+    thorough = [r for r in job_of(*algorithms, limit_bytes=100).measure() if isinstance(r, Measurement)]
+    found = search(job_of(*algorithms, limit_bytes=100), every_size=True).values()
+    quick = [r for r in found if isinstance(r, Measurement)]
+    for share in (0, 4, 8, 16, 24, 40, 80, 100):
+        best, chosen = (solve_wr(measured, LARGEST, share).time_s for measured in (thorough, quick))
+        assert chosen <= 1.1 * best
+
+
 def test_an_algorithm_is_looked_at_with_the_largest_micro_batch_that_fits() -> None:
     slow = fake("slow", 0.02, scratch_bytes_per_sample=10)
     results = search(job_of(fake("native", 0.01), slow, limit_bytes=20))
