@@ -255,7 +255,7 @@ class QuickSearch:
 
     @cached_property
     def _expectations(self) -> Mapping[str, Expectation | None]:
-        """What like problems say, by algorithm, as it was when the search began."""
+        """Expectations by algorithm, as they were when the search began."""
         names = {candidate.algorithm.name for candidate in self.job.candidates}
         return {name: self.prior.expected(self.job.problem, name) for name in names}
 
