@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from mucudnn.bench.measure.proofs import Proof, Proofs
 from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
 from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
 from mucudnn.kernels.contract.base import BaseAlgorithm
@@ -26,6 +27,7 @@ class Candidate:
     """A micro-config that can run on a problem. ``smaller``: the same algorithm with the next smaller micro-batch.
 
     stored: the measurement of an earlier run. journal: wraps the run that counts bytes, where the code is foreign.
+    proofs: of foreign code, which is not run before; ``None``: whatever runs is checked in this process.
     """
 
     problem: ConvProblem
@@ -34,6 +36,7 @@ class Candidate:
     smaller: Candidate | None = None
     stored: Measurement | None = None
     journal: Journal = field(default=nullcontext, compare=False)
+    proofs: Proofs | None = field(default=None, compare=False)
 
     @property
     def micro_config(self) -> MicroConfig:
@@ -65,6 +68,8 @@ class Candidate:
     def _internal(self) -> int | Exception:
         """Bytes allocated inside, or why they cannot be counted: a run that fails is not tried again and again."""
         try:
+            if (proof := self.proof()) is not None:
+                return proof.internal_bytes
             with self.journal(self.micro_config) if self.is_foreign else nullcontext():
                 return self.algorithm.internal_bytes(self.problem, self.micro_batch_size)
         except self.errors as error:
@@ -72,6 +77,13 @@ class Candidate:
         if is_out_of_memory(failed):
             give_back_cache()
         return failed
+
+    def proof(self) -> Proof | None:
+        """Return what was proven of it in a process of its own; ``None``: this process checks it.
+
+        Raises what bars it.
+        """
+        return None if self.proofs is None or not self.is_foreign else self.proofs.of(self)
 
     @property
     def is_countable(self) -> bool:
@@ -85,19 +97,22 @@ class Candidate:
 
     @property
     def counts_any_run(self) -> bool:
-        """Whether what it allocates inside is not known yet, and any run on the CPU will tell: see ``count_in``."""
-        is_counting = type(self.algorithm).internal_bytes is BaseAlgorithm.internal_bytes  # type: ignore[comparison-overlap]
-        return is_counting and self.stored is None and "_internal" not in self.__dict__
+        """Whether any run tells what it allocates inside, of which there is no formula."""
+        return type(self.algorithm).internal_bytes is BaseAlgorithm.internal_bytes  # type: ignore[comparison-overlap]
 
     @property
     def from_source(self) -> bool:
         """Whether an ``AlgorithmSource`` offers it: see ``Algorithm.source``."""
         return self.algorithm.source is not None
 
-    @property
+    @cached_property
     def is_foreign(self) -> bool:
-        """Whether other people's code computes: it is checked at every size, and its first run may end the process."""
-        return self.from_source or package_of(self.algorithm.name) is not None
+        """Whether other people's code computes, in a form that the user's step does not run: see the contract.
+
+        It is proven at every size before it is run. Torch's own is, too, in the form that the user's step runs.
+        """
+        others = self.from_source or package_of(self.algorithm.name) is not None
+        return others or self.algorithm.is_foreign(self.problem)
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
@@ -141,6 +156,7 @@ def find_candidates(
     micro_batch_sizes: Sequence[int],
     known: Sequence[Measurement] = (),
     journal: Journal = nullcontext,
+    proofs: Proofs | None = None,
 ) -> tuple[list[Candidate], list[Failure]]:
     """All micro-configs that can run, in the order in which to look at them, and those that cannot, with the reason.
 
@@ -162,7 +178,7 @@ def find_candidates(
             if reason := _why_not(algorithm, problem, size, batch_size):
                 failures.append(Failure(micro_config, reason))
                 continue
-            smaller = Candidate(problem, algorithm, size, smaller, stored.get(micro_config), journal)
+            smaller = Candidate(problem, algorithm, size, smaller, stored.get(micro_config), journal, proofs)
             candidates.append(smaller)
     offered = dict.fromkeys(candidate.algorithm.name for candidate in candidates if candidate.from_source)
     turns = {name: rank // _IN_A_TURN for rank, name in enumerate(offered)}

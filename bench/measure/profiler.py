@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -10,6 +10,7 @@ from statistics import median
 from typing import Self
 
 from mucudnn.bench.measure.candidates import Candidate, Journal
+from mucudnn.bench.measure.proofs import UnprovenError
 from mucudnn.bench.measure.pruning import KnownTimes
 from mucudnn.bench.measure.workbench import Workbench
 from mucudnn.bench.timing.candidate_errors import (
@@ -181,6 +182,7 @@ class Session:
         self.deadline = job.clock.now() + (inf if job.time_limit_s is None else job.time_limit_s)
 
     def measure(self) -> Iterator[Measurement | Failure]:
+        self._prove(c for c in self.missing if self.job.is_wanted(c, self.times))
         yield from self._first_samples()
         for entry in filter(self._is_beaten, list(self.entries.values())):
             entry.timer.sample()  # the first sample may have met a slow moment of the machine
@@ -189,6 +191,12 @@ class Session:
                 yield from self._end(entry)
         yield from self._first_samples()  # larger sizes of those that had
         yield from self._refine(list(self.entries.values()))
+
+    def _prove(self, candidates: Iterable[Candidate]) -> None:
+        """Have foreign candidates proven in one batch; what a source offers one by one, as far as there is time."""
+        wanted = [c for c in candidates if c.is_foreign and not c.from_source]
+        if wanted and (proofs := wanted[0].proofs) is not None:
+            proofs.ask(wanted)
 
     def _first_samples(self) -> Iterator[Measurement | Failure]:
         """Take one sample of each candidate that is still wanted. Yields the results that are final with that."""
@@ -238,11 +246,12 @@ class Session:
     def _relative_error(self, candidate: Candidate) -> float:
         """Return the relative error of a candidate.
 
-        Our algorithms are tested at every size, so that one check tells how exact they are here. Foreign code is not,
-        and what a source offers is compiled anew for each size.
+        Our algorithms are tested at every size, so that one check tells how exact they are here. Foreign code is proven
+        at each.
         """
         if candidate.is_foreign:
-            return self.workbench.relative_error(candidate)
+            proof = candidate.proof()
+            return self.workbench.relative_error(candidate) if proof is None else proof.relative_error
         name = candidate.algorithm.name
         if name not in self.relative_error:
             self.relative_error[name] = self.workbench.relative_error(candidate)
@@ -272,13 +281,13 @@ class Session:
                 f"{self.job.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{passed_over}: start "
                 "the process anew, and tune again"
             )
-        if is_lasting := not is_out_of_memory(error):
-            named = isinstance(error, UnsoundError) and candidate.is_foreign
-            reason = f"{_who(candidate)}: {error}" if named else first_line(error)
-        else:
-            reason = first_line(error)
+        is_unproven = isinstance(error, UnprovenError)
+        is_lasting = not (is_unproven or is_out_of_memory(error))
+        named = is_lasting and isinstance(error, UnsoundError) and candidate.is_foreign
+        reason = f"{_who(candidate)}: {error}" if named else first_line(error)
+        if not is_lasting:
             give_back_cache()
-        yield Failure(candidate.micro_config, reason, is_lasting)
+        yield Failure(candidate.micro_config, reason, is_lasting, is_unproven=is_unproven)
 
     def _why_unusable(self) -> str | None:
         """The error that the device reports for ever (CUDA calls it sticky); ``None``: it can be used."""

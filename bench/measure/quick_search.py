@@ -103,10 +103,24 @@ class QuickSearch:
         own = [c for c in self.job.candidates if self.job.is_baseline(c)]
         return [c for c in own if c.micro_config not in known and c.micro_config not in failed]
 
+    def foreign(
+        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
+    ) -> list[Candidate]:
+        """Return what is to be proven at once: all that may fit a limit, otherwise the largest of each algorithm.
+
+        Whether it fits takes a proof to know.
+        """
+        limit = inf if self.job.limit_bytes is None else self.job.limit_bytes
+        unknown = [c for c in self.job.candidates if c.is_foreign and c.micro_config not in {**known, **failed}]
+        fitting = [c for c in unknown if c.handed_bytes <= limit]
+        if self._is_limited:
+            return fitting
+        return list({c.algorithm.name: c for c in sorted(fitting, key=_by_size)}.values())
+
     def parts(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
         """Return each algorithm of which nothing is known on a small part of the mini-batch, one that is checked.
 
-        Foreign code is not among them: it is looked at once, since it may end the process.
+        Foreign code is not among them: it is proven at each size, and so looked at once.
         """
         seen = {TORCHS_OWN} | {micro_config.algorithm for micro_config in (*known, *failed)}
         small = [c for c in self.job.candidates if _SMALL_PART * c.micro_batch_size <= self.job.batch_size]
@@ -125,8 +139,8 @@ class QuickSearch:
 
         Undivided torch's own is one whether it fits or not, and comes first: everything is compared with it. Then comes
         what like problems say is fast, then what has little to compute, then the others. Torch's own is looked at
-        divided, too, where it does not fit or is handed fresh pages. Foreign code that failed is not tried at another
-        size: it may end the process. What was passed over stays the lead. Algorithms that were hopeless have none.
+        divided, too, where it does not fit or is handed fresh pages. Foreign code that was barred is not tried at
+        another size. What was passed over stays the lead. Algorithms that were hopeless have none.
         What like problems say is hopeless is the lead whether it fits or not: to know takes a run.
         """
         leads: dict[str, Candidate] = {}
@@ -136,7 +150,8 @@ class QuickSearch:
         divided = [c for c in self.job.candidates if c not in baselines and c.algorithm.name not in without]
         for candidate in sorted(divided, key=_by_size, reverse=True):
             name, failure = candidate.algorithm.name, failed.get(candidate.micro_config)
-            stays = failure is None or candidate.is_foreign or (failure.is_passed_over and not failure.needed_bytes)
+            is_barred = failure is not None and candidate.is_foreign and failure.is_lasting
+            stays = failure is None or is_barred or (failure.is_passed_over and not failure.needed_bytes)
             if name not in leads and stays and (self._is_expected_hopeless(candidate) or self.job.fits(candidate)):
                 leads[name] = candidate
         return [*baselines, *sorted(leads.values(), key=self._promise)]
@@ -232,7 +247,7 @@ class QuickSearch:
         if self.every_size:
             own_bytes = self._least_bytes(candidate)
             alike = [c for c in self.job.candidates if c.micro_batch_size == candidate.micro_batch_size]
-            beside = [c for c in alike if not c.counts_any_run and self._least_bytes(c) <= own_bytes]
+            beside = [c for c in alike if (c.is_counted or not c.counts_any_run) and self._least_bytes(c) <= own_bytes]
             return max(1.0, min((one.ratio for c in beside if (one := self._expected(c))), default=1.0))
         return self._least_expected_within_limit
 
@@ -261,13 +276,13 @@ class QuickSearch:
 
     def _least_s(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> float:
         """Return the seconds of its arithmetic at full rate, for the mini-batch."""
-        if candidate.is_foreign or self.flops_per_s == inf:
+        if self.flops_per_s == inf:
             return 0.0
         return self._least_flops(candidate) / self._full_rate(known)
 
     def _full_rate(self, known: Mapping[MicroConfig, Measurement]) -> float:
         """Return the rate that was seen, or more: what is measured here may show that it was seen at a bad moment."""
-        own = [(c, known[c.micro_config]) for c in self.job.candidates if c.micro_config in known and not c.is_foreign]
+        own = [(c, known[c.micro_config]) for c in self.job.candidates if c.micro_config in known]
         return max(self.flops_per_s, *(self._least_flops(c) / self.total_s(m) for c, m in own), 0.0)
 
     def _least_flops(self, candidate: Candidate) -> float:
@@ -322,6 +337,7 @@ class _QuickSession(Session):
         self.hopeless_parts: set[str] = set()  # algorithms that were hopeless on one
 
     def measure(self) -> Iterator[Measurement | Failure]:
+        self._prove(self.search.foreign(self.times.measurements, self.failures))
         for candidate in self.search.baselines(self.times.measurements, self.failures):
             yield from self._look_at(candidate)
         yield from self._look_at_parts()
@@ -423,14 +439,13 @@ class _QuickSession(Session):
         """
         relative_error = self._relative_error(candidate)
         began = self.job.watch.mark()
-        clock, counts = self.job.clock, self.job.is_baseline(candidate) and self.job.device == "cpu"
-        counted_s = self.workbench.counted_look(candidate, clock) if counts and candidate.counts_any_run else None
+        clock = self.job.clock
         setup_samples_s = self._setup_samples_s(candidate)
         stream, slices = self.workbench.stream(candidate), self.workbench.slice_count(candidate)
         timer = Timer(stream, clock, self.rule, slices, warms_up=False)
         is_look = not self._is_warm(candidate)
         if is_look:
-            timer.samples_s.append(_seconds_of(stream, clock) if counted_s is None else counted_s)
+            timer.samples_s.append(_seconds_of(stream, clock))
         else:
             timer.sample()
             if timer.error is not None:

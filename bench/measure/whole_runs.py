@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from mucudnn.bench.measure.operands import Operands, followed_operands, random_operands
+from mucudnn.bench.measure.proofs import Proofs, Prover
+from mucudnn.bench.measure.proving.prover import prover
 from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
 from mucudnn.bench.timing.cold_caches import ColdClock
 from mucudnn.bench.timing.comparison import THOROUGH, Comparison, Rounds, compare_in_turns
@@ -73,6 +75,7 @@ class Machine:
 
     algorithms: those for every problem. sources: of those that depend on the problem. whole_run: makes a call ready to
     be timed, as the function ``whole_run`` does. run_torch: makes one call of torch's own. watch: over the load.
+    prover: of foreign code; ``None``: that is checked where it is measured.
     """
 
     environment: Environment
@@ -83,14 +86,22 @@ class Machine:
     run_torch: Callable[[ConvProblem, Operands], object] = run_torch
     sources: Sequence[AlgorithmSource] = ()
     watch: Watch = field(default_factory=Watch)
+    prover: Prover | None = None
 
     @classmethod
     def current(cls, device: str = "cpu") -> Machine:
         """Raises ``UnavailableError`` for a device that is not there."""
         environment = current_environment(device)
+        offered, watch = sources(device), watch_of(device)
         return cls(
-            environment, algorithms(device), device, _clock(device), sources=sources(device), watch=watch_of(device)
+            environment, algorithms(device), device, _clock(device), sources=offered, watch=watch, prover=prover()
         )
+
+    def proofs(self, batch_size: int, *, checks_samples: bool) -> Proofs | None:
+        """Return what is to hold the proofs of one problem's candidates; ``None``: nothing proves them."""
+        if self.prover is None:
+            return None
+        return Proofs(self.prover, batch_size, self.device, checks_samples=checks_samples)
 
     def compare(
         self,

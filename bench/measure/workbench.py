@@ -15,10 +15,10 @@ from mucudnn.bench.measure.candidates import Candidate
 from mucudnn.bench.measure.exact_results import ExactResults, written_elements
 from mucudnn.bench.measure.guard_zones import GuardedBuffer
 from mucudnn.bench.measure.operands import Operands, operand_bytes, random_operands
+from mucudnn.bench.measure.proofs import Proof
 from mucudnn.bench.measure.sampled_results import SampledResults
 from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS, UnsoundError, give_back_cache
-from mucudnn.bench.timing.timer import Clock
-from mucudnn.kernels.contract.allocation import count_in
+from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -82,26 +82,6 @@ class Workbench:
 
         return next_step
 
-    def counted_look(self, candidate: Candidate, clock: Clock) -> float:
-        """Seconds of the first step of torch's own, in which what it allocates inside is counted: see ``count_in``.
-
-        It has nothing to open, and is handed nothing. Raises as a step does.
-        """
-        (x, y), *_ = self.operands.slices(candidate.micro_batch_size)
-        problem, w = self.problem, self.operands.w
-        bias = w.new_zeros(problem.k) if problem.operation is Operation.FORWARD else None
-        nothing = self._scratch.part(0)
-        elapsed_s = 0.0
-
-        def step() -> None:
-            nonlocal elapsed_s
-            began_s = clock.now()
-            candidate.algorithm.step(problem, x, w, y, bias, nothing, nothing)
-            elapsed_s = clock.now() - began_s
-
-        count_in(step, candidate.algorithm, problem, candidate.micro_batch_size)
-        return elapsed_s
-
     def slice_count(self, candidate: Candidate) -> int:
         """Number of steps until ``stream`` begins again with the first slice."""
         return self.operands.batch_size // candidate.micro_batch_size
@@ -117,10 +97,31 @@ class Workbench:
 
         return open_and_close
 
-    def relative_error(self, candidate: Candidate) -> float:
+    def proof(self, candidate: Candidate) -> Proof:
+        """Check the candidate, and count what it allocates inside. Raises what ``relative_error`` raises.
+
+        On the CPU one run tells both. It has a bias, to be on the safe side: oneDNN pads that to whole blocks.
+        """
+        if not candidate.counts_any_run or self._device != "cpu":
+            return Proof(self.relative_error(candidate), candidate.scratch_bytes - candidate.workspace.scratch_bytes)
+        internal_bytes = 0
+
+        def counted(run: Callable[[], None]) -> None:
+            nonlocal internal_bytes
+            internal_bytes = peak_allocated_bytes(run)
+
+        return Proof(self.relative_error(candidate, counted, has_bias=True), internal_bytes)
+
+    def relative_error(
+        self,
+        candidate: Candidate,
+        around: Callable[[Callable[[], None]], None] = lambda run: run(),
+        *,
+        has_bias: bool = False,
+    ) -> float:
         """Relative L2 error against float64 of a run between guard zones, on at least one micro-batch.
 
-        It runs on as many samples as can be compared at little cost.
+        It runs on as many samples as can be compared at little cost. around: runs it. has_bias: it adds one of zeros.
 
         Raises ``UnsoundError`` where the candidate writes around the result or its workspace, and where the result is
         not finite, or so far off that no rounding explains it.
@@ -137,7 +138,8 @@ class Workbench:
         self._opened.pop(self._place(candidate), None)
         for buffer, size_bytes in buffers.values():
             buffer.arm(size_bytes)
-        written = self._run(candidate, n)
+        around(partial(self._run, candidate, n, has_bias))
+        written = self.operands.first(n).written(self.problem.operation)
         for name, (buffer, size_bytes) in buffers.items():
             if where := buffer.trespass(size_bytes):
                 raise UnsoundError(f"it wrote around {name}: {where}")
@@ -149,8 +151,8 @@ class Workbench:
             raise UnsoundError(f"the result is wrong: its relative error is {error:.2g}")
         return error
 
-    def _run(self, candidate: Candidate, n: int) -> Tensor:
-        """Run the first ``n`` samples, micro-batch by micro-batch; returns what was written."""
+    def _run(self, candidate: Candidate, n: int, has_bias: bool) -> None:
+        """Run the first ``n`` samples, micro-batch by micro-batch."""
         operands = self.operands.first(n)
         written = operands.written(self.problem.operation)
         if self.problem.operation is Operation.BACKWARD_FILTER:
@@ -159,11 +161,16 @@ class Workbench:
         self._open(candidate)
         slices = operands.slices(candidate.micro_batch_size)
         adds = self.problem.operation is Operation.BACKWARD_FILTER
-        repeats = 2 if adds and candidate.is_foreign and len(slices) == 1 else 1  # to see whether it adds
+        is_others = candidate.is_foreign and not candidate.algorithm.is_torchs_own
+        repeats = 2 if adds and is_others and len(slices) == 1 else 1  # to see whether it adds
+        bias = (
+            operands.w.new_zeros(self.problem.k) if has_bias and self.problem.operation is Operation.FORWARD else None
+        )
         for x, y in slices * repeats:
-            candidate.algorithm.step(self.problem, x, operands.w, y, None, prepared, scratch)
+            candidate.algorithm.step(self.problem, x, operands.w, y, bias, prepared, scratch)
         candidate.algorithm.close(self.problem, operands.w, prepared)
-        return written.div_(repeats) if repeats > 1 else written  # exact: a power of two
+        if repeats > 1:
+            written.div_(repeats)  # exact: a power of two
 
     def _open(self, candidate: Candidate) -> None:
         candidate.algorithm.open(self.problem, self.operands.w, self._prepared_part(candidate))

@@ -71,9 +71,14 @@ class Algorithm(Protocol):
     def source(self) -> str | None:
         """Name of the ``AlgorithmSource`` that offers it; ``None`` for an algorithm that all problems share.
 
-        What a source offers is compiled for each size, and its workspace is known exactly without running it. It is
-        foreign code, as are the algorithms of other packages: compared with float64 at every size, and a journal notes
-        its first run.
+        What a source offers is compiled for each size, and its workspace is known exactly without running it.
+        """
+
+    def is_foreign(self, problem: ConvProblem) -> bool:
+        """Tell whether a library computes it in a form that the user's own step does not run.
+
+        Foreign code is proven before it is run: in a process of its own, between red zones, against float64, at every
+        size. So is what a source offers, and what other packages bring, whatever they answer here.
         """
 
     @property

@@ -33,6 +33,9 @@ class BaseAlgorithm:
     def source(self) -> str | None:
         return None
 
+    def is_foreign(self, problem: ConvProblem) -> bool:
+        return False
+
     @property
     def is_torchs_own(self) -> bool:
         return False

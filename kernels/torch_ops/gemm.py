@@ -51,6 +51,9 @@ class Gemm(BaseAlgorithm):
     def supports(self, problem: ConvProblem) -> str | None:
         return None
 
+    def is_foreign(self, problem: ConvProblem) -> bool:
+        return problem.item_bytes < 4  # oneDNN multiplies halves by other code than a convolution's
+
     def is_local(self, problem: ConvProblem) -> bool:
         return True
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
 from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS, Part, carve, carved_bytes, empty_activation, torch_dtype
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
@@ -42,12 +42,19 @@ def sees_only_padding(problem: ConvProblem) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Native(BaseAlgorithm):
-    """Torch's convolution; ``other_format`` converts operands to the other memory format and the result back."""
+    """Torch's convolution; ``other_format`` converts operands to the other memory format and the result back.
+
+    by_name: oneDNN's forward is asked for by name; otherwise it is torch's dispatcher that picks, as in a user's step.
+    """
 
     name: str
     other_format: bool = False
     device_type: str = "cpu"
     version: int = 1
+    by_name: bool = True
+
+    def is_foreign(self, problem: ConvProblem) -> bool:
+        return True
 
     @property
     def is_torchs_own(self) -> bool:
@@ -135,7 +142,7 @@ class Native(BaseAlgorithm):
 
     def _asks_for_onednn(self, problem: ConvProblem) -> bool:
         """Whether oneDNN is called by its name, for any number of samples: not where that could crash."""
-        forward_on_cpu = problem.operation is Operation.FORWARD and self.device_type == "cpu"
+        forward_on_cpu = problem.operation is Operation.FORWARD and self.device_type == "cpu" and self.by_name
         return forward_on_cpu and not sees_only_padding(problem) and self._backend(problem, _LARGE_BATCH) == _ONEDNN
 
     def _backend(self, problem: ConvProblem, n: int) -> str:
@@ -176,6 +183,14 @@ class Native(BaseAlgorithm):
 
 NATIVE_ALGORITHM = Native(TORCHS_OWN)
 NATIVE_OTHER_FORMAT = Native("native-other-format", other_format=True)
+
+
+def own_forms(algorithm: Algorithm, problem: ConvProblem, batch_size: int) -> list[Algorithm]:
+    """Return the form in which a user's step runs torch's own, where the algorithm, undivided, is that in another."""
+    if algorithm != NATIVE_ALGORITHM or not NATIVE_ALGORITHM._asks_for_onednn(problem):
+        return []
+    is_picked = NATIVE_ALGORITHM._backend(problem, batch_size) == _ONEDNN
+    return [] if is_picked else [replace(NATIVE_ALGORITHM, by_name=False)]
 
 
 def _other_part(problem: ConvProblem, shape: tuple[int, int, int, int]) -> Part:

@@ -46,6 +46,9 @@ class NativeBenchmark(BaseAlgorithm):
     def name(self) -> str:
         return f"{TORCHS_OWN}-benchmark-{self.limit}"
 
+    def is_foreign(self, problem: ConvProblem) -> bool:
+        return True
+
     @property
     def is_torchs_own(self) -> bool:
         return True

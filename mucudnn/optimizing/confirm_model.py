@@ -61,8 +61,9 @@ def confirm_model(
     team: the ranks that have tuned the model together; all of them call it, run equally many steps, and put back the
     same. It ends with this.
     Returns what was found, which every module has as ``confirmation``, too; ``None`` where nothing was to be confirmed,
-    or, after a warning, where a step failed, on any rank: then all runs as it did before. Parameters are kept where a
-    step may change them. Nothing else is: call it where buffers, gradients, mode and random state are kept.
+    where torch's own is barred somewhere, or, after a warning, where a step failed, on any rank: then all runs as it
+    did before. Parameters are kept where a step may change them. Nothing else is: call it where buffers, gradients,
+    mode and random state are kept.
 
     Raises ``SharingError`` where a rank has ended, has no ``step`` while others do, or has decided differently.
     """
@@ -75,6 +76,8 @@ def confirm_model(
     try:
         with telling(team), _restored_on_failure(modules.values()):
             if not ranks.anywhere(any(map(_runs_ours, modules.values()))):
+                return None
+            if ranks.anywhere(any(one.barred for module in modules.values() for one in tuned_of(module))):
                 return None
             ranks.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
             with Database(config.database) as database:

@@ -154,11 +154,25 @@ class Report:
             yield _filled(f"{confirmation.heading}: {confirmation}")
             yield from _named_in("torch's own again, faster in the step,", confirmation.put_back)
             yield from _named_in("slower in the step, but torch's own is above the workspace limit,", confirmation.kept)
+        yield from self._barred_in_words()
         if left_out := left_out_in_words(every):
             yield _filled(left_out)
         yield from self._fused_in_words()
         yield from self._divided_in_words()
         yield from self._untuned_in_words()
+
+    def _barred_in_words(self) -> Iterator[str]:
+        """A line for each reason for which torch's own must not run, and one for what was not proven."""
+        barred: dict[str, list[str]] = {}
+        for name, tuned in self.layers:
+            if tuned.barred is not None:
+                barred.setdefault(tuned.barred.reason, []).append(f"{_named(name)} ({tuned.problem.operation})")
+        for reason, places in barred.items():
+            more = f" and {len(places) - _MOST_NAMED} more" if len(places) > _MOST_NAMED else ""
+            yield _filled(f"torch's own is barred in {', '.join(places[:_MOST_NAMED])}{more}: {reason}")
+        failures = (failure for _, tuned in self.layers for failure in tuned.failures)
+        if unproven := next((f.reason for f in failures if f.is_unproven), None):
+            yield _filled(f"code of libraries was not tried: {unproven}")
 
     def _fused_in_words(self) -> Iterator[str]:
         """A line with how many convolutions are fused, and how many of them with what."""

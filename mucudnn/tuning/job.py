@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import cast
 
 from mucudnn.bench.measure.candidates import Candidate
 from mucudnn.tuning.choose import Choice, Outcome, refuted
@@ -56,12 +57,25 @@ class Job:
         self.told, self.results, self.left_out = told, dict(told.results), told.left_out
         self.declared_bytes, self.outcomes = told.declared_bytes, dict(told.outcomes)
 
+    @property
+    def barred(self) -> Failure | None:
+        """The failure of torch's own, undivided, for a reason that lasts: then it is neither run nor chosen."""
+        result = self.results.get(self.task.baseline)
+        is_barred = isinstance(result, Failure) and result.is_lasting and not result.is_passed_over
+        return cast(Failure, result) if is_barred else None
+
+    def measured_task(self, limit_bytes: int | None) -> Task:
+        """Return the task under another limit. Torch's own is no way out of it where it is barred."""
+        fits = self.task.torchs_own_fits and self.barred is None
+        in_headroom = self.task.in_headroom and self.barred is None
+        return replace(self.task, limit_bytes=limit_bytes, torchs_own_fits=fits, in_headroom=in_headroom)
+
     def baseline_bytes(self) -> int | None:
         """Count what torch's own needs where it was not measured, by running it; None: measured, or not to be told.
 
         It is counted anew: perhaps there was no memory when it was first tried.
         """
-        if isinstance(self.results.get(self.task.baseline), Measurement):
+        if self.barred is not None or isinstance(self.results.get(self.task.baseline), Measurement):
             return None
         baseline = next(replace(c) for c in self.candidates if c.micro_config == self.task.baseline)
         return baseline.workspace_bytes if baseline.is_countable else None
@@ -70,7 +84,9 @@ class Job:
         """Let them be tried again, but for those of foreign code: its first run may have ended a process."""
         foreign = {c.micro_config for c in self.candidates if c.is_foreign}
         self.results = {
-            of: r for of, r in self.results.items() if of in foreign or isinstance(r, Measurement) or r.is_passed_over
+            of: r
+            for of, r in self.results.items()
+            if isinstance(r, Measurement) or r.is_passed_over or (of in foreign and r.is_lasting)
         }
 
     def measurements(self) -> list[Measurement]:
@@ -88,6 +104,8 @@ class Job:
     def tuned(self, choice: Choice, runs: Mapping[tuple[MicroConfig, ...], WholeRun]) -> TunedProblem:
         """Put together the result. runs: whole ones of any batch size."""
         measured = self.measurements()
+        if self.barred is not None:
+            choice = replace(choice, reason=f"by prediction, since torch's own is barred: {self.barred.reason}")
         return tuned_problem(
             self.task,
             choice,
@@ -116,7 +134,7 @@ class Job:
         """Whether anything fits. Torch's own comes first: mostly it does, and little must run to know."""
         if self.told is not None:
             return self.told.has_choice
-        if self.task.in_headroom or self.task.torchs_own_fits:
+        if (self.task.in_headroom or self.task.torchs_own_fits) and self.barred is None:
             return True
         usable = self._usable()
         limit = inf if self.task.limit_bytes is None else self.task.limit_bytes

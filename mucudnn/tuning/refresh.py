@@ -181,7 +181,8 @@ class _Refresh:
         def begun(micro_config: MicroConfig) -> AbstractContextManager[None]:
             return self.store.begun(problem, versions[micro_config.algorithm], micro_config)
 
-        candidates, _ = find_candidates(problem, algorithms, sizes, known, begun)
+        proofs = self.machine.proofs(max(sizes), checks_samples=True)
+        candidates, _ = find_candidates(problem, algorithms, sizes, known, begun, proofs)
         job = ProfilingJob(
             problem,
             max(sizes),

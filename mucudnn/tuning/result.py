@@ -79,6 +79,13 @@ class TunedProblem:
         return allowed(self.measurements, self.error_bound)
 
     @property
+    def barred(self) -> Failure | None:
+        """Why torch's own, undivided, must not run: proving it failed for a reason that lasts. ``None``: it may."""
+        baseline = MicroConfig(TORCHS_OWN, self.batch_size)
+        lasting = (f for f in self.failures if f.micro_config == baseline and f.is_lasting and not f.is_passed_over)
+        return next(lasting, None)
+
+    @property
     def speedup(self) -> float | None:
         """Torch's time over ours; None where torch's is not known."""
         return None if self.baseline_s is None else self.baseline_s / self.time_s

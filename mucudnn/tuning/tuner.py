@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -199,9 +198,13 @@ class _Tuner:
     def tune(self, tasks: Sequence[Task]) -> Tuning:
         try:
             jobs = [self._job(task) for task in tasks]
+            if self.machine.prover is not None and any(job.task.baseline not in job.results for job in jobs):
+                self.machine.prover.start()
             tuning = self._one_by_one(jobs) if self.config.workspace_budget_bytes is None else self._together(jobs)
         except KeyboardInterrupt:
             raise TuningInterrupted(self._tuning()) from None
+        if self.machine.prover is not None:
+            self.machine.prover.rest()
         if self.in_passing:
             self.quiet.store_rate()
         else:
@@ -298,6 +301,8 @@ class _Tuner:
 
     def _outcomes(self, job: Job, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
         """Return whole runs, made now where the task is measured here; None: the rank that measures it made none."""
+        if job.barred is not None:  # nothing can be compared with it
+            return dict.fromkeys(configurations)
         unknown = [c for c in configurations if c.micro_configs not in job.outcomes] if job.is_own else []
         if unknown:
             made = self._verify(job.task, unknown)
@@ -324,7 +329,8 @@ class _Tuner:
         known = [r for r in stored if isinstance(r, Measurement) or self._is_believed(r, task)]
         measured = [result for result in known if isinstance(result, Measurement)]
         journal = partial(self._begun, task.problem)
-        candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured, journal)
+        proofs = self.machine.proofs(task.batch_size, checks_samples=not self.config.thorough)
+        candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured, journal, proofs)
         bound = self.config.error_bound(task.problem.dtype, self.machine.environment.numerics)
         return Job(task, bound, candidates, unsupported, {result.micro_config: result for result in known})
 
@@ -405,7 +411,7 @@ class _Tuner:
     def _results(self, job: Job, limit_bytes: int | None) -> Iterator[Measurement | Failure]:
         """Measure what is missing. The quick search may find nothing within a small limit; then all are measured."""
         yield from self.quiet.measured(self._search(job, limit_bytes))
-        if not self.config.thorough and not is_solvable(replace(job.task, limit_bytes=limit_bytes), self._allowed(job)):
+        if not self.config.thorough and not is_solvable(job.measured_task(limit_bytes), self._allowed(job)):
             yield from self.quiet.measured(self._profiling(job, limit_bytes))
 
     def _search(self, job: Job, limit_bytes: int | None) -> ProfilingJob | QuickSearch:

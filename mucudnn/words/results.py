@@ -110,7 +110,8 @@ class Failure:
 
     is_lasting: it would fail again. A lack of memory does not last: it is not stored, and tried again. is_passed_over:
     it did not fail but was left out, as hopeless or too large: a thorough tuning measures it. needed_bytes: the
-    workspace for which it was left out; None where that was not why.
+    workspace for which it was left out; None where that was not why. is_unproven: it is foreign code that could not be
+    proven in a process of its own, and so was not run; that does not last either.
     """
 
     micro_config: MicroConfig
@@ -118,6 +119,7 @@ class Failure:
     is_lasting: bool = True
     is_passed_over: bool = False
     needed_bytes: int | None = None
+    is_unproven: bool = False
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         restore(self, state)

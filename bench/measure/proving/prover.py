@@ -1,0 +1,199 @@
+"""The client of the proving process: starts it where it is needed, and asks it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from mucudnn.bench.measure.candidates import Candidate
+from mucudnn.bench.measure.proofs import Proof, UnprovenError
+from mucudnn.bench.measure.proving.trial import Bench, Refused, Trial
+from mucudnn.bench.timing.candidate_errors import UnsoundError
+from mucudnn.words.errors import first_line
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import package_of
+
+_START_S = 60.0  # torch is loaded in one to ten seconds
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from mucudnn.bench.measure.proving.server import main; main({fd})"
+_MALLOC_DEBUG = "libc_malloc_debug.so.0"
+
+
+class Prover:
+    """Asks a proving process, which is started with the first batch and again wherever it has ended.
+
+    It is safe to use from several threads. A forked child starts a process of its own.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._owner = 0
+        self._is_ready = False
+        self._lock = threading.Lock()
+
+    def prove(
+        self, candidates: Sequence[Candidate], batch_size: int, device: str, *, checks_samples: bool
+    ) -> list[Proof | Exception]:
+        """Return for each candidate its proof, or the error that bars it.
+
+        The error is an ``UnsoundError`` for what would fail again, and an ``UnprovenError`` where nothing is known:
+        no process can be started, memory lacks, or an algorithm cannot be sent there. checks_samples: see
+        ``Workbench``.
+        """
+        if not candidates:
+            return []
+        bench = _bench(candidates[0].problem, batch_size, device, checks_samples)
+        try:
+            batch = [_trial(bench, candidate) for candidate in candidates]
+            with self._lock:
+                verdicts = self._ask(batch)
+        except (OSError, EOFError, subprocess.SubprocessError, _UnsendableError) as error:
+            unproven = UnprovenError(f"it could not be proven in a process of its own: {first_line(error)}")
+            return [unproven for _ in candidates]
+        return [_as_error(verdict) if isinstance(verdict, Refused) else verdict for verdict in verdicts]
+
+    def start(self) -> None:
+        """Begin to start the process, without waiting for it."""
+        with self._lock, suppress(OSError):  # ``prove`` says what is wrong
+            self._begin()
+
+    def rest(self) -> None:
+        """Have the process give back what it keeps for further candidates of the same problem."""
+        with self._lock:
+            if self._connection is not None and self._owner == os.getpid() and self._is_ready:
+                try:
+                    self._connection.send(())
+                    self._connection.recv()
+                except (OSError, EOFError):
+                    self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None and self._owner == os.getpid():
+            self._process.kill()
+            self._process.wait()
+        self._process = self._connection = None
+
+    def _ask(self, batch: Sequence[Trial]) -> list[Proof | Refused]:
+        """Ask; once more where the process had ended by itself before."""
+        for is_last in (False, True):
+            try:
+                self._begin()
+                connection = self._ready()
+                connection.send(batch)
+                verdicts: list[Proof | Refused] = connection.recv()
+                return verdicts
+            except (OSError, EOFError):
+                self.close()
+                if is_last:
+                    raise
+            except BaseException:  # it is still busy with the batch
+                self.close()
+                raise
+        raise AssertionError
+
+    def _begin(self) -> None:
+        if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
+            return
+        self.close()
+        if not sys.executable:
+            raise OSError("the path of the Python interpreter is not known")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            program = _PROGRAM.format(path=sys.path, fd=theirs.fileno())
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", program],
+                    pass_fds=(theirs.fileno(),),
+                    env=_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self._connection, self._owner, self._is_ready = Connection(ours.detach()), os.getpid(), False
+
+    def _ready(self) -> Connection:
+        """Return the connection, once the process has loaded what it needs."""
+        assert self._connection is not None
+        if not self._is_ready:
+            if not self._connection.poll(_START_S):
+                raise OSError(f"the process did not start within {_START_S:.0f} s")
+            self._connection.recv()
+            self._is_ready = True
+        return self._connection
+
+
+class _UnsendableError(Exception):
+    """An algorithm cannot be sent to another process."""
+
+
+@cache
+def prover() -> Prover:
+    """Return the one that this process shares, which ends with it."""
+    shared = Prover()
+    atexit.register(shared.close)
+    return shared
+
+
+def _bench(problem: ConvProblem, batch_size: int, device: str, checks_samples: bool) -> Bench:
+    deterministic = bool(torch.backends.cudnn.deterministic)
+    return Bench(problem, batch_size, device, checks_samples, torch.get_num_threads(), deterministic)
+
+
+def _trial(bench: Bench, candidate: Candidate) -> Trial:
+    name = candidate.algorithm.name
+    plug_in = None
+    if package_of(name) is not None:
+        import cloudpickle  # classes of scripts and notebooks are sent with their code
+
+        try:
+            plug_in = cloudpickle.dumps(candidate.algorithm)
+        except Exception as error:
+            raise _UnsendableError(f"{name} cannot be sent to another process: {first_line(error)}") from error
+    return Trial(bench, name, candidate.micro_batch_size, plug_in)
+
+
+def _as_error(refused: Refused) -> Exception:
+    return UnsoundError(refused.reason) if refused.is_lasting else UnprovenError(refused.reason)
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the process: this one's, with red zones and glibc's checks of its heap.
+
+    What is preloaded already stays, behind ours: but a sanitizer has to be the first.
+    """
+    ours = [str(path) for path in (_red_zones(), _malloc_debug()) if path is not None]
+    given = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    preloaded = [*given, *ours] if any("libasan" in name for name in given) else [*ours[:1], *given, *ours[1:]]
+    checks = {"MALLOC_CHECK_": "3", "MALLOC_PERTURB_": "128", "LIBC_FATAL_STDERR_": "1"}
+    return {**os.environ, **checks, "LD_PRELOAD": ":".join(preloaded)}
+
+
+def _red_zones() -> str | None:
+    """Return the path of the compiled library; ``None``: it is missing, as on systems without glibc."""
+    found = find_spec("mucudnn.bench.measure.proving._red_zones")
+    return None if found is None else found.origin
+
+
+def _malloc_debug() -> str | None:
+    """Return the name of glibc's library of heap checks (since 2.34), if the dynamic linker finds it."""
+    folders = (Path("/lib"), Path("/usr/lib"), Path("/lib64"), Path("/usr/lib64"), *Path("/lib").glob("*-linux-gnu"))
+    return _MALLOC_DEBUG if any((folder / _MALLOC_DEBUG).exists() for folder in folders) else None

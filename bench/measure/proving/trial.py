@@ -1,0 +1,118 @@
+"""What the proving process is asked, what it answers, and the run of one candidate in it."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from mucudnn.bench.measure.candidates import Candidate
+from mucudnn.bench.measure.operands import operand_bytes
+from mucudnn.bench.measure.proofs import Proof
+from mucudnn.bench.measure.workbench import Workbench
+from mucudnn.kernels.registry import algorithm
+from mucudnn.kernels.torch_ops.native import own_forms
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.torch_settings import deterministic_torch
+
+_KEPT_BYTES = 64 * 2**20  # of operands that wait for the next candidate of the same problem
+_REPEATED_S = 0.005  # a run as short as that is repeated: some faults do not show each time
+_REPEATS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A problem on which candidates are tried, and the state of torch in the process that asks.
+
+    checks_samples: see ``Workbench``. threads: torch's; deterministic: as of ``deterministic_torch``.
+    """
+
+    problem: ConvProblem
+    batch_size: int
+    device: str
+    checks_samples: bool
+    threads: int
+    deterministic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A candidate that is to be tried. plug_in: another package's algorithm, pickled; otherwise its name is enough."""
+
+    bench: Bench
+    name: str
+    micro_batch_size: int
+    plug_in: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a candidate is not to be run in other processes. is_lasting: it would be refused again."""
+
+    reason: str
+    is_lasting: bool = True
+
+
+def limit_s(trial: Trial) -> float:
+    """Return the seconds after which a trial hangs: oneDNN's reference loops reach 0.2 GFLOP/s on a core."""
+    bench = trial.bench
+    return 10.0 + bench.problem.flops(bench.batch_size) / 1e8
+
+
+def run(trial: Trial) -> Proof:
+    """Run a candidate on random operands between red zones, and compare it with float64.
+
+    Torch's own, undivided, runs in the very form in which a user's step runs it. Raises what the candidate raises.
+    """
+    torch.set_num_threads(trial.bench.threads)
+    with deterministic_torch(trial.bench.deterministic):
+        candidate = _candidate(trial)
+        bench = _workbench(trial.bench)
+        is_undivided = trial.micro_batch_size == trial.bench.batch_size
+        forms = own_forms(candidate.algorithm, trial.bench.problem, trial.micro_batch_size) if is_undivided else ()
+        for form in forms:
+            bench.proof(Candidate(trial.bench.problem, form, trial.micro_batch_size))
+        proof, time_s = _timed(lambda: bench.proof(candidate))
+        for _ in range(_REPEATS if time_s < _REPEATED_S else 0):
+            proof = max(proof, bench.proof(candidate), key=lambda one: one.relative_error)
+    check_heap()
+    return proof
+
+
+def forget() -> None:
+    """Give back what waits for the next candidate, if that is much."""
+    if _workbench.cache_info().currsize and _kept_bytes > _KEPT_BYTES:
+        _workbench.cache_clear()
+    check_heap()
+
+
+def check_heap() -> None:
+    """End the process if anything was written around a block of torch's allocator on the CPU."""
+    preloaded = ctypes.CDLL(None)
+    if hasattr(preloaded, "red_zones_check"):
+        preloaded.red_zones_check()
+
+
+_kept_bytes = 0
+
+
+@lru_cache(maxsize=1)
+def _workbench(of: Bench) -> Workbench:
+    global _kept_bytes
+    _kept_bytes = operand_bytes(of.problem, of.batch_size)
+    return Workbench(of.problem, of.batch_size, of.device, checks_samples=of.checks_samples)
+
+
+def _candidate(trial: Trial) -> Candidate:
+    found = algorithm(trial.name, trial.bench.device) if trial.plug_in is None else pickle.loads(trial.plug_in)
+    return Candidate(trial.bench.problem, found, trial.micro_batch_size)
+
+
+def _timed(run: Callable[[], Proof]) -> tuple[Proof, float]:
+    began_s = time.perf_counter()
+    return run(), time.perf_counter() - began_s
