@@ -138,7 +138,9 @@ class Workbench:
         self._opened.pop(self._place(candidate), None)
         for buffer, size_bytes in buffers.values():
             buffer.arm(size_bytes)
-        around(partial(self._run, candidate, n, has_bias))
+        is_forward = self.problem.operation is Operation.FORWARD
+        bias = self.operands.w.new_zeros(self.problem.k) if has_bias and is_forward else None
+        around(partial(self._run, candidate, n, bias))
         written = self.operands.first(n).written(self.problem.operation)
         for name, (buffer, size_bytes) in buffers.items():
             if where := buffer.trespass(size_bytes):
@@ -151,7 +153,7 @@ class Workbench:
             raise UnsoundError(f"the result is wrong: its relative error is {error:.2g}")
         return error
 
-    def _run(self, candidate: Candidate, n: int, has_bias: bool) -> None:
+    def _run(self, candidate: Candidate, n: int, bias: Tensor | None) -> None:
         """Run the first ``n`` samples, micro-batch by micro-batch."""
         operands = self.operands.first(n)
         written = operands.written(self.problem.operation)

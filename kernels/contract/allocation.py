@@ -67,14 +67,6 @@ def counted_internal_bytes(
     return _counted[key]
 
 
-def count_in(run: Callable[[], object], algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int) -> None:
-    """Count in a run on the CPU that is made anyway: ``counted_internal_bytes`` then needs none of its own.
-
-    run: one ``open, step, close``, in the forward operation with a bias. Raises what it raises.
-    """
-    _counted[_key(algorithm, problem, micro_batch_size, "cpu")] = peak_allocated_bytes(run)
-
-
 def _key(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, device_type: str) -> Hashable:
     return algorithm.name, algorithm.version, problem, micro_batch_size, _depends_on(device_type)
 

@@ -17,7 +17,6 @@ from mucudnn.bench.measure.guard_zones import GUARD_BYTES
 from mucudnn.bench.measure.operands import operand_bytes
 from mucudnn.bench.measure.workbench import Workbench
 from mucudnn.bench.timing.candidate_errors import UnsoundError
-from mucudnn.kernels.contract import allocation
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.base import BaseAlgorithm
@@ -264,20 +263,9 @@ def test_torchs_own_is_sound() -> None:
 
 @pytest.mark.parametrize("operation", Operation)
 @pytest.mark.parametrize("k", [8, 10])  # oneDNN pads 10 to whole blocks
-def test_a_look_at_torchs_own_counts_what_a_run_for_counting_does(
-    operation: Operation, k: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proof_counts_what_a_run_for_counting_does(operation: Operation, k: int) -> None:
     problem = ConvProblem(operation, c=6, h=20, w=20, k=k, r=3, s=3, padding=(1, 1))
-    monkeypatch.setattr(allocation, "_counted", {})
-    (counted,), _ = find_candidates(problem, [algorithm("native")], [BATCH])
-    expected = counted.scratch_bytes
-    monkeypatch.setattr(allocation, "_counted", {})
-    (looked_at,), _ = find_candidates(problem, [algorithm("native")], [BATCH])
-    assert looked_at.counts_any_run
-    bench = Workbench(problem, BATCH)
-    bench.relative_error(find_candidates(problem, [algorithm("native")], [1, BATCH])[0][0])
-    clock = FakeClock()
-    assert bench.counted_look(looked_at, clock) == 0.0
-    monkeypatch.setattr(allocation, "_count", None)  # no run is made for counting
-    assert looked_at.scratch_bytes == expected > 0
-    assert not looked_at.counts_any_run
+    (candidate,), _ = find_candidates(problem, [algorithm("native")], [BATCH])
+    proof = Workbench(problem, BATCH).proof(candidate)
+    assert proof.internal_bytes == candidate.scratch_bytes > 0
+    assert proof.relative_error < 1e-5
