@@ -182,7 +182,8 @@ class Session:
         self.deadline = job.clock.now() + (inf if job.time_limit_s is None else job.time_limit_s)
 
     def measure(self) -> Iterator[Measurement | Failure]:
-        self._prove(c for c in self.missing if self.job.is_wanted(c, self.times))
+        limit = inf if self.job.limit_bytes is None else self.job.limit_bytes
+        yield from self._prove(c for c in self.missing if c.algorithm.is_torchs_own or c.handed_bytes <= limit)
         yield from self._first_samples()
         for entry in filter(self._is_beaten, list(self.entries.values())):
             entry.timer.sample()  # the first sample may have met a slow moment of the machine
@@ -192,11 +193,19 @@ class Session:
         yield from self._first_samples()  # larger sizes of those that had
         yield from self._refine(list(self.entries.values()))
 
-    def _prove(self, candidates: Iterable[Candidate]) -> None:
-        """Have foreign candidates proven in one batch; what a source offers one by one, as far as there is time."""
+    def _prove(self, candidates: Iterable[Candidate]) -> Iterator[Failure]:
+        """Have foreign candidates proven in one batch, and yield the failures of those that are barred.
+
+        What a source offers is proven one by one, as far as there is time.
+        """
         wanted = [c for c in candidates if c.is_foreign and not c.from_source]
-        if wanted and (proofs := wanted[0].proofs) is not None:
-            proofs.ask(wanted)
+        if not wanted or (proofs := wanted[0].proofs) is None:
+            return
+        proofs.ask(wanted)
+        for candidate in wanted:
+            if (error := proofs.error_of(candidate)) is not None:
+                self.tried.add(candidate.micro_config)
+                yield from self._failed(candidate, error)
 
     def _first_samples(self) -> Iterator[Measurement | Failure]:
         """Take one sample of each candidate that is still wanted. Yields the results that are final with that."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from mucudnn.bench.timing.candidate_errors import UnsoundError
 from mucudnn.words.results import MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
@@ -22,11 +24,30 @@ class UnprovenError(RuntimeError):
 class Proof:
     """What a candidate was seen to do in a process of its own.
 
-    relative_error: against float64. internal_bytes: what it allocates by itself.
+    relative_error: against float64. internal_bytes: what it allocates by itself. time_s: of the fastest run, under the
+    checks of the heap.
     """
 
     relative_error: float
     internal_bytes: int
+    time_s: float
+
+
+class Fault(StrEnum):
+    """What foreign code did wrong in the process that proves it. FAILS: it raised an error."""
+
+    DIES = "dies"
+    HANGS = "hangs"
+    WRONG = "wrong"
+    FAILS = "fails"
+
+
+class BarredError(UnsoundError):
+    """Foreign code that must not be run here. fault: what it did."""
+
+    def __init__(self, reason: str, fault: Fault) -> None:
+        super().__init__(reason)
+        self.fault = fault
 
 
 class Prover(Protocol):
@@ -35,7 +56,7 @@ class Prover(Protocol):
     def prove(
         self, candidates: Sequence[Candidate], batch_size: int, device: str, *, checks_samples: bool
     ) -> Sequence[Proof | Exception]:
-        """Return for each candidate its proof, or the error that bars it; ``UnprovenError``: nothing is known."""
+        """Return for each candidate its proof, a ``BarredError``, or an ``UnprovenError`` where nothing is known."""
 
     def start(self) -> None:
         """Begin to start the process, without waiting for it."""
@@ -63,9 +84,15 @@ class Proofs:
         Raises the error that bars the candidate.
         """
         self.ask([candidate])
+        if (error := self.error_of(candidate)) is not None:
+            raise error
         found = self._found[candidate.micro_config]
-        if isinstance(found, UnprovenError) and candidate.micro_config == MicroConfig(TORCHS_OWN, self._batch_size):
+        return found if isinstance(found, Proof) else None
+
+    def error_of(self, candidate: Candidate) -> Exception | None:
+        """Return the error that bars a candidate that was asked for."""
+        found = self._found[candidate.micro_config]
+        is_baseline = candidate.micro_config == MicroConfig(TORCHS_OWN, self._batch_size)
+        if isinstance(found, Proof) or (is_baseline and isinstance(found, UnprovenError)):
             return None
-        if isinstance(found, Exception):
-            raise found
         return found

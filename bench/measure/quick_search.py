@@ -337,7 +337,9 @@ class _QuickSession(Session):
         self.hopeless_parts: set[str] = set()  # algorithms that were hopeless on one
 
     def measure(self) -> Iterator[Measurement | Failure]:
-        self._prove(self.search.foreign(self.times.measurements, self.failures))
+        for failure in self._prove(self.search.foreign(self.times.measurements, self.failures)):
+            self.failures[failure.micro_config] = failure
+            yield failure
         for candidate in self.search.baselines(self.times.measurements, self.failures):
             yield from self._look_at(candidate)
         yield from self._look_at_parts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -102,15 +103,20 @@ class Workbench:
 
         On the CPU one run tells both. It has a bias, to be on the safe side: oneDNN pads that to whole blocks.
         """
-        if not candidate.counts_any_run or self._device != "cpu":
-            return Proof(self.relative_error(candidate), candidate.scratch_bytes - candidate.workspace.scratch_bytes)
-        internal_bytes = 0
+        counts = candidate.counts_any_run and self._device == "cpu"
+        internal_bytes = 0 if counts else candidate.scratch_bytes - candidate.workspace.scratch_bytes
+        time_s = 0.0
 
         def counted(run: Callable[[], None]) -> None:
-            nonlocal internal_bytes
-            internal_bytes = peak_allocated_bytes(run)
+            nonlocal internal_bytes, time_s
+            began_s = time.perf_counter()
+            if counts:
+                internal_bytes = peak_allocated_bytes(run)
+            else:
+                run()
+            time_s = time.perf_counter() - began_s
 
-        return Proof(self.relative_error(candidate, counted, has_bias=True), internal_bytes)
+        return Proof(self.relative_error(candidate, counted, has_bias=True), internal_bytes, time_s)
 
     def relative_error(
         self,
@@ -165,9 +171,6 @@ class Workbench:
         adds = self.problem.operation is Operation.BACKWARD_FILTER
         is_others = candidate.is_foreign and not candidate.algorithm.is_torchs_own
         repeats = 2 if adds and is_others and len(slices) == 1 else 1  # to see whether it adds
-        bias = (
-            operands.w.new_zeros(self.problem.k) if has_bias and self.problem.operation is Operation.FORWARD else None
-        )
         for x, y in slices * repeats:
             candidate.algorithm.step(self.problem, x, operands.w, y, bias, prepared, scratch)
         candidate.algorithm.close(self.problem, operands.w, prepared)

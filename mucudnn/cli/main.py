@@ -19,6 +19,7 @@ from mucudnn.words.errors import MucudnnError, first_line
 COMMANDS = (
     "batch",
     "bench",
+    "check",
     "database",
     "doctor",
     "engines",

@@ -18,13 +18,14 @@ from pathlib import Path
 import torch
 
 from mucudnn.bench.measure.candidates import Candidate
-from mucudnn.bench.measure.proofs import Proof, UnprovenError
+from mucudnn.bench.measure.proofs import BarredError, Proof, UnprovenError
 from mucudnn.bench.measure.proving.trial import Bench, Refused, Trial
-from mucudnn.bench.timing.candidate_errors import UnsoundError
+from mucudnn.kernels.registry import algorithm
 from mucudnn.words.errors import first_line
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import package_of
 
+_SLOWEST_FLOPS_PER_S = 1e8  # oneDNN's reference loops reach twice as much on a core
 _START_S = 60.0  # torch is loaded in one to ten seconds
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from mucudnn.bench.measure.proving.server import main; main({fd})"
 _MALLOC_DEBUG = "libc_malloc_debug.so.0"
@@ -33,10 +34,12 @@ _MALLOC_DEBUG = "libc_malloc_debug.so.0"
 class Prover:
     """Asks a proving process, which is started with the first batch and again wherever it has ended.
 
-    It is safe to use from several threads. A forked child starts a process of its own.
+    It is safe to use from several threads. A forked child starts a process of its own. least_limit_s: seconds after
+    which a candidate hangs, beside those that its arithmetic takes at the rate of the slowest loops.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least_limit_s: float = 10.0) -> None:
+        self._least_limit_s = least_limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._owner = 0
@@ -48,13 +51,13 @@ class Prover:
     ) -> list[Proof | Exception]:
         """Return for each candidate its proof, or the error that bars it.
 
-        The error is an ``UnsoundError`` for what would fail again, and an ``UnprovenError`` where nothing is known:
+        The error is an ``BarredError`` for what would fail again, and an ``UnprovenError`` where nothing is known:
         no process can be started, memory lacks, or an algorithm cannot be sent there. checks_samples: see
         ``Workbench``.
         """
         if not candidates:
             return []
-        bench = _bench(candidates[0].problem, batch_size, device, checks_samples)
+        bench = self._bench(candidates[0].problem, batch_size, device, checks_samples)
         try:
             batch = [_trial(bench, candidate) for candidate in candidates]
             with self._lock:
@@ -87,6 +90,11 @@ class Prover:
             self._process.kill()
             self._process.wait()
         self._process = self._connection = None
+
+    def _bench(self, problem: ConvProblem, batch_size: int, device: str, checks_samples: bool) -> Bench:
+        limit_s = self._least_limit_s + problem.flops(batch_size) / _SLOWEST_FLOPS_PER_S
+        threads, deterministic = torch.get_num_threads(), bool(torch.backends.cudnn.deterministic)
+        return Bench(problem, batch_size, device, checks_samples, threads, deterministic, limit_s)
 
     def _ask(self, batch: Sequence[Trial]) -> list[Proof | Refused]:
         """Ask; once more where the process had ended by itself before."""
@@ -153,26 +161,20 @@ def prover() -> Prover:
     return shared
 
 
-def _bench(problem: ConvProblem, batch_size: int, device: str, checks_samples: bool) -> Bench:
-    deterministic = bool(torch.backends.cudnn.deterministic)
-    return Bench(problem, batch_size, device, checks_samples, torch.get_num_threads(), deterministic)
-
-
 def _trial(bench: Bench, candidate: Candidate) -> Trial:
-    name = candidate.algorithm.name
-    plug_in = None
-    if package_of(name) is not None:
+    name, pickled = candidate.algorithm.name, None
+    if package_of(name) is not None or candidate.algorithm != algorithm(name, bench.device):
         import cloudpickle  # classes of scripts and notebooks are sent with their code
 
         try:
-            plug_in = cloudpickle.dumps(candidate.algorithm)
+            pickled = cloudpickle.dumps(candidate.algorithm)
         except Exception as error:
             raise _UnsendableError(f"{name} cannot be sent to another process: {first_line(error)}") from error
-    return Trial(bench, name, candidate.micro_batch_size, plug_in)
+    return Trial(bench, name, candidate.micro_batch_size, pickled)
 
 
 def _as_error(refused: Refused) -> Exception:
-    return UnsoundError(refused.reason) if refused.is_lasting else UnprovenError(refused.reason)
+    return UnprovenError(refused.reason) if refused.fault is None else BarredError(refused.reason, refused.fault)
 
 
 def _environment() -> dict[str, str]:

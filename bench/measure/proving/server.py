@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import TextIO
 
-from mucudnn.bench.measure.proofs import Proof
+from mucudnn.bench.measure.proofs import Fault, Proof
 from mucudnn.bench.measure.proving import trial as trials
-from mucudnn.bench.measure.proving.trial import Refused, Trial, limit_s
+from mucudnn.bench.measure.proving.trial import Refused, Trial
+from mucudnn.bench.timing.candidate_errors import UnsoundError
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.words.errors import first_line
 
@@ -99,10 +100,14 @@ class Server:
         verdicts: list[Verdict] = []
         while True:
             running = batch[len(verdicts)] if len(verdicts) < len(batch) else None
-            answer = self._answer(worker, 10.0 if running is None else limit_s(running))
+            answer = self._answer(worker, 10.0 if running is None else running.bench.limit_s)
             if answer is None:
                 self.rest()
-                hung = [] if running is None else [Refused(f"it hangs: {limit_s(running):.0f} s were not enough")]
+                hung = (
+                    []
+                    if running is None
+                    else [Refused(f"it hangs: {running.bench.limit_s:.0f} s were not enough", Fault.HANGS)]
+                )
                 return [*verdicts, *hung]
             if answer == _DONE:
                 return verdicts
@@ -121,8 +126,8 @@ class Server:
         if not is_new:
             return self._prove(batch)
         if how.startswith("SIGKILL"):
-            return [Refused("the process that proves it was killed, perhaps for lack of memory", is_lasting=False)]
-        return [Refused(f"it ends the process: {how}")]
+            return [Refused("the process that proves it was killed, perhaps for lack of memory", None)]
+        return [Refused(f"it ends the process: {how}", Fault.DIES)]
 
     def _answer(self, worker: _Worker, most_s: float) -> Verdict | str | None:
         """Return what the worker says next, or in words how it has died; ``None``: it says nothing for too long."""
@@ -158,6 +163,10 @@ class Server:
         os._exit(1)
 
 
+def _hung(trial: Trial) -> Refused:
+    return Refused(f"it hangs: {trial.bench.limit_s:.0f} s were not enough", Fault.HANGS)
+
+
 def _work(connection: Connection) -> None:
     """Run batches of trials until the connection is closed. Each answer is sent before the next trial begins."""
     while True:
@@ -174,8 +183,9 @@ def _verdict(one: Trial) -> Verdict:
     try:
         return trials.run(one)
     except Exception as error:
+        fault = Fault.WRONG if isinstance(error, UnsoundError) else Fault.FAILS
         kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
-        return Refused(f"{kind}{first_line(error)}", is_lasting=not is_out_of_memory(error))
+        return Refused(f"{kind}{first_line(error)}", None if is_out_of_memory(error) else fault)
 
 
 if __name__ == "__main__":

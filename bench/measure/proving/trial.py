@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import pickle
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 
 from mucudnn.bench.measure.candidates import Candidate
 from mucudnn.bench.measure.operands import operand_bytes
-from mucudnn.bench.measure.proofs import Proof
+from mucudnn.bench.measure.proofs import Fault, Proof
 from mucudnn.bench.measure.workbench import Workbench
 from mucudnn.kernels.registry import algorithm
 from mucudnn.kernels.torch_ops.native import own_forms
@@ -21,7 +19,7 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.torch_settings import deterministic_torch
 
 _KEPT_BYTES = 64 * 2**20  # of operands that wait for the next candidate of the same problem
-_REPEATED_S = 0.005  # a run as short as that is repeated: some faults do not show each time
+_REPEATED_S = 0.02  # a run as short as that is repeated: some faults do not show each time, and some never do at first
 _REPEATS = 4
 
 
@@ -29,7 +27,8 @@ _REPEATS = 4
 class Bench:
     """A problem on which candidates are tried, and the state of torch in the process that asks.
 
-    checks_samples: see ``Workbench``. threads: torch's; deterministic: as of ``deterministic_torch``.
+    checks_samples: see ``Workbench``. threads: torch's; deterministic: as of ``deterministic_torch``. limit_s: seconds
+    after which a trial hangs.
     """
 
     problem: ConvProblem
@@ -38,30 +37,25 @@ class Bench:
     checks_samples: bool
     threads: int
     deterministic: bool
+    limit_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A candidate that is to be tried. plug_in: another package's algorithm, pickled; otherwise its name is enough."""
+    """A candidate that is to be tried. pickled: the algorithm, where its name is not enough."""
 
     bench: Bench
     name: str
     micro_batch_size: int
-    plug_in: bytes | None = None
+    pickled: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a candidate is not to be run in other processes. is_lasting: it would be refused again."""
+    """Why a candidate is not to be run elsewhere. fault: what it did; ``None``: it may succeed another time."""
 
     reason: str
-    is_lasting: bool = True
-
-
-def limit_s(trial: Trial) -> float:
-    """Return the seconds after which a trial hangs: oneDNN's reference loops reach 0.2 GFLOP/s on a core."""
-    bench = trial.bench
-    return 10.0 + bench.problem.flops(bench.batch_size) / 1e8
+    fault: Fault | None
 
 
 def run(trial: Trial) -> Proof:
@@ -77,11 +71,12 @@ def run(trial: Trial) -> Proof:
         forms = own_forms(candidate.algorithm, trial.bench.problem, trial.micro_batch_size) if is_undivided else ()
         for form in forms:
             bench.proof(Candidate(trial.bench.problem, form, trial.micro_batch_size))
-        proof, time_s = _timed(lambda: bench.proof(candidate))
-        for _ in range(_REPEATS if time_s < _REPEATED_S else 0):
-            proof = max(proof, bench.proof(candidate), key=lambda one: one.relative_error)
+        proofs = [bench.proof(candidate)]
+        if proofs[0].time_s < _REPEATED_S:
+            proofs += [bench.proof(candidate) for _ in range(_REPEATS)]
     check_heap()
-    return proof
+    worst = max(proofs, key=lambda one: one.relative_error)
+    return replace(worst, time_s=min(one.time_s for one in proofs))
 
 
 def forget() -> None:
@@ -109,10 +104,5 @@ def _workbench(of: Bench) -> Workbench:
 
 
 def _candidate(trial: Trial) -> Candidate:
-    found = algorithm(trial.name, trial.bench.device) if trial.plug_in is None else pickle.loads(trial.plug_in)
+    found = algorithm(trial.name, trial.bench.device) if trial.pickled is None else pickle.loads(trial.pickled)
     return Candidate(trial.bench.problem, found, trial.micro_batch_size)
-
-
-def _timed(run: Callable[[], Proof]) -> tuple[Proof, float]:
-    began_s = time.perf_counter()
-    return run(), time.perf_counter() - began_s

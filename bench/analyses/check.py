@@ -1,0 +1,134 @@
+"""Torch's own convolutions of a source, proven in a process of their own: which are wrong, die, hang or crawl here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from rich.table import Table
+
+from mucudnn.bench.measure.candidates import Candidate
+from mucudnn.bench.measure.proofs import BarredError, Proof, Prover
+from mucudnn.bench.report.tables import new_table
+from mucudnn.bench.sources.layers import Layer, LayerTable
+from mucudnn.bench.timing.peak_rate import peak_flops_per_s
+from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.progress import Progress, silent
+from mucudnn.words.units import format_seconds
+
+_SLOW = 20.0  # times float32's arithmetic at the rate of a matrix product
+_FORMATS = {MemoryFormat.CONTIGUOUS: "contiguous_format", MemoryFormat.CHANNELS_LAST: "channels_last"}
+_CALL_S = 0.1  # which a call may take besides, under the checks of the heap and on a busy machine
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What torch's own did with one operation of a layer, in the form in which a step runs it.
+
+    is_users: the memory format is that of the model. result: the proof, or what bars it. arithmetic_s: seconds of the
+    products in float32.
+    """
+
+    layer: Layer
+    problem: ConvProblem
+    is_users: bool
+    result: Proof | Exception
+    arithmetic_s: float
+
+    @property
+    def verdict(self) -> str:
+        """One of right, slow, wrong, dies, hangs, fails, not proven."""
+        if isinstance(self.result, Proof):
+            return "slow" if self.result.time_s > _SLOW * self.arithmetic_s + _CALL_S else "right"
+        return self.result.fault.value if isinstance(self.result, BarredError) else "not proven"
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether a step that runs it is wrong, or has no end."""
+        return isinstance(self.result, BarredError)
+
+    @property
+    def details(self) -> str:
+        """Error and time, or what is wrong, in words."""
+        if not isinstance(self.result, Proof):
+            return str(self.result)
+        times = f", {self.result.time_s / self.arithmetic_s:.0f} times float32's arithmetic" * (self.verdict == "slow")
+        return f"relative error {self.result.relative_error:.1e}, {format_seconds(self.result.time_s)}{times}"
+
+    def reproducer(self) -> str:
+        """Lines of plain torch that show it."""
+        problem, n = self.problem, self.layer.batch_size
+        shapes = {"x": problem.x_shape(n), "w": problem.w_shape(), "dy": problem.y_shape(n)}
+        geometry = f"{[*problem.stride]}, {[*problem.padding]}, {[*problem.dilation]}"
+        if problem.operation is Operation.FORWARD:
+            del shapes["dy"]
+            call = f"torch.conv2d(x, w, None, {geometry}, {problem.groups})"
+        else:
+            index = (Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER).index(problem.operation)
+            mask = [index == 0, index == 1, False]
+            call = (
+                "torch.ops.aten.convolution_backward("
+                f"dy, x, w, None, {geometry}, False, [0, 0], {problem.groups}, {mask})[{index}]"
+            )
+        names = ", ".join(shapes)
+        stored = f"torch.{problem.dtype}, memory_format=torch.{_FORMATS[problem.memory_format]}"
+        return "\n".join(
+            (
+                "import torch",
+                f"def compute({names}): return {call}",
+                *(f"{name} = torch.randn({[*shape]}).to({stored})" for name, shape in shapes.items()),
+                f"result = compute({names})",
+                f"exact = compute({', '.join(f'{name}.double().contiguous()' for name in shapes)})",
+                "print((result.double() - exact).norm() / exact.norm())",
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Check:
+    """The findings on all layers of a source."""
+
+    source: str
+    findings: tuple[Finding, ...]
+
+    @cached_property
+    def faults(self) -> list[Finding]:
+        """What is not right, or slow, in either memory format."""
+        return [finding for finding in self.findings if finding.verdict != "right"]
+
+    @property
+    def is_users_wrong(self) -> bool:
+        """Whether something is wrong in the form that the model itself runs."""
+        return any(finding.is_users and finding.is_fault for finding in self.findings)
+
+    def table(self) -> Table:
+        """A row for each problem that is not right; all are counted in the title."""
+        right = len(self.findings) - len(self.faults)
+        title = f"{self.source}: torch's own convolutions, {right} of {len(self.findings)} right"
+        table = new_table(title, ("layer", "convolution"), ("batch", "verdict", "what was seen"))
+        for finding in self.faults:
+            names = f"{finding.layer.name}{'' if finding.is_users else ' (other memory format)'}"
+            cells = (str(finding.layer.batch_size), finding.verdict, finding.details)
+            table.add_row(names, str(finding.problem), *cells)
+        return table
+
+
+def check(table: LayerTable, prover: Prover, progress: Progress = silent) -> Iterator[Finding]:
+    """Prove torch's own, undivided, in each operation of each layer, in its memory format and in the other one."""
+    own = replace(NATIVE_ALGORITHM, by_name=False)
+    problems = table.problems(tuple(Operation))
+    for number, (layer, problem) in enumerate(problems):
+        progress(f"{layer.name}: {problem.operation}", number / len(problems))
+        for memory_format in sorted(MemoryFormat, key=lambda one: one is not problem.memory_format):
+            stored = replace(problem, memory_format=memory_format)
+            candidate = Candidate(stored, own, layer.batch_size)
+            arithmetic_s = stored.flops(layer.batch_size) / peak_flops_per_s("cpu", "float32")
+            is_users = memory_format is problem.memory_format
+            for _ in range(3):  # a first call builds what later ones reuse; others may meet a busy moment
+                (result,) = prover.prove([candidate], layer.batch_size, "cpu", checks_samples=True)
+                finding = Finding(layer, stored, is_users, result, arithmetic_s)
+                if finding.verdict != "slow":
+                    break
+            yield finding

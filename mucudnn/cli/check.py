@@ -1,0 +1,46 @@
+"""``mucudnn check``: whether torch's own convolutions of a source are right on this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from mucudnn.cli.shared import options
+from mucudnn.terminal.command_files import FileCommand
+
+_WRONG = 1  # exit status
+
+
+@click.command(cls=FileCommand)
+@options.source
+@options.dtype
+@options.memory_format
+@options.threads
+@click.pass_context
+def check(context: click.Context, /, source: str, threads: int | None, **sizes: Any) -> None:
+    """Run torch's own convolutions of SOURCE in a process of their own, and compare them with float64.
+
+    Each operation of each layer runs in both memory formats, between red zones and under checks of the heap. Shown is
+    what is wrong, ends the process, hangs, or takes more than 20 times as long as the arithmetic in float32, with lines
+    of plain torch that show it. Nothing is tuned, and torch's own is run on this processor only.
+
+    Exit status: 0, or 1 where something is wrong in the memory format that the model itself runs (--memory-format).
+    """
+    from mucudnn.bench.analyses.check import Check
+    from mucudnn.bench.analyses.check import check as checked
+    from mucudnn.bench.measure.proving.prover import prover
+    from mucudnn.bench.sources.layers import load_source
+    from mucudnn.terminal.console import output, progress_bar
+
+    options.use_threads(threads)
+    table = load_source(source, **sizes)
+    with progress_bar() as progress:
+        found = Check(table.source, tuple(checked(table, prover(), progress)))
+    console = output()
+    console.print(found.table())
+    for finding in found.faults:
+        console.print(f"\n{finding.problem}, batch {finding.layer.batch_size}: {finding.verdict}")
+        console.print(finding.reproducer(), soft_wrap=True)
+    if found.is_users_wrong:
+        context.exit(_WRONG)
