@@ -107,12 +107,8 @@ class Candidate:
 
     @cached_property
     def is_foreign(self) -> bool:
-        """Whether other people's code computes, in a form that the user's step does not run: see the contract.
-
-        It is proven at every size before it is run. Torch's own is, too, in the form that the user's step runs.
-        """
-        others = self.from_source or package_of(self.algorithm.name) is not None
-        return others or self.algorithm.is_foreign(self.problem)
+        """Whether it is proven before it is run; see ``is_foreign``."""
+        return is_foreign(self.algorithm, self.problem)
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
@@ -148,6 +144,15 @@ class Candidate:
             scratch_bytes=self.scratch_bytes,
             relative_error=0.0,
         )
+
+
+def is_foreign(algorithm: Algorithm, problem: ConvProblem) -> bool:
+    """Tell whether other people's code computes a problem, in a form that the user's step does not run.
+
+    Torch's own is foreign in every form. In that of the user's step it is proven, too, but runs where it cannot be.
+    """
+    is_others = algorithm.source is not None or package_of(algorithm.name) is not None
+    return is_others or algorithm.is_foreign(problem)
 
 
 def find_candidates(

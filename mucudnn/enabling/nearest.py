@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import inf, log
 
+from mucudnn.bench.measure.candidates import is_foreign
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.running.recipe import Recipe
 from mucudnn.solver.front import desirable_sets
@@ -80,11 +81,12 @@ def _cuts(name: str, n: int, largest: int) -> Iterator[tuple[MicroConfig, ...]]:
 
 
 def _workspace_bytes(problem: ConvProblem, configuration: Configuration, device_type: str) -> int | None:
-    """Count what the configuration needs; ``None`` where it cannot be computed."""
+    """Count what the configuration needs; ``None`` where it cannot be computed, or was not proven for this problem."""
     try:
         for part in set(configuration.micro_configs):
             found = algorithm_named(part.algorithm, device_type)
-            if found.supports_micro_batch(problem, part.micro_batch_size) is not None:
+            unproven = is_foreign(found, problem)
+            if unproven or found.supports_micro_batch(problem, part.micro_batch_size) is not None:
                 return None
         return Recipe.of(problem, configuration, device_type=device_type).workspace_bytes
     except (InvalidInputError, LibraryError, UnavailableError):

@@ -127,7 +127,7 @@ class Prover:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", program],
                     pass_fds=(theirs.fileno(),),
-                    env=_environment(),
+                    env=checked_environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -177,8 +177,8 @@ def _as_error(refused: Refused) -> Exception:
     return UnprovenError(refused.reason) if refused.fault is None else BarredError(refused.reason, refused.fault)
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of the process: this one's, with red zones and glibc's checks of its heap.
+def checked_environment() -> dict[str, str]:
+    """Return the environment of a process under checks: this one's, with red zones and glibc's checks of its heap.
 
     What is preloaded already stays, behind ours: but a sanitizer has to be the first.
     """

@@ -148,8 +148,17 @@ class _OfProblem:
         self.left_out = [LeftOut(f"{layer.name}, {problem}: {name}", reason) for name, reason in reasons.items()]
 
     def _candidates(self, config: Config, sizes: Sequence[int]) -> tuple[Sequence[Candidate], Sequence[Failure]]:
+        """Return those that can be computed and were not barred when they were proven, and why others are left out."""
         algorithms = permitted_algorithms(self._machine, config, self.problem, sizes)
-        return find_candidates(self.problem, algorithms, sizes)
+        proofs = self._machine.proofs(self._n, checks_samples=True)
+        candidates, failures = find_candidates(self.problem, algorithms, sizes, proofs=proofs)
+        if proofs is None:
+            return candidates, failures
+        foreign = [candidate for candidate in candidates if candidate.is_foreign]
+        proofs.ask(foreign)
+        errors = {c.micro_config: error for c in foreign if (error := proofs.error_of(c)) is not None}
+        failures += [Failure(micro_config, str(error)) for micro_config, error in errors.items()]
+        return [candidate for candidate in candidates if candidate.micro_config not in errors], failures
 
     def _undivided(self, candidate: Candidate) -> _Contestant:
         algorithm = candidate.algorithm

@@ -1,0 +1,81 @@
+"""Tunes random geometries and runs what was chosen, as a program of its own: ``python -m support.tuned_geometries``.
+
+It says what it begins and how it ended, a line each, so that whoever started it knows where it died.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from random import Random
+
+import torch
+
+from mucudnn.bench.measure.operands import Operands, random_operands
+from mucudnn.bench.measure.proving.trial import check_heap
+from mucudnn.bench.measure.whole_runs import Machine, run_whole
+from mucudnn.bench.timing.timer import WallClock
+from mucudnn.database.database import Database
+from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.testing.random_problems import random_problem
+from mucudnn.tuning.tuner import tune_tasks
+from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, Config
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.task import Task
+
+_MOST_SAMPLES = 16
+_RUNS = 3
+
+
+def geometry(seed: int) -> tuple[ConvProblem, int]:
+    """Draw a problem and a batch size, the same for the same seed."""
+    random = Random(f"tuned {seed}")
+    while (problem := random_problem(random)) is None:
+        pass
+    return problem, random.randint(1, _MOST_SAMPLES)
+
+
+def why_wrong(problem: ConvProblem, batch_size: int, machine: Machine) -> str | None:
+    """Tune all operations, run what was chosen, and compare; ``None``: all is right."""
+    torch.set_num_threads(2)
+    problems = [problem.with_operation(operation) for operation in Operation]
+    tasks = [Task(one, batch_size, None) for one in problems]
+    with Database(":memory:") as database:
+        config = Config(workspace_limit=None)
+        tuning = tune_tasks(tasks, config, machine=machine, database=database, in_passing=True)
+    for tuned in tuning.problems:
+        operands = random_operands(tuned.problem, batch_size, seed=1)
+        bound = 10 * DEFAULT_MAX_RELATIVE_ERROR[problem.dtype]
+        exact = reference(tuned.problem, operands.x, operands.w, operands.y)
+        for _ in range(_RUNS):
+            error = relative_l2_error(_run(tuned.problem, tuned.configuration, operands), exact)
+            if not error <= bound:
+                return f"{tuned.problem}, batch {batch_size}: {tuned.configuration}: error {error:.2g}"
+    check_heap()
+    return None
+
+
+def _run(problem: ConvProblem, configuration: object, operands: Operands) -> torch.Tensor:
+    with torch.no_grad():
+        return run_whole(problem, configuration, operands)  # type: ignore[arg-type]
+
+
+def main(first: int, end: int) -> None:
+    machine = replace(Machine.current(), clock=WallClock())
+    for seed in range(first, end):
+        problem, batch_size = geometry(seed)
+        _say(f"{seed} begun {problem} batch {batch_size}")
+        try:
+            reason = why_wrong(problem, batch_size, machine)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        _say(f"{seed} {'right' if reason is None else f'wrong {reason}'}")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
