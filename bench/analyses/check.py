@@ -103,11 +103,13 @@ class Check:
         """Whether something is wrong in the form that the model itself runs."""
         return any(finding.is_users and finding.is_fault for finding in self.findings)
 
-    def table(self) -> Table:
-        """A row for each problem that is not right; all are counted in the title."""
+    def __str__(self) -> str:
         right = len(self.findings) - len(self.faults)
-        title = f"{self.source}: torch's own convolutions, {right} of {len(self.findings)} right"
-        table = new_table(title, ("layer", "convolution"), ("batch", "verdict", "what was seen"))
+        return f"torch's own convolutions, in both memory formats: {right} of {len(self.findings)} right"
+
+    def table(self) -> Table:
+        """A row for each problem that is not right."""
+        table = new_table(self.source, ("layer", "convolution"), ("batch", "verdict", "what was seen"))
         for finding in self.faults:
             names = f"{finding.layer.name}{'' if finding.is_users else ' (other memory format)'}"
             cells = (str(finding.layer.batch_size), finding.verdict, finding.details)

@@ -38,9 +38,11 @@ def check(context: click.Context, /, source: str, threads: int | None, **sizes: 
     with progress_bar() as progress:
         found = Check(table.source, tuple(checked(table, prover(), progress)))
     console = output()
-    console.print(found.table())
+    if found.faults:
+        console.print(found.table())
     for finding in found.faults:
         console.print(f"\n{finding.problem}, batch {finding.layer.batch_size}: {finding.verdict}")
         console.print(finding.reproducer(), soft_wrap=True)
+    console.print(str(found))
     if found.is_users_wrong:
         context.exit(_WRONG)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from mucudnn.bench.timing.load import Watch
+    from mucudnn.database.bad_rows import StoredRow
     from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
     from mucudnn.running.environment import Environment
     from mucudnn.words.errors import UnavailableError
@@ -59,6 +60,7 @@ KINDS = {
     "3×3 depthwise": ConvProblem(Operation.FORWARD, 64, 56, 56, 64, 3, 3, padding=(1, 1), groups=64),
     "5×5": ConvProblem(Operation.FORWARD, 64, 56, 56, 64, 5, 5, padding=(2, 2)),
 }
+_MOST_REASONS = 3  # that are shown, the newest
 
 
 @click.command(cls=FileCommand)
@@ -88,7 +90,9 @@ def machine() -> Iterator[Finding]:
     yield Finding("torch", here.torch)
     yield Finding("oneDNN", here.library)
     yield compiled()
+    yield proving()
     yield stored(default_path(), here)
+    yield from barred(default_path(), here)
 
 
 def cores(threads: int, allowed: float) -> Finding:
@@ -125,6 +129,37 @@ def stored(path: Path, here: Environment) -> Finding:
     if not doubtful:
         return Finding("database", str(path))
     return Finding("database", f"{path}: {doubtful} of its times are doubtful", "mucudnn database refresh")
+
+
+def proving() -> Finding:
+    """Say whether libraries' code can be proven in a process of its own, and what guards the heap of that process."""
+    from mucudnn.bench.measure.proving.prover import prover
+
+    try:
+        guards = prover().guards()
+    except OSError as error:
+        reason = f"{_lacking(first_line(error))}; code of libraries is not tried, but torch's own as the model runs it"
+        return Finding("proving process", reason, "let this process start others")
+    return Finding("proving process", f"with {' and '.join(guards)}" if guards else "without checks of its heap")
+
+
+def barred(path: Path, here: Environment) -> Iterator[Finding]:
+    """Say what was barred on this machine when it was proven."""
+    from mucudnn.database.database import Database
+    from mucudnn.words.errors import MucudnnError
+
+    rows: list[StoredRow] = []
+    with suppress(MucudnnError), Database(path, read_only=True, create=False) as database:
+        rows = [row for row in database.rows_that_count(here) if _is_barred(row)]
+    if rows:
+        reasons = "; ".join(list(dict.fromkeys(str(row.values["reason"]) for row in rows))[-_MOST_REASONS:])
+        yield Finding(
+            "barred", f"{len(rows)} ways to compute a convolution: {reasons}", "mucudnn check tells of a model"
+        )
+
+
+def _is_barred(row: StoredRow) -> bool:
+    return row.values["kind"] == "failure" and not row.values["passed_over"]
 
 
 def compiled() -> Finding:

@@ -72,6 +72,14 @@ class Prover:
         with self._lock, suppress(OSError):  # ``prove`` says what is wrong
             self._begin()
 
+    def guards(self) -> tuple[str, ...]:
+        """Start the process, and return what guards its heap. Raises ``OSError`` where it cannot be started."""
+        with self._lock:
+            self._begin()
+            self._ready()
+        found = {"red zones around torch's tensors": _red_zones(), "glibc's heap checks": _malloc_debug()}
+        return tuple(name for name, library in found.items() if library is not None)
+
     def rest(self) -> None:
         """Have the process give back what it keeps for further candidates of the same problem."""
         with self._lock:
