@@ -32,10 +32,10 @@ class _Executable(NamedTuple):
     what: str
 
 
-class _OfDevice:
-    """A handle of one device with the plans built for it. A thread uses them under ``lock`` alone.
+class _DeviceState:
+    """A handle of one device with the plans built for it, used under ``lock``.
 
-    cuDNN lets any number of threads use a handle or a plan, but only one at a time.
+    cuDNN lets any thread use a handle or a plan, but only one at a time.
     """
 
     def __init__(self, library: Library, device: Device) -> None:
@@ -48,10 +48,10 @@ class _OfDevice:
         self.pack: Callable[[Plan, Pointers, int], Descriptor] = lru_cache(_PACKS_KEPT)(partial(_pack, library))
 
 
-class _OfThread(threading.local):
-    """What a thread that searches uses in place of what all threads share, by device."""
+class _ThreadState(threading.local):
+    """Device states, by device, that a search in this thread uses in place of the shared ones."""
 
-    searching: dict[int, _OfDevice] | None = None
+    searching: dict[int, _DeviceState] | None = None
 
 
 class CudnnBackend:
@@ -72,10 +72,10 @@ class CudnnBackend:
         self._offered: dict[tuple[int, ConvProblem, int], Sequence[Engine]] = {}
         self._engines: dict[tuple[int, Plan], Engine] = {}
         self._own_bytes: dict[tuple[int, Plan], int] = {}
-        self._shared: dict[int, _OfDevice] = {}
-        self._idle: dict[int, list[_OfDevice]] = defaultdict(list)  # of searches that have ended
+        self._shared: dict[int, _DeviceState] = {}
+        self._idle: dict[int, list[_DeviceState]] = defaultdict(list)  # of searches that have ended
         self._making = threading.Lock()
-        self._of_thread = _OfThread()
+        self._of_thread = _ThreadState()
 
     @property
     def version(self) -> int:
@@ -139,7 +139,7 @@ class CudnnBackend:
             pack = here.pack(plan, pointers, workspace)
             self._library.call("cudnnBackendExecute", what, here.handle, executable.pointer, pack.pointer)
 
-    def _executable(self, here: _OfDevice, plan: Plan) -> _Executable:
+    def _executable(self, here: _DeviceState, plan: Plan) -> _Executable:
         if plan not in here.executables:
             what = f"{plan.config.name} for {plan.micro_batch_size} sample(s)"
             _refuse_while_capturing(f"the plan of {what}")
@@ -163,13 +163,13 @@ class CudnnBackend:
         with here.lock:
             return described(self._configured(here, plan))
 
-    def _configured(self, here: _OfDevice, plan: Plan) -> Descriptor:
+    def _configured(self, here: _DeviceState, plan: Plan) -> Descriptor:
         size = (plan.problem, plan.micro_batch_size)
         graph = operation_graph(self._library, *size, beta=plan.beta, handle=here.handle)
         return configured(self._library, graph, plan.config)
 
-    def _here(self) -> _OfDevice:
-        """Return what this thread uses on the current device, under its lock."""
+    def _here(self) -> _DeviceState:
+        """Return this thread's state of the current device: of its search, or the shared one."""
         number = torch.cuda.current_device()
         here = (self._of_thread.searching or self._shared).get(number)
         if here is None:
@@ -177,13 +177,13 @@ class CudnnBackend:
                 here = self._shared[number] = self._shared.get(number) or self._made()
         return here
 
-    def _idle_or_made(self, number: int) -> _OfDevice:
+    def _idle_or_made(self, number: int) -> _DeviceState:
         with self._making:
             return self._idle[number].pop() if self._idle[number] else self._made()
 
-    def _made(self) -> _OfDevice:
+    def _made(self) -> _DeviceState:
         _refuse_while_capturing("cuDNN's handle")
-        return _OfDevice(self._library, current_device())
+        return _DeviceState(self._library, current_device())
 
 
 def _refuse_while_capturing(what: str) -> None:
