@@ -17,7 +17,7 @@ import torch
 
 from mucudnn.kernels.cuda.launcher import LaunchError
 
-_OPTIONS = ("--std=c++17",)
+OPTIONS = ("--std=c++17",)
 _PROBE = 'extern "C" __global__ void probe() {}'
 
 
@@ -58,6 +58,16 @@ def compiler_name() -> str:
     return f"CuPy {cupy.__version__}"
 
 
+def how_to_install() -> str:
+    """Return the command that installs CuPy for the CUDA of torch."""
+    return f"pip install 'mucudnn[{'cuda12' if cuda_of_torch() == 12 else 'cuda'}]'"
+
+
+def cuda_of_torch() -> int | None:
+    """Return the major version of CUDA that torch is built for; ``None`` where it is built without."""
+    return None if torch.version.cuda is None else int(torch.version.cuda.split(".")[0])
+
+
 @cache
 def _why_not() -> str | None:
     """Return why CuPy cannot compile and load for this device, or ``None`` if it can."""
@@ -67,9 +77,10 @@ def _why_not() -> str | None:
         _function(_PROBE, "probe")
     except Exception as error:  # of many kinds: no driver, no compiler, no headers, CuPy for another CUDA
         if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
-            return "CuPy is not installed: pip install 'mucudnn[cuda]'"
+            return f"CuPy is not installed: {how_to_install()}"
         reason = f"CuPy does not work here: {_first_line(error.__cause__ or error)}"
-        warnings.warn(f"mucudnn goes on without CUDA functions of its own: {reason}", stacklevel=2)
+        remedy = f"; torch is built for CUDA {torch.version.cuda}: {how_to_install()}" if torch.version.cuda else ""
+        warnings.warn(f"mucudnn goes on without CUDA functions of its own: {reason}{remedy}", stacklevel=2)
         return reason
     return None
 
@@ -78,7 +89,7 @@ def _why_not() -> str | None:
 def _module(source: str) -> Any:
     import cupy
 
-    return cupy.RawModule(code=source, options=_OPTIONS)
+    return cupy.RawModule(code=source, options=OPTIONS)
 
 
 @cache

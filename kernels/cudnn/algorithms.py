@@ -71,14 +71,23 @@ class Backend(Protocol):
     def engine(self, plan: Plan) -> Engine:
         """Return the plan's engine, with its exact workspace. Raises ``CudnnError`` where it cannot execute it."""
 
+    def own_bytes(self, plan: Plan) -> int:
+        """Return the plan's workspace where that is more than its engine says; else 0.
+
+        It is known once the plan was built, which is done if need be. Raises ``CudnnError`` where it cannot be built.
+        """
+
     def build(self, plan: Plan) -> None:
-        """Build all that this thread needs to execute the plan. Raises ``CudnnError`` where it cannot be built."""
+        """Build all that is needed to execute the plan. Raises ``CudnnError`` where it cannot be built."""
 
     def building_for_a_while(self) -> AbstractContextManager[object]:
         """Give back, at the end, plans that this thread builds inside for the current device; not on errors."""
 
     def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
-        """Start the plan on a CUDA stream. workspace: address of as many bytes as the plan's engine needs.
+        """Start the plan on a CUDA stream, torch's current one.
+
+        workspace: address of as many bytes as the plan's engine says. Where the plan has ``own_bytes``, they are
+        allocated by torch, and used in its place.
 
         Raises ``CudnnError`` where cuDNN refuses, ``CapturingError`` where the plan has to be built first and cannot.
         """
@@ -156,7 +165,8 @@ class CudnnEngine(BaseAlgorithm):
         return Workspace(carved_bytes(_accumulator_parts(problem)), carved_bytes(scratch))
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        return 0
+        """Return the workspace of a plan that needs more than its engine says. The plan is built to ask it."""
+        return self.backend.own_bytes(self.plan(problem, micro_batch_size))
 
     def plan(self, problem: ConvProblem, micro_batch_size: int) -> Plan:
         """Return what a step on a micro-batch of this size executes."""
@@ -169,12 +179,14 @@ class CudnnEngine(BaseAlgorithm):
         return reason or why_barred(TorchSettings.current(), self._engine(problem, micro_batch_size), problem.dtype)
 
     def alternatives(self, problem: ConvProblem, micro_batch_size: int) -> Iterator[CudnnEngine]:
-        """Return the other engines that cuDNN offers, in its order."""
+        """Return the other engines that cuDNN offers, in its order, but for those that need more than they say."""
         settings, own = TorchSettings.current(), self._engine(problem, micro_batch_size)
         for offered in self.backend.offered(problem, micro_batch_size):
             is_allowed = why_barred(settings, offered, problem.dtype) is None
             if offered.config != self.config and is_allowed and _is_as_exact(offered, own, problem):
-                yield replace(self, config=offered.config)
+                another = replace(self, config=offered.config)
+                if not another._allocates(problem, micro_batch_size):
+                    yield another
 
     def build(self, problem: ConvProblem, micro_batch_size: int) -> None:
         self.backend.build(self._step(problem, micro_batch_size).plan)
@@ -218,6 +230,13 @@ class CudnnEngine(BaseAlgorithm):
             step = self._steps[problem, n] = _Step(plan, parts)
         return step
 
+    def _allocates(self, problem: ConvProblem, n: int) -> bool:
+        """Whether its plan allocates workspace beyond what it is handed; false where the plan cannot be built."""
+        try:
+            return self.internal_bytes(problem, n) > 0
+        except CudnnError:
+            return False  # whoever runs it learns the reason
+
     def _engine(self, problem: ConvProblem, n: int) -> Engine:
         return self.backend.engine(self.plan(problem, n))
 
@@ -235,10 +254,11 @@ class WholeBatchOnEngine:
 
     @property
     def workspace_bytes(self) -> int:
-        return self.backend.engine(self.plan).workspace_bytes
+        return self.backend.own_bytes(self.plan) or self.backend.engine(self.plan).workspace_bytes
 
     def run(self, x: Tensor, w: Tensor, y: Tensor) -> None:
-        workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=x.device)
+        handed_bytes = self.backend.engine(self.plan).workspace_bytes
+        workspace = torch.empty(handed_bytes, dtype=torch.uint8, device=x.device)
         pointers = Pointers(x.data_ptr(), w.data_ptr(), y.data_ptr())
         self.backend.execute(self.plan, pointers, workspace.data_ptr(), _current_stream(x))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -22,55 +21,44 @@ from mucudnn.kernels.cudnn.operation_graph import W_ID, X_ID, Y_ID, operation_gr
 from mucudnn.words.errors import CapturingError
 from mucudnn.words.problem import ConvProblem
 
-_NOT_SUPPORTED = 3000  # CUDNN_STATUS_NOT_SUPPORTED
-_PACKS_KEPT = 4096  # of a thread and device: more than a training step of a large network executes plans
+_PACKS_KEPT = 4096  # of a device: more than a training step of a large network executes plans
 
 
 class _Executable(NamedTuple):
+    """A finalized plan. own_bytes: its workspace, where that is more than its engine said; what: it does, in words."""
+
     plan: Descriptor
-    what: str  # the plan does, for messages
+    own_bytes: int
+    what: str
 
 
-class _OfDevice:
-    """A handle of one device and all that belongs to it, for one thread at a time.
+class _DeviceState:
+    """A handle of one device with the plans built for it, used under ``lock``.
 
-    Neither handles nor plans of cuDNN are for several.
+    cuDNN lets any thread use a handle or a plan, but only one at a time.
     """
 
     def __init__(self, library: Library, device: Device) -> None:
         assert device.handle is not None
         self.device, self.handle = device, device.handle.pointer.value or 0
+        self.lock = threading.RLock()
         self.executables: dict[Plan, _Executable] = {}
         self.stream: int | None = None  # of the handle, once it was set
         # A pack is six calls of cuDNN; in a training loop the allocator gives the same addresses in every step
         self.pack: Callable[[Plan, Pointers, int], Descriptor] = lru_cache(_PACKS_KEPT)(partial(_pack, library))
 
 
-_Pool = dict[int, list[_OfDevice]]  # by device; no thread has them
+class _ThreadState(threading.local):
+    """Device states, by device, that a search in this thread uses in place of the shared ones."""
 
-
-@dataclass(slots=True)
-class _Lent:
-    """Handles and plans that one thread has, given back when it ends.
-
-    They are dear, and some programs start threads for every call (``torch.nn.DataParallel``).
-    """
-
-    pool: _Pool
-    by_device: dict[int, _OfDevice] = field(default_factory=dict)
-
-    def __del__(self) -> None:
-        for number, of_device in self.by_device.items():
-            self.pool[number].append(of_device)
-
-
-class _OfThread(threading.local):
-    def __init__(self, pool: _Pool) -> None:
-        self.lent = _Lent(pool)
+    searching: dict[int, _DeviceState] | None = None
 
 
 class CudnnBackend:
-    """Engine lists and finalized plans of every thread and device, built lazily and kept.
+    """Engine lists and finalized plans of every device, built lazily, kept, and shared by all threads.
+
+    Autograd computes gradients in threads of its own: what was built while tuning, or in another step, is not built
+    again there. A search has a handle to itself, so that no step waits until its plans are built.
 
     Of engines that are not built only what is known of them is kept: an engine configuration takes 45 KB of cuDNN's
     memory, and there are some hundreds for each problem.
@@ -80,11 +68,14 @@ class CudnnBackend:
 
     def __init__(self) -> None:
         self._library = library()
-        # By device, the same in all its threads
+        # By device
         self._offered: dict[tuple[int, ConvProblem, int], Sequence[Engine]] = {}
         self._engines: dict[tuple[int, Plan], Engine] = {}
-        self._pool: _Pool = defaultdict(list)
-        self._of_thread = _OfThread(self._pool)
+        self._own_bytes: dict[tuple[int, Plan], int] = {}
+        self._shared: dict[int, _DeviceState] = {}
+        self._idle: dict[int, list[_DeviceState]] = defaultdict(list)  # of searches that have ended
+        self._making = threading.Lock()
+        self._of_thread = _ThreadState()
 
     @property
     def version(self) -> int:
@@ -93,51 +84,72 @@ class CudnnBackend:
     def offered(self, problem: ConvProblem, micro_batch_size: int) -> Sequence[Engine]:
         key = torch.cuda.current_device(), problem, micro_batch_size
         if key not in self._offered:
-            self._offered[key] = _offered(self._here().device, problem, micro_batch_size)
+            here = self._here()
+            with here.lock:
+                self._offered[key] = _offered(here.device, problem, micro_batch_size)
         return self._offered[key]
 
     def engine(self, plan: Plan) -> Engine:
         key = torch.cuda.current_device(), plan
         if key not in self._engines:
-            self._engines[key] = self._listed(plan) or described(self._configured(self._here(), plan))
+            self._engines[key] = self._listed(plan) or self._described(plan)
         return self._engines[key]
 
+    def own_bytes(self, plan: Plan) -> int:
+        key = torch.cuda.current_device(), plan
+        if key not in self._own_bytes:
+            with nullcontext() if self._of_thread.searching else self.building_for_a_while():
+                self.build(plan)
+        return self._own_bytes[key]
+
     def build(self, plan: Plan) -> None:
-        self._executable(self._here(), plan)
+        here = self._here()
+        with here.lock:
+            self._executable(here, plan)
 
     @contextmanager
     def building_for_a_while(self) -> Iterator[None]:
-        """Give back the plans that are built inside.
+        """Give back the plans that this thread builds inside, for a handle that no other thread uses.
 
         A search builds hundreds of plans for a problem, of which a few will run, and plans of engines that are compiled
-        at run time hold code on the device. A plan that was there before may be part of a CUDA graph: it stays. After
-        an error everything does, since the device may not be in a state in which to take plans apart.
+        at run time hold code on the device. Those that are shared stay: they may be part of a CUDA graph. After an
+        error all do, since the device may not be in a state in which to take plans apart.
         """
-        here = self._here()
-        before = set(here.executables)
-        yield
-        torch.cuda.synchronize()  # none of them runs any more
-        for plan in here.executables.keys() - before:
-            del here.executables[plan]
+        number, outer = torch.cuda.current_device(), self._of_thread.searching
+        mine = self._idle_or_made(number)
+        self._of_thread.searching = {number: mine}
+        try:
+            yield
+            torch.cuda.synchronize()  # none of them runs any more
+            mine.executables.clear()
+        finally:
+            self._of_thread.searching = outer
+            self._idle[number].append(mine)
 
     def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
         here = self._here()
-        executable, what = here.executables.get(plan) or self._executable(here, plan)
-        if here.stream != stream:
-            self._library.call("cudnnSetStream", "set the stream", here.handle, stream)
-            here.stream = stream
-        pack = here.pack(plan, pointers, workspace)
-        self._library.call("cudnnBackendExecute", what, here.handle, executable.pointer, pack.pointer)
+        with here.lock:
+            executable, own_bytes, what = here.executables.get(plan) or self._executable(here, plan)
+            if own_bytes:
+                own = torch.empty(own_bytes, dtype=torch.uint8, device="cuda")  # freed in the order of the stream
+                workspace = own.data_ptr()
+            if here.stream != stream:
+                self._library.call("cudnnSetStream", "set the stream", here.handle, stream)
+                here.stream = stream
+            pack = here.pack(plan, pointers, workspace)
+            self._library.call("cudnnBackendExecute", what, here.handle, executable.pointer, pack.pointer)
 
-    def _executable(self, here: _OfDevice, plan: Plan) -> _Executable:
+    def _executable(self, here: _DeviceState, plan: Plan) -> _Executable:
         if plan not in here.executables:
             what = f"{plan.config.name} for {plan.micro_batch_size} sample(s)"
             _refuse_while_capturing(f"the plan of {what}")
             built = Descriptor(self._library, DescriptorKind.EXECUTION_PLAN)
             built.set(Attribute.EXECUTION_PLAN_HANDLE, AttributeType.HANDLE, here.handle)
             built.refer(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, self._configured(here, plan)).finalize()
-            _require_no_more(built, self.engine(plan), what)
-            here.executables[plan] = _Executable(built, f"execute {what}")
+            needed = built.number(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE)
+            own_bytes = needed if needed > self.engine(plan).workspace_bytes else 0
+            self._own_bytes[torch.cuda.current_device(), plan] = own_bytes
+            here.executables[plan] = _Executable(built, own_bytes, f"execute {what}")
         return here.executables[plan]
 
     def _listed(self, plan: Plan) -> Engine | None:
@@ -146,36 +158,37 @@ class CudnnBackend:
         listed = self._offered.get(size, ()) if plan.beta == 0 else ()
         return next((engine for engine in listed if engine.config == plan.config), None)
 
-    def _configured(self, here: _OfDevice, plan: Plan) -> Descriptor:
+    def _described(self, plan: Plan) -> Engine:
+        here = self._here()
+        with here.lock:
+            return described(self._configured(here, plan))
+
+    def _configured(self, here: _DeviceState, plan: Plan) -> Descriptor:
         size = (plan.problem, plan.micro_batch_size)
         graph = operation_graph(self._library, *size, beta=plan.beta, handle=here.handle)
         return configured(self._library, graph, plan.config)
 
-    def _here(self) -> _OfDevice:
-        by_device, number = self._of_thread.lent.by_device, torch.cuda.current_device()
-        if number not in by_device:
-            by_device[number] = self._taken(number)
-        return by_device[number]
+    def _here(self) -> _DeviceState:
+        """Return this thread's state of the current device: of its search, or the shared one."""
+        number = torch.cuda.current_device()
+        here = (self._of_thread.searching or self._shared).get(number)
+        if here is None:
+            with self._making:
+                here = self._shared[number] = self._shared.get(number) or self._made()
+        return here
 
-    def _taken(self, number: int) -> _OfDevice:
-        try:
-            return self._pool[number].pop()
-        except IndexError:
-            _refuse_while_capturing("cuDNN's handle")
-            return _OfDevice(self._library, current_device())
+    def _idle_or_made(self, number: int) -> _DeviceState:
+        with self._making:
+            return self._idle[number].pop() if self._idle[number] else self._made()
+
+    def _made(self) -> _DeviceState:
+        _refuse_while_capturing("cuDNN's handle")
+        return _DeviceState(self._library, current_device())
 
 
 def _refuse_while_capturing(what: str) -> None:
     if torch.cuda.is_current_stream_capturing():
-        raise CapturingError(f"{what} is not made in this thread yet, and a CUDA graph is captured: run it once before")
-
-
-def _require_no_more(built: Descriptor, engine: Engine, what: str) -> None:
-    """Raises ``CudnnError`` where a plan writes to more workspace than its engine said and is handed."""
-    needed = built.number(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE)
-    if needed > engine.workspace_bytes:
-        text = f"the plan needs {needed} bytes of workspace, and the engine said {engine.workspace_bytes}"
-        raise CudnnError(f"build {what}", _NOT_SUPPORTED, "CUDNN_STATUS_NOT_SUPPORTED", text)
+        raise CapturingError(f"{what} is not made yet, and a CUDA graph is captured: run it once before")
 
 
 def _pack(library: Library, plan: Plan, pointers: Pointers, workspace: int) -> Descriptor:

@@ -23,8 +23,8 @@ from mucudnn.kernels.winograd.tiling import Tiling, tiling
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation, Pair
 
-# Threads have 32 to 104 registers (float64: up to 166), without spills: four blocks or more on a multiprocessor.
-_BLOCK_THREADS = 128
+# Threads have 32 to 108 registers (float64: up to 179) by nvcc 13.0: four blocks or more on a multiprocessor (two).
+BLOCK_THREADS = 128
 _LARGEST_PLANE = 2**31 - 1  # elements, which the CUDA functions count in 32 bits
 
 
@@ -135,9 +135,9 @@ class CudaWinograd:
                 f"{function} has {threads} elements for each point; at most {_LARGEST_PLANE} are possible: use a "
                 "smaller micro-batch"
             )
-        source = winograd_source(matrices, problem.dtype, problem.memory_format, _BLOCK_THREADS)
-        blocks = -(-threads // _BLOCK_THREADS)
-        self.launcher.launch(source, function, blocks, _BLOCK_THREADS, pointers, sizes, device)
+        source = winograd_source(matrices, problem.dtype, problem.memory_format, BLOCK_THREADS)
+        blocks = -(-threads // BLOCK_THREADS)
+        self.launcher.launch(source, function, blocks, BLOCK_THREADS, pointers, sizes, device)
 
 
 def _filter_part(matrices: CookToom, problem: ConvProblem) -> Part:

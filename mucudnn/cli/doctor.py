@@ -50,6 +50,7 @@ class AlgorithmFinding:
 
 
 _REMEDY = re.compile(r"[;:] (?=install |pip install |see )")  # before what is to be done, in the words of errors
+_CUPY_FOR: dict[int | None, str] = {13: "cupy-cuda13x", 12: "cupy-cuda12x"}  # by the major version of CUDA
 SAMPLES = 32  # in a micro-batch that a source is asked for
 # What is asked of every algorithm: the kinds of convolution that networks are made of.
 KINDS = {
@@ -251,25 +252,31 @@ def _unavailable(name: str, error: UnavailableError) -> Finding:
 
 def cupy() -> Finding:
     """Import CuPy, since an installed one can lack what it needs of the system."""
+    from mucudnn.kernels.cuda.cupy_launcher import cuda_of_torch, how_to_install
+
     if find_spec("cupy") is None:
-        return Finding("CuPy", _lacking("not installed"), "pip install 'mucudnn[cuda]'")
-    installed = _cupy_version()
+        return Finding("CuPy", _lacking("not installed"), how_to_install())
+    distribution, installed = _installed_cupy()
+    remedy = f"pip uninstall {distribution}, then {how_to_install()}"
+    cuda = cuda_of_torch()
+    if cuda in _CUPY_FOR and distribution in _CUPY_FOR.values() and distribution != _CUPY_FOR[cuda]:
+        return Finding("CuPy", f"{installed}, and torch is built for CUDA {cuda}", remedy)
     try:
         import_module("cupy")
     except Exception as error:  # it loads libraries, which can fail in any way
         reason = first_line(error)
-        remedy = "pip install the CuPy for the CUDA of torch, or mend what it needs"
-        return Finding("CuPy", f"{installed}, which cannot be imported: {reason}", remedy)
+        return Finding("CuPy", f"{installed}, which cannot be imported: {reason}", f"mend what it needs, or {remedy}")
     return Finding("CuPy", installed)
 
 
-def _cupy_version() -> str:
-    for distribution in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
+def _installed_cupy() -> tuple[str, str]:
+    """Return CuPy's distribution, and its version in words."""
+    for distribution in (*_CUPY_FOR.values(), "cupy"):
         try:
-            return f"{version(distribution)} ({distribution})"
+            return distribution, f"{version(distribution)} ({distribution})"
         except PackageNotFoundError:
             continue
-    return "installed, version unknown"
+    return "cupy", "installed, version unknown"
 
 
 def on_gpu(index: int) -> list[AlgorithmFinding]:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from support.cuda.either_device import (
     Guarded,
+    buildable_engines,
     offered_engines,
     peak_requested_bytes,
     run_in_slices,
@@ -28,7 +29,7 @@ from mucudnn.bench.measure.whole_runs import run_torch
 from mucudnn.kernels import registry
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
-from mucudnn.kernels.cudnn.algorithms import CudnnEngine
+from mucudnn.kernels.cudnn.algorithms import CudnnEngine, Plan
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.registry import algorithms
 from mucudnn.running.checked_run import run
@@ -91,23 +92,36 @@ def all_wrong(candidates: Sequence[Algorithm], wrong: Callable[[Algorithm], str]
     return {candidate.name: reason for candidate in candidates if (reason := wrong(candidate))}
 
 
+Engines = Callable[[ConvProblem, Sequence[int]], list[CudnnEngine]]
+
+
+@pytest.fixture
+def engines_of(record_property: Callable[[str, object], None]) -> Iterator[Engines]:
+    """The engines that cuDNN offers and builds; those that it offers and then refuses are recorded."""
+    refused: list[str] = []
+    yield lambda problem, sizes: buildable_engines(problem, sizes, refused)
+    record_property("refuses to build", refused)
+
+
 @pytest.fixture(scope="module")
 def engines_end_s() -> float:
     return time.monotonic() + ENGINES_SECONDS
 
 
 @pytest.mark.parametrize("problem", cases())
-def test_every_engine_is_the_convolution(problem: ConvProblem, device: str, engines_end_s: float) -> None:
+def test_every_engine_is_the_convolution(
+    problem: ConvProblem, device: str, engines_of: Engines, engines_end_s: float
+) -> None:
     if device == "cuda" and time.monotonic() > engines_end_s:
         pytest.skip(f"the {ENGINES_SECONDS:g} s for all engines one by one are over")
-    engines = offered_engines(problem, [BATCH_SIZE])
+    engines = engines_of(problem, [BATCH_SIZE])
     assert engines
     assert all_wrong(engines, lambda engine: why_wrong(engine, problem, [BATCH_SIZE], device)) == {}
 
 
 @pytest.mark.parametrize("problem", cases(names=("3x3", "odd")))
-def test_divided_equals_undivided(problem: ConvProblem, device: str) -> None:
-    engines = offered_engines(problem, SPLIT)
+def test_divided_equals_undivided(problem: ConvProblem, device: str, engines_of: Engines) -> None:
+    engines = engines_of(problem, SPLIT)
     everywhere = [e for e in engines if all(e.supports_micro_batch(problem, n) is None for n in SPLIT)]
     assert everywhere
     assert all_wrong(everywhere, lambda engine: why_wrong(engine, problem, SPLIT, device)) == {}
@@ -122,7 +136,7 @@ def test_cudnn_adds_dw_in_place(
     for engine in offered_engines(problem, [4]):
         adding = replace(engine, adds_in_place=True)
         try:
-            adding.workspace(problem, 4)
+            adding.build(problem, 4)
         except CudnnError:
             refused.append(engine.name)
             continue
@@ -131,15 +145,17 @@ def test_cudnn_adds_dw_in_place(
         else:
             right.append(engine.name)
     record_property("adds in place", right)
-    record_property("refuses beta = 1", refused)
+    record_property("cannot add in place", refused)
     assert right
     assert wrong == {}
 
 
 @pytest.mark.parametrize("problem", cases(("float32", "float16"), ("3x3", "odd")))
-def test_a_configuration_of_several_engines_is_the_convolution(problem: ConvProblem, device: str) -> None:
+def test_a_configuration_of_several_engines_is_the_convolution(
+    problem: ConvProblem, device: str, engines_of: Engines
+) -> None:
     """Another engine for each size, as far as there are several, through the executor."""
-    offered = [offered_engines(problem, [n]) for n in SPLIT]
+    offered = [engines_of(problem, [n]) for n in SPLIT]
     engines = [of_size[index % len(of_size)] for index, of_size in enumerate(offered)]
     parts = tuple(MicroConfig(engine.name, n) for engine, n in zip(engines, SPLIT, strict=True))
     operands = random_operands(problem, BATCH_SIZE, device)
@@ -149,8 +165,8 @@ def test_a_configuration_of_several_engines_is_the_convolution(problem: ConvProb
 
 
 @pytest.mark.parametrize("problem", cases(("float32",), ("3x3",)))
-def test_the_workspace_is_counted_by_torchs_allocator(problem: ConvProblem, device: str) -> None:
-    engine = max(offered_engines(problem, [4]), key=lambda e: e.workspace(problem, 4).scratch_bytes)
+def test_the_workspace_is_counted_by_torchs_allocator(problem: ConvProblem, device: str, engines_of: Engines) -> None:
+    engine = max(engines_of(problem, [4]), key=lambda e: e.workspace(problem, 4).scratch_bytes)
     configuration = Configuration((MicroConfig(engine.name, 4),) * 2, 0.0, 0)
     operands = random_operands(problem, 8, device)
 
@@ -159,7 +175,7 @@ def test_the_workspace_is_counted_by_torchs_allocator(problem: ConvProblem, devi
 
     call()
     needed = engine.workspace(problem, 4)
-    declared = needed.prepared_bytes + needed.scratch_bytes
+    declared = needed.prepared_bytes + needed.scratch_bytes + engine.internal_bytes(problem, 4)
     assert declared > 0
     assert declared <= peak_requested_bytes(call, device) <= declared + 64  # one boundary between the two
 
@@ -171,7 +187,7 @@ def test_every_algorithm_is_the_convolution(problem: ConvProblem, sizes: tuple[i
 
 
 @pytest.mark.parametrize("problem", cases(("float32", "bfloat16"), ("3x3",)))
-def test_no_algorithm_allocates_more_than_it_declares(problem: ConvProblem, device: str) -> None:
+def test_no_algorithm_allocates_more_than_it_declares(problem: ConvProblem, device: str, engines_of: Engines) -> None:
     def excess(algorithm: Algorithm) -> str:
         memory, declared = Guarded(device), algorithm.internal_bytes(problem, 4)
         operands = random_operands(problem, 4, device)
@@ -187,7 +203,7 @@ def test_no_algorithm_allocates_more_than_it_declares(problem: ConvProblem, devi
         allocated = peak_requested_bytes(once, device)
         return f"{allocated} bytes allocated, {declared} declared" if allocated > declared else ""
 
-    candidates = [*able(problem, (4,), device), *offered_engines(problem, [4])]
+    candidates = [*able(problem, (4,), device), *engines_of(problem, [4])]
     if device == "cpu":  # there torch converts halves as a whole before it adds them
         candidates = [c for c in candidates if not isinstance(c, CudnnEngine) or problem.dtype == "float32"]
     assert all_wrong(candidates, excess) == {}
@@ -220,10 +236,10 @@ def cudnn_settings(**settings: bool) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("problem", cases(("float32",), ("3x3", "1x1")))
-def test_engines_are_exact_without_tf32(problem: ConvProblem, device: str) -> None:
+def test_engines_are_exact_without_tf32(problem: ConvProblem, device: str, engines_of: Engines) -> None:
     """1x1 too, for which there may be engines on cuBLASLt: those are listed on a GPU only."""
     with cudnn_settings(allow_tf32=False):
-        exact = offered_engines(problem, [BATCH_SIZE])
+        exact = engines_of(problem, [BATCH_SIZE])
     with cudnn_settings(allow_tf32=True):
         every = offered_engines(problem, [BATCH_SIZE])
     assert {engine.name for engine in exact} < {engine.name for engine in every}
@@ -244,9 +260,9 @@ def test_engines_are_exact_without_tf32(problem: ConvProblem, device: str) -> No
 
 
 @pytest.mark.parametrize("problem", [p for p in cases(("float32",), ("3x3", "5x5")) if "filter" in p.id])
-def test_deterministic_engines_give_the_same_bits(problem: ConvProblem, device: str) -> None:
+def test_deterministic_engines_give_the_same_bits(problem: ConvProblem, device: str, engines_of: Engines) -> None:
     with cudnn_settings(deterministic=True):
-        engines = offered_engines(problem, [BATCH_SIZE])
+        engines = engines_of(problem, [BATCH_SIZE])
     assert engines
     assert all(engine.deterministic for engine in engines)
     operands = random_operands(problem, BATCH_SIZE, device)
@@ -262,7 +278,7 @@ def test_deterministic_engines_give_the_same_bits(problem: ConvProblem, device: 
 # Large tensors
 
 
-def test_more_than_two_to_the_31_elements_run_in_micro_batches_that_fit(device: str) -> None:
+def test_more_than_two_to_the_31_elements_run_in_micro_batches_that_fit(device: str, engines_of: Engines) -> None:
     """In float16, 4 GiB each of x and y; on the CPU a small one goes the same way."""
     side, n = (1024, 257) if device == "cuda" else (8, 5)
     if device == "cuda" and torch.cuda.mem_get_info()[0] < 16 * 2**30:
@@ -274,7 +290,7 @@ def test_more_than_two_to_the_31_elements_run_in_micro_batches_that_fit(device: 
     w = torch.randn(problem.w_shape(), device=device).div_(8).half()
     y = torch.full(problem.y_shape(n), torch.nan, dtype=torch.float16, device=device)
     half = (n - 1) // 2
-    parts = [MicroConfig(offered_engines(problem, [size])[0].name, size) for size in (half, half, 1)]
+    parts = [MicroConfig(engines_of(problem, [size])[0].name, size) for size in (half, half, 1)]
     run(problem, Configuration(tuple(parts), 0.0, 0), x, w, y)
     for i in (0, half - 1, half, n - 2, n - 1):
         expected = reference(problem, x[i : i + 1], w, y[i : i + 1])
@@ -295,3 +311,20 @@ def test_the_stand_in_offers_engines_as_cudnn_does(monkeypatch: pytest.MonkeyPat
     assert STEADY in one
     assert PICKY not in one
     assert {STEADY, PICKY} <= four
+
+
+def test_engines_that_cudnn_offers_and_does_not_build_are_skipped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, refused = FakeBackend(), list[str]()
+    monkeypatch.setattr(registry, "cudnn_backend", lambda: backend)
+
+    def refuse(plan: Plan) -> None:
+        if plan.config == STEADY:
+            raise CudnnError("finalize EXECUTION_PLAN", status, "CUDNN_STATUS", "")
+
+    backend.building, status = refuse, 3000
+    engines = buildable_engines(PROBLEMS["3x3"], [4], refused)
+    assert {e.config for e in engines} == {e.config for e in offered_engines(PROBLEMS["3x3"], [4])} - {STEADY}
+    assert refused == [CudnnEngine(STEADY, backend).name]
+    status = 5000
+    with pytest.raises(CudnnError, match="finalize"):
+        buildable_engines(PROBLEMS["3x3"], [4], refused)

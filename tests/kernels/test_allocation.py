@@ -15,11 +15,19 @@ from mucudnn.kernels.contract.allocation import counted_internal_bytes
 cudnn = torch.backends.cudnn
 
 
-class FakeAllocator:
-    """The caching allocator: a first call keeps 32 MiB, every call takes and gives back 1000 bytes."""
+WORKSPACE = 32 << 20
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.live = self.peak = self.calls = 0
+
+class FakeAllocator:
+    """The caching allocator beside a library that has no workspace at first.
+
+    A call allocates the library's workspace if there is none, and keeps it; it takes and gives back 1000 bytes.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, clears: bool = True) -> None:
+        self.live = self.peak = self.calls = self.workspace = 0
+        if clears:
+            monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", self._clear, raising=False)
         for name, stand_in in {
             "current_device": lambda: 0,
             "synchronize": lambda: None,
@@ -38,10 +46,15 @@ class FakeAllocator:
     def _reset(self) -> None:
         self.peak = self.live
 
+    def _clear(self) -> None:
+        self.live -= self.workspace
+        self.workspace = 0
+
     def step(self) -> None:
         self.calls += 1
-        if self.calls == 1:
-            self.live += 32 << 20
+        if not self.workspace:
+            self.workspace = WORKSPACE
+            self.live += WORKSPACE
         self.peak = max(self.peak, self.live + 1000)
 
 
@@ -55,12 +68,19 @@ def stepping(run: Callable[[], None]) -> Algorithm:
     return Stepping("gemm", FakeClock(), linear(1.0))
 
 
-def test_what_a_first_run_keeps_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_first_run_keeps_is_counted_for_each_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = FakeAllocator(monkeypatch)
     a = stepping(allocator.step)
-    assert counted_internal_bytes(a, FORWARD, 2, "cuda") == 1000
-    assert counted_internal_bytes(a, FORWARD, 2, "cuda") == 1000
+    assert counted_internal_bytes(a, FORWARD, 2, "cuda") == WORKSPACE + 1000
+    assert counted_internal_bytes(a, FORWARD, 2, "cuda") == WORKSPACE + 1000
     assert allocator.calls == 2  # and remembered
+    assert counted_internal_bytes(a, FORWARD, 4, "cuda") == WORKSPACE + 1000
+    assert allocator.live == WORKSPACE
+
+
+def test_where_torch_gives_back_no_workspace_the_first_count_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = stepping(FakeAllocator(monkeypatch, clears=False).step)
+    assert [counted_internal_bytes(a, FORWARD, n, "cuda") for n in (2, 4)] == [WORKSPACE + 1000, 1000]
 
 
 def test_it_is_counted_anew_where_torchs_settings_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,4 +104,4 @@ def test_no_memory_while_counting_is_torchs_error_and_not_remembered(monkeypatch
     a = stepping(fail)
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
         counted_internal_bytes(a, FORWARD, 2, "cuda")
-    assert counted_internal_bytes(a, FORWARD, 2, "cuda") == 1000
+    assert counted_internal_bytes(a, FORWARD, 2, "cuda") == WORKSPACE + 1000

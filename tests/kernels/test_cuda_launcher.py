@@ -127,9 +127,20 @@ def test_a_cupy_that_compiles_is_good(cupy: FakeCupy) -> None:
     assert cupy.launched == []
 
 
-def test_without_cupy_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cuda", "extra"), [(None, "cuda"), ("13.0", "cuda"), ("12.8", "cuda12")])
+def test_without_cupy_the_reason_says_what_to_install_beside_this_torch(
+    cuda: str | None, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    assert CupyLauncher().why_not() == "CuPy is not installed: pip install 'mucudnn[cuda]'"
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    assert CupyLauncher().why_not() == f"CuPy is not installed: pip install 'mucudnn[{extra}]'"
+
+
+def test_the_warning_names_the_cupy_for_the_cuda_of_torch(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy.failure = RuntimeError("libnvrtc.so.13: cannot open shared object file")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    with pytest.warns(UserWarning, match=r"torch is built for CUDA 12.8: pip install 'mucudnn\[cuda12\]'"):
+        CupyLauncher().why_not()
 
 
 def test_a_cupy_that_does_not_work_is_said_once(cupy: FakeCupy) -> None:

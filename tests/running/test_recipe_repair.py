@@ -297,10 +297,10 @@ def test_what_this_thread_has_not_built_is_not_captured(cudnn: FakeBackend) -> N
 
     def start(plan: Plan) -> None:
         if capturing:
-            raise CapturingError("the plan is not made in this thread yet")
+            raise CapturingError("the plan is not made yet")
 
     cudnn.started = start
-    with pytest.warns(RuntimeWarning, match="not made in this thread yet; torch's own convolution runs instead"):
+    with pytest.warns(RuntimeWarning, match="not made yet; torch's own convolution runs instead"):
         layer()
     capturing.clear()
     with silence():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from support.cudnn.library import BAD_PARAM, FakeCudnn, FakeEngine, workspace_of
 
 from mucudnn.kernels.cudnn import backend as module
 from mucudnn.kernels.cudnn import device as device_module
-from mucudnn.kernels.cudnn.algorithms import Plan, Pointers
+from mucudnn.kernels.cudnn.algorithms import CudnnEngine, Plan, Pointers
 from mucudnn.kernels.cudnn.backend import CudnnBackend
 from mucudnn.kernels.cudnn.constants import Attribute, DescriptorKind, HeuristicMode
 from mucudnn.kernels.cudnn.engines import EngineConfig
@@ -109,17 +110,42 @@ def test_engines_that_are_not_built_keep_nothing_of_cudnns(backend: CudnnBackend
     assert cudnn.kinds()[made:].count(DescriptorKind.ENGINECFG) == 1
 
 
-def test_a_plan_that_needs_more_workspace_than_was_said_is_never_executed(
-    backend: CudnnBackend, cudnn: FakeCudnn
+def test_a_plan_that_needs_more_workspace_than_was_said_allocates_its_own(
+    backend: CudnnBackend, cudnn: FakeCudnn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    allocated: list[torch.Tensor] = []
+
+    def empty(size: int, *, dtype: torch.dtype, device: str) -> torch.Tensor:
+        assert device == "cuda"
+        allocated.append(torch.zeros(size, dtype=dtype))
+        return allocated[-1]
+
+    monkeypatch.setattr(torch, "empty", empty)
     cudnn.unsaid_bytes = 1
-    said = workspace_of(2, ())
-    with pytest.raises(CudnnError, match=f"the plan needs {said + 1} bytes of workspace, and the engine said {said}"):
+    assert backend.engine(PLAN).workspace_bytes == workspace_of(2, ())
+    assert backend.own_bytes(PLAN) == workspace_of(2, ()) + 1
+    gc.collect()
+    assert not any(made.kind == DescriptorKind.EXECUTION_PLAN for made in cudnn.alive.values())  # it was only asked
+    for _ in range(2):
         backend.execute(PLAN, POINTERS, 0x400, 0)
-    assert not cudnn.executed
+    assert [len(workspace) for workspace in allocated] == [workspace_of(2, ()) + 1] * 2
+    handed = [pack[Attribute.VARIANT_PACK_WORKSPACE] for _, _, pack in cudnn.executed]
+    assert handed == [[workspace.data_ptr()] for workspace in allocated]
     cudnn.unsaid_bytes = -1
-    backend.execute(PLAN, POINTERS, 0x400, 0)
-    assert len(cudnn.executed) == 1
+    backend.execute(OTHER, POINTERS, 0x400, 0)
+    assert backend.own_bytes(OTHER) == 0
+    assert cudnn.executed[-1][2][Attribute.VARIANT_PACK_WORKSPACE] == [0x400]
+
+
+def test_an_engine_that_is_offered_may_have_no_plan(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    cudnn.engines[2].planless = True
+    assert EngineConfig(2) in [engine.config for engine in backend.offered(PROBLEM, 4)]
+    assert CudnnEngine(EngineConfig(2), backend).supports_micro_batch(PROBLEM, 4) is None
+    for ask in (backend.build, backend.own_bytes):
+        with pytest.raises(CudnnError, match="no plan of this engine") as refused:
+            ask(PLAN)
+        assert refused.value.is_unsupported
+    backend.build(OTHER)
 
 
 def test_the_same_addresses_need_no_descriptor_again(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
@@ -156,13 +182,13 @@ def test_plans_of_a_search_are_given_back_and_those_of_before_stay(backend: Cudn
     with backend.building_for_a_while():
         for plan in (PLAN, OTHER, ADDING):
             backend.execute(plan, POINTERS, 0x400, 0)
-        assert plans() == 3
+        assert plans() == 4
     assert plans() == 1
     backend.execute(OTHER, POINTERS, 0x400, 0)
     assert plans() == 2
     built = cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN)
     backend.execute(PLAN, POINTERS, 0x400, 0)
-    assert cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN) == built == 4
+    assert cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN) == built == 5
 
 
 def test_a_search_that_broke_the_device_takes_nothing_apart(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
@@ -206,15 +232,50 @@ def test_every_device_has_its_own_handle_plans_and_stream(backend: CudnnBackend,
     assert cudnn.streams == [(handles[0], 5), (handles[1], 5)]
 
 
-def test_threads_share_no_handle_at_a_time_and_pass_them_on(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
-    backend.execute(PLAN, POINTERS, 0x400, 0)
+def test_a_plan_is_built_once_for_all_threads(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    """A step computes gradients in a thread of autograd's, and ``torch.nn.DataParallel`` starts threads each time."""
+    backend.build(PLAN)
+    backend.execute(OTHER, POINTERS, 0x400, 0)
     for _ in range(3):
-        in_a_thread(lambda: backend.execute(PLAN, POINTERS, 0x400, 0))
-    (mine, *others) = [handle for handle, _, _ in cudnn.executed]
-    assert len(set(others)) == 1
-    assert mine not in others
+        in_a_thread(lambda: [backend.execute(plan, POINTERS, 0x400, 0) for plan in (PLAN, OTHER)])
     assert cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN) == 2
+    assert cudnn.calls.count("cudnnCreate") == 1
     assert "cudnnDestroy" not in cudnn.calls
+
+
+def test_one_thread_at_a_time_is_in_a_handle(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    inside: list[int] = []
+    most = []
+
+    def execute(handle: int) -> None:
+        inside.append(handle)
+        time.sleep(0.002)  # so that others could come in
+        most.append(inside.count(handle))
+        inside.remove(handle)
+
+    cudnn.executing = execute
+    threads = [threading.Thread(target=backend.execute, args=(PLAN, POINTERS, 0x400, i)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 8
+    assert cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN) == 1
+
+
+def test_a_search_and_the_steps_of_other_threads_do_not_meet(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    with backend.building_for_a_while():
+        backend.execute(PLAN, POINTERS, 0x400, 0)
+        in_a_thread(lambda: backend.execute(OTHER, POINTERS, 0x400, 0))
+    of_search, of_step = (handle for handle, _, _ in cudnn.executed)
+    assert of_search != of_step
+    built = cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN)
+    backend.execute(OTHER, POINTERS, 0x400, 0)
+    assert cudnn.executed[-1][0] == of_step
+    assert cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN) == built
+    with backend.building_for_a_while():
+        backend.execute(OTHER, POINTERS, 0x400, 0)
+    assert cudnn.executed[-1][0] == of_search
 
 
 def test_while_a_graph_is_captured_nothing_is_built(backend: CudnnBackend, cudnn: FakeCudnn, cuda: Cuda) -> None:
@@ -222,21 +283,15 @@ def test_while_a_graph_is_captured_nothing_is_built(backend: CudnnBackend, cudnn
     made = len(cudnn.made)
     cuda.is_capturing = True
     backend.execute(PLAN, POINTERS, 0x400, 0)
-    with pytest.raises(CapturingError, match=r"the plan of cudnn:0 for 2 sample\(s\) is not made in this thread yet"):
+    with pytest.raises(CapturingError, match=r"the plan of cudnn:0 for 2 sample\(s\) is not made yet"):
         backend.execute(OTHER, POINTERS, 0x400, 0)
     assert cudnn.kinds()[made:] == [DescriptorKind.VARIANT_PACK]
-    creations = cudnn.calls.count("cudnnCreate")
-    raised: list[Exception] = []
-
-    def execute_in_a_new_thread() -> None:
-        try:
-            backend.execute(PLAN, POINTERS, 0x400, 0)
-        except CapturingError as error:
-            raised.append(error)
-
-    in_a_thread(execute_in_a_new_thread)
-    assert "cuDNN's handle is not made in this thread yet" in str(*raised)
-    assert cudnn.calls.count("cudnnCreate") == creations
+    in_a_thread(lambda: backend.execute(PLAN, POINTERS, 0x400, 0))
+    assert len(cudnn.executed) == 2
+    cuda.device = 1
+    with pytest.raises(CapturingError, match="cuDNN's handle is not made yet"):
+        backend.execute(PLAN, POINTERS, 0x400, 0)
+    assert cudnn.calls.count("cudnnCreate") == 1
 
 
 def test_what_is_offered_is_asked_once_for_each_device(backend: CudnnBackend, cudnn: FakeCudnn, cuda: Cuda) -> None:

@@ -371,6 +371,27 @@ def test_an_engine_that_fails_is_recorded_and_the_search_goes_on(cudnn: FakeBack
     assert {f.reason for f in tuned.failures if f.micro_config.algorithm == "cudnn:9 k2=-1"} == {str(error)}
 
 
+def test_an_engine_whose_plan_needs_more_than_it_says_is_measured_with_what_the_plan_needs(cudnn: FakeBackend) -> None:
+    cudnn.own = lambda plan: 5000 if plan.config == RANDOM else 0
+    tuned = Bench(cudnn).tune().problems[0]
+    assert tuned.configuration.algorithms == (CudnnEngine(RANDOM, cudnn).name,)
+    needed = {m.scratch_bytes for m in tuned.measurements if m.micro_config.algorithm == "cudnn:9 k2=-1"}
+    assert needed == {5000}
+    assert Bench(cudnn).tune(workspace_limit=4999).problems[0].configuration.algorithms == ("cudnn:38 k2=5 k13=0",)
+    undivided = CudnnEngines(cudnn).undivided(FORWARD, 4)
+    assert undivided["cudnn:9 k2=-1"].workspace_bytes == 5000
+    assert undivided["cudnn:7"].workspace_bytes == 4 * 33
+
+
+def test_no_engine_that_allocates_stands_in_for_another(cudnn: FakeBackend) -> None:
+    steady = CudnnEngine(STEADY, cudnn)
+    random = CudnnEngine(RANDOM, cudnn)
+    assert [a.config for a in random.alternatives(FORWARD, 1)] == [STEADY]
+    cudnn.own = lambda plan: 1 if plan.config == STEADY else 0
+    assert list(random.alternatives(FORWARD, 1)) == []
+    assert steady.internal_bytes(FORWARD, 1) == 1
+
+
 @pytest.mark.parametrize("operation", Operation)
 def test_a_stored_configuration_runs_by_its_names(operation: Operation) -> None:
     problem, batch_size, _ = geometry("same-3x3", operation)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from support.cuda.emulator import COMPILER, EmulatedLauncher
+from support.cuda.nvcc import NVCC, SOURCES, all_compiled, known_architectures
+from support.effort import IS_FULL
 from support.problems.winograd_backend import OnBackend
 from torch import Tensor
 
@@ -240,15 +238,16 @@ def test_sources_are_made_once_and_without_zeros() -> None:
     assert "#include" not in source
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-def test_nvcc_compiles_the_largest_without_spills(architecture: str, tmp_path: Path) -> None:
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("there is no nvcc")
-    path = tmp_path / "winograd.cu"
-    path.write_text(winograd_source(cook_toom(6, 3), "bfloat16", MemoryFormat.CONTIGUOUS, 128))
-    command = [nvcc, "-cubin", f"-arch={architecture}", "-std=c++17", "-Werror=all-warnings", "-Xptxas=-v", path]
-    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
-    stacks = [line.strip() for line in told.stderr.splitlines() if "stack frame" in line]
-    assert stacks == ["0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"] * 6
+@pytest.mark.fuzz
+@pytest.mark.skipif(NVCC is None, reason="there is no nvcc on PATH to compile CUDA C++ with")
+@by_algorithm
+def test_nvcc_compiles_every_source_and_hardly_spills(m: int, r: int) -> None:
+    """In ``make test`` a fifth of the sources, each for one architecture in turn; in ``make fuzz`` all for all."""
+    known = known_architectures()
+    sample = [(source, [known[i % len(known)]]) for i, source in enumerate(SOURCES[::5])]
+    targets = [(source, known) for source in SOURCES] if IS_FULL else sample
+    targets = [(source, architectures) for source, architectures in targets if (source.m, source.r) == (m, r)]
+    found = all_compiled(targets)
+    for source, architectures in targets:
+        assert len(found[source]) == 6 * len(architectures)
+        assert [function for function in found[source] if function.spilled_bytes > 16] == [], str(source)

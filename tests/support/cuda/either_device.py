@@ -14,6 +14,7 @@ from mucudnn.kernels import registry
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
+from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.testing.guarded_call import GuardedMemory
 from mucudnn.words.problem import ConvProblem, Operation
 
@@ -21,6 +22,30 @@ from mucudnn.words.problem import ConvProblem, Operation
 def offered_engines(problem: ConvProblem, sizes: Sequence[int]) -> list[CudnnEngine]:
     """What cuDNN, or what stands in for it, offers for micro-batches of these sizes, as torch's settings allow."""
     return CudnnEngines(registry.cudnn_backend()).offered(problem, sizes)
+
+
+def buildable_engines(problem: ConvProblem, sizes: Sequence[int], refused: list[str]) -> list[CudnnEngine]:
+    """Those whose plans cuDNN builds for every size that they support; the names of the others are added to `refused`.
+
+    cuDNN's heuristics propose engines of which it then refuses to finalize a plan. Raises ``CudnnError`` where a plan
+    cannot be built for another reason than that it is not supported.
+    """
+    offered = offered_engines(problem, sizes)
+    unsupported = [engine for engine in offered if not all(_builds(engine, problem, n) for n in sizes)]
+    refused += [engine.name for engine in unsupported]
+    return [engine for engine in offered if engine not in unsupported]
+
+
+def _builds(engine: CudnnEngine, problem: ConvProblem, n: int) -> bool:
+    if engine.supports_micro_batch(problem, n) is not None:
+        return True
+    try:
+        engine.build(problem, n)
+    except CudnnError as error:
+        if error.is_unsupported:
+            return False
+        raise
+    return True
 
 
 @dataclass

@@ -32,12 +32,13 @@ class FakeBackend:
     """Offers ``STEADY`` for every size, ``PICKY`` from two samples on and ``RANDOM``, which is not deterministic.
 
     started, building: called with each plan before it is executed, built. is_searching: what is built now is given
-    back.
+    back. own: bytes of workspace that a plan allocates since its engine said less.
     """
 
     version: int = 91900
     started: Callable[[Plan], object] = lambda plan: None
     building: Callable[[Plan], object] = lambda plan: None
+    own: Callable[[Plan], int] = lambda plan: 0
     executed: list[Plan] = field(default_factory=list)
     built: list[Plan] = field(default_factory=list)
     is_searching: bool = False
@@ -57,6 +58,9 @@ class FakeBackend:
                 return replace(engine, workspace_bytes=engine.workspace_bytes + int(plan.beta))
         raise CudnnError(f"plan {plan.config.name}", 3000, "CUDNN_STATUS_NOT_SUPPORTED", "")
 
+    def own_bytes(self, plan: Plan) -> int:
+        return self.own(plan)
+
     def build(self, plan: Plan) -> None:
         self.building(plan)
         self.built.append(plan)
@@ -70,6 +74,7 @@ class FakeBackend:
     def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
         self.started(plan)
         self.executed.append(plan)
+        torch.empty(self.own(plan), dtype=torch.uint8)
         with ThreadPoolExecutor(1) as other:  # a thread of its own, whose allocations are not the algorithm's
             other.submit(self._compute, plan, pointers, workspace).result()
 

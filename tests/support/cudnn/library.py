@@ -36,13 +36,17 @@ class Function:
 
 @dataclass
 class FakeEngine:
-    """``knobs``: type -> (least, greatest, stride). ``refused``: settings that are none."""
+    """``knobs``: type -> (least, greatest, stride). ``refused``: settings that are none.
+
+    ``planless``: it is offered, and no plan of it can be finalized.
+    """
 
     number: int
     numerical: list[int] = field(default_factory=list)
     behavior: list[int] = field(default_factory=list)
     knobs: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
     refused: tuple[tuple[tuple[int, int], ...], ...] = ()
+    planless: bool = False
 
     def content(self) -> Content:
         infos = [
@@ -101,6 +105,7 @@ class FakeCudnn:
         self.refused: dict[str, tuple[int, bytes]] = {}  # function -> status and text
         self.unsaid_bytes = 0  # that plans need beyond the workspace of their engine configurations
         self.refused_modes: dict[int, int] = {}  # heuristic mode -> status
+        self.executing: Callable[[int], object] = lambda handle: None  # called inside each execution
         self.streams: list[tuple[int, int]] = []  # (handle, stream) as they were set
         self.executed: list[tuple[int, Content, Content]] = []  # handle, plan, variant pack
         self._addresses: Iterator[int] = count(0x1000, 16)
@@ -144,6 +149,7 @@ class FakeCudnn:
         return 0
 
     def _cudnnBackendExecute(self, handle: int, plan: Any, pack: Any) -> int:  # noqa: N802
+        self.executing(handle)
         descriptors = [self.alive[pointer.value] for pointer in (plan, pack)]
         if not all(descriptor.finalized for descriptor in descriptors):
             return self._fail(b"executes what is not finalized")
@@ -201,9 +207,18 @@ class FakeCudnn:
                 return self._fail(b"", NOT_SUPPORTED)
             content.update(self.engines[number].configured(knobs))
         elif descriptor.kind == DescriptorKind.EXECUTION_PLAN:
-            (said,) = content[Attribute.EXECUTION_PLAN_ENGINE_CONFIG][0][Attribute.ENGINECFG_WORKSPACE_SIZE]
-            content[Attribute.EXECUTION_PLAN_WORKSPACE_SIZE] = [said + self.unsaid_bytes]
+            return self._planned(descriptor)
         descriptor.finalized = True
+        return 0
+
+    def _planned(self, plan: FakeDescriptor) -> int:
+        (configuration,) = plan.content[Attribute.EXECUTION_PLAN_ENGINE_CONFIG]
+        (number,) = configuration[Attribute.ENGINECFG_ENGINE][0][Attribute.ENGINE_GLOBAL_INDEX]
+        if self.engines[number].planless:
+            return self._fail(b"no plan of this engine", NOT_SUPPORTED)
+        (said,) = configuration[Attribute.ENGINECFG_WORKSPACE_SIZE]
+        plan.content[Attribute.EXECUTION_PLAN_WORKSPACE_SIZE] = [said + self.unsaid_bytes]
+        plan.finalized = True
         return 0
 
     def _cudnnBackendGetAttribute(  # noqa: N802
