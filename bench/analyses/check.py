@@ -13,7 +13,7 @@ from mucudnn.bench.measure.proofs import BarredError, Proof, Prover
 from mucudnn.bench.report.tables import new_table
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.timing.peak_rate import peak_flops_per_s
-from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM
+from mucudnn.kernels.registry import torchs_own_as_called
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.progress import Progress, silent
 from mucudnn.words.units import format_seconds
@@ -25,7 +25,7 @@ _CALL_S = 0.1  # which a call may take besides, under the checks of the heap and
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What torch's own did with one operation of a layer, in the form in which a step runs it.
+    """The outcome of one operation of a layer, in the form in which a step runs it.
 
     is_users: the memory format is that of the model. result: the proof, or what bars it. arithmetic_s: seconds of the
     products in float32.
@@ -95,7 +95,7 @@ class Check:
 
     @cached_property
     def faults(self) -> list[Finding]:
-        """What is not right, or slow, in either memory format."""
+        """Findings that are not right, slow ones among them, in either memory format."""
         return [finding for finding in self.findings if finding.verdict != "right"]
 
     @property
@@ -119,13 +119,12 @@ class Check:
 
 def check(table: LayerTable, prover: Prover, progress: Progress = silent) -> Iterator[Finding]:
     """Prove torch's own, undivided, in each operation of each layer, in its memory format and in the other one."""
-    own = replace(NATIVE_ALGORITHM, by_name=False)
     problems = table.problems(tuple(Operation))
     for number, (layer, problem) in enumerate(problems):
         progress(f"{layer.name}: {problem.operation}", number / len(problems))
         for memory_format in sorted(MemoryFormat, key=lambda one: one is not problem.memory_format):
             stored = replace(problem, memory_format=memory_format)
-            candidate = Candidate(stored, own, layer.batch_size)
+            candidate = Candidate(stored, torchs_own_as_called(), layer.batch_size)
             arithmetic_s = stored.flops(layer.batch_size) / peak_flops_per_s("cpu", "float32")
             is_users = memory_format is problem.memory_format
             for _ in range(3):  # a first call builds what later ones reuse; others may meet a busy moment

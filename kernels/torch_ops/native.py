@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
+from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS, Part, carve, carved_bytes, empty_activation, torch_dtype
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
@@ -183,14 +183,13 @@ class Native(BaseAlgorithm):
 
 NATIVE_ALGORITHM = Native(TORCHS_OWN)
 NATIVE_OTHER_FORMAT = Native("native-other-format", other_format=True)
+DISPATCHED = Native(TORCHS_OWN, by_name=False)
 
 
-def own_forms(algorithm: Algorithm, problem: ConvProblem, batch_size: int) -> list[Algorithm]:
-    """Return the form in which a user's step runs torch's own, where the algorithm, undivided, is that in another."""
-    if algorithm != NATIVE_ALGORITHM or not NATIVE_ALGORITHM._asks_for_onednn(problem):
-        return []
-    is_picked = NATIVE_ALGORITHM._backend(problem, batch_size) == _ONEDNN
-    return [] if is_picked else [replace(NATIVE_ALGORITHM, by_name=False)]
+def is_dispatched(problem: ConvProblem, batch_size: int) -> bool:
+    """Tell whether torch's dispatcher picks for a mini-batch what ``NATIVE_ALGORITHM`` asks for by name."""
+    asks = NATIVE_ALGORITHM._asks_for_onednn(problem)
+    return not asks or NATIVE_ALGORITHM._backend(problem, batch_size) == _ONEDNN
 
 
 def _other_part(problem: ConvProblem, shape: tuple[int, int, int, int]) -> Part:

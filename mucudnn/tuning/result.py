@@ -80,7 +80,7 @@ class TunedProblem:
 
     @property
     def barred(self) -> Failure | None:
-        """Why torch's own, undivided, must not run: proving it failed for a reason that lasts. ``None``: it may."""
+        """The failure for which torch's own, undivided, must not run: it lasts. ``None``: it may run."""
         baseline = MicroConfig(TORCHS_OWN, self.batch_size)
         lasting = (f for f in self.failures if f.micro_config == baseline and f.is_lasting and not f.is_passed_over)
         return next(lasting, None)

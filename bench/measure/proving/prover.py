@@ -24,6 +24,7 @@ from mucudnn.kernels.registry import algorithm
 from mucudnn.words.errors import first_line
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import package_of
+from mucudnn.words.torch_settings import TorchSettings
 
 _SLOWEST_FLOPS_PER_S = 1e8  # oneDNN's reference loops reach twice as much on a core
 _START_S = 60.0  # torch is loaded in one to ten seconds
@@ -101,7 +102,7 @@ class Prover:
 
     def _bench(self, problem: ConvProblem, batch_size: int, device: str, checks_samples: bool) -> Bench:
         limit_s = self._least_limit_s + problem.flops(batch_size) / _SLOWEST_FLOPS_PER_S
-        threads, deterministic = torch.get_num_threads(), bool(torch.backends.cudnn.deterministic)
+        threads, deterministic = torch.get_num_threads(), TorchSettings.current().deterministic
         return Bench(problem, batch_size, device, checks_samples, threads, deterministic, limit_s)
 
     def _ask(self, batch: Sequence[Trial]) -> list[Proof | Refused]:

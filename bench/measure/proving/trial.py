@@ -1,4 +1,4 @@
-"""What the proving process is asked, what it answers, and the run of one candidate in it."""
+"""Requests to the proving process and its answers, and the run of one candidate in it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from mucudnn.bench.measure.candidates import Candidate
 from mucudnn.bench.measure.operands import operand_bytes
 from mucudnn.bench.measure.proofs import Fault, Proof
 from mucudnn.bench.measure.workbench import Workbench
-from mucudnn.kernels.registry import algorithm
-from mucudnn.kernels.torch_ops.native import own_forms
+from mucudnn.kernels.registry import algorithm, other_form
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.torch_settings import deterministic_torch
 
@@ -52,7 +51,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a candidate is not to be run elsewhere. fault: what it did; ``None``: it may succeed another time."""
+    """The reason for not running a candidate. fault: what it did; ``None``: it may succeed another time."""
 
     reason: str
     fault: Fault | None
@@ -67,10 +66,10 @@ def run(trial: Trial) -> Proof:
     with deterministic_torch(trial.bench.deterministic):
         candidate = _candidate(trial)
         bench = _workbench(trial.bench)
-        is_undivided = trial.micro_batch_size == trial.bench.batch_size
-        forms = own_forms(candidate.algorithm, trial.bench.problem, trial.micro_batch_size) if is_undivided else ()
-        for form in forms:
-            bench.proof(Candidate(trial.bench.problem, form, trial.micro_batch_size))
+        n = trial.micro_batch_size
+        own = other_form(candidate.algorithm, trial.bench.problem, n) if n == trial.bench.batch_size else None
+        if own is not None:
+            bench.proof(Candidate(trial.bench.problem, own, n))
         proofs = [bench.proof(candidate)]
         if proofs[0].time_s < _REPEATED_S:
             proofs += [bench.proof(candidate) for _ in range(_REPEATS)]
