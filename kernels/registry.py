@@ -19,11 +19,10 @@ from mucudnn.kernels.cudnn.engines import PREFIX
 from mucudnn.kernels.plug_ins import PlugIn
 from mucudnn.kernels.torch_ops import direct, fft
 from mucudnn.kernels.torch_ops.gemm import GEMM, GEMM_ON_CUDA
-from mucudnn.kernels.torch_ops.native import DISPATCHED, NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT, is_dispatched
+from mucudnn.kernels.torch_ops.native import DISPATCHED, NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
 from mucudnn.kernels.torch_ops.native_cuda import BENCHMARKS, NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA
 from mucudnn.kernels.winograd import algorithms as winograd
 from mucudnn.words.errors import InvalidInputError, UnavailableError
-from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import package_of
 from mucudnn.words.values import shown
 
@@ -89,15 +88,9 @@ def algorithm_versions() -> dict[str, int]:
     return {algorithm.name: algorithm.version for device_type in _OURS for algorithm in algorithms(device_type)}
 
 
-def torchs_own_as_called() -> Algorithm:
-    """Return torch's own convolution on the CPU in the form in which a user's step runs it, undivided."""
-    return DISPATCHED
-
-
-def other_form(algorithm: Algorithm, problem: ConvProblem, batch_size: int) -> Algorithm | None:
-    """Return the form in which a user's step runs a convolution, where an undivided algorithm is that in another."""
-    is_other = algorithm == NATIVE_ALGORITHM and not is_dispatched(problem, batch_size)
-    return torchs_own_as_called() if is_other else None
+def as_called(algorithm: Algorithm) -> Algorithm:
+    """Return an algorithm on a whole mini-batch. Torch's own is then called as in a user's step."""
+    return DISPATCHED if algorithm == NATIVE_ALGORITHM else algorithm
 
 
 def sources(device_type: str = "cpu") -> tuple[AlgorithmSource, ...]:

@@ -13,9 +13,10 @@ from mucudnn.bench.measure.proofs import BarredError, Proof, Prover
 from mucudnn.bench.report.tables import new_table
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.timing.peak_rate import peak_flops_per_s
-from mucudnn.kernels.registry import torchs_own_as_called
+from mucudnn.kernels.registry import algorithm, as_called
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.progress import Progress, silent
+from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_seconds
 
 _SLOW = 20.0  # times float32's arithmetic at the rate of a matrix product
@@ -64,7 +65,8 @@ class Finding:
         geometry = f"{[*problem.stride]}, {[*problem.padding]}, {[*problem.dilation]}"
         if problem.operation is Operation.FORWARD:
             del shapes["dy"]
-            call = f"torch.conv2d(x, w, None, {geometry}, {problem.groups})"
+            bias = f"x.new_zeros({problem.k})" if self.layer.has_bias else "None"
+            call = f"torch.conv2d(x, w, {bias}, {geometry}, {problem.groups})"
         else:
             index = (Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER).index(problem.operation)
             mask = [index == 0, index == 1, False]
@@ -81,7 +83,7 @@ class Finding:
                 *(f"{name} = torch.randn({[*shape]}).to({stored})" for name, shape in shapes.items()),
                 f"result = compute({names})",
                 f"exact = compute({', '.join(f'{name}.double().contiguous()' for name in shapes)})",
-                "print((result.double() - exact).norm() / exact.norm())",
+                "print((result.double() - exact).norm() / exact.norm().clamp(min=1e-30))",
             )
         )
 
@@ -119,16 +121,19 @@ class Check:
 
 def check(table: LayerTable, prover: Prover, progress: Progress = silent) -> Iterator[Finding]:
     """Prove torch's own, undivided, in each operation of each layer, in its memory format and in the other one."""
+    own = as_called(algorithm(TORCHS_OWN))
     problems = table.problems(tuple(Operation))
     for number, (layer, problem) in enumerate(problems):
         progress(f"{layer.name}: {problem.operation}", number / len(problems))
         for memory_format in sorted(MemoryFormat, key=lambda one: one is not problem.memory_format):
             stored = replace(problem, memory_format=memory_format)
-            candidate = Candidate(stored, torchs_own_as_called(), layer.batch_size)
+            candidate = Candidate(stored, own, layer.batch_size)
             arithmetic_s = stored.flops(layer.batch_size) / peak_flops_per_s("cpu", "float32")
             is_users = memory_format is problem.memory_format
             for _ in range(3):  # a first call builds what later ones reuse; others may meet a busy moment
-                (result,) = prover.prove([candidate], layer.batch_size, "cpu", checks_samples=True)
+                (result,) = prover.prove(
+                    [candidate], layer.batch_size, "cpu", checks_samples=True, has_bias=layer.has_bias
+                )
                 finding = Finding(layer, stored, is_users, result, arithmetic_s)
                 if finding.verdict != "slow":
                     break

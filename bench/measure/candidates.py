@@ -12,6 +12,7 @@ from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS, give_back_ca
 from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
 from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.kernels.registry import as_called
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement, MicroConfig, package_of
 
@@ -183,7 +184,8 @@ def find_candidates(
             if reason := _why_not(algorithm, problem, size, batch_size):
                 failures.append(Failure(micro_config, reason))
                 continue
-            smaller = Candidate(problem, algorithm, size, smaller, stored.get(micro_config), journal, proofs)
+            called = as_called(algorithm) if size == batch_size else algorithm
+            smaller = Candidate(problem, called, size, smaller, stored.get(micro_config), journal, proofs)
             candidates.append(smaller)
     offered = dict.fromkeys(candidate.algorithm.name for candidate in candidates if candidate.from_source)
     turns = {name: rank // _IN_A_TURN for rank, name in enumerate(offered)}

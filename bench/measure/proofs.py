@@ -54,9 +54,18 @@ class Prover(Protocol):
     """Proves candidates of one problem in a process of their own: see ``mucudnn.bench.measure.proving``."""
 
     def prove(
-        self, candidates: Sequence[Candidate], batch_size: int, device: str, *, checks_samples: bool
+        self,
+        candidates: Sequence[Candidate],
+        batch_size: int,
+        device: str,
+        *,
+        checks_samples: bool,
+        has_bias: bool = True,
     ) -> Sequence[Proof | Exception]:
-        """Return for each candidate its proof, a ``BarredError``, or an ``UnprovenError`` where nothing is known."""
+        """Return for each candidate its proof, a ``BarredError``, or an ``UnprovenError`` where nothing is known.
+
+        checks_samples: see ``Workbench``. has_bias: y has a bias added, of zeros.
+        """
 
     def start(self) -> None:
         """Begin to start the process, without waiting for it."""

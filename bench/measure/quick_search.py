@@ -189,7 +189,7 @@ class QuickSearch:
                 continue
             if self.job.is_baseline(lead) and not self.every_size:
                 continue
-            own = [c for c in self.job.candidates if c.algorithm is lead.algorithm]
+            own = [c for c in self.job.candidates if c.algorithm.name == lead.algorithm.name]
             smaller = sorted((c for c in own if c.micro_batch_size < lead.micro_batch_size), key=_by_size, reverse=True)
             wanted += smaller if self.every_size or not rank else smaller[:1]
         return [c for c in wanted if c.micro_config not in known and c.micro_config not in failed]
@@ -475,7 +475,7 @@ class _QuickSession(Session):
 
     def _checked_parts(self, candidate: Candidate) -> list[Candidate]:
         """Return the same algorithm on parts of the mini-batch, the smallest first; none for foreign code."""
-        own = [c for c in self.job.candidates if c.algorithm is candidate.algorithm and not c.is_foreign]
+        own = [c for c in self.job.candidates if c.algorithm.name == candidate.algorithm.name and not c.is_foreign]
         smaller = [c for c in own if c.micro_batch_size < candidate.micro_batch_size]
         return [c for c in smaller if self.search.is_large_enough(c)]
 

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -57,7 +57,8 @@ class Layer:
     names: of the module, or of all that are equal; one text is one name. batch_size: samples in a call.
     input_needs_gradient: False where the input is the network's own, whose gradient nobody asks for. Such a layer has
     no BACKWARD_DATA. transposed: whether its module is an ``nn.ConvTranspose2d``, so that x of the problem is what the
-    module returns: the module's forward is BACKWARD_DATA, its dx FORWARD.
+    module returns: the module's forward is BACKWARD_DATA, its dx FORWARD. has_bias: whether any of the modules adds a
+    bias; not known of the layers of a table, and no part of a comparison.
 
     Raises ``InvalidInputError`` for other values, and for batches of more than ``MOST_SAMPLES``.
     """
@@ -68,6 +69,7 @@ class Layer:
     count: int = 1
     input_needs_gradient: bool = True
     transposed: bool = False
+    has_bias: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         settle(
@@ -78,6 +80,7 @@ class Layer:
             count=whole(self.count, "count", 1),
             input_needs_gradient=flag(self.input_needs_gradient, "input_needs_gradient"),
             transposed=flag(self.transposed, "transposed"),
+            has_bias=flag(self.has_bias, "has_bias"),
         )
 
     @property
@@ -289,6 +292,7 @@ def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch
             call.batch_size * (batch or 1),
             input_needs_gradient=call.input_needs_gradient,
             transposed=call.is_transposed,
+            has_bias=call.has_bias,
         )
         for call in calls
     ]
@@ -383,4 +387,5 @@ def _merged(layers: Iterable[Layer]) -> tuple[Layer, ...]:
 
 
 def _together(first: Layer, second: Layer) -> Layer:
-    return replace(first, names=first.names + second.names, count=first.count + second.count)
+    names, count = first.names + second.names, first.count + second.count
+    return replace(first, names=names, count=count, has_bias=first.has_bias or second.has_bias)

@@ -186,12 +186,6 @@ NATIVE_OTHER_FORMAT = Native("native-other-format", other_format=True)
 DISPATCHED = Native(TORCHS_OWN, by_name=False)
 
 
-def is_dispatched(problem: ConvProblem, batch_size: int) -> bool:
-    """Tell whether torch's dispatcher picks for a mini-batch what ``NATIVE_ALGORITHM`` asks for by name."""
-    asks = NATIVE_ALGORITHM._asks_for_onednn(problem)
-    return not asks or NATIVE_ALGORITHM._backend(problem, batch_size) == _ONEDNN
-
-
 def _other_part(problem: ConvProblem, shape: tuple[int, int, int, int]) -> Part:
     """A 4-D tensor as it lies in memory in the format that is not the problem's."""
     n, c, h, w = shape

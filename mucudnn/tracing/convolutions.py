@@ -31,13 +31,14 @@ class Call:
     """One call of one module: its name, what it computes, and how many samples it was called with.
 
     problem: forward, but backward data for an ``nn.ConvTranspose2d``, whose result is the x of its problem.
-    input_needs_gradient: whether autograd would compute dx.
+    input_needs_gradient: whether autograd would compute dx. has_bias: whether the module adds one.
     """
 
     name: str
     problem: ConvProblem
     batch_size: int
     input_needs_gradient: bool
+    has_bias: bool
 
     @property
     def is_transposed(self) -> bool:
@@ -102,7 +103,7 @@ def call_of(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dic
     problem = _problem(module, images, arguments[1] if len(arguments) > 1 else named.get("output_size"))
     if problem is None or not 0 < len(images) <= largest_batch_size(problem, x.device.type):
         return None
-    return Call(name, problem, len(images), x.requires_grad)
+    return Call(name, problem, len(images), x.requires_grad, module.bias is not None)
 
 
 def _recorder(name: str, calls: list[Call]) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:

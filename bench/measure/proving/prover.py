@@ -48,17 +48,23 @@ class Prover:
         self._lock = threading.Lock()
 
     def prove(
-        self, candidates: Sequence[Candidate], batch_size: int, device: str, *, checks_samples: bool
+        self,
+        candidates: Sequence[Candidate],
+        batch_size: int,
+        device: str,
+        *,
+        checks_samples: bool,
+        has_bias: bool = True,
     ) -> list[Proof | Exception]:
         """Return for each candidate its proof, or the error that bars it.
 
         The error is an ``BarredError`` for what would fail again, and an ``UnprovenError`` where nothing is known:
         no process can be started, memory lacks, or an algorithm cannot be sent there. checks_samples: see
-        ``Workbench``.
+        ``Workbench``. has_bias: y has a bias added.
         """
         if not candidates:
             return []
-        bench = self._bench(candidates[0].problem, batch_size, device, checks_samples)
+        bench = self._bench(candidates[0].problem, batch_size, device, checks_samples, has_bias)
         try:
             batch = [_trial(bench, candidate) for candidate in candidates]
             with self._lock:
@@ -100,10 +106,10 @@ class Prover:
             self._process.wait()
         self._process = self._connection = None
 
-    def _bench(self, problem: ConvProblem, batch_size: int, device: str, checks_samples: bool) -> Bench:
+    def _bench(self, problem: ConvProblem, batch_size: int, device: str, checks_samples: bool, has_bias: bool) -> Bench:
         limit_s = self._least_limit_s + problem.flops(batch_size) / _SLOWEST_FLOPS_PER_S
         threads, deterministic = torch.get_num_threads(), TorchSettings.current().deterministic
-        return Bench(problem, batch_size, device, checks_samples, threads, deterministic, limit_s)
+        return Bench(problem, batch_size, device, checks_samples, threads, deterministic, limit_s, has_bias)
 
     def _ask(self, batch: Sequence[Trial]) -> list[Proof | Refused]:
         """Ask; once more where the process had ended by itself before."""

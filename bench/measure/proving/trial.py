@@ -13,7 +13,7 @@ from mucudnn.bench.measure.candidates import Candidate
 from mucudnn.bench.measure.operands import operand_bytes
 from mucudnn.bench.measure.proofs import Fault, Proof
 from mucudnn.bench.measure.workbench import Workbench
-from mucudnn.kernels.registry import algorithm, other_form
+from mucudnn.kernels.registry import algorithm
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.torch_settings import deterministic_torch
 
@@ -27,7 +27,7 @@ class Bench:
     """A problem on which candidates are tried, and the state of torch in the process that asks.
 
     checks_samples: see ``Workbench``. threads: torch's; deterministic: as of ``deterministic_torch``. limit_s: seconds
-    after which a trial hangs.
+    after which a trial hangs. has_bias: y has a bias added, of zeros.
     """
 
     problem: ConvProblem
@@ -37,6 +37,7 @@ class Bench:
     threads: int
     deterministic: bool
     limit_s: float
+    has_bias: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +59,14 @@ class Refused:
 
 
 def run(trial: Trial) -> Proof:
-    """Run a candidate on random operands between red zones, and compare it with float64.
-
-    Torch's own, undivided, runs in the very form in which a user's step runs it. Raises what the candidate raises.
-    """
+    """Run a candidate on random operands between red zones, and compare it with float64. Raises what it raises."""
     torch.set_num_threads(trial.bench.threads)
     with deterministic_torch(trial.bench.deterministic):
         candidate = _candidate(trial)
         bench = _workbench(trial.bench)
-        n = trial.micro_batch_size
-        own = other_form(candidate.algorithm, trial.bench.problem, n) if n == trial.bench.batch_size else None
-        if own is not None:
-            bench.proof(Candidate(trial.bench.problem, own, n))
-        proofs = [bench.proof(candidate)]
+        proofs = [bench.proof(candidate, has_bias=trial.bench.has_bias)]
         if proofs[0].time_s < _REPEATED_S:
-            proofs += [bench.proof(candidate) for _ in range(_REPEATS)]
+            proofs += [bench.proof(candidate, has_bias=trial.bench.has_bias) for _ in range(_REPEATS)]
     check_heap()
     worst = max(proofs, key=lambda one: one.relative_error)
     return replace(worst, time_s=min(one.time_s for one in proofs))
