@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.registered import no_wrapper_left
 from torch import nn
 from torch.nn import functional as F
 
@@ -22,20 +23,14 @@ from mucudnn.running import fallback
 from mucudnn.words.config import Config
 
 QUICK = {"first_call_time": "5ms", "algorithms": "gemm"}
-OPERATORS = ("convolution", "convolution_backward")
-
-
-def tables() -> list[str]:
-    return [torch._C._dispatch_dump_table(f"aten::{operator}") for operator in OPERATORS]
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    before = tables()
+def torchs_own_before_and_after() -> Iterator[None]:
     switch._sessions.clear()
     switch._state.last = None
-    yield
-    assert tables() == before
+    with no_wrapper_left():
+        yield
 
 
 def convolve(n: int = 2) -> None:
@@ -122,6 +117,53 @@ def test_threads_may_end_theirs_in_another_order() -> None:
     assert counts() == [2]
     ended.set()
     thread.join()
+
+
+TRAINING_MEANWHILE = """
+import copy, sys, threading, warnings
+import mucudnn, torch
+
+warnings.simplefilter("ignore")
+sys.setswitchinterval(1e-5)
+torch.set_num_threads(1)
+config = mucudnn.Config(algorithms="native", first_call_time="1ms", database=":memory:")
+done, errors = threading.Event(), []
+model, x = torch.nn.Conv2d(2, 4, 3), torch.randn(2, 2, 8, 8)
+
+
+def train(model):
+    try:
+        while not done.is_set():
+            model(x).sum().backward()
+    except BaseException as error:
+        errors.append(error)
+
+
+threads = [threading.Thread(target=train, args=(copy.deepcopy(model),)) for _ in range(3)]
+for thread in threads:
+    thread.start()
+try:
+    for _ in range(250):
+        try:
+            with mucudnn.tuned(config):
+                model(x)
+                raise KeyError
+        except KeyError:
+            pass
+        mucudnn.enable(config)
+        model(x)
+        mucudnn.disable()
+finally:
+    done.set()
+    for thread in threads:
+        thread.join()
+assert not errors, errors
+"""
+
+
+def test_it_may_begin_and_end_while_other_threads_train() -> None:
+    """In a process of its own: torch crashes where a kernel is deregistered that is being called."""
+    subprocess.run([sys.executable, "-c", TRAINING_MEANWHILE], check=True)
 
 
 @pytest.mark.parametrize(
