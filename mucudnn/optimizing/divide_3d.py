@@ -64,9 +64,9 @@ def _calls(model: nn.Module, sample_input: Any) -> list[tuple[str, _Call]]:
     largest: dict[tuple[str, tuple[int, ...]], _Call] = {}
 
     def record(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        x = arguments[0] if arguments else named["input"]
-        if x.dim() != 5 or len(x) == 0:
-            return
+        x = arguments[0] if arguments else named.get("input")
+        if not isinstance(x, Tensor) or x.dim() != 5 or len(x) == 0:
+            return  # torch says what is wrong
         call = _call_of(cast(nn.Conv3d, module), x)
         known = largest.get((name, call.x_shape[1:]))
         if known is None or known.x_shape < call.x_shape:

@@ -50,6 +50,16 @@ def test_too_small_a_budget_names_the_layers_and_leaves_the_model(database: Path
     assert type(model[0]) is nn.Conv2d
 
 
+def test_what_is_no_tensor_gets_torchs_error(database: Path) -> None:
+    for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d):
+        for given in ({"image": torch.zeros(1, 3, 8, 8)}, [1.0], None):
+            with pytest.raises(Exception) as of_torch:  # noqa: PT011 (whatever torch raises)
+                kind(3, 4, 3)(given)
+            with pytest.raises(type(of_torch.value)) as raised:
+                mucudnn.optimize(kind(3, 4, 3), given, mucudnn.Config(database=database))
+            assert str(raised.value).splitlines()[0] == str(of_torch.value).splitlines()[0]
+
+
 @pytest.mark.skipif(loaded_build().library is None, reason="nothing compiled: no filter is kept")
 def test_filters_are_kept_within_the_cache_budget_and_reported(database: Path) -> None:
     x = torch.randn(1, 3, 12, 12)
