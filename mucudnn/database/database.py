@@ -13,7 +13,6 @@ import csv
 import json
 import os
 import sqlite3
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
@@ -31,6 +30,7 @@ from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import METHOD, Failure, How, Measurement, MicroConfig, WholeRun, of_one_way
+from mucudnn.words.warning import warn
 
 _NEVER = datetime.max.isoformat()  # later than every time stamp
 _MEASURED = (*schema.COSTS, *schema.CIRCUMSTANCES)
@@ -105,7 +105,7 @@ class Database:
             try:
                 self._catch_up()
             except DatabaseError as error:
-                warnings.warn(f"what was measured last is not stored: {error}", stacklevel=2)
+                warn(f"what was measured last is not stored: {error}", stacklevel=2)
         self._file.close()
 
     def copy_in_memory(self) -> Database:
@@ -420,7 +420,7 @@ class Database:
             self._use(copy._file)  # what was read stays readable
             raise
         copy.close()
-        warnings.warn(
+        warn(
             f"database {place} was {what} while it was in use: what was measured since then goes into the file that is "
             "there now",
             stacklevel=5,

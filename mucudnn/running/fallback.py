@@ -5,11 +5,10 @@ Operators must never stop a training. While measuring, a failure is an error ins
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 
 from mucudnn.running.workspace import release_workspaces
+from mucudnn.words.warning import warn
 
 _said: set[str] = set()
 
@@ -28,4 +27,4 @@ def say_once(text: str) -> None:
     """Warn, unless this text was said before."""
     if text not in _said:
         _said.add(text)
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warn(text, RuntimeWarning, stacklevel=2)
