@@ -8,9 +8,7 @@ from __future__ import annotations
 import torch
 
 from mucudnn.running.workspace import release_workspaces
-from mucudnn.words.warning import warn
-
-_said: set[str] = set()
+from mucudnn.words.warning import say_once
 
 
 def note_lack_of_memory(text: str, device: torch.device) -> None:
@@ -21,10 +19,3 @@ def note_lack_of_memory(text: str, device: torch.device) -> None:
     if device.type == "cpu":
         release_workspaces()
     say_once(text)
-
-
-def say_once(text: str) -> None:
-    """Warn, unless this text was said before."""
-    if text not in _said:
-        _said.add(text)
-        warn(text, RuntimeWarning, stacklevel=2)

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 
 _Given = tuple[Warning | str, type[Warning]]
 _deferred: ContextVar[list[_Given] | None] = ContextVar("_deferred", default=None)
+_said: set[str] = set()
 
 
 def warn(message: Warning | str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
@@ -20,9 +21,19 @@ def warn(message: Warning | str, category: type[Warning] = UserWarning, stacklev
         deferred.append((message, category))
 
 
+def say_once(text: str) -> None:
+    """Warn, unless this text was said before."""
+    if text not in _said:
+        _said.add(text)
+        warn(text, RuntimeWarning, stacklevel=2)
+
+
 @contextmanager
 def warnings_deferred() -> Iterator[None]:
-    """Issue this thread's warnings at the end. Where they are errors, an error that ends the block comes before them."""
+    """Issue this thread's warnings at the end.
+
+    An error that ends the block is raised, also where warnings are errors.
+    """
     if _deferred.get() is not None:
         yield
         return

@@ -19,7 +19,7 @@ from mucudnn.bench.timing.load import Watch
 from mucudnn.database import sqlite_file
 from mucudnn.enabling import switch
 from mucudnn.enabling.met import Origin
-from mucudnn.running import fallback
+from mucudnn.words import warning
 from mucudnn.words.config import Config
 
 QUICK = {"first_call_time": "5ms", "algorithms": "gemm"}
@@ -216,7 +216,7 @@ def test_a_second_process_measures_nothing(tmp_path: Path) -> None:
 def test_without_write_access_what_is_tuned_lives_in_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fallback._said.clear()
+    warning._said.clear()
     file = tmp_path / "measurements.sqlite"
     with mucudnn.tuned(Config(**QUICK, database=file)):  # type: ignore[arg-type]
         convolve()
@@ -229,6 +229,17 @@ def test_without_write_access_what_is_tuned_lives_in_the_process(
             F.conv2d(torch.zeros(2, 3, 7, 7), torch.zeros(5, 3, 3, 3))
     assert [one.origin for one in mucudnn.status().problems] == [Origin.DATABASE, Origin.MEASURED]
     assert file.read_bytes() == before
+
+
+def test_where_the_cache_folder_cannot_be_made_tuning_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warning._said.clear()
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("MUCUDNN_DATABASE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(RuntimeWarning, match="known to this process alone"), mucudnn.tuned(Config(**QUICK)):  # type: ignore[arg-type]
+        convolve()
+    assert [one.origin for one in mucudnn.status().problems] == [Origin.MEASURED]
+    mucudnn.optimize(nn.Conv2d(3, 4, 3), torch.zeros(2, 3, 5, 5), Config(time_limit="5ms"))
 
 
 def test_optimize_and_tune_measure_torchs_own_while_enabled(tmp_path: Path) -> None:
