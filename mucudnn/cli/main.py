@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 import mucudnn
-from mucudnn.cli.shared.commands import add_commands, show_warning
+from mucudnn.cli.shared.commands import add_commands, in_options, show_warning
 from mucudnn.cli.shared.launch import ranks_of_torchrun
 from mucudnn.terminal.streams import Guarded, guarded, occupy_closed, refusal_of_stdout
 from mucudnn.words.errors import MucudnnError, first_line
@@ -69,7 +69,7 @@ class CommandGroup(click.Group):
                 warnings.showwarning = show_warning
                 return super().invoke(ctx)
         except MucudnnError as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(in_options(error)) from error
         except click.exceptions.Exit:  # which --help raises: a RuntimeError, and no lack of memory
             raise
         except (RuntimeError, MemoryError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from mucudnn.database.column_rules import RULES, is_of_another_version, own_faul
 from mucudnn.database.sqlite_file import SqliteFile
 from mucudnn.words.results import is_doubtful
 from mucudnn.words.values import shown
+from mucudnn.words.warning import warn
 
 _MOST_SHOWN = 3  # of the faults of one row
 _NOT_OF_FAILURES = frozenset((*schema.COSTS, "load", *schema.RAW["measurements"]))
@@ -95,7 +95,7 @@ class SoundRows:
         self._has_told = True
         if bad := self.bad_rows():
             rows, they = ("1 bad row", "it") if len(bad) == 1 else (f"{len(bad)} bad rows", "them")
-            warnings.warn(
+            warn(
                 f"database {self._file.path} has {rows}, passed over as if nothing had been measured: {bad[0]}; "
                 f"mucudnn database prune removes {they}",
                 stacklevel=4,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure
+from mucudnn.words.warning import warn
 
 Rows = Sequence[Mapping[str, Any]]  # by ``schema.ROW_COLUMNS``, without faults
 
@@ -37,7 +37,7 @@ class CopyingDatabase(Database):
             self._behind = None
             _warn(f"database {file.path} cannot be written")
         elif self._is_written_late:
-            warnings.warn(
+            warn(
                 f"database {file.path} is in a network folder ({network}): ranks keep what they measure in memory, and "
                 "one of them writes it when all have measured; name a local file to store it as it is made",
                 stacklevel=2,
@@ -87,4 +87,4 @@ class CopyingDatabase(Database):
 
 
 def _warn(why: str) -> None:
-    warnings.warn(f"tuning goes on, but what it measures is kept in memory only: {why}", stacklevel=3)
+    warn(f"tuning goes on, but what it measures is kept in memory only: {why}", stacklevel=3)

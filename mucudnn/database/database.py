@@ -13,7 +13,6 @@ import csv
 import json
 import os
 import sqlite3
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
@@ -26,11 +25,12 @@ from mucudnn.database import maintenance, migrations, queries, samples, schema
 from mucudnn.database.bad_rows import SoundRows, StoredRow, every_row
 from mucudnn.database.column_rules import is_rate, row_faults
 from mucudnn.database.contents import DatabaseInfo, EnvironmentRows, MergeCounts
-from mucudnn.database.sqlite_file import MEMORY, SqliteFile
+from mucudnn.database.sqlite_file import MEMORY, SqliteFile, can_be_made, memory_of_thread
 from mucudnn.running.environment import Environment
-from mucudnn.words.errors import DatabaseError, InvalidInputError
+from mucudnn.words.errors import DATABASE_OPTION, DatabaseError, InvalidInputError
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import METHOD, Failure, How, Measurement, MicroConfig, WholeRun, of_one_way
+from mucudnn.words.warning import say_once, warn
 
 _NEVER = datetime.max.isoformat()  # later than every time stamp
 _MEASURED = (*schema.COSTS, *schema.CIRCUMSTANCES)
@@ -45,10 +45,23 @@ def default_path() -> Path:
     return Path(cache) / "mucudnn" / "measurements.sqlite"
 
 
+def _lacks_a_file() -> bool:
+    """Whether nobody has named a file, and the default one cannot be made, which a warning says."""
+    path = default_path()
+    if os.environ.get("MUCUDNN_DATABASE") or can_be_made(path):
+        return False
+    say_once(
+        f"database {path} cannot be made: what is measured is known to this process alone; name a file with "
+        f"{DATABASE_OPTION} or MUCUDNN_DATABASE"
+    )
+    return True
+
+
 class Database:
     """Measurements, failures and verifications, each under its environment, problem, and algorithms with versions.
 
-    path: the file, made with its folder where missing; None: ``default_path()``; ``":memory:"``: kept in no file.
+    path: the file, made with its folder where missing; None: ``default_path()``, or a database in
+    memory, kept by this thread, where that cannot be made, which a warning says; ``":memory:"``: kept in no file.
     read_only: never write. Files that cannot be written are opened so in any case: ask ``read_only``, and go on with
     ``copy_in_memory()`` where measurements are to be added all the same. create: whether a missing file is made.
 
@@ -77,7 +90,11 @@ class Database:
             create=create,
             timeout_s=timeout_s,
         )
-        self._use(self._open(default_path() if path is None else Path(path)))
+        self._is_kept = path is None and create and not read_only and _lacks_a_file()
+        if self._is_kept:
+            self._use(memory_of_thread(self._open))
+        else:
+            self._use(self._open(default_path() if path is None else Path(path)))
         self._first_added = _NEVER  # measured_at of the oldest row that this object added
         self._to_be_moved: list[dict[str, Any]] = []  # of a file that is no longer there
 
@@ -105,8 +122,9 @@ class Database:
             try:
                 self._catch_up()
             except DatabaseError as error:
-                warnings.warn(f"what was measured last is not stored: {error}", stacklevel=2)
-        self._file.close()
+                warn(f"what was measured last is not stored: {error}", stacklevel=2)
+        if not self._is_kept:
+            self._file.close()
 
     def copy_in_memory(self) -> Database:
         """Return the same rows in a database that takes more, and forgets them when it is closed."""
@@ -420,7 +438,7 @@ class Database:
             self._use(copy._file)  # what was read stays readable
             raise
         copy.close()
-        warnings.warn(
+        warn(
             f"database {place} was {what} while it was in use: what was measured since then goes into the file that is "
             "there now",
             stacklevel=5,

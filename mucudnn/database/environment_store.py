@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec
@@ -12,6 +11,7 @@ from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, Failure, How, Measurement, MicroConfig, WholeRun
+from mucudnn.words.warning import warn
 
 P = ParamSpec("P")
 
@@ -122,7 +122,7 @@ class EnvironmentStore:
         try:
             add(*args, **kwargs)
         except InvalidInputError as error:
-            warnings.warn(f"tuning goes on, but will measure this again: {error}", stacklevel=2)
+            warn(f"tuning goes on, but will measure this again: {error}", stacklevel=2)
         except DatabaseError as error:
             self._writable = False
-            warnings.warn(f"tuning goes on, but what it measures is not stored: {error}", stacklevel=2)
+            warn(f"tuning goes on, but what it measures is not stored: {error}", stacklevel=2)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import sqlite3
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from threading import get_ident
+from threading import get_ident, local
 from typing import Any
 
-from mucudnn.words.errors import DatabaseError
+from mucudnn.words.errors import DATABASE_OPTION, DatabaseError
 
 MEMORY = Path(":memory:")
 UNDECODABLE = "surrogateescape"  # how bytes that are not UTF-8 are read, and can be written again
 _MEMORY_URI = "file::memory:"
 _PATIENCE_S = 1.0  # of waiting for another process without a word
 
-_NAME_ANOTHER = "name another file with --database or MUCUDNN_DATABASE"
+_NAME_ANOTHER = f"name another file with {DATABASE_OPTION} or MUCUDNN_DATABASE"
 _MOVE_AWAY = f"it is left as it is: move it away to start anew, or {_NAME_ANOTHER}"
 _EXPLANATIONS = {
     sqlite3.SQLITE_BUSY: f"is locked by another process; wait until that is done, or {_NAME_ANOTHER}",
@@ -316,6 +316,27 @@ def _parts(connection: sqlite3.Connection, table: str) -> list[str]:
 
 def _listed(parts: Sequence[str], *, without: Sequence[str]) -> str:
     return "; ".join(part for part in parts if part not in without)
+
+
+_of_thread = local()
+
+
+def memory_of_thread(open_file: Callable[[Path], SqliteFile]) -> SqliteFile:
+    """Open a database in memory, or find what this thread has opened before: it is kept as long as the thread."""
+    kept: tuple[int, SqliteFile] | None = getattr(_of_thread, "kept", None)
+    if kept is None or kept[0] != os.getpid():
+        kept = _of_thread.kept = os.getpid(), open_file(MEMORY)
+    return kept[1]
+
+
+def can_be_made(path: Path) -> bool:
+    """Whether the file exists, or can be made; its folder is made."""
+    try:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return path.exists() or _can_be_written(path)
+    except OSError:  # a folder on the way that may not be entered
+        return False
 
 
 def _can_be_written(path: Path) -> bool:

@@ -25,11 +25,11 @@ from mucudnn.enabling.met import Met, Origin
 from mucudnn.enabling.nearest import nearest
 from mucudnn.enabling.shapes import Shape, shape_of
 from mucudnn.enabling.workshop import Workshop
-from mucudnn.running.fallback import say_once
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InfeasibleError, first_line
 from mucudnn.words.problem import Operation
 from mucudnn.words.task import Task
+from mucudnn.words.warning import say_once
 
 _MOST_KEPT = 4096  # shapes that never come back must not pile up
 _MOST_FAILURES = 3  # in a row: what is broken, such as a file that is locked, is not tried for every layer

@@ -15,7 +15,6 @@ from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.running.devices import made_current
 from mucudnn.running.environment import Environment
-from mucudnn.running.fallback import say_once
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.tuning.choose import refuted
 from mucudnn.tuning.permitted import permitted_algorithms
@@ -28,6 +27,7 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, Measurement, WholeRun
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TorchSettings, deterministic_torch
+from mucudnn.words.warning import say_once
 
 MachineOf = Callable[[str], Machine]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mucudnn.modules.tuned_module import TunedModule, are_tuples, operator_takes
+from mucudnn.modules.tuned_module import TunedModule, are_tuples, may_be_tuned, operator_takes
 from mucudnn.running.eager import calls
 from mucudnn.words.problem import Operation
 
@@ -44,7 +44,7 @@ class Conv1d(TunedModule, torch.nn.Conv1d):
         if not are_tuples(self.stride, padding, self.dilation, length=1):
             return None
         images = x.contiguous().unsqueeze(2)  # torch, too, makes it contiguous: no format but one has H = 1
-        if not (torch.compiler.is_compiling() or images.shape in self.choices.x_shapes):
+        if not may_be_tuned(self.choices, images.shape):
             return None
         geometry = (1, self.stride[0]), (0, padding[0]), (1, self.dilation[0]), self.groups
         return calls.convolve(Operation.FORWARD, images, weight.unsqueeze(2), bias, *geometry, self.choices).squeeze(2)

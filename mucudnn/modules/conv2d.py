@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mucudnn.kernels.contract.epilogue import Epilogue
-from mucudnn.modules.tuned_module import TunedModule, are_pairs, operator_takes
+from mucudnn.modules.tuned_module import TunedModule, are_pairs, may_be_tuned, operator_takes
 from mucudnn.running import operators
 from mucudnn.running.eager import calls
 from mucudnn.running.eager.hot_path import is_eager
@@ -93,7 +93,7 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
             y = filters.convolve(x, weight, bias, *geometry, epilogue)
             if y is not None:
                 return y
-        if choices is None or not (x.shape in choices.x_shapes or torch.compiler.is_compiling()):
+        if choices is None or not may_be_tuned(choices, x.shape):
             return None
         if epilogue is not None:
             return operators.computed(_FORWARD, x, weight, bias, *geometry, choices, epilogue)

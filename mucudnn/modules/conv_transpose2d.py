@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from mucudnn.modules.tuned_module import TunedModule, are_pairs, operator_takes
+from mucudnn.modules.tuned_module import TunedModule, are_pairs, may_be_tuned, operator_takes
 from mucudnn.running import operators
 from mucudnn.running.autocast import autocast_computes
 from mucudnn.running.eager.hot_path import is_eager
@@ -52,7 +52,7 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
         output_padding = self._output_padding(x, output_size, stride, padding, self.kernel_size, 2, dilation)  # type: ignore[arg-type]
         images = x if x.dim() == 4 else x.unsqueeze(0)
         geometry = stride, padding, output_padding, dilation, self.groups
-        if not (torch.compiler.is_compiling() or y_shape(images, weight, *geometry) in self.choices.x_shapes):
+        if not may_be_tuned(self.choices, y_shape(images, weight, *geometry)):
             return None
         is_inference = not torch.is_grad_enabled() and is_eager(images, weight, self.bias)
         compute = _computed if is_inference else conv_transpose2d  # past torch's dispatcher where nobody watches

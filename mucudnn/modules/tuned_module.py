@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -76,6 +77,19 @@ def operator_takes(x: Tensor, dims: tuple[int, int]) -> bool:
     if torch.compiler.is_compiling():
         return True
     return forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
+
+
+def may_be_tuned(choices: Choices, x_shape: Sequence[int]) -> bool:
+    """Tell whether the operator is to be called. In a graph it is for all sizes: it looks them up when it runs.
+
+    x_shape: (N, C, H, W) of the problem.
+    """
+    if torch.compiler.is_compiling():
+        return True
+    try:
+        return x_shape in choices.x_shapes
+    except TypeError:  # symbolic sizes cannot be hashed
+        return True
 
 
 def are_pairs(stride: Any, padding: Any, dilation: Any) -> bool:

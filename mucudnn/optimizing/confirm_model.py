@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -37,6 +36,7 @@ from mucudnn.words.config import Config
 from mucudnn.words.errors import SharingError, first_line
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.progress import Progress
+from mucudnn.words.warning import warn
 
 Step = Callable[[nn.Module], object]  # runs one step of the model that it is given
 PutIn = Callable[[TunedModule, Sequence[TunedProblem]], None]  # has a module run what was chosen
@@ -96,7 +96,7 @@ def confirm_model(
             raise
         give_back_cache()
         why = f"what was tuned is not confirmed in the model's own step: {_in_words(error)}"
-        warnings.warn(why, RuntimeWarning, stacklevel=3)
+        warn(why, RuntimeWarning, stacklevel=3)
         return None
     for module in modules.values():
         module.confirmation = found

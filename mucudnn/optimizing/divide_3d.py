@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from mucudnn.tracing.convolutions import dtype_of
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
 from mucudnn.words.units import exact_bytes, format_bytes
+from mucudnn.words.warning import warn
 
 Divided = dict[str, tuple[DividedOperation, ...]]  # by module name
 
@@ -64,9 +64,9 @@ def _calls(model: nn.Module, sample_input: Any) -> list[tuple[str, _Call]]:
     largest: dict[tuple[str, tuple[int, ...]], _Call] = {}
 
     def record(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        x = arguments[0] if arguments else named["input"]
-        if x.dim() != 5 or len(x) == 0:
-            return
+        x = arguments[0] if arguments else named.get("input")
+        if not isinstance(x, Tensor) or x.dim() != 5 or len(x) == 0:
+            return  # torch says what is wrong
         call = _call_of(cast(nn.Conv3d, module), x)
         known = largest.get((name, call.x_shape[1:]))
         if known is None or known.x_shape < call.x_shape:
@@ -107,7 +107,7 @@ def _choose(name: str, call: _Call, operation: Operation, limit_bytes: int, devi
         if needed <= limit_bytes:
             return made(size, undivided, needed, f"the largest micro-batch within {within}")
         least = min(least, needed)
-    warnings.warn(
+    warn(
         f"{name or 'the model itself'}: {operation} of {n} samples needs {exact_bytes(least)} in micro-batches, above "
         f"{within}; torch's own runs, undivided, and takes {format_bytes(undivided)}: raise the workspace limit",
         stacklevel=4,

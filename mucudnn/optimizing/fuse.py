@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
-import warnings
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -27,6 +26,7 @@ from mucudnn.modules.fused import FusedConvolution, has_hooks
 from mucudnn.modules.tuned_classes import OURS
 from mucudnn.tracing.undisturbed import undisturbed
 from mucudnn.words.errors import InvalidInputError, first_line
+from mucudnn.words.warning import warn
 
 _CONVOLUTIONS = frozenset(chain(OURS, OURS.values()))  # these classes alone: a subclass may compute something else
 _BATCH_NORMS = frozenset({nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d})
@@ -65,7 +65,7 @@ def fuse(model: nn.Module, sample_input: Any) -> nn.Module:
             traced = _traced(model, arguments)
     except Exception as error:  # a forward of the user's may raise anything, and so may a copy
         why = str(error) if isinstance(error, _NotTraceableError) else f"{type(error).__name__}: {first_line(error)}"
-        warnings.warn(f"nothing is fused, the model runs as it is: {why}", stacklevel=3)
+        warn(f"nothing is fused, the model runs as it is: {why}", stacklevel=3)
         return model
     _without_identities(traced)
     fused = [_fuse_at(node, traced) for node in list(traced.graph.nodes)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,6 +39,7 @@ from mucudnn.words.results import Configuration, WithEpilogue
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
 from mucudnn.words.values import instance, shown
+from mucudnn.words.warning import warn, warnings_deferred
 
 
 class _Key(NamedTuple):
@@ -54,6 +54,7 @@ class _Key(NamedTuple):
 _Wanted = dict[str, dict[_Key, None]]  # module name -> what it needs, largest batch first
 
 
+@warnings_deferred()
 def optimize(
     model: torch.nn.Module,
     sample_input: Any,
@@ -94,7 +95,8 @@ def optimize(
 
     Raises what ``tune`` raises; ``InvalidInputError`` for convolutions on several devices, for parameters that were
     made in ``torch.inference_mode()``, and for a model in training mode that is to be fused; and whatever the model
-    raises on ``sample_input``. The model is then unchanged.
+    raises on ``sample_input``. The model is then unchanged. Warnings come at the end: where they are errors, the model
+    is tuned all the same.
     """
     config = config_or_default(config)
     require_callable(progress)
@@ -104,7 +106,7 @@ def optimize(
         model, config = fuse(model, sample_input), replace(config, operations=(Operation.FORWARD,))
     device = device_of_convolutions(model)
     if device.type == "cuda" and config.deterministic and not TorchSettings.current().deterministic:
-        warnings.warn(
+        warn(
             "Config(deterministic=True) holds for what mucudnn runs; torch's own convolutions, which run wherever "
             f"nothing is faster, give the same bits after {DETERMINISTIC_SETTING} = True",
             stacklevel=2,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from textwrap import fill
+from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -35,6 +36,7 @@ WIDTH = 100  # columns of what is printed
 _CELL_WIDTH = 23
 _TORCHS = "torch"
 _FASTEST = "nothing is faster"
+_PASSED_BY = "calls go past the module"
 _UNREACHED = "not reached by the sample input"
 _NO_LIMIT = "not reached by the sample input, or no workspace limit in bytes"
 _KINDS = ", ".join(kind.__name__ for kind in OURS)
@@ -109,6 +111,8 @@ class Report:
     def _why_empty(self) -> str:
         if not self.convolutions:
             return f"no convolutions: the model has no torch.nn.{_KINDS}, there is nothing to tune"
+        if any(reason.startswith(_PASSED_BY) for _, reason in self.untuned):
+            return "\n".join(self._untuned_in_words())
         return (
             f"no tuned convolutions among {self.convolutions}: call mucudnn.optimize(model, sample_input) first; "
             "what has a forward of its own, and what the sample input does not reach, stays torch's own"
@@ -213,7 +217,8 @@ def report(model: torch.nn.Module) -> Report:
     every = [*instance(torch.nn.Module, model, "model").named_modules()]
     modules = [(name, module) for name, module in every if isinstance(module, TunedModule)]
     convolutions = [(name, module) for name, module in every if isinstance(module, _ConvNd)]
-    reasons = [(name, _why_untuned(module)) for name, module in convolutions]
+    kept = _kept_forwards(every)
+    reasons = [(name, _why_untuned(module, kept.get(module))) for name, module in convolutions]
     return Report(
         tuple((name, tuned) for name, module in modules for tuned in tuned_of(module)),
         tuple((name, kept) for name, module in every if isinstance(module, Conv2d) for kept in module.cached_filters),
@@ -239,8 +244,18 @@ def _named_in(what: str, where: Sequence[PutBack]) -> Iterator[str]:
         yield _filled(f"{what} in {', '.join(names[:_MOST_NAMED])}{more}")
 
 
-def _why_untuned(module: _ConvNd) -> str | None:
-    """Say why torch's own runs; ``None`` where something else does."""
+def _kept_forwards(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[torch.nn.Module, str]:
+    """Convolution -> the attribute of a module that is its bound ``forward``, which neither hooks nor tuning meet."""
+    return {
+        value.__self__: f"{name}.{attribute}".lstrip(".")
+        for name, module in modules
+        for attribute, value in vars(module).items()
+        if isinstance(value, MethodType) and value.__name__ == "forward" and isinstance(value.__self__, _ConvNd)
+    }
+
+
+def _why_untuned(module: _ConvNd, kept_forward: str | None) -> str | None:
+    """Say why torch's own runs; ``None`` where something else does. kept_forward: attribute that is its forward."""
     if torchs_class(type(module)) is None:
         return f"{type(module).__name__} is not tuned, only {_KINDS}"
     if any(is_lazy(parameter) for parameter in module.parameters()):
@@ -249,7 +264,11 @@ def _why_untuned(module: _ConvNd) -> str | None:
         return reason
     if isinstance(module, torch.nn.Conv3d):
         return _why_undivided(module)
-    return _why_torchs_own(module) if isinstance(module, TunedModule) and module.tuned else _UNREACHED
+    if isinstance(module, TunedModule) and module.tuned:
+        return _why_torchs_own(module)
+    if kept_forward is not None:
+        return f"{_PASSED_BY}: {kept_forward} is its bound forward; call the module itself, and optimize again"
+    return _UNREACHED
 
 
 def _why_undivided(module: torch.nn.Conv3d) -> str | None:

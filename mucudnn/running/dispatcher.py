@@ -2,13 +2,18 @@
 
 ``aten::convolution`` and ``aten::convolution_backward`` are what each convolution of torch ends in, below autograd,
 autocast, ``torch.func`` and the graphs of ``torch.compile``: modules, subclasses and functional calls, of one to three
-dimensions, transposed or not. A Python function stands in their place while there is a wrapper, for one type of device,
-and nothing else is slowed. Torch has one kernel of them for all devices, which is fetched before, and called by those
-who want torch's own. Source of the method: ``torch.library.get_kernel``.
+dimensions, transposed or not. A Python function stands in their place while there is a wrapper, for each type of
+device, and nothing else is slowed. Torch has one kernel of them for all devices, which is fetched before, and called by
+those who want torch's own. Source of the method: ``torch.library.get_kernel``.
+
+Torch frees a Python kernel when it is deregistered, also while another thread calls it. So kernels are deregistered
+only while the process has a single thread. With more threads the last ``pop`` leaves them registered, and they call
+torch's own.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -47,9 +52,10 @@ class Wrapper:
 
 
 def push(wrapper: Wrapper) -> None:
-    """Put a wrapper around all that there is: it is called first. The first one is installed in torch's dispatcher.
+    """Put a wrapper around all that there is: it is called first.
 
-    That is best done while no other thread computes convolutions: torch changes its table without a lock for readers.
+    The first one registers the kernels, unless they still are. That is best done while no other thread computes
+    convolutions: torch changes its table without a lock for readers.
 
     Raises ``UnavailableError`` for a torch that is too old, or where another package has replaced the kernels.
     """
@@ -61,12 +67,15 @@ def push(wrapper: Wrapper) -> None:
 
 
 def pop(wrapper: Wrapper) -> None:
-    """Take this wrapper away, wherever it is; with the last one torch's dispatcher is as it was. Others are ignored."""
+    """Take this wrapper away, wherever it is; one that is not there is ignored.
+
+    With the last one torch's own kernels run again: directly in a process of one thread, else through ours.
+    """
     with _changing:
         if wrapper in _wrappers:
             _wrappers.remove(wrapper)
             _rebuild()
-            if not _wrappers:
+            if not _wrappers and _is_only_thread():
                 _uninstall()
 
 
@@ -116,15 +125,23 @@ def _fetched(operator: str, device_type: str) -> Kernel:
             f"torch {torch.__version__} cannot hand out its kernels (torch.library.get_kernel): install torch "
             f"{_LEAST_TORCH} or later, or use mucudnn.optimize"
         )
+    _require_unreplaced(operator, device_type)
     qualified, key = f"aten::{operator}", device_type.upper()
-    if torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):  # torch has one for all types of devices
-        raise UnavailableError(
-            f"{qualified} is replaced by another package on {device_type}, and cannot be wrapped: use mucudnn.optimize"
-        )
     if operator == _FORWARD and device_type == "cpu":
         return _cpu_convolution
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     return partial(torch.library.get_kernel(qualified, key).call_boxed, keys)
+
+
+def _require_unreplaced(operator: str, device_type: str) -> None:
+    """Raise ``UnavailableError`` where there is a kernel of this device but ours: torch has one for all devices."""
+    qualified, key = f"aten::{operator}", device_type.upper()
+    registered = torch._C._dispatch_dump(qualified).splitlines()
+    of_device = [line for line in registered if line.startswith((f"{key}:", f"{key} (inactive):"))]
+    if len(of_device) > len(_libraries):
+        raise UnavailableError(
+            f"{qualified} is replaced by another package on {device_type}, and cannot be wrapped: use mucudnn.optimize"
+        )
 
 
 def _cpu_convolution(*arguments: Any) -> Any:
@@ -175,10 +192,19 @@ _thread = _OfThisThread()
 _changing = threading.RLock()
 _wrappers: list[Wrapper] = []  # the last is called first
 _hooks: list[_Hook] = []
-_libraries: list[Any] = []
+_libraries: list[Any] = []  # the one that has our kernels registered
+
+
+def _is_only_thread() -> bool:
+    """Whether no other thread can be in a convolution; threads of torch's that compute parts of one do not count."""
+    return len(sys._current_frames()) == 1
 
 
 def _install() -> None:
+    if _libraries:
+        for hook in _hooks:
+            _require_unreplaced(hook.operator, hook.device_type)
+        return
     hooks = [_Hook(operator, device) for operator in (_FORWARD, _BACKWARD) for device in DEVICE_TYPES]
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for hook in hooks:

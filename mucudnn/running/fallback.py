@@ -5,13 +5,10 @@ Operators must never stop a training. While measuring, a failure is an error ins
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 
 from mucudnn.running.workspace import release_workspaces
-
-_said: set[str] = set()
+from mucudnn.words.warning import say_once
 
 
 def note_lack_of_memory(text: str, device: torch.device) -> None:
@@ -22,10 +19,3 @@ def note_lack_of_memory(text: str, device: torch.device) -> None:
     if device.type == "cpu":
         release_workspaces()
     say_once(text)
-
-
-def say_once(text: str) -> None:
-    """Warn, unless this text was said before."""
-    if text not in _said:
-        _said.add(text)
-        warnings.warn(text, RuntimeWarning, stacklevel=2)

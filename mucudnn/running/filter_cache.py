@@ -25,7 +25,7 @@ from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.running.eager.hot_path import known_key
 from mucudnn.running.eager.plain import is_plain
-from mucudnn.running.fallback import note_lack_of_memory, say_once
+from mucudnn.running.fallback import note_lack_of_memory
 from mucudnn.running.operators import run_forward
 from mucudnn.running.recipe import Recipe, RecipeKey, recipe_of
 from mucudnn.running.workspace import make_releasable
@@ -33,6 +33,7 @@ from mucudnn.words.errors import LibraryError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration
 from mucudnn.words.units import format_bytes
+from mucudnn.words.warning import say_once
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from mucudnn.running.autocast import autocast_computes
 from mucudnn.running.devices import made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.eager.hot_path import run_known
-from mucudnn.running.fallback import note_lack_of_memory, say_once
+from mucudnn.running.fallback import note_lack_of_memory
 from mucudnn.running.flops import count_flops
 from mucudnn.running.recipe import (
     Recipe,
@@ -42,6 +42,7 @@ from mucudnn.running.workspace import on_huge_pages
 from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration
+from mucudnn.words.warning import say_once
 
 UNTUNED = 0  # handle of no choices
 _INSTEAD = "torch's own convolution runs instead"

@@ -22,12 +22,12 @@ from mucudnn.running.devices import made_current
 from mucudnn.running.eager.bound import BoundInPython, bound_recipe
 from mucudnn.running.eager.hot_path import Bound, known_key
 from mucudnn.running.eager.plain import is_plain
-from mucudnn.running.fallback import say_once
 from mucudnn.running.problems import DTYPE_NAMES, problem_of
 from mucudnn.running.workspace import lasting_buffer, workspace_of
 from mucudnn.words.errors import CapturingError, InvalidInputError, LibraryError, MisalignedError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
+from mucudnn.words.warning import say_once
 
 BUFFER_BYTES = 256  # on whose multiples each buffer begins: as CUDA allocates, and libraries may count on
 

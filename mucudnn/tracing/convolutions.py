@@ -95,7 +95,9 @@ def trace(model: nn.Module, sample_input: Any) -> list[Call]:
 
 def call_of(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
     """Describe the call ``module(*arguments, **named)``; ``None`` where no ``ConvProblem`` does."""
-    x = arguments[0] if arguments else named["input"]
+    x = arguments[0] if arguments else named.get("input")
+    if not isinstance(x, Tensor):
+        return None  # torch says what is wrong
     dims = 3 if isinstance(module, nn.Conv1d) else 4
     images = x.unsqueeze(0) if x.dim() == dims - 1 else x
     if images.dim() != dims:

@@ -7,7 +7,6 @@ So other configurations can be the fastest than without.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -36,6 +35,7 @@ from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun, WithCachedFilter, WithEpilogue
 from mucudnn.words.torch_settings import TORCHS_OWN
+from mucudnn.words.warning import warn
 
 # The cost of looking at a filter instead of preparing it: less than measured, and constant, so that equal measurements
 # give equal answers. Whole runs have the real cost.
@@ -68,7 +68,7 @@ def cache_filters(
     if not items:
         return None
     if reason := loaded_build().why_not_compiled:
-        warnings.warn(f"no filters are kept: their fingerprints need the compiled library: {reason}", stacklevel=2)
+        warn(f"no filters are kept: their fingerprints need the compiled library: {reason}", stacklevel=2)
         return None
     with machine_and_database(config, machine=machine, database=database) as (on, opened):
         chooser = _Chooser(config, on, EnvironmentStore(opened, on.environment))
@@ -116,7 +116,7 @@ def _warn_of_other_devices(modules: Iterable[Conv2d]) -> None:
     devices = {str(m.weight.device) for m in modules if m.tuned and m.weight.device.type != FilterCache.device_type}
     if devices:
         where = ", ".join(sorted(devices))
-        warnings.warn(
+        warn(
             f"no filters are kept on {where}: each call would have to wait for the device to see whether they have "
             "changed; cache_budget is for the CPU",
             stacklevel=3,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 from mucudnn.bench.measure.profiler import ProfilingJob
@@ -13,6 +12,7 @@ from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.tuning.busy_warning import BusyWarning, Doubtful
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, is_busy
+from mucudnn.words.warning import warn
 
 MOST_WAITED_S = 3.0  # in all waits of a run together: what is measured under load is marked, and can be made again
 
@@ -103,7 +103,7 @@ class Quiet:
         """Store the best rate, and warn of what remains doubtful, and how to measure it again."""
         self.store_rate()
         if self._doubtful:
-            warnings.warn(BusyWarning(self._doubtful, self._worst), stacklevel=2)
+            warn(BusyWarning(self._doubtful, self._worst), stacklevel=2)
 
     def _begin(self) -> None:
         """Before the first look: learn what rate earlier runs saw, and warn once of more threads than cores."""
@@ -114,7 +114,7 @@ class Quiet:
         shortage = self.watch.shortage()
         if shortage is not None and shortage not in _warned:
             _warned.add(shortage)
-            warnings.warn(shortage, stacklevel=2)
+            warn(shortage, stacklevel=2)
 
     def _remembered(self, search: ProfilingJob | QuickSearch) -> Iterator[Measurement | Failure]:
         for result in search.measure():

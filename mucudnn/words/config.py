@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from sys import float_info
 from typing import Any, TypeVar
 
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
 from mucudnn.words.torch_settings import TORCHS_OWN, rounds_to_tf32
-from mucudnn.words.units import parse_bytes, parse_seconds
+from mucudnn.words.units import parse_bytes, parse_seconds, parse_time_limit
 from mucudnn.words.values import flag, member, real, restore, settle, several, shown, texts
 
 _Amount = TypeVar("_Amount")
@@ -44,11 +45,13 @@ class Config:
     operations: which operations to tune, one or several; the others run as in torch. None: all three. In models they
     are those of the layers: forward is y, of a transposed convolution too, which computes it as backward data.
     algorithms: names to choose from, one or several; None: all that the machine has. Torch's own is always a candidate.
-    max_relative_error: bar algorithms whose relative L2 error against float64 is above; None: a default by dtype.
+    max_relative_error: bar algorithms whose relative L2 error against float64 is above, which is at least
+    float64's machine epsilon; None: a default by dtype.
     deterministic: only algorithms that give the same bits on every run. On a GPU torch's own convolution is measured as
     if torch were told to be deterministic. Where it runs afterwards it obeys torch's setting alone: ``optimize`` warns
     where that is off, and names it.
-    time_limit: most seconds of measuring per problem, number or text such as ``"60s"``; None: until the noise is small.
+    time_limit: most seconds of measuring per problem, above 0, number or text such as ``"60s"``; None: until the noise
+    is small.
     database: SQLite file of the measurements, ``~`` being your home; None: in the user's cache folder.
     strict: only algorithms with which a NaN or an infinity in x or dy spoils the same results as with torch's own, and
     no others: no Winograd or Fourier transforms (docs/numerics.md), and nothing of a library that may be one.
@@ -124,8 +127,8 @@ class Config:
             limits_torch=None if self.limits_torch is None else flag(self.limits_torch, "limits_torch"),
             share_tuning=flag(self.share_tuning, "share_tuning"),
             fuse=flag(self.fuse, "fuse"),
-            time_limit=_amount(parse_seconds, self.time_limit, "time_limit"),
-            first_call_time=_amount(parse_seconds, self.first_call_time, "first_call_time"),
+            time_limit=_amount(parse_time_limit, self.time_limit, "time_limit"),
+            first_call_time=_amount(parse_time_limit, self.first_call_time, "first_call_time"),
             background=flag(self.background, "background"),
             database=_file(self.database),
         )
@@ -186,6 +189,7 @@ class Config:
 # precision: about twice torch's own error where it rounds sums on the way (docs/numerics.md).
 # TF32 keeps 10 bits of a factor's mantissa: 2**-11 of each is lost at most, and torch's own convolution loses it too.
 TF32_MAX_RELATIVE_ERROR = 1e-3
+LEAST_MAX_RELATIVE_ERROR = float_info.epsilon
 DEFAULT_MAX_RELATIVE_ERROR = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
 
 
@@ -234,8 +238,11 @@ def _algorithms(value: object) -> tuple[str, ...] | None:
 
 def _error_bound(value: object) -> float | None:
     bound = None if value is None else real(value, "max_relative_error")
-    if bound is not None and bound <= 0:
-        raise InvalidInputError(f"max_relative_error is {shown(value)}; it must be above 0")
+    if bound is not None and bound < LEAST_MAX_RELATIVE_ERROR:
+        raise InvalidInputError(
+            f"max_relative_error is {shown(value)}; it must be at least {LEAST_MAX_RELATIVE_ERROR}, the machine "
+            "epsilon of float64, against which errors are measured"
+        )
     return bound
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+DATABASE_OPTION = "Config(database=...)"  # in messages; the command line puts its own option there
+
 
 class MucudnnError(Exception):
     """Base of all errors that the caller can mend; the command line shows the message and exits with 2."""

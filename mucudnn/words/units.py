@@ -9,7 +9,7 @@ from math import inf
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.values import LARGEST, real, shown, whole
 
-_NUMBER = r"\d{1,999}(?:\.\d{1,999})?"
+_NUMBER = r"[0-9]{1,999}(?:\.[0-9]{1,999})?"  # \d has the digits of all scripts
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _DECIMAL_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE_HELP = "write a number and a unit, for example 64MiB (B, KiB, MiB, GiB, TiB), or none for no limit"
@@ -120,8 +120,20 @@ def parse_seconds(text: str | float | None) -> float | None:
     return seconds
 
 
+def parse_time_limit(text: str | float | None) -> float | None:
+    """Read a time as ``parse_seconds`` does. Raises ``InvalidInputError`` for 0, too: nothing can be done in no time.
+
+    >>> parse_time_limit("2min"), parse_time_limit("none")
+    (120.0, None)
+    """
+    seconds = parse_seconds(text)
+    if seconds == 0:
+        raise InvalidInputError(f"time {shown(text)} is 0, and must be above; {_TIME_HELP}")
+    return seconds
+
+
 def _seconds(text: str) -> float:
-    match = re.fullmatch(rf"\s*({_NUMBER}(?:e[+-]?\d+)?)\s*([a-z]*)\s*", text)
+    match = re.fullmatch(rf"\s*({_NUMBER}(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text)
     if match is None or match.group(2) not in _SECONDS:
         raise InvalidInputError(f"time {shown(text)} is not understood; {_TIME_HELP}")
     return float(match.group(1)) * _SECONDS[match.group(2)]

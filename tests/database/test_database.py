@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import threading
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, VERSIONS, change, fill, rows_of
 
+from mucudnn.database import sqlite_file
 from mucudnn.database.contents import EnvironmentRows, MergeCounts
 from mucudnn.database.database import Database, default_path
 from mucudnn.running.environment import Environment
+from mucudnn.words import warning
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun
@@ -99,6 +102,28 @@ def test_verifications_are_of_one_very_configuration(path: Path) -> None:
         assert database.whole_run(HERE, PROBLEM, [eight], VERSIONS) == FULL[2]
         for other in ([eight, four], [four, four, eight], [eight, four, four, four]):
             assert database.whole_run(HERE, PROBLEM, other, VERSIONS) is None
+
+
+def test_where_the_default_file_cannot_be_made_measurements_are_kept_in_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("MUCUDNN_DATABASE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(warning, "_said", set())
+    monkeypatch.setattr(sqlite_file, "_of_thread", threading.local())
+    with pytest.warns(RuntimeWarning, match=r"cannot be made: .* this process alone; name a file with Config\("):
+        database = Database()
+    with database:
+        database.add(HERE, PROBLEM, 1, FAST)
+    with Database() as later:
+        assert later.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
+    for named in (tmp_path / "file" / "named.sqlite", default_path()):
+        with pytest.raises(DatabaseError, match=r"name another file with Config\(database=\.\.\.\)"):
+            Database(named)
+    for options in ({"create": False}, {"read_only": True}):
+        with pytest.raises(DatabaseError, match="does not exist"):
+            Database(**options)
 
 
 def test_default_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

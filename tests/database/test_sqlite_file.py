@@ -83,7 +83,7 @@ def raise_version(path: Path) -> None:
 def test_unusable_files_are_refused_and_kept(path: Path, damage: Callable[[Path], Any], message: str) -> None:
     damage(path)
     before = path.read_bytes()
-    with pytest.raises(DatabaseError, match=f"{path} .*{message}.*--database or MUCUDNN_DATABASE"):
+    with pytest.raises(DatabaseError, match=rf"{path} .*{message}.*Config\(database=\.\.\.\) or MUCUDNN_DATABASE"):
         Database(path)
     assert path.read_bytes() == before
 

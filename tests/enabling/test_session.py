@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from mucudnn.enabling.met import Origin
 from mucudnn.enabling.session import Session
-from mucudnn.running import fallback
+from mucudnn.words import warning
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
 from mucudnn.words.task import Task
@@ -146,7 +146,7 @@ def test_another_number_of_threads_is_tuned_anew(session: Session, workshop: Mad
 
 
 def test_an_error_of_tuning_is_said_once_and_torchs_own_runs(session: Session, workshop: MadeUpWorkshop) -> None:
-    fallback._said.clear()
+    warning._said.clear()
     workshop.fails = RuntimeError("a made-up failure\nand a stack trace")
     with pytest.warns(RuntimeWarning, match="torch's own convolution runs, its tuning failed: a made-up failure"):
         convolve()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.registered import no_wrapper_left
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,24 +19,18 @@ from mucudnn.bench.timing.load import Watch
 from mucudnn.database import sqlite_file
 from mucudnn.enabling import switch
 from mucudnn.enabling.met import Origin
-from mucudnn.running import fallback
+from mucudnn.words import warning
 from mucudnn.words.config import Config
 
 QUICK = {"first_call_time": "5ms", "algorithms": "gemm"}
-OPERATORS = ("convolution", "convolution_backward")
-
-
-def tables() -> list[str]:
-    return [torch._C._dispatch_dump_table(f"aten::{operator}") for operator in OPERATORS]
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    before = tables()
+def torchs_own_before_and_after() -> Iterator[None]:
     switch._sessions.clear()
     switch._state.last = None
-    yield
-    assert tables() == before
+    with no_wrapper_left():
+        yield
 
 
 def convolve(n: int = 2) -> None:
@@ -124,6 +119,53 @@ def test_threads_may_end_theirs_in_another_order() -> None:
     thread.join()
 
 
+TRAINING_MEANWHILE = """
+import copy, sys, threading, warnings
+import mucudnn, torch
+
+warnings.simplefilter("ignore")
+sys.setswitchinterval(1e-5)
+torch.set_num_threads(1)
+config = mucudnn.Config(algorithms="native", first_call_time="1ms", database=":memory:")
+done, errors = threading.Event(), []
+model, x = torch.nn.Conv2d(2, 4, 3), torch.randn(2, 2, 8, 8)
+
+
+def train(model):
+    try:
+        while not done.is_set():
+            model(x).sum().backward()
+    except BaseException as error:
+        errors.append(error)
+
+
+threads = [threading.Thread(target=train, args=(copy.deepcopy(model),)) for _ in range(3)]
+for thread in threads:
+    thread.start()
+try:
+    for _ in range(250):
+        try:
+            with mucudnn.tuned(config):
+                model(x)
+                raise KeyError
+        except KeyError:
+            pass
+        mucudnn.enable(config)
+        model(x)
+        mucudnn.disable()
+finally:
+    done.set()
+    for thread in threads:
+        thread.join()
+assert not errors, errors
+"""
+
+
+def test_it_may_begin_and_end_while_other_threads_train() -> None:
+    """In a process of its own: torch crashes where a kernel is deregistered that is being called."""
+    subprocess.run([sys.executable, "-c", TRAINING_MEANWHILE], check=True)
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -174,7 +216,7 @@ def test_a_second_process_measures_nothing(tmp_path: Path) -> None:
 def test_without_write_access_what_is_tuned_lives_in_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fallback._said.clear()
+    warning._said.clear()
     file = tmp_path / "measurements.sqlite"
     with mucudnn.tuned(Config(**QUICK, database=file)):  # type: ignore[arg-type]
         convolve()
@@ -187,6 +229,17 @@ def test_without_write_access_what_is_tuned_lives_in_the_process(
             F.conv2d(torch.zeros(2, 3, 7, 7), torch.zeros(5, 3, 3, 3))
     assert [one.origin for one in mucudnn.status().problems] == [Origin.DATABASE, Origin.MEASURED]
     assert file.read_bytes() == before
+
+
+def test_where_the_cache_folder_cannot_be_made_tuning_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warning._said.clear()
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("MUCUDNN_DATABASE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(RuntimeWarning, match="known to this process alone"), mucudnn.tuned(Config(**QUICK)):  # type: ignore[arg-type]
+        convolve()
+    assert [one.origin for one in mucudnn.status().problems] == [Origin.MEASURED]
+    mucudnn.optimize(nn.Conv2d(3, 4, 3), torch.zeros(2, 3, 5, 5), Config(time_limit="5ms"))
 
 
 def test_optimize_and_tune_measure_torchs_own_while_enabled(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ from torch import nn
 
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.words.problem import Operation
+from mucudnn.tuning.busy_warning import BusyWarning
+from mucudnn.tuning.quiet import Quiet
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import MicroConfig
 
 KIB = 1024
 
@@ -48,6 +51,31 @@ def test_too_small_a_budget_names_the_layers_and_leaves_the_model(database: Path
         mucudnn.optimize(model, torch.randn(2, 3, 12, 12), config)
     assert caught.value.smallest_feasible_bytes is not None
     assert type(model[0]) is nn.Conv2d
+
+
+def test_warnings_that_are_errors_come_when_the_model_is_tuned(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = Quiet.end
+
+    def doubting(quiet: Quiet) -> None:
+        problem = ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=4, r=3, s=3)
+        quiet._doubtful.add((problem, MicroConfig("native", 1)))
+        end(quiet)
+
+    monkeypatch.setattr(Quiet, "end", doubting)
+    model = three_convolutions()
+    with pytest.raises(BusyWarning):
+        mucudnn.optimize(model, torch.randn(2, 3, 12, 12), mucudnn.Config(time_limit="20ms", database=database))
+    assert len(mucudnn.report(model).layers) == 8
+
+
+def test_what_is_no_tensor_gets_torchs_error(database: Path) -> None:
+    for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d):
+        for given in ({"image": torch.zeros(1, 3, 8, 8)}, [1.0], None):
+            with pytest.raises(Exception) as of_torch:  # noqa: PT011 (whatever torch raises)
+                kind(3, 4, 3)(given)
+            with pytest.raises(type(of_torch.value)) as raised:
+                mucudnn.optimize(kind(3, 4, 3), given, mucudnn.Config(database=database))
+            assert str(raised.value).splitlines()[0] == str(of_torch.value).splitlines()[0]
 
 
 @pytest.mark.skipif(loaded_build().library is None, reason="nothing compiled: no filter is kept")

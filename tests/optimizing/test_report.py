@@ -150,6 +150,23 @@ def test_a_report_without_tuned_layers_says_what_to_do(shown: Any) -> None:
     assert "call mucudnn.optimize(model, sample_input) first" in shown(mucudnn.report(nn.Conv2d(3, 4, 3)))
 
 
+@pytest.mark.parametrize("shown", [str, Report.details, Report._repr_html_])
+def test_a_forward_that_is_called_past_its_module_is_the_reason(shown: Any) -> None:
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.fn = self.conv.forward
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fn(x)
+
+    model = mucudnn.optimize(nn.Sequential(Keeping()), torch.zeros(2, 3, 5, 5))
+    text = " ".join(shown(mucudnn.report(model)).split())
+    assert "0.conv: calls go past the module: 0.fn is its bound forward" in text
+    assert "first" not in text
+
+
 def test_the_frame_has_a_row_for_each_operation(net: Net) -> None:
     frame = mucudnn.report(net).to_frame()
     assert list(frame["layer"]) == ["first"] * 3 + ["second"]

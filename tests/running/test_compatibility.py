@@ -136,6 +136,18 @@ def test_what_runs_the_tuned_configurations(use: Use) -> None:
     assert ran(ours) == {Operation.FORWARD}
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_program_exported_for_any_batch_runs_any_batch_and_what_is_tuned(strict: bool) -> None:
+    torchs, ours, x = nets()
+    dynamic = {"x": {0: torch.export.Dim("batch", min=2, max=64)}}
+    program = torch.export.export(ours, (x,), dynamic_shapes=dynamic, strict=strict).module()
+    for batch in (torch.randn(len(x) + 3, *x.shape[1:]), x[:-1]):
+        torch.testing.assert_close(program(batch), torchs(batch), rtol=1e-3, atol=1e-4)
+    assert ran(ours) == set()
+    torch.testing.assert_close(program(x), torchs(x), rtol=1e-3, atol=1e-4)
+    assert ran(ours) == {Operation.FORWARD}
+
+
 def quantized_by_fx(model: nn.Module, x: Tensor) -> Tensor:
     mapping = quantization.get_default_qconfig_mapping("x86")
     prepared = prepare_fx(model, mapping, (x,))

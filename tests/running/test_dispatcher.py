@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from support.registered import no_wrapper_left
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, jvp, vmap
 from torch.nn import functional as F
 
+from mucudnn.running import dispatcher
 from mucudnn.running.dispatcher import DEVICE_TYPES, Wrapper, pop, push, torchs_kernel, untouched, wrapped
 from mucudnn.words.errors import UnavailableError
 
 OPERATORS = ("convolution", "convolution_backward")
 
 
-def tables() -> list[str]:
-    return [torch._C._dispatch_dump_table(f"aten::{operator}") for operator in OPERATORS]
-
-
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    before = tables()
-    yield
-    assert tables() == before
+def torchs_own_before_and_after() -> Iterator[None]:
+    with no_wrapper_left():
+        yield
 
 
 class Recorder:
@@ -235,6 +235,61 @@ def test_threads_may_push_and_pop_while_others_compute() -> None:
     assert not wrong
 
 
+@pytest.fixture
+def another_thread() -> Iterator[None]:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+
+
+@pytest.mark.usefixtures("another_thread")
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's forward mode uses it
+def test_kernels_stay_while_there_are_other_threads_and_are_torchs_own() -> None:
+    x, w = torch.randn(3, 2, 5, 5, requires_grad=True), torch.randn(4, 2, 3, 3, requires_grad=True)
+    module = nn.Conv2d(2, 3, 3)
+
+    def everything() -> list[Tensor]:
+        y = F.conv2d(x, w)
+        gradients = torch.autograd.grad(y.square().sum(), (x, w), create_graph=True)
+        second = torch.autograd.grad(gradients[1].square().sum(), (x, w))
+        with torch.autocast("cpu", torch.bfloat16):
+            narrow = F.conv2d(x, w)
+        each = vmap(grad(lambda w, x: F.conv2d(x, w).square().sum()), in_dims=(None, 0))(w, x)
+        exported = torch.export.export(module, (x,), dynamic_shapes={"input": {0: torch.export.Dim.DYNAMIC}}).module()
+        compiled = torch.compile(module, backend="aot_eager")(x)
+        with torch.inference_mode():
+            inferred = F.conv_transpose2d(x, w.transpose(0, 1))
+        return [y, *gradients, *second, narrow, each, exported(x[:2]), compiled, inferred]
+
+    recorder = Recorder()
+    with untouched:
+        expected = everything()
+    torch._dynamo.reset()
+    with wrapped(recorder.wrapper):
+        pass
+    assert dispatcher._libraries
+    assert all(torch.equal(a, b) for a, b in zip(everything(), expected, strict=True))
+    with FakeTensorMode() as mode:
+        assert F.conv2d(mode.from_tensor(x), mode.from_tensor(w)).shape == (3, 4, 3, 3)
+    assert not recorder.calls
+
+
+def test_in_a_process_of_one_thread_torchs_tables_are_what_they_were() -> None:
+    script = """
+import torch
+from mucudnn.running.dispatcher import Wrapper, wrapped
+tables = lambda: [torch._C._dispatch_dump_table(f"aten::convolution{kind}") for kind in ("", "_backward")]
+before = tables()
+with wrapped(Wrapper(print, print)):
+    assert tables() != before
+assert tables() == before
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_errors_are_torchs(recorder: Recorder) -> None:
     x, w = torch.randn(1, 2, 4, 4), torch.randn(3, 5, 3, 3)
     with untouched, pytest.raises(RuntimeError) as expected:
@@ -284,13 +339,16 @@ def test_an_old_torch_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> No
         push(Recorder().wrapper)
 
 
+@pytest.mark.usefixtures("another_thread")
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")  # of torch, where both are registered
 def test_a_kernel_that_another_package_has_replaced_is_refused_in_words() -> None:
-    others = torch.library.Library("aten", "IMPL")
-    try:
-        others.impl("convolution", lambda *arguments: torch.zeros(()), "CPU")
-        with pytest.raises(UnavailableError, match="another package"):
-            push(Recorder().wrapper)
-    finally:
-        others._destroy()
-    with wrapped(Recorder().wrapper):
-        pass
+    for _ in range(2):  # before ours are registered, and while they are
+        others = torch.library.Library("aten", "IMPL")
+        try:
+            others.impl("convolution", lambda *arguments: torch.zeros(()), "CPU")
+            with pytest.raises(UnavailableError, match="another package"):
+                push(Recorder().wrapper)
+        finally:
+            others._destroy()
+        with wrapped(Recorder().wrapper):
+            pass

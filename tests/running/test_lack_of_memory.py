@@ -17,11 +17,12 @@ from torch.nn import functional as F
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
-from mucudnn.running import fallback, operators, workspace
+from mucudnn.running import operators, workspace
 from mucudnn.running import recipe as recipes
 from mucudnn.running.operators import Choices
 from mucudnn.running.recipe import Recipe
 from mucudnn.running.workspace import release_workspaces
+from mucudnn.words import warning
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
@@ -92,9 +93,9 @@ def test_a_training_goes_on_in_the_memory_that_torchs_own_takes(name: str) -> No
 def workspaces() -> Iterator[None]:
     """Nothing is kept from tests before, and nothing was said."""
     release_workspaces()
-    fallback._said.clear()
+    warning._said.clear()
     yield
-    fallback._said.clear()
+    warning._said.clear()
 
 
 class Call:

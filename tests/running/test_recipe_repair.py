@@ -19,10 +19,11 @@ from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
-from mucudnn.running import fallback, operators
+from mucudnn.running import operators
 from mucudnn.running import recipe as recipes
 from mucudnn.running.operators import Choices
 from mucudnn.running.recipe import StepError
+from mucudnn.words import warning
 from mucudnn.words.errors import CapturingError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
@@ -227,7 +228,7 @@ def test_without_memory_inside_cudnn_the_engine_is_tried_again(cudnn: FakeBacken
         setattr(cudnn, hook, failing(PICKY, status=4004))
         with pytest.warns(RuntimeWarning, match="its words; torch's own convolution runs instead"):
             layer()
-        fallback._said.clear()
+        warning._said.clear()
         setattr(cudnn, hook, lambda plan: None)
     layer()
     assert ran(cudnn) == [(PICKY, 4)]

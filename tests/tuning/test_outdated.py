@@ -14,10 +14,10 @@ from support.clock.shared_machine import SharedProcessors
 from mucudnn.database.database import Database
 from mucudnn.database.selection import select_measurements
 from mucudnn.enabling.workshop import Workshop
-from mucudnn.running import fallback
 from mucudnn.tuning.refresh import refresh
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.tuner import Tuning
+from mucudnn.words import warning
 from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.results import METHOD, Measurement, MicroConfig, WholeRun
 from mucudnn.words.task import Task
@@ -67,7 +67,7 @@ def test_where_nothing_newer_is_known_older_times_are_used() -> None:
 def test_where_convolutions_are_met_older_times_answer_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(warning, "_said", set())
     path = tmp_path / "some.sqlite"
     with Database(path) as database:
         bench = measured_in_an_older_way(database)

@@ -65,6 +65,27 @@ def test_time_for_a_first_call() -> None:
         Config(background="yes")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        ({"workspace_limit": "٦٤MiB"}, "write a number and a unit"),
+        ({"time_limit": 0}, "time_limit: time 0 is 0, and must be above"),
+        ({"time_limit": "0ms"}, "must be above"),
+        ({"time_limit": "1e-999s"}, "must be above"),
+        ({"first_call_time": "٣s"}, "write for example 60s"),
+        ({"first_call_time": 0.0}, "must be above"),
+        ({"max_relative_error": 1e-300}, "at least 2.22"),
+        ({"max_relative_error": 0}, "at least 2.22"),
+    ],
+)
+def test_digits_of_other_scripts_and_bounds_that_nothing_can_keep_are_refused(
+    given: dict[str, object], allowed: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=allowed):
+        Config(**given)
+    assert Config(max_relative_error=2.0**-52, time_limit=1e-9).time_limit_s == 1e-9
+
+
 def test_confirming_is_asked_for_refused_or_left_open() -> None:
     assert Config().confirm is None
     assert Config() != Config(confirm=False)

@@ -343,7 +343,7 @@ def test_configs_have_one_type_for_each_value(given: dict[str, Any], expected: o
         ({"max_relative_error": float("nan")}, "max_relative_error is nan"),
         ({"max_relative_error": float("inf")}, "max_relative_error is inf"),
         ({"max_relative_error": True}, "max_relative_error is True"),
-        ({"max_relative_error": 0}, "max_relative_error is 0; it must be above 0"),
+        ({"max_relative_error": 0}, "max_relative_error is 0; it must be at least 2.2"),
         ({"workspace_limit": 64.0}, "workspace_limit: the number of bytes is 64.0"),
         ({"workspace_limit": "9" * 400 + "MiB"}, "workspace_limit: size .* is more than"),
         ({"workspace_budget": "headroom"}, "workspace_budget: size 'headroom'"),

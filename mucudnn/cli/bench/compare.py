@@ -20,7 +20,7 @@ def parse_tolerance(text: str) -> float:
     >>> parse_tolerance("5%"), parse_tolerance("2.5 %")
     (0.05, 0.025)
     """
-    match = re.fullmatch(r"\s*(\d{1,3}(?:\.\d{1,9})?)\s*%\s*", text)
+    match = re.fullmatch(r"\s*([0-9]{1,3}(?:\.[0-9]{1,9})?)\s*%\s*", text)
     if match is None:
         raise InvalidInputError(f"{text!r} is no share; write for example 5%")
     return float(match.group(1)) / 100

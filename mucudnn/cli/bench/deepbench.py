@@ -13,7 +13,7 @@ from mucudnn.cli.shared.selections import filters_of, parse_limits_or_none
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.problem import MemoryFormat, Operation, Pair
-from mucudnn.words.units import parse_seconds
+from mucudnn.words.units import parse_seconds, parse_time_limit
 
 if TYPE_CHECKING:
     from mucudnn.bench.sources.layers import LayerTable
@@ -74,7 +74,7 @@ _TABLES = {
 @click.option(
     "--tuning-time",
     "tuning_time",
-    type=options.Text("TIME", options.checked_by(parse_seconds)),
+    type=options.Text("TIME", options.checked_by(parse_time_limit)),
     help="Most measuring per problem, policy and limit, as 60s.",
 )
 @options.algorithms

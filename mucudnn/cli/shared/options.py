@@ -15,10 +15,10 @@ from click.core import ParameterSource
 from mucudnn.bench.report.export import CURVE
 from mucudnn.running.environment import require_known
 from mucudnn.terminal.command_files import DatabaseFile, OutputFile, OutputFolder, SourceFile
-from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, HEADROOM, BatchSizePolicy, Config
+from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, HEADROOM, LEAST_MAX_RELATIVE_ERROR, BatchSizePolicy, Config
 from mucudnn.words.errors import InvalidInputError, MucudnnError
 from mucudnn.words.problem import ITEM_BYTES, MemoryFormat, Operation
-from mucudnn.words.units import parse_bytes, parse_seconds
+from mucudnn.words.units import parse_bytes, parse_time_limit
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _Choice = TypeVar("_Choice", bound=StrEnum)
@@ -48,11 +48,16 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic in new version
         return self.name
 
 
+def _in_ascii(kind: click.ParamType, value: Any) -> Any:  # type: ignore[type-arg]
+    """Refuse the digits of other scripts, which Python's numbers take."""
+    return value if not isinstance(value, str) or value.isascii() else kind.fail(f"{value!r} is no number in ASCII")
+
+
 class Finite(click.FloatRange):
     """A number in a range, and neither infinite nor NaN, which compares as if it were in every range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
+        number = super().convert(_in_ascii(self, value), param, ctx)
         return number if isfinite(number) else self.fail(f"{value!r} is not a finite number", param, ctx)
 
 
@@ -64,7 +69,7 @@ class Count(click.IntRange):
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
+        number = super().convert(_in_ascii(self, value), param, ctx)
         return number if number <= self.most else self.fail(f"{number}: it must be at most {self.most}", param, ctx)
 
 
@@ -282,7 +287,7 @@ algorithms = click.option(
 )
 max_relative_error = click.option(
     "--max-relative-error",
-    type=Finite(min=0, min_open=True),
+    type=Finite(min=LEAST_MAX_RELATIVE_ERROR),
     help="Bar algorithms whose relative L2 error against float64 is above this; default: by dtype, 1e-5 in float32.",
 )
 environment = click.option(
@@ -304,7 +309,7 @@ confirm = click.option(
     default=None,
     help="End tuning with steps in turns; torch's own is put back where ours is slower. Default: where they are short.",
 )
-_time = Text("TIME", checked_by(parse_seconds))
+_time = Text("TIME", checked_by(parse_time_limit))
 time_limit = click.option("--time-limit", type=_time, help="Most measuring per problem, as 60s or 2min.")
 first_call_time = click.option(
     "--first-call-time",

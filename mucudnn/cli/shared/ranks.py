@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mucudnn.cli.shared.commands import in_options
 from mucudnn.cli.shared.launch import cores_of_each, ranks_of_torchrun
 from mucudnn.cli.shared.layer_tables import load_limited, tune_with_progress, tuning_environment
 from mucudnn.cli.shared.options import use_threads
@@ -148,7 +149,7 @@ def _work(order: TuneTable, device: str, meeting: str, rank: int, size: int, rea
     except KeyboardInterrupt:
         status = 130
     except MucudnnError as error:
-        click.echo(f"rank {rank}, {device}: {error}", err=True)
+        click.echo(f"rank {rank}, {device}: {in_options(error)}", err=True)
         status = 2
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -19,8 +19,9 @@ from mucudnn.kernels.cudnn.algorithms import Plan, Pointers
 from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
-from mucudnn.running import checked_run, fallback, operators
+from mucudnn.running import checked_run, operators
 from mucudnn.running import recipe as recipes
+from mucudnn.words import warning
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 STEADY, PICKY, RANDOM = EngineConfig(7), EngineConfig(38, ((2, 5), (13, 0))), EngineConfig(9, ((2, -1),))
@@ -94,7 +95,7 @@ def in_the_place_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     monkeypatch.setattr(registry, "cudnn_backend", lambda: backend)
     monkeypatch.setattr(operators, "_registered", {})
     monkeypatch.setattr(recipes, "_failed", {})
-    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(warning, "_said", set())
     checked_run._cached_recipe.cache_clear()
     return backend
 
