@@ -78,7 +78,7 @@ class Algorithm(Protocol):
 
     @property
     def is_torchs_own(self) -> bool:
-        """Tell whether it is torch's convolution: that is always measured, and can always be run undivided."""
+        """Tell whether it is torch's convolution, which is always measured."""
 
     @property
     def is_search(self) -> bool:
@@ -108,6 +108,9 @@ class Algorithm(Protocol):
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         """Answer like ``supports``, for slices of one size of a supported problem."""
+
+    def can_run_undivided(self, problem: ConvProblem) -> bool:
+        """Tell whether a whole mini-batch can be computed at once, even where slices of its size cannot."""
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         """Return what to hand in for micro-batches of this size, with the current thread count. Allocates nothing."""
