@@ -60,9 +60,9 @@ def test_one_call_is_open_every_step_and_close(
     problem = problem_for(name, operation, memory_format, groups=groups, dtype=dtype)
     if algorithm(name).supports_micro_batch(problem, 1) is not None:
         slices = SLICES["whole"]
-    is_open = operation is Operation.FORWARD and len(slices) > 1
     chosen = algorithm(name)
     workspace = largest_workspace(name, problem, slices)
+    is_open = operation is Operation.FORWARD and len(slices) > 1 and workspace.prepared_bytes > 0
     bias = torch.randn(problem.k).to(torch_dtype(problem)) if operation is Operation.FORWARD else None
     added = torch.randn(problem.y_shape(5)).to(torch_dtype(problem), memory_format=TORCH_FORMATS[memory_format])
     epilogue = Epilogue("ReLU6", added) if fuses(chosen, problem) else None
