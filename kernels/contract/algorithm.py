@@ -85,6 +85,10 @@ class Algorithm(Protocol):
         """Tell whether the first run at each size builds and times what a library has, which takes seconds."""
 
     @property
+    def is_last_resort(self) -> bool:
+        """Tell whether it is for limits that nothing else fits: a quick tuning passes over it where something does."""
+
+    @property
     def alignment_bytes(self) -> int:
         """Power of two on whose multiples x, w and y begin, else it is not called; 1: they may begin anywhere."""
 

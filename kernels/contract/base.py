@@ -42,6 +42,10 @@ class BaseAlgorithm:
         return False
 
     @property
+    def is_last_resort(self) -> bool:
+        return False
+
+    @property
     def alignment_bytes(self) -> int:
         return 1
 

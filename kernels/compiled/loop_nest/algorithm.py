@@ -36,6 +36,10 @@ class LoopNest(BaseAlgorithm):
     version: int = 1
     deterministic: bool = True
 
+    @property
+    def is_last_resort(self) -> bool:
+        return True
+
     def supports(self, problem: ConvProblem) -> str | None:
         return loaded_build().why_not_compiled or why_too_large(problem)
 
