@@ -115,10 +115,9 @@ class QuickSearch:
         for candidate in sorted(small, key=_by_size):
             if candidate.algorithm.name not in seen and not candidate.is_foreign and self.is_large_enough(candidate):
                 parts.setdefault(candidate.algorithm.name, candidate)
-        wanted = (
-            c for c in parts.values() if (self.every_size if c.algorithm.is_last_resort else not self.hopeless(c, known))
-        )
-        return [c for c in wanted if self.job.fits(c)]
+        resorts = [c for c in parts.values() if c.algorithm.is_last_resort and self.every_size]
+        others = [c for c in parts.values() if not (c.algorithm.is_last_resort or self.hopeless(c, known))]
+        return [c for c in (*others, *resorts) if self.job.fits(c)]
 
     def is_large_enough(self, candidate: Candidate) -> bool:
         """Whether its micro-batch is not so small a part of the mini-batch that it says little of it."""
@@ -129,9 +128,9 @@ class QuickSearch:
 
         Undivided torch's own is one whether it fits or not, and comes first: everything is compared with it. Then comes
         what like problems say is fast, then what has little to compute, then the others, last resorts last. Torch's own
-        is looked at divided, too, where it does not fit or is handed fresh pages. Foreign code that failed is not tried at another
-        size: it may end the process. What was passed over stays the lead. Algorithms that were hopeless have none.
-        What like problems say is hopeless is the lead whether it fits or not: to know takes a run.
+        is looked at divided, too, where it does not fit or is handed fresh pages. Foreign code that failed is not tried
+        at another size: it may end the process. What was passed over stays the lead. Algorithms that were hopeless have
+        none. What like problems say is hopeless is the lead whether it fits or not: to know takes a run.
         """
         leads: dict[str, Candidate] = {}
         baselines = [c for c in self.job.candidates if self.job.is_baseline(c)]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from support.clock.machine import ENVIRONMENT
 from support.clock.ticking import TickingClock
 
@@ -53,7 +52,9 @@ def assert_computes(problem: ConvProblem, configuration: Configuration) -> None:
     given = random_operands(problem, BATCH)
     expected = reference(problem, given.x, given.w, given.y)
     run(problem, configuration, given.x, given.w, given.y)
-    assert relative_l2_error(given.written(problem.operation), expected) <= DEFAULT_MAX_RELATIVE_ERROR[problem.dtype], configuration
+    assert relative_l2_error(given.written(problem.operation), expected) <= DEFAULT_MAX_RELATIVE_ERROR[problem.dtype], (
+        configuration
+    )
 
 
 @needs_compiled
@@ -89,6 +90,8 @@ def test_algorithms_that_all_need_workspace_are_infeasible_and_the_error_names_w
     bound: str, database: Path
 ) -> None:
     config = Config(**{bound: 0}, algorithms=("gemm",), database=database)  # type: ignore[arg-type]
-    with pytest.raises(InfeasibleError, match=r"at least(.|\n)*Raise the workspace .*, or allow .* loop-nest") as caught:
+    with pytest.raises(
+        InfeasibleError, match=r"at least(.|\n)*Raise the workspace .*, or allow .* loop-nest"
+    ) as caught:
         tune(PROBLEMS[0], BATCH, config)
     assert ("limits_torch=False" in str(caught.value)) is (bound == "workspace_limit")

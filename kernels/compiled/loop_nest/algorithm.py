@@ -1,7 +1,7 @@
 """Convolution as its definition has it: seven loops, direct sums, no buffer (loop_nest.cpp).
 
-It takes every problem and needs no workspace, so that any limit on it can be kept. Where another algorithm fits, that is
-mostly faster. Sums are in float32, of float64 in float64, of the filter's gradient in float64 always; it exists only
+It takes every problem and needs no workspace, so that any limit on it can be kept. Where another algorithm fits, that
+is mostly faster. Sums are in float32, those of float64 and of any filter's gradient in float64. It exists only
 compiled, on the CPU.
 """
 
