@@ -33,7 +33,8 @@ def workspace_of(size_bytes: int, device: torch.device, keeps: bool, most_bytes:
     than ``size_bytes``; a larger one is given back.
     """
     if keeps and device.type == "cpu":
-        make_room(max(size_bytes, most_bytes))
+        if most_bytes != inf:
+            make_room(max(size_bytes, most_bytes))
         return _of_this_thread.workspace.at_least(size_bytes)
     return on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8, device=device))
 
