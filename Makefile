@@ -56,6 +56,7 @@ sanitize: $(VENV)/.installed
 		tests/kernels/test_sanitizers.py tests/kernels/test_compiled_checks.py tests/kernels/test_fuzz_problems.py \
 		tests/kernels/test_fingerprint.py tests/kernels/winograd/test_winograd.py tests/kernels/test_compiled_builds.py \
 		tests/kernels/test_algorithm_contract.py tests/kernels/test_pointwise.py tests/kernels/test_depthwise.py \
+		tests/kernels/test_loop_nest.py tests/kernels/test_bound_stages.py \
 		|| exit 1; \
 	done
 

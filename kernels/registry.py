@@ -11,6 +11,7 @@ from functools import cache
 from mucudnn.kernels import plug_ins
 from mucudnn.kernels.compiled.depthwise import algorithm as depthwise
 from mucudnn.kernels.compiled.implicit_gemm import algorithm as implicit_gemm
+from mucudnn.kernels.compiled.loop_nest import algorithm as loop_nest
 from mucudnn.kernels.compiled.pointwise import algorithm as pointwise
 from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
@@ -36,6 +37,7 @@ _CPU: tuple[Algorithm, ...] = (
     *depthwise.ALGORITHMS,
     *winograd.ALGORITHMS,
     *fft.ALGORITHMS,
+    *loop_nest.ALGORITHMS,
 )
 _CUDA: tuple[Algorithm, ...] = (
     NATIVE_ON_CUDA,

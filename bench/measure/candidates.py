@@ -204,10 +204,7 @@ def _why_not_at_all(algorithm: Algorithm, problem: ConvProblem) -> str | None:
 
 
 def _why_not(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, batch_size: int) -> str | None:
-    """Reason why slices of this size cannot be computed; ``None``: they can.
-
-    Torch's own can always be run undivided: that has no slices.
-    """
-    if algorithm.is_torchs_own and micro_batch_size == batch_size:
+    """Reason why slices of this size cannot be computed; ``None``: they can, or there are no slices."""
+    if micro_batch_size == batch_size and algorithm.can_run_undivided(problem):
         return None
     return algorithm.supports_micro_batch(problem, micro_batch_size)

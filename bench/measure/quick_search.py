@@ -120,7 +120,8 @@ class QuickSearch:
     def parts(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
         """Return each algorithm of which nothing is known on a small part of the mini-batch, one that is checked.
 
-        Foreign code is not among them: it is proven at each size, and so looked at once.
+        Foreign code is not among them: it is proven at each size, and so looked at once. Nor are last resorts, unless a
+        budget is divided, in which they may have a share.
         """
         seen = {TORCHS_OWN} | {micro_config.algorithm for micro_config in (*known, *failed)}
         small = [c for c in self.job.candidates if _SMALL_PART * c.micro_batch_size <= self.job.batch_size]
@@ -128,7 +129,9 @@ class QuickSearch:
         for candidate in sorted(small, key=_by_size):
             if candidate.algorithm.name not in seen and not candidate.is_foreign and self.is_large_enough(candidate):
                 parts.setdefault(candidate.algorithm.name, candidate)
-        return [c for c in parts.values() if self.hopeless(c, known) is None and self.job.fits(c)]
+        resorts = [c for c in parts.values() if c.algorithm.is_last_resort and self.every_size]
+        others = [c for c in parts.values() if not (c.algorithm.is_last_resort or self.hopeless(c, known))]
+        return [c for c in (*others, *resorts) if self.job.fits(c)]
 
     def is_large_enough(self, candidate: Candidate) -> bool:
         """Whether its micro-batch is not so small a part of the mini-batch that it says little of it."""
@@ -138,10 +141,10 @@ class QuickSearch:
         """Return the candidate of each algorithm that is looked at first: the largest that fits, and has not failed.
 
         Undivided torch's own is one whether it fits or not, and comes first: everything is compared with it. Then comes
-        what like problems say is fast, then what has little to compute, then the others. Torch's own is looked at
-        divided, too, where it does not fit or is handed fresh pages. Foreign code that was barred is not tried at
-        another size. What was passed over stays the lead. Algorithms that were hopeless have none.
-        What like problems say is hopeless is the lead whether it fits or not: to know takes a run.
+        what like problems say is fast, then what has little to compute, then the others, last resorts last. Torch's own
+        is looked at divided, too, where it does not fit or is handed fresh pages. Foreign code that was barred is not
+        tried at another size. What was passed over stays the lead. Algorithms that were hopeless have none. What like
+        problems say is hopeless is the lead whether it fits or not: to know takes a run.
         """
         leads: dict[str, Candidate] = {}
         baselines = [c for c in self.job.candidates if self.job.is_baseline(c)]
@@ -170,6 +173,8 @@ class QuickSearch:
 
         So may what was passed over for its arithmetic, once a higher rate is seen.
         """
+        if self.is_spared(candidate, known):
+            return True
         failure = failed.get(candidate.micro_config)
         if failure is None:
             return False
@@ -203,6 +208,12 @@ class QuickSearch:
             return f"{expected.ratio:.1f} times the fastest in like problems"
         times = self._least_s(candidate, known) / self.fastest_s(known, self._least_bytes(candidate))
         return f"{times:.1f} {_BY_ARITHMETIC}" if times > _HOPELESS_ARITHMETIC else None
+
+    def is_spared(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> bool:
+        """Whether a candidate is a last resort, and something else is within limit and error bound."""
+        resorts = {c.algorithm.name for c in self.job.candidates if c.algorithm.is_last_resort}
+        others = {micro_config: m for micro_config, m in known.items() if micro_config.algorithm not in resorts}
+        return candidate.algorithm.is_last_resort and self.fastest_s(others) < inf
 
     def total_s(self, measurement: Measurement) -> float:
         """Seconds of a whole mini-batch by this micro-config alone; fractions of a micro-batch count as such."""
@@ -290,10 +301,11 @@ class QuickSearch:
         problem, n = self.job.problem, self.job.batch_size
         return problem.flops(n) if self.job.is_baseline(candidate) else candidate.algorithm.least_flops(problem, n)
 
-    def _promise(self, candidate: Candidate) -> tuple[bool, float]:
+    def _promise(self, candidate: Candidate) -> tuple[bool, bool, float]:
         """Return the order in which to look: what is known to be fast, what has little to compute, what is unknown."""
         expected = self._expected(candidate)
-        return expected is None, self._least_flops(candidate) or inf if expected is None else expected.ratio
+        rank = self._least_flops(candidate) or inf if expected is None else expected.ratio
+        return candidate.algorithm.is_last_resort, expected is None, rank
 
     def _ranked(
         self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
@@ -365,6 +377,8 @@ class _QuickSession(Session):
         return [c for c in unseen if c.algorithm.name not in self.hopeless_parts]
 
     def _look_unless_hopeless(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
+        if self.search.is_spared(candidate, self.times.measurements):
+            return
         if (reason := self.search.hopeless(candidate, self.times.measurements)) is not None:
             self.failures[candidate.micro_config] = passed = passed_over(candidate.micro_config, reason)
             yield passed
@@ -372,7 +386,7 @@ class _QuickSession(Session):
             yield from self._look_at(candidate)
 
     def _look_at_parts(self) -> Iterator[Measurement | Failure]:
-        """Look at algorithms on small parts of the mini-batch. Those that are hopeless end with that."""
+        """Look at algorithms on small parts of the mini-batch. Those that are hopeless, or spared, end with that."""
         parts = self.search.parts(self.times.measurements, self.failures)
         looks = [self._try_first_sample(part) for part in parts if not self._is_late()]
         entries = [entry for entry in looks if isinstance(entry, Entry)]  # what fails on a part is tried on all
@@ -380,7 +394,8 @@ class _QuickSession(Session):
         of_parts = {entry.candidate.micro_config: entry.measurement() for entry in entries}
         known = {**self.times.measurements, **of_parts}
         for entry in entries:
-            if self.search.margin(entry.candidate, entry.measurement(), known) > _HOPELESS_PART:
+            margin = self.search.margin(entry.candidate, entry.measurement(), known)
+            if margin > _HOPELESS_PART or self.search.is_spared(entry.candidate, known):
                 self.hopeless_parts.add(entry.candidate.algorithm.name)
                 self._add(entry)
                 yield entry.final()

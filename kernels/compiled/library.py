@@ -35,7 +35,8 @@ _LARGEST_SIZE = 2**30  # checks.h has the same
 _NO_MEMORY = -5  # among its refusals
 _CHANNELS_LAST = MemoryFormat.CHANNELS_LAST  # looked up in every call
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
-_ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2}  # elements.h has the same
+_ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3}  # elements.h has the same
+_DTYPES_OF_MOST = tuple(dtype for dtype in _ELEMENTS if dtype != "float64")
 
 
 class _Size(ctypes.c_int64):
@@ -254,6 +255,9 @@ _SIGNATURES: dict[str, list[type]] = {
     "depthwise_accumulate": [_geometry, _operand, _operand, *_buffer, *_buffer, _int],
     "depthwise_add_filter_gradient": [_geometry, *_buffer, _operand, _int],
     "depthwise_stage": _stage,
+    "loop_nest_forward": [_geometry, _int, _operand, _operand, *_buffer, _operand, _int],
+    "loop_nest_add_filter_gradient": [_geometry, _operand, _operand, _operand, _int],
+    "loop_nest_stage": _stage,
 }
 
 
@@ -309,8 +313,8 @@ def why_too_large(problem: ConvProblem) -> str | None:
 
 def why_not(problem: ConvProblem) -> str | None:
     """Return why a compiled algorithm cannot compute with this problem's dtype here, or ``None``."""
-    if problem.dtype not in _ELEMENTS:
-        return f"the dtype is {problem.dtype}; this algorithm is compiled for {', '.join(_ELEMENTS)}"
+    if problem.dtype not in _DTYPES_OF_MOST:
+        return f"the dtype is {problem.dtype}; this algorithm is compiled for {', '.join(_DTYPES_OF_MOST)}"
     return loaded_build().why_not_compiled or None
 
 

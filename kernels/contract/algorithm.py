@@ -83,11 +83,15 @@ class Algorithm(Protocol):
 
     @property
     def is_torchs_own(self) -> bool:
-        """Tell whether it is torch's convolution: that is always measured, and can always be run undivided."""
+        """Tell whether it is torch's convolution, which is always measured."""
 
     @property
     def is_search(self) -> bool:
         """Tell whether the first run at each size builds and times what a library has, which takes seconds."""
+
+    @property
+    def is_last_resort(self) -> bool:
+        """Tell whether it is for limits that nothing else fits: a quick tuning passes over it where something does."""
 
     @property
     def alignment_bytes(self) -> int:
@@ -113,6 +117,9 @@ class Algorithm(Protocol):
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         """Answer like ``supports``, for slices of one size of a supported problem."""
+
+    def can_run_undivided(self, problem: ConvProblem) -> bool:
+        """Tell whether a whole mini-batch can be computed at once, even where slices of its size cannot."""
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         """Return what to hand in for micro-batches of this size, with the current thread count. Allocates nothing."""

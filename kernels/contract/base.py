@@ -45,6 +45,10 @@ class BaseAlgorithm:
         return False
 
     @property
+    def is_last_resort(self) -> bool:
+        return False
+
+    @property
     def alignment_bytes(self) -> int:
         return 1
 
@@ -56,6 +60,9 @@ class BaseAlgorithm:
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         return None
+
+    def can_run_undivided(self, problem: ConvProblem) -> bool:
+        return self.is_torchs_own
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         return Workspace()

@@ -62,7 +62,7 @@ class Met:
         """Run what was chosen for this very size; nothing more is to be decided."""
         self.tuned, self.origin, self.why, self.ask_at = tuned, origin, tuned.reason, inf
         self.baseline_s, self.time_s = tuned.baseline_s, tuned.time_s
-        self._run(tuned.configuration)
+        self._run(tuned.configuration, tuned.limit_bytes)
 
     def use_nearest(self, configuration: Configuration, of: TunedProblem) -> None:
         """Run what was made of the choice for another size. Times are taken to grow with the arithmetic."""
@@ -71,17 +71,17 @@ class Met:
         self.why = f"as for {of.problem.h}x{of.problem.w}, batch {of.batch_size}"
         self.baseline_s = None if of.baseline_s is None else of.baseline_s * share
         self.time_s = of.time_s * share
-        self._run(configuration)
+        self._run(configuration, of.limit_bytes)
 
     def use_torchs_own(self, why: str) -> None:
         self.origin, self.why, self.choices, self.configuration = Origin.NONE, why, None, None
         self.baseline_s = self.time_s = None
 
-    def _run(self, configuration: Configuration) -> None:
+    def _run(self, configuration: Configuration, limit_bytes: int | None) -> None:
         """Set what runs. Its recipes are forgotten with it."""
         self.configuration = configuration
         chosen = {self.problem: {self.batch_size: configuration}}
-        self.choices = None if configuration.is_baseline else Choices(chosen, self.device.type, keeps_workspace=True)
+        self.choices = None if configuration.is_baseline else Choices(chosen, self.device.type, True, limit_bytes)
 
     @property
     def gained_s(self) -> float:

@@ -25,6 +25,7 @@ from mucudnn.enabling.met import Met, Origin
 from mucudnn.enabling.nearest import nearest
 from mucudnn.enabling.shapes import Shape, shape_of
 from mucudnn.enabling.workshop import Workshop
+from mucudnn.running.workspace import make_room
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InfeasibleError, first_line
 from mucudnn.words.problem import Operation
@@ -57,6 +58,7 @@ class Session:
         self.config, self.clock = config, clock
         self.workshop = workshop or Workshop(config)
         self.limit_bytes = config.workspace_limit_bytes
+        self.torchs_limit_bytes = None if config.torchs_own_fits else self.limit_bytes
         self.calls: dict[tuple[object, ...], Call | None] = {}
         self.met: dict[tuple[object, ...], Met] = {}
         self.passed_by: Counter[str] = Counter()
@@ -102,6 +104,11 @@ class Session:
         with self._lock:
             if met.calls >= met.ask_at:  # no other thread has decided meanwhile
                 self._deciding(met, self._decide)
+
+    def make_room(self, met: Met | None) -> None:
+        """Give back what is kept of the workspace where the limit does not hold that and torch's own, which is next."""
+        if self.torchs_limit_bytes is not None and met is not None and met.configuration is not None:
+            make_room(self.torchs_limit_bytes - met.configuration.workspace_bytes)
 
     def wait(self) -> None:
         """Wait until another thread has decided."""

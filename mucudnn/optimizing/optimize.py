@@ -115,12 +115,12 @@ def optimize(
     with made_current(device), undisturbed(model):
         sample_input = tree_map(_recordable, sample_input)
         with telling(team), untouched:
-            _tune(model, sample_input, config, device.type, progress, team)
+            tuned = _tune(model, sample_input, config, device.type, progress, team)
         confirm_model(
             model,
             sample_input,
             config,
-            partial(_put_in, config=config),
+            partial(_put_in, config=config, kept_bytes=_most_kept(tuned)),
             device_type=device.type,
             step=step,
             team=None if team is None else team.again(),
@@ -136,8 +136,8 @@ def _tune(
     device_type: str,
     progress: Progress | None,
     team: Team | None,
-) -> None:
-    """Tune what the model runs, and put it in."""
+) -> Sequence[TunedProblem]:
+    """Tune what the model runs, and put it in. Returns what was chosen."""
     limits = find_headroom(model, sample_input).limits if config.has_headroom_limit else None
     wanted = _wanted(model, trace(model, sample_input), config, limits)
     divided = divide_3d(model, sample_input, config, device_type)
@@ -152,6 +152,7 @@ def _tune(
             cache_filters(model, config, machine=machine, database=database)
         else:
             cache_filters_together(model, config, team.again(), machine=machine, database=database)
+    return tuning.problems
 
 
 def _require_step(step: object) -> None:
@@ -233,18 +234,24 @@ def _epilogues(model: torch.nn.Module) -> dict[torch.nn.Module, WithEpilogue]:
 
 
 def _swap(model: torch.nn.Module, wanted: _Wanted, tuned: Mapping[_Key, TunedProblem], config: Config) -> None:
-    modules = dict(model.named_modules())
+    modules, kept_bytes = dict(model.named_modules()), _most_kept(tuned.values())
     for name, keys in wanted.items():
         its_own = tuple(tuned[key] for key in keys)
         make_tunable(modules[name])
         swapped = cast(TunedModule, modules[name])
         swapped.confirmation = None
-        _put_in(swapped, its_own, config)
+        _put_in(swapped, its_own, config, kept_bytes)
 
 
-def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config) -> None:
+def _most_kept(tuned: Iterable[TunedProblem]) -> int:
+    """Return the most bytes that are kept from call to call, whichever of these runs."""
+    return max((one.configuration.workspace_bytes for one in tuned if not one.configuration.is_baseline), default=0)
+
+
+def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config, kept_bytes: int) -> None:
+    """kept_bytes: what a call of any module may have left."""
     module.tuned = tuple(its_own)
-    module.choices = _choices(its_own, config, cast(_ConvNd, module).weight.device.type)
+    module.choices = _choices(its_own, config, cast(_ConvNd, module).weight.device.type, kept_bytes)
 
 
 def _swap_3d(model: torch.nn.Module, divided: Mapping[str, tuple[DividedOperation, ...]]) -> None:
@@ -254,8 +261,11 @@ def _swap_3d(model: torch.nn.Module, divided: Mapping[str, tuple[DividedOperatio
         cast(Conv3d, modules[name]).divided = its_own
 
 
-def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str) -> Choices | None:
+def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str, kept_bytes: int) -> Choices | None:
     """``None`` where torch won everywhere: then the module is torch's own, without the operator's overhead.
+
+    But where a limit holds torch's own, and it would be exceeded with ``kept_bytes`` of other modules beside, the
+    operator gives these back before.
 
     Smaller batches than the tuned one were not run against torch, and torch's own was not measured undivided for each
     of them: so a mere division of it is not taken.
@@ -265,7 +275,14 @@ def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str) 
         for n, configuration in configurations_of(tuned).items():
             if n == tuned.batch_size or configuration.algorithms != (TORCHS_OWN,):
                 configurations.setdefault(tuned.problem, {})[n] = configuration
+    limit_bytes = None if config.has_headroom_limit else config.workspace_limit_bytes
+    if config.torchs_own_fits:  # whatever it takes
+        configurations = {
+            problem: {n: replace(c, workspace_bytes=0) if c.is_baseline else c for n, c in by_size.items()}
+            for problem, by_size in configurations.items()
+        }
     every = [configuration for by_size in configurations.values() for configuration in by_size.values()]
-    if all(configuration.is_baseline for configuration in every):
+    most_bytes = kept_bytes + max((c.workspace_bytes for c in every), default=0)
+    if all(c.is_baseline for c in every) and (limit_bytes is None or most_bytes <= limit_bytes):
         return None
-    return Choices.of(configurations, device_type, keeps_workspace=not config.has_headroom_limit)
+    return Choices.of(configurations, device_type, not config.has_headroom_limit, limit_bytes)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
+from math import inf
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -38,7 +40,7 @@ from mucudnn.running.recipe import (
     recipe_of,
     working_recipe,
 )
-from mucudnn.running.workspace import on_huge_pages
+from mucudnn.running.workspace import make_room, on_huge_pages
 from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration
@@ -56,20 +58,37 @@ class Choices:
     handle: names the contents and not the object. It is the same in every process: a graph that ``torch.compile``
     stored, a copy and a pickle (which registers itself when it is loaded) all find it again. x_shapes: the
     (N, C, H, W) for which there is any configuration. keeps_workspace: whether the CPU's workspace outlives a call;
-    else it is there only while a convolution runs.
+    else it is there only while a convolution runs. limit_bytes: what it has then and what is allocated inside must not
+    exceed together; ``None``: there is no limit. beside_torchs: the most that it may have beside torch's own, where
+    that was chosen, by operation.
     """
 
-    __slots__ = ("configurations", "device_type", "handle", "keeps_workspace", "recipes", "x_shapes")
+    __slots__ = (
+        "beside_torchs",
+        "configurations",
+        "device_type",
+        "handle",
+        "keeps_workspace",
+        "limit_bytes",
+        "recipes",
+        "x_shapes",
+    )
 
     def __init__(
         self,
         configurations: Mapping[ConvProblem, Mapping[int, Configuration]],
         device_type: str,
         keeps_workspace: bool,
+        limit_bytes: int | None = None,
     ) -> None:
         self.configurations = {p: dict(by_size) for p, by_size in configurations.items()}
-        self.device_type, self.keeps_workspace = device_type, keeps_workspace
-        self.handle = _digest(self.configurations, f"{device_type}, {keeps_workspace}")
+        self.device_type, self.keeps_workspace, self.limit_bytes = device_type, keeps_workspace, limit_bytes
+        self.handle = _digest(self.configurations, f"{device_type}, {keeps_workspace}, {limit_bytes}")
+        self.beside_torchs: dict[Operation, int] = {}
+        for problem, by_size in self.configurations.items():
+            needed = [chosen.workspace_bytes for chosen in by_size.values() if chosen.is_baseline]
+            if limit_bytes is not None and needed:
+                self.beside_torchs[problem.operation] = limit_bytes - max(needed)
         self.x_shapes = frozenset(p.x_shape(n) for p, by_size in self.configurations.items() for n in by_size)
         self.recipes: dict[RecipeKey, Recipe | None] = {}
 
@@ -79,13 +98,14 @@ class Choices:
         configurations: Mapping[ConvProblem, Mapping[int, Configuration]],
         device_type: str = "cpu",
         keeps_workspace: bool = True,
+        limit_bytes: int | None = None,
     ) -> Choices:
         """Register choices, problem -> batch size -> configuration; the same contents give the same object."""
-        choices = cls(configurations, device_type, keeps_workspace)
+        choices = cls(configurations, device_type, keeps_workspace, limit_bytes)
         return _registered.setdefault(choices.handle, choices)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Choices.of, (self.configurations, self.device_type, self.keeps_workspace)
+        return Choices.of, (self.configurations, self.device_type, self.keeps_workspace, self.limit_bytes)
 
     def configuration(self, problem: ConvProblem, n: int) -> Configuration | None:
         """Look up what was chosen; ``None``: torch's own convolution."""
@@ -97,7 +117,16 @@ class Choices:
         configuration = self.configuration(problem, n)
         if configuration is None:
             return None
-        return working_recipe(problem, configuration, self.device_type, keeps_workspace=self.keeps_workspace)
+        recipe = working_recipe(problem, configuration, self.device_type, keeps_workspace=self.keeps_workspace)
+        return recipe if recipe is None or self.limit_bytes is None else _within(self.limit_bytes, recipe)
+
+
+def _within(limit_bytes: int, recipe: Recipe) -> Recipe:
+    """Return the same with a kept workspace that is within a limit beside what is allocated inside."""
+    scratch = min(algorithm.workspace(recipe.problem, n).scratch_bytes for algorithm, n in recipe.steps)
+    handed = scratch + sum(stage.prepared.stop - stage.prepared.start for stage in recipe.stages)
+    internal_bytes = recipe.configuration.workspace_bytes - handed
+    return replace(recipe, most_kept_bytes=limit_bytes - internal_bytes) if internal_bytes > 0 else recipe
 
 
 _registered: dict[int, Choices] = {}
@@ -221,6 +250,8 @@ def values(
         result = computed(operation, x, w, third, stride, padding, dilation, groups, choices)
         if result is not None:
             return result
+        if choices.beside_torchs:
+            make_room(choices.beside_torchs.get(operation, inf))
     dy, bias = (None, third) if operation is Operation.FORWARD else (third, None)
     return torch_convolution(operation, x, w, dy, bias, stride, padding, dilation, groups)
 

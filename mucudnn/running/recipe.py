@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from math import inf
 from typing import Any, Protocol
 
 import torch
@@ -93,7 +94,8 @@ class Recipe:
     """A configuration of one problem, resolved for one thread count and one device.
 
     ``workspace_bytes`` is what is handed to the algorithms: their prepared buffers side by side, then the largest
-    scratch, each from a multiple of ``BUFFER_BYTES``. What libraries allocate by themselves comes on top.
+    scratch, each from a multiple of ``BUFFER_BYTES``. What libraries allocate by themselves comes on top: a workspace
+    that is kept may have ``most_kept_bytes`` beside it, or what the recipe itself needs.
 
     bound: the same in fewer calls, where all of its algorithms can be bound; else ``None``. bound_in_python: that in
     Python, which in FORWARD takes a prepared buffer and an epilogue, too.
@@ -105,6 +107,7 @@ class Recipe:
     scratch: slice
     keeps_workspace: bool = True
     alignment_bytes: int = 1
+    most_kept_bytes: float = inf
     bound: Bound | None = field(default=None, compare=False, repr=False)
     bound_in_python: BoundInPython | None = field(default=None, compare=False, repr=False)
 
@@ -147,7 +150,7 @@ class Recipe:
         bound = in_python = None
         if device_type == "cpu" and alignment_bytes == 1:
             bound, in_python = _bound(problem, configuration.batch_size, stages, scratch, keeps_workspace)
-        parts = tuple(stages), scratch, keeps_workspace, alignment_bytes, bound, in_python
+        parts = tuple(stages), scratch, keeps_workspace, alignment_bytes, inf, bound, in_python
         return cls(problem, configuration, *parts)
 
     @property
@@ -224,7 +227,7 @@ class Recipe:
             )
         if problem.operation is Operation.BACKWARD_FILTER:
             w.zero_()
-        workspace = workspace_of(self.workspace_bytes, x.device, self.keeps_workspace)
+        workspace = workspace_of(self.workspace_bytes, x.device, self.keeps_workspace, self.most_kept_bytes)
         scratch = workspace[self.scratch]
         for stage in self.stages:
             micro_batch = stage.slices[0]

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import cache
+from math import inf
 from typing import Protocol
 from weakref import WeakSet
 
@@ -25,14 +26,24 @@ _SMALLEST_BYTES = 2 * _HUGE_PAGE_BYTES  # below, the allocator mostly has pages 
 _MADV_HUGEPAGE = 14
 
 
-def workspace_of(size_bytes: int, device: torch.device, keeps: bool) -> Tensor:
+def workspace_of(size_bytes: int, device: torch.device, keeps: bool, most_bytes: float = inf) -> Tensor:
     """Return at least ``size_bytes``, 1-D uint8, uninitialised; both allocators align to 64 bytes or more.
 
-    keeps: on the CPU it is the thread's own, which outlives the call.
+    keeps: on the CPU it is the thread's own, which outlives the call. most_bytes: what that may have where it has more
+    than ``size_bytes``; a larger one is given back.
     """
     if keeps and device.type == "cpu":
+        if most_bytes != inf:
+            make_room(max(size_bytes, most_bytes))
         return _of_this_thread.workspace.at_least(size_bytes)
     return on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8, device=device))
+
+
+def make_room(most_bytes: float) -> None:
+    """Give back the workspace that this thread keeps if it is larger: for what allocates by itself within a limit."""
+    kept = _of_this_thread.workspace
+    if kept.buffer is not None and kept.buffer.numel() > most_bytes:
+        kept.release()
 
 
 def lasting_buffer(size_bytes: int) -> Tensor:

@@ -29,11 +29,15 @@ def random_problem(random: Random) -> ConvProblem | None:
 def random_micro_batches(random: Random, algorithm: Algorithm, problem: ConvProblem) -> tuple[int, ...]:
     """Draw a split into slices that the algorithm supports.
 
-    Where it supports none of those drawn, the smallest slice that it supports is the only one.
+    Where it supports none of those drawn, there is one: undivided, or the smallest slice that it supports.
     """
     sizes = tuple(random.randint(1, 3) for _ in range(random.randint(1, 3)))
     supported = tuple(n for n in sizes if algorithm.supports_micro_batch(problem, n) is None)
-    return supported or (next(n for n in range(1, 64) if algorithm.supports_micro_batch(problem, n) is None),)
+    if supported:
+        return supported
+    if algorithm.can_run_undivided(problem):
+        return sizes[:1]
+    return (next(n for n in range(1, 64) if algorithm.supports_micro_batch(problem, n) is None),)
 
 
 def _any_problem(random: Random) -> ConvProblem:

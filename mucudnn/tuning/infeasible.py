@@ -12,6 +12,7 @@ from mucudnn.words.task import Task
 from mucudnn.words.units import exact_bytes, format_bytes
 
 _Failed = Mapping[Task, Sequence[Failure]]
+_NEEDS_NOTHING = "allow the algorithm loop-nest, which needs no workspace (compiled, on the CPU)"
 
 
 def smallest_bytes(measurements: Sequence[Measurement], batch_size: int) -> int | None:
@@ -29,8 +30,9 @@ def infeasible(smallest: Mapping[Task, int | None], failed: _Failed | None = Non
     ]
     needed = [size for size in smallest.values() if size is not None]
     most = max(needed) if len(needed) == len(smallest) else None
-    advice = "" if most is None else f"\nRaise the workspace limit to {exact_bytes(most)} or more"
-    return InfeasibleError("\n".join(("no configuration fits the workspace limit:", *lines)) + advice, most)
+    raised = [] if most is None else [f"raise the workspace limit to {exact_bytes(most)} or more"]
+    advice = _either(*raised, _NEEDS_NOTHING, "let torch's own convolution exceed the limit (limits_torch=False)")
+    return InfeasibleError("\n".join(("no configuration fits the workspace limit:", *lines, advice)), most)
 
 
 def unaffordable(
@@ -45,9 +47,14 @@ def unaffordable(
     ]
     needed = [size for size in smallest.values() if size is not None]
     total = sum(needed) if len(needed) == len(smallest) else None
-    advice = "" if total is None else f"\nRaise the workspace budget to {exact_bytes(total)} or more"
+    raised = [] if total is None else [f"raise the workspace budget to {exact_bytes(total)} or more"]
     what = f"no division fits the workspace budget of {format_bytes(budget_bytes)} over {len(smallest)} problems:"
-    return InfeasibleError("\n".join((what, *lines)) + advice, total)
+    return InfeasibleError("\n".join((what, *lines, _either(*raised, _NEEDS_NOTHING))), total)
+
+
+def _either(*remedies: str) -> str:
+    text = ", or ".join(remedies)
+    return text[0].upper() + text[1:]
 
 
 def _but_for(task: Task, failed: _Failed | None) -> str:

@@ -142,7 +142,8 @@ class Job:
         undivided = [c for c in torchs if c.micro_config == self.task.baseline]
         least = min((c.micro_batch_size for c in torchs), default=0)
         smallest_pieces = [c for c in torchs if c.micro_batch_size == least]
-        for candidates in (undivided, smallest_pieces, torchs, [c for c in usable if c.handed_bytes <= limit]):
+        known = [c for c in usable if not c.counts_any_run]
+        for candidates in (undivided, known, smallest_pieces, torchs, [c for c in usable if c.handed_bytes <= limit]):
             smallest = _least_declared_bytes(candidates, self.task.batch_size)
             if smallest is not None and smallest <= limit:
                 return True

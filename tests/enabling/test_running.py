@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mucudnn.enabling.session import Session
 from mucudnn.running.dispatcher import untouched
+from mucudnn.running.workspace import kept_by_each_thread, release_workspaces, workspace_of
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
 
@@ -297,3 +299,24 @@ def test_data_parallel_gradients_are_all_reduced(session: Session) -> None:
         assert_right(model, torch.randn(2, 4, 6, 6))
         del model
     assert all(met.ours for met in session.every_met())
+
+
+def test_torchs_own_within_a_limit_has_the_kept_workspace_given_back_that_would_exceed_it() -> None:
+    """Torch's own was chosen, with no byte of its own; a limit that does not hold it leaves what is kept alone."""
+
+    def stays(call: Callable[[], object], kept_bytes: int) -> bool:
+        release_workspaces()
+        workspace_of(kept_bytes, torch.device("cpu"), keeps=True)
+        call()
+        return kept_by_each_thread.workspace.buffer is not None
+
+    for config, is_held in ((Config(workspace_limit=1000), True), (Config(), False)):
+        with enabled(MadeUpWorkshop("native"), config):
+            layer, x = nn.Conv2d(2, 3, 3), torch.randn(1, 2, 6, 6, requires_grad=True)
+            y = layer(x)
+            backward = partial(y.backward, torch.ones_like(y), retain_graph=True)
+            for call in (lambda: layer(x), backward):  # noqa: B023
+                call()  # what is chosen is known from now on
+                assert stays(call, 1000)
+                assert stays(call, 1001) is not is_held
+    release_workspaces()

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.joi
 COMPILED = TESTS.parent / "kernels" / "compiled"
 SOURCES = (*sorted(COMPILED.rglob("*.cpp")), SUPPORT / "arm" / "compiled_algorithms.cpp")
 FLAGS = ("-std=c++17", "-O1", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", f"-I{COMPILED}")
-FAMILIES = ("winograd", "implicit-gemm", "pointwise", "depthwise")
+FAMILIES = ("winograd", "implicit-gemm", "pointwise", "depthwise", "loop-nest")
 LARGEST_ERROR = DEFAULT_MAX_RELATIVE_ERROR | {"float32": 1e-5}
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from mucudnn.kernels.compiled.depthwise import algorithm as depthwise
 from mucudnn.kernels.compiled.implicit_gemm import algorithm as implicit_gemm
 from mucudnn.kernels.compiled.library import build_name, loaded_build
+from mucudnn.kernels.compiled.loop_nest import algorithm as loop_nest
 from mucudnn.kernels.compiled.pointwise import algorithm as pointwise
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
@@ -124,7 +125,8 @@ def _algorithms() -> Iterator[tuple[Algorithm, int, Pair]]:
     """With the size and the stride of the filter."""
     yield from ((algorithm, algorithm.r, (algorithm.stride, algorithm.stride)) for algorithm in winograd.ALGORITHMS)
     yield from ((algorithm, 1, (stride, 1)) for algorithm in pointwise.ALGORITHMS for stride in (1, 2))
-    yield from ((algorithm, 3, (2, 1)) for algorithm in (*implicit_gemm.ALGORITHMS, *depthwise.ALGORITHMS))
+    direct = (*implicit_gemm.ALGORITHMS, *depthwise.ALGORITHMS, *loop_nest.ALGORITHMS)
+    yield from ((algorithm, 3, (2, 1)) for algorithm in direct)
 
 
 if __name__ == "__main__":

@@ -18,15 +18,16 @@ struct TensorArgument {
   ptrdiff_t stride_h() const { return channels_last ? w * c : w; }
   ptrdiff_t stride_w() const { return channels_last ? c : 1; }
 
-  void require(const char* name) const {
-    require_between("the type of elements", element, FLOAT32, FLOAT16);
+  // last: of the types that are allowed.
+  void require(const char* name, Element last = FLOAT16) const {
+    require_between("the type of elements", element, FLOAT32, last);
     for (const int64_t size : {c, h, w}) require_size(name, size);
     require_between(name, n, 1, INT64_MAX);
     require_all_bytes(name, bytes, times(times(n, c), times(h, w)), elements().element_bytes());
   }
 
-  void require_filter(int64_t groups, int64_t r, int64_t s) const {
-    require("the filter");
+  void require_filter(int64_t groups, int64_t r, int64_t s, Element last = FLOAT16) const {
+    require("the filter", last);
     require_size("the number of filters", n);
     require_size("the number of elements of a filter", times(h, w));
     require_equal("the height of the filter", h, r);
@@ -101,10 +102,11 @@ inline int64_t output_size(int64_t size, int64_t pad, int64_t taps, int64_t dila
 }
 
 // x and y as in forward.
-inline void require_images(const Geometry& g, const TensorArgument& x, const TensorArgument& y) {
+inline void require_images(const Geometry& g, const TensorArgument& x, const TensorArgument& y,
+                           Element last = FLOAT16) {
   g.require();
-  x.require("x");
-  y.require("y");
+  x.require("x", last);
+  y.require("y", last);
   require_same_elements(x, y);
   require_groups(g.groups, x.c, y.c);
   require_equal("the number of samples of y", y.n, x.n);

@@ -1,12 +1,13 @@
 // The types that elements of tensors have in memory: float, or a half precision that is widened where it is read and
-// rounded, to the nearest and of two to the even one, where it is written. All arithmetic is in float.
+// rounded, to the nearest and of two to the even one, where it is written. All arithmetic is in float. Double is for
+// the loop nest alone, which computes in it.
 #pragma once
 
 #include <vector>
 
 #include "common/vector.h"
 
-enum Element : int64_t { FLOAT32, BFLOAT16, FLOAT16 };  // library.py has the same numbers
+enum Element : int64_t { FLOAT32, BFLOAT16, FLOAT16, FLOAT64 };  // library.py has the same numbers
 
 typedef uint32_t Bits __attribute__((vector_size(VL * sizeof(float))));
 typedef uint16_t HalfBits __attribute__((vector_size(VL * sizeof(uint16_t))));
@@ -110,6 +111,7 @@ INLINE void store_first(Half* to, Vec value, int count) {
 }
 
 INLINE float value_of(float element) { return element; }
+INLINE double value_of(double element) { return element; }
 template <class Half>
 INLINE float value_of(Half element) {
   HalfBits bits = {};
@@ -130,7 +132,10 @@ struct Elements {
   void* first;
   Element type;
 
-  ptrdiff_t element_bytes() const { return type == FLOAT32 ? sizeof(float) : sizeof(uint16_t); }
+  ptrdiff_t element_bytes() const {
+    if (type == FLOAT64) return sizeof(double);
+    return type == FLOAT32 ? sizeof(float) : sizeof(uint16_t);
+  }
   explicit operator bool() const { return first != nullptr; }
   template <class T>
   T* as() const {
@@ -143,7 +148,7 @@ struct Elements {
   // How many elements further than others of the same tensor.
   ptrdiff_t operator-(const Elements& others) const { return (as<char>() - others.as<char>()) / element_bytes(); }
 
-  // Calls body with a pointer of their type.
+  // Calls body with a pointer of their type, which is not double.
   template <class Body>
   void visit(Body body) const {
     if (type == BFLOAT16) return body(as<BFloat16>());

@@ -54,8 +54,8 @@ template <class Open, class Step, class Close>
 int64_t run_stage(const Stage& stage, const Addresses& at, float* prepared, Open open, Step step, Close close) {
   const bool of_filter = stage.operation == BACKWARD_FILTER;
   require_between("the operation", stage.operation, FORWARD, BACKWARD_FILTER);
-  stage.x.require("x");
-  stage.y.require("y");
+  stage.x.require("x", FLOAT64);  // steps know better what they take
+  stage.y.require("y", FLOAT64);
   TensorArgument w = stage.w;
   w.data = at.w;
   if (of_filter) set_to_zero(prepared, stage.prepared_bytes, stage.thread_count());

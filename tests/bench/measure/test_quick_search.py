@@ -68,6 +68,32 @@ def test_half_the_size_is_tried_of_a_second_one_that_is_close() -> None:
     assert {size for name, size in results if name == "close"} == {4, LARGEST}
 
 
+class LastResort(FakeAlgorithm):
+    """Needs no workspace, and is the slowest; or the fastest, which nobody asks."""
+
+    @property
+    def is_last_resort(self) -> bool:
+        return True
+
+
+def test_a_last_resort_is_looked_at_where_nothing_else_fits_and_on_a_small_part_for_a_budget() -> None:
+    def sizes_of_resort(per_sample_s: float, every_size: bool = False, **bounds: object) -> set[int]:
+        algorithms = [fake("native", 0.02, scratch_bytes_per_sample=10), fake("other", scratch_bytes_per_sample=10)]
+        resort = LastResort("resort", CLOCK, lambda size: per_sample_s * size)
+        job = job_of(*algorithms, resort, **bounds)
+        found = QuickSearch.of(job, Prior(), every_size, float("inf"))
+        results = [*found.measure()]
+        assert found.knowing(results, 0.0).is_done
+        return {r.micro_config.micro_batch_size for r in results if r.micro_config.algorithm == "resort"}
+
+    for per_sample_s in (0.001, 0.5):
+        assert sizes_of_resort(per_sample_s) == set()
+        assert sizes_of_resort(per_sample_s, limit_bytes=20) == set()
+        assert sizes_of_resort(per_sample_s, limit_bytes=5, torchs_own_fits=True) == set()
+        assert sizes_of_resort(per_sample_s, limit_bytes=5) == set(SIZES)
+        assert sizes_of_resort(per_sample_s, every_size=True, limit_bytes=200) == {1}
+
+
 def test_for_a_budget_torchs_own_is_measured_at_every_size_too() -> None:
     results = search(job_of(fake("native", 0.01), fake("other", 0.0105)), every_size=True)
     assert set(results) == {(name, size) for name in ("native", "other") for size in SIZES}

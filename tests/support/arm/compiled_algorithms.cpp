@@ -11,7 +11,8 @@
 using Entry = int64_t(const Stage*, void* x, void* w, void* y, void* bias, float* prepared, float* scratch,
                       const EpilogueArgument*);
 extern "C" {
-Entry mucudnn_winograd_stage, mucudnn_implicit_gemm_stage, mucudnn_pointwise_stage, mucudnn_depthwise_stage;
+Entry mucudnn_winograd_stage, mucudnn_implicit_gemm_stage, mucudnn_pointwise_stage, mucudnn_depthwise_stage,
+    mucudnn_loop_nest_stage;
 const char* mucudnn_refusal();
 }
 
@@ -153,6 +154,7 @@ void print_layers() {
       {"implicit-gemm-first", mucudnn_implicit_gemm_stage, 3, 29, 31, 18, 0, {7, 7, 2, 2, 3, 3, 1, 1, 1}},
       {"pointwise", mucudnn_pointwise_stage, 37, 9, 10, 42, 0, {1, 1, 1, 1, 0, 0, 1, 1, 1}},
       {"depthwise", mucudnn_depthwise_stage, 11, 17, 13, 22, 0, {3, 3, 2, 1, 1, 1, 1, 1, 11}},
+      {"loop-nest", mucudnn_loop_nest_stage, 10, 13, 11, 18, 0, {3, 3, 2, 1, 1, 2, 1, 2, 2}},
   };
   const char* operations[] = {"forward", "backward_data", "backward_filter"};
   const char* types[] = {"float32", "bfloat16", "float16"};

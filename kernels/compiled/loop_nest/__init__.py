@@ -1,0 +1,1 @@
+"""Holds the loop nest: direct sums without any buffer."""

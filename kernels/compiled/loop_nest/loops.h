@@ -1,0 +1,175 @@
+// The loops of a convolution as its definition has them. Each element of a result is summed by one thread, in an order
+// that depends on the problem alone, of the products that the definition names and no others: the padding is left out.
+#pragma once
+
+#include "loop_nest/tile.h"
+
+namespace loop_nest {
+
+// One dimension: the inputs that outputs meet. Forward, output o meets input o * stride + tap * dilation - pad with each
+// tap. In backward data, where outputs are elements of dx, that is solved for the element of dy, if it is whole.
+struct Axis {
+  int64_t taps, stride, pad, dilation, inputs, outputs;
+  bool backward;
+
+  // Outputs 0, `every`, 2 * `every`, ... meet inputs that are `step` apart; so do those that begin elsewhere.
+  int64_t every() const { return backward ? stride : 1; }
+  int64_t step() const { return backward ? 1 : stride; }
+
+  // Whether there is an input for output and tap, which may lie outside of the image.
+  bool meets(int64_t output, int64_t tap, int64_t& input) const {
+    if (!backward) {
+      input = output * stride + tap * dilation - pad;
+      return true;
+    }
+    input = output + pad - tap * dilation;
+    const bool is_whole = input % stride == 0;
+    input /= stride;
+    return is_whole;
+  }
+  bool meets_image(int64_t output, int64_t tap, int64_t& input) const {
+    return meets(output, tap, input) && input >= 0 && input < inputs;
+  }
+};
+
+// Those of the inputs first, first + step, ... of `count` that are within 0 ... size - 1: numbers begin ... end - 1.
+struct Range {
+  int begin, end;
+
+  Range(int64_t first, int64_t step, int64_t size, int count) {
+    begin = first >= 0 ? 0 : int(std::min<int64_t>(count, ceil_div(-first, step)));
+    end = first >= size ? 0 : int(std::min<int64_t>(count, ceil_div(size - first, step)));
+  }
+};
+
+// Strides of the filter, or its gradient, in elements.
+struct Filter {
+  ptrdiff_t k, c, r, s;
+
+  explicit Filter(const TensorArgument& w)
+      : k(w.stride_n()), c(w.stride_c()), r(w.stride_h()), s(w.stride_w()) {}
+};
+
+// A 1x1 filter that meets each pixel alone sees the image as one row.
+inline void flatten(TensorArgument& image) {
+  image.w *= image.h;
+  image.h = 1;
+}
+
+// Forward: x -> y; backward data: in = dy, out = dx. bias: null, or one for each channel of out.
+template <class T>
+void correlate(const Geometry& g, bool backward, TensorArgument in, const TensorArgument& w, const T* bias,
+               TensorArgument out, int threads) {
+  if (g.r * g.s == 1 && g.stride_h * g.stride_w == 1 && g.pad_h == 0 && g.pad_w == 0) {
+    flatten(in);
+    flatten(out);
+  }
+  const Axis rows{g.r, g.stride_h, g.pad_h, g.dilation_h, in.h, out.h, backward};
+  const Axis columns{g.s, g.stride_w, g.pad_w, g.dilation_w, in.w, out.w, backward};
+  const Filter filter(w);
+  const ptrdiff_t filter_out = backward ? filter.c : filter.k, filter_in = backward ? filter.k : filter.c;
+  const int64_t outs = out.c / g.groups, ins = in.c / g.groups, blocks = ceil_div(outs, int64_t{OUT});
+  const T* const taps = static_cast<const T*>(w.data);
+
+  const auto sum_row = [&](int64_t n, int64_t group, int64_t first_out, int64_t row) {
+    const int count_out = int(std::min<int64_t>(OUT, outs - first_out));
+    const T* const image = static_cast<const T*>(in.data) + n * in.stride_n() + group * ins * in.stride_c();
+    const T* const of_outs = taps + group * w.n / g.groups * filter.k + first_out * filter_out;
+    const int64_t channel = group * outs + first_out;
+    T* const to = static_cast<T*>(out.data) + n * out.stride_n() + channel * out.stride_c() + row * out.stride_h();
+    Sums<Number<T>> sums;
+    Number<T> copies[IN][LANES];
+    const Number<T>* rows_in[IN];
+
+    for (int64_t residue = 0; residue < std::min(columns.every(), out.w); ++residue)
+      for (int64_t left = residue; left < out.w; left += LANES * columns.every()) {
+        const int count = int(std::min<int64_t>(LANES, ceil_div(out.w - left, columns.every())));
+        for (int i = 0; i < count_out; ++i) sums.fill(i, count, bias ? value_of(bias[channel + i]) : 0);
+        for (int64_t s = 0; s < g.s; ++s) {
+          int64_t column, row_in;
+          if (!columns.meets(left, s, column)) continue;
+          const Range range(column, columns.step(), in.w, count);
+          if (range.begin >= range.end) continue;
+          const ptrdiff_t first = (column + range.begin * columns.step()) * in.stride_w();
+          for (int64_t r = 0; r < g.r; ++r) {
+            if (!rows.meets_image(row, r, row_in)) continue;
+            const T* const from = image + row_in * in.stride_h() + first;
+            const T* const tap = of_outs + r * filter.r + s * filter.s;
+            for (int64_t c = 0; c < ins; c += IN) {
+              const int count_in = int(std::min<int64_t>(IN, ins - c));
+              for (int j = 0; j < count_in; ++j) {
+                rows_in[j] = numbers(from + (c + j) * in.stride_c(), columns.step() * in.stride_w(),
+                                     range.end - range.begin, copies[j]);
+                for (int i = 0; i < count_out; ++i)
+                  sums.factors[i][j] = value_of(tap[i * filter_out + (c + j) * filter_in]);
+              }
+              sums.add(count_out, count_in, rows_in, range.begin, range.end - range.begin);
+            }
+          }
+        }
+        for (int i = 0; i < count_out; ++i)
+          store_row(sums.rows[i], count, to + i * out.stride_c() + left * out.stride_w(),
+                    columns.every() * out.stride_w());
+      }
+  };
+
+  const int64_t tasks = out.n * g.groups * blocks * out.h;
+#pragma omp parallel for num_threads(threads)
+  for (int64_t task = 0; task < tasks; ++task) {
+    const int64_t block = task / out.h % blocks, image = task / out.h / blocks;
+    sum_row(image / g.groups, image % g.groups, block * OUT, task % out.h);
+  }
+}
+
+// dw += the gradient, in double whatever the type, rounded once.
+template <class T>
+void add_gradient(const Geometry& g, const TensorArgument& x, const TensorArgument& dy, const TensorArgument& dw,
+                  int threads) {
+  const Axis rows{g.r, g.stride_h, g.pad_h, g.dilation_h, x.h, dy.h, false};
+  const Axis columns{g.s, g.stride_w, g.pad_w, g.dilation_w, x.w, dy.w, false};
+  const Filter filter(dw);
+  const int64_t outs = dy.c / g.groups, ins = x.c / g.groups;
+  const int64_t out_blocks = ceil_div(outs, int64_t{OUT}), in_blocks = ceil_div(ins, int64_t{LANES});
+
+  const auto sum_tap = [&](int64_t group, int64_t k, int64_t c, int64_t r, int64_t s) {
+    const int count_out = int(std::min<int64_t>(OUT, outs - k)), count = int(std::min<int64_t>(LANES, ins - c));
+    T* const to = static_cast<T*>(dw.data) + (group * outs + k) * filter.k + c * filter.c + r * filter.r + s * filter.s;
+    const T* const of_x = static_cast<const T*>(x.data) + (group * ins + c) * x.stride_c();
+    const T* const of_dy = static_cast<const T*>(dy.data) + (group * outs + k) * dy.stride_c();
+    Sums<double> sums;
+    Number<T> copies[IN][LANES];
+    const Number<T>* pixels[IN];
+    for (int i = 0; i < count_out; ++i)
+      for (int j = 0; j < count; ++j) sums.rows[i][j] = value_of(to[i * filter.k + j * filter.c]);
+
+    int64_t row, column;
+    columns.meets(0, s, column);
+    const Range range(column, g.stride_w, x.w, int(dy.w));
+    for (int64_t n = 0; n < x.n; ++n)
+      for (int64_t p = 0; p < dy.h; ++p) {
+        if (!rows.meets_image(p, r, row)) continue;
+        const T* const row_x = of_x + n * x.stride_n() + row * x.stride_h();
+        const T* const row_dy = of_dy + n * dy.stride_n() + p * dy.stride_h();
+        for (int64_t q = range.begin; q < range.end; q += IN) {
+          const int count_in = int(std::min<int64_t>(IN, range.end - q));
+          for (int j = 0; j < count_in; ++j) {
+            const T* const pixel = row_x + (column + (q + j) * g.stride_w) * x.stride_w();
+            pixels[j] = numbers(pixel, x.stride_c(), count, copies[j]);
+            for (int i = 0; i < count_out; ++i)
+              sums.factors[i][j] = value_of(row_dy[i * dy.stride_c() + (q + j) * dy.stride_w()]);
+          }
+          sums.add(count_out, count_in, pixels, 0, count);
+        }
+      }
+    for (int i = 0; i < count_out; ++i) store_row(sums.rows[i], count, to + i * filter.k, filter.c);
+  };
+
+  const int64_t tasks = g.groups * out_blocks * in_blocks * g.r * g.s;
+#pragma omp parallel for num_threads(threads)
+  for (int64_t task = 0; task < tasks; ++task) {
+    const int64_t block = task / g.s / g.r, c = block % in_blocks, k = block / in_blocks % out_blocks;
+    sum_tap(block / in_blocks / out_blocks, k * OUT, c * LANES, task / g.s % g.r, task % g.s);
+  }
+}
+
+}  // namespace loop_nest
