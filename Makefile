@@ -13,11 +13,12 @@ define require_version
 	|| { echo "$(PYTHON) is too old: mucudnn needs Python 3.11 or later; try make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 endef
 
-.PHONY: demo test fuzz sanitize lint docs gallery wheel gpu bench-track help
+.PHONY: demo test test-machines fuzz sanitize lint docs gallery wheel gpu bench-track help
 
 help:
 	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (a few minutes)"
 	@echo "make test   run the whole test suite"
+	@echo "make test-machines  what depends on the processor, on simulated ones: fewer instruction sets, 1, 2 and 4 threads"
 	@echo "make fuzz   random problems, values and kills against every algorithm, command and file (12 minutes)"
 	@echo "make sanitize  the compiled code and its tests under AddressSanitizer and UndefinedBehaviorSanitizer (g++)"
 	@echo "make bench-track  measure a few layers of each kind into bench/results, and draw the history of this machine"
@@ -38,6 +39,9 @@ PARALLEL := -n auto --maxprocesses 4 --max-worker-restart 0 --dist loadfile
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PARALLEL)
+
+test-machines: $(VENV)/.installed
+	$(BIN)/python tests/support/machines.py $(PARALLEL)
 
 fuzz: $(VENV)/.installed
 	MUCUDNN_FUZZ=full $(BIN)/python -m pytest -m fuzz $(PARALLEL)

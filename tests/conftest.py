@@ -37,10 +37,14 @@ def seed() -> None:
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """One thread, for speed on small shapes; a test that wants more sets the number, and it is set back."""
-    torch.set_num_threads(1)
+    """One thread, for speed on small shapes; a test that wants more sets the number, and it is set back.
+
+    ``MUCUDNN_TEST_THREADS`` is another number, with which ``support.machines`` runs some of the files.
+    """
+    count = int(os.environ.get("MUCUDNN_TEST_THREADS", "1"))
+    torch.set_num_threads(count)
     yield
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import nan
 
 import torch
 from torch import Tensor
@@ -30,13 +33,18 @@ def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulat
 
     x: (B, M, J), w: (B, K, J), y: (B, M, K).
     """
-    left, right, out = {
+    left, right, out = _factors(operation, x, w, y)
+    # In place: an out= that is too small would be resized, and what lies behind it written to
+    out.baddbmm_(left, right, beta=int(accumulate))
+
+
+def _factors(operation: Operation, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the left and the right factor of the operation, and what their product is written to."""
+    return {
         Operation.FORWARD: (x, w.transpose(1, 2), y),
         Operation.BACKWARD_DATA: (y, w, x),
         Operation.BACKWARD_FILTER: (y.transpose(1, 2), x, w),
     }[operation]
-    # In place: an out= that is too small would be resized, and what lies behind it written to
-    out.baddbmm_(left, right, beta=int(accumulate))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,10 @@ class Gemm(BaseAlgorithm):
         return problem.item_bytes < 4  # oneDNN multiplies halves by other code than a convolution's
 
     def is_local(self, problem: ConvProblem) -> bool:
-        return True
+        """Say yes in half precision on the CPU only where torch's product of matrices is seen to be local."""
+        if self.device_type != "cpu" or problem.item_bytes >= 4:
+            return True
+        return _product_is_local(torch_dtype(problem), torch.get_num_threads())
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return problem.flops(micro_batch_size)
@@ -112,6 +123,28 @@ class Gemm(BaseAlgorithm):
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         for accumulator in carve(prepared, _prepared_parts(problem)):
             _w_matrix(problem, w).add_(accumulator)
+
+
+@lru_cache(maxsize=16)
+def _product_is_local(dtype: torch.dtype, threads: int) -> bool:
+    """Tell whether a NaN in a row or column stays there in ``multiply``, on this processor with that many threads.
+
+    With AMX, oneDNN 3.12 reads rows whose length is no multiple of 32 beyond their ends and multiplies the next row's
+    elements by zero (https://github.com/uxlfoundation/oneDNN/issues/5717). So every second row and column is NaN here.
+    """
+    # Large enough for oneDNN, no multiples of 32, odd and even: every operation sums over each of them
+    sizes = ((33, 65, 100), (65, 100, 33), (100, 33, 65))
+    for operation, (m, j, k), is_transposed in product(Operation, sizes, (False, True)):
+        x, w, y = (torch.ones(2, *shape, dtype=dtype, device="cpu") for shape in ((m, j), (k, j), (m, k)))
+        if is_transposed:
+            x, y = (matrix.mT.contiguous().mT for matrix in (x, y))
+        left, right, out = _factors(operation, x, w, y)
+        left[:, 1::2] = nan
+        right[:, :, 1::2] = nan
+        multiply(operation, x, w, y)
+        if not out[:, ::2, ::2].isfinite().all():
+            return False
+    return True
 
 
 GEMM = Gemm()

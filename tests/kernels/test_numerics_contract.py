@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.kernels.registry import algorithm, algorithms
+from mucudnn.kernels.torch_ops import gemm
 from mucudnn.running.operators import Choices
 from mucudnn.testing.checks import (
     check_locality,
@@ -67,6 +68,24 @@ def test_local_algorithms_spoil_what_torch_does(name: str, problem: ConvProblem)
 def test_in_other_dtypes_local_algorithms_spoil_no_more_than_torch_does(name: str, problem: ConvProblem) -> None:
     """In bfloat16 torch's own spoils more than the definition says where the number of channels is odd."""
     check_locality(algorithm(name), problem)
+
+
+@pytest.mark.parametrize("beyond", ["rows", "columns"])
+def test_gemm_is_local_in_half_precision_where_torchs_product_is(monkeypatch: pytest.MonkeyPatch, beyond: str) -> None:
+    """Here that of bfloat16 gives each row, or column, what the next one has of zeros times NaN; others do not."""
+
+    def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor) -> None:
+        left, right, out = gemm._factors(operation, x, w, y)
+        exact = left.double() @ right.double()
+        if x.dtype is torch.bfloat16:
+            exact += 0 * exact.roll(-1, 1 if beyond == "rows" else 2)
+        out.copy_(exact)
+
+    monkeypatch.setattr(gemm, "multiply", multiply)
+    gemm._product_is_local.cache_clear()
+    dtypes = ("float32", "float16", "bfloat16")
+    assert [gemm.GEMM.is_local(forward(3, 8, dtype)) for dtype in dtypes] == [True, True, False]
+    gemm._product_is_local.cache_clear()
 
 
 @pytest.mark.parametrize(("name", "problem"), local(cases(EVERY, GEOMETRIES, operations=[Operation.BACKWARD_FILTER])))

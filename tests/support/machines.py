@@ -1,0 +1,110 @@
+"""Runs the tests of what depends on the processor on simulated ones, each in turns: the program of make test-machines.
+
+torch and oneDNN can be told to use no more than some instruction sets, and we can be told which of our builds to load.
+A processor that lacks an instruction set is skipped where it would have it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+TESTS = (
+    "tests/kernels/test_algorithm_contract.py",
+    "tests/kernels/test_numerics_contract.py",
+    "tests/kernels/test_native.py",
+    "tests/modules/test_conv2d.py",
+    "tests/running/test_compatibility.py",
+    "tests/optimizing/test_optimize.py",
+    "tests/tuning/test_tuner.py",
+    "tests/tuning/test_determinism.py",
+    "tests/distributed/test_fifty_steps.py",
+)
+# What /proc/cpuinfo calls what a setting needs
+NEEDED = {
+    "AVX2": "avx2",
+    "avx2": "avx2",
+    "AVX512_CORE": "avx512f",
+    "avx512": "avx512f",
+    "AVX512_CORE_BF16": "avx512_bf16",
+    "AVX512_CORE_AMX": "amx_bf16",
+}
+
+
+@dataclass(frozen=True)
+class SimulatedMachine:
+    """What oneDNN, torch and mucudnn may use of a processor, and the number of threads."""
+
+    onednn: str
+    torch: str
+    build: str
+    threads: int
+
+    def __str__(self) -> str:
+        return f"oneDNN {self.onednn}, torch {self.torch}, our build {self.build}, {self.threads} thread(s)"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "ONEDNN_MAX_CPU_ISA": self.onednn,
+            "ATEN_CPU_CAPABILITY": self.torch,
+            "MUCUDNN_BUILD": self.build,
+            "MUCUDNN_TEST_THREADS": str(self.threads),
+            "OMP_WAIT_POLICY": "passive",  # there may be more threads than cores
+        }
+
+    def lacking(self) -> list[str]:
+        """Instruction sets that it would have and this processor has not."""
+        there = set(Path("/proc/cpuinfo").read_text().split())
+        needed = {NEEDED[setting] for setting in (self.onednn, self.torch, self.build) if setting in NEEDED}
+        return sorted(needed - there)
+
+
+# Every pair of oneDNN's and torch's instruction sets, each of them with 1, 2 and 4 threads. Our build needs torch's.
+MACHINES = (
+    SimulatedMachine("AVX2", "default", "plain", 1),
+    SimulatedMachine("AVX2", "avx2", "avx2", 2),
+    SimulatedMachine("AVX2", "avx512", "avx512", 4),
+    SimulatedMachine("AVX512_CORE", "avx2", "avx2", 1),
+    SimulatedMachine("AVX512_CORE", "avx512", "avx512", 2),
+    SimulatedMachine("AVX512_CORE", "default", "plain", 4),
+    SimulatedMachine("AVX512_CORE_BF16", "avx512", "avx512", 1),
+    SimulatedMachine("AVX512_CORE_BF16", "default", "plain", 2),
+    SimulatedMachine("AVX512_CORE_BF16", "avx2", "avx2", 4),
+    SimulatedMachine("AVX512_CORE_AMX", "default", "plain", 1),
+    SimulatedMachine("AVX512_CORE_AMX", "avx2", "plain", 2),
+    SimulatedMachine("AVX512_CORE_AMX", "avx512", "avx2", 4),
+)
+
+
+def main(options: list[str]) -> int:
+    """Run pytest with the options on each machine; return 1 if it failed on any, after all have run."""
+    failed = []
+    for machine in MACHINES:
+        if lacking := machine.lacking():
+            click.echo(f"skipped: {machine}: this processor has no {', '.join(lacking)}")
+            continue
+        click.echo(f"machine: {machine}")
+        begun = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, *TESTS],
+            env=os.environ | machine.environment,
+            check=False,
+        )
+        click.echo(f"{time.monotonic() - begun:.0f} s")
+        failed += [machine] if done.returncode else []
+    for machine in failed:
+        click.echo(
+            f"failed: {machine}\n    {' '.join(f'{name}={value}' for name, value in machine.environment.items())}"
+        )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
