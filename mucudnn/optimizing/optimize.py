@@ -248,7 +248,7 @@ def _most_kept(tuned: Iterable[TunedProblem]) -> int:
     return max((one.configuration.workspace_bytes for one in tuned if not one.configuration.is_baseline), default=0)
 
 
-def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config, kept_bytes: int) -> None:
+def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config, kept_bytes: int = 0) -> None:
     """kept_bytes: what a call of any module may have left."""
     module.tuned = tuple(its_own)
     module.choices = _choices(its_own, config, cast(_ConvNd, module).weight.device.type, kept_bytes)
