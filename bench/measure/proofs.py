@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -75,17 +75,30 @@ class Prover(Protocol):
 
 
 class Proofs:
-    """The proofs of the foreign candidates of one problem, each asked for once, in batches."""
+    """The proofs of the foreign candidates of one problem, each asked for once, in batches.
 
-    def __init__(self, prover: Prover, batch_size: int, device: str, *, checks_samples: bool) -> None:
+    proven: called when a batch is done.
+    """
+
+    def __init__(
+        self,
+        prover: Prover,
+        batch_size: int,
+        device: str,
+        *,
+        checks_samples: bool,
+        proven: Callable[[], None] = lambda: None,
+    ) -> None:
         self._prove = partial(prover.prove, batch_size=batch_size, device=device, checks_samples=checks_samples)
-        self._batch_size = batch_size
+        self._batch_size, self._proven = batch_size, proven
         self._found: dict[MicroConfig, Proof | Exception] = {}
 
     def ask(self, candidates: Iterable[Candidate]) -> None:
         """Have those proven of which nothing is known."""
         wanted = [c for c in candidates if c.is_foreign and c.stored is None and c.micro_config not in self._found]
-        self._found |= zip((c.micro_config for c in wanted), self._prove(wanted), strict=True)
+        if wanted:
+            self._found |= zip((c.micro_config for c in wanted), self._prove(wanted), strict=True)
+            self._proven()
 
     def of(self, candidate: Candidate) -> Proof | None:
         """Return the proof; ``None`` where torch's own cannot be proven in the form that the user's step runs anyway.

@@ -106,16 +106,11 @@ class QuickSearch:
     def foreign(
         self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
     ) -> list[Candidate]:
-        """Return what is to be proven at once: all that may fit a limit, otherwise the largest of each algorithm.
-
-        Whether it fits takes a proof to know.
-        """
+        """Return the foreign candidates that are to be proven at once: of each algorithm the largest that may fit."""
         limit = inf if self.job.limit_bytes is None else self.job.limit_bytes
-        unknown = [c for c in self.job.candidates if c.is_foreign and c.micro_config not in {**known, **failed}]
-        fitting = [c for c in unknown if c.handed_bytes <= limit]
-        if self._is_limited:
-            return fitting
-        return list({c.algorithm.name: c for c in sorted(fitting, key=_by_size)}.values())
+        fitting = [c for c in self.job.candidates if c.is_foreign and c.handed_bytes <= limit]
+        largest = {c.algorithm.name: c for c in sorted(fitting, key=_by_size)}
+        return [c for c in largest.values() if c.micro_config not in known and c.micro_config not in failed]
 
     def parts(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
         """Return each algorithm of which nothing is known on a small part of the mini-batch, one that is checked.
@@ -349,9 +344,7 @@ class _QuickSession(Session):
         self.hopeless_parts: set[str] = set()  # algorithms that were hopeless on one
 
     def measure(self) -> Iterator[Measurement | Failure]:
-        for failure in self._prove(self.search.foreign(self.times.measurements, self.failures)):
-            self.failures[failure.micro_config] = failure
-            yield failure
+        yield from self._prove(self.search.foreign(self.times.measurements, self.failures))
         for candidate in self.search.baselines(self.times.measurements, self.failures):
             yield from self._look_at(candidate)
         yield from self._look_at_parts()
@@ -361,10 +354,17 @@ class _QuickSession(Session):
         yield from self.search.too_large(self.times.measurements, self.failures)
         yield from self._compare_closely(_HOPELESS, _CLOSE)
         while sizes := self._in_time(self.search.sizes(self.times.measurements, self.failures)):
+            yield from self._prove(sizes)
             for candidate in sizes:
-                yield from self._look_at(candidate)
+                if candidate.micro_config not in self.failures:
+                    yield from self._look_at(candidate)
             yield from self._compare_closely(inf, _SECOND)  # a size is compared with others, and never by a quick look
         self.search.prior.learn(self.job.problem, self.times.measurements.values())
+
+    def _failed(self, candidate: Candidate, error: Exception) -> Iterator[Failure]:
+        for failure in super()._failed(candidate, error):
+            self.failures[candidate.micro_config] = failure
+            yield failure
 
     def _in_time(self, candidates: list[Candidate]) -> list[Candidate]:
         """Return all, unless time is up: then torch's own alone, and others only until something fits."""
@@ -406,9 +406,7 @@ class _QuickSession(Session):
             return
         entry = self._try_first_sample(candidate)
         if isinstance(entry, Exception):
-            for failure in self._failed(candidate, entry):
-                self.failures[candidate.micro_config] = failure
-                yield failure
+            yield from self._failed(candidate, entry)
             return
         self._add(entry)
         if self._can_win(entry, _HOPELESS):

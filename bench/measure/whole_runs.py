@@ -101,7 +101,8 @@ class Machine:
         """Return what is to hold the proofs of one problem's candidates; ``None``: nothing proves them."""
         if self.prover is None:
             return None
-        return Proofs(self.prover, batch_size, self.device, checks_samples=checks_samples)
+        forget = self.watch.forget  # the process that proves is none of the others
+        return Proofs(self.prover, batch_size, self.device, checks_samples=checks_samples, proven=forget)
 
     def compare(
         self,

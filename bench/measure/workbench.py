@@ -189,7 +189,8 @@ class Workbench:
                 f"there is memory for the tensors of {self.operands.batch_size} samples only, beside what is in use"
             )
         self._require_memory(candidate.handed_bytes)
-        self._require_memory(candidate.workspace_bytes)  # it may take a run to know, for which there is room
+        if candidate.proofs is not None or not (candidate.is_foreign and candidate.counts_any_run):
+            self._require_memory(candidate.workspace_bytes)  # it may take a run to know, for which there is room
         place = self._place(candidate)
         if self._prepared[place].require(candidate.workspace.prepared_bytes):
             self._opened.pop(place, None)

@@ -112,6 +112,11 @@ class Watch:
         """Begin a span. It costs at most the reading of a few small files."""
         return self._look()
 
+    def forget(self) -> None:
+        """Look at nothing any more that was seen before now."""
+        self._seen.clear()
+        self._seen.append(self._use())
+
     def since(self, mark: ProcessorUse) -> Load:
         """Return the load of the span from ``mark`` until now, or of a longer one where that would be too short."""
         now = self._look()

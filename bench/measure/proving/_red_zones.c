@@ -22,8 +22,8 @@ guard the blocks of malloc. */
 #endif
 #define EXPORTED __attribute__((visibility("default")))
 
-enum { PATTERN = 0xA5, GARBAGE = 0xFF, LEAST_ZONE = 4096, MOST_ZONE = 1 << 20, ALIGNMENT = 64 };
-enum { ENTRIES = 1 << 16 }; /* live blocks; a power of two; further ones have no zones */
+enum { PATTERN = 0xA5, GARBAGE = 0xFF, LEAST_ZONE = 4096, MOST_ZONE = 1 << 16, ALIGNMENT = 64 };
+enum { ENTRIES = 1 << 15 }; /* live blocks; a power of two; further ones have no zones */
 
 typedef struct {
   unsigned char *block; /* NULL: free; TOMBSTONE: was removed */
@@ -59,7 +59,7 @@ static void resolve(void) {
   resolving = 0;
 }
 
-static size_t slot_of(const void *block) { return ((uintptr_t)block / ALIGNMENT * 0x9E3779B97F4A7C15u) >> 48; }
+static size_t slot_of(const void *block) { return ((uintptr_t)block / ALIGNMENT * 0x9E3779B97F4A7C15u) >> 49; }
 
 /* The entry of a block, or NULL. The lock is held. */
 static Entry *find(const void *block) {
@@ -77,12 +77,18 @@ static void end_process(const Entry *entry, const unsigned char *written) {
   abort();
 }
 
+static int is_untouched(const unsigned char *zone, size_t size) {
+  return size == 0 || (zone[0] == PATTERN && memcmp(zone, zone + 1, size - 1) == 0);
+}
+
 static void check(const Entry *entry) {
   const unsigned char *end = entry->block + entry->size;
-  for (const unsigned char *p = entry->base; p < entry->block; p++)
-    if (*p != PATTERN) end_process(entry, p);
-  for (const unsigned char *p = end + entry->behind; p-- > end;)
-    if (*p != PATTERN) end_process(entry, p);
+  if (!is_untouched(entry->base, (size_t)(entry->block - entry->base)))
+    for (const unsigned char *p = entry->base; p < entry->block; p++)
+      if (*p != PATTERN) end_process(entry, p);
+  if (!is_untouched(end, entry->behind))
+    for (const unsigned char *p = end + entry->behind; p-- > end;)
+      if (*p != PATTERN) end_process(entry, p);
 }
 
 EXPORTED void red_zones_check(void) {

@@ -17,8 +17,8 @@ from mucudnn.kernels.registry import algorithm
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.torch_settings import deterministic_torch
 
-_KEPT_BYTES = 64 * 2**20  # of operands that wait for the next candidate of the same problem
-_REPEATED_S = 0.02  # a run as short as that is repeated: some faults do not show each time, and some never do at first
+_KEPT_BYTES = 256 * 2**20  # of operands that wait for the next candidate of the same problem
+_REPEATED_S = 0.003  # a run as short as that is repeated: some faults do not show each time, and some never do at first
 _REPEATS = 4
 
 
