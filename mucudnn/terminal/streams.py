@@ -39,7 +39,8 @@ class Guarded(io.RawIOBase):
         return len(data)
 
     def flush(self) -> None:
-        self._try(self._stream.flush)
+        if not self._stream.closed:  # as it may be when Python collects the guard, which flushes once more
+            self._try(self._stream.flush)
 
     def isatty(self) -> bool:
         return self._stream.isatty()
