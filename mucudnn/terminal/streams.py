@@ -39,8 +39,7 @@ class Guarded(io.RawIOBase):
         return len(data)
 
     def flush(self) -> None:
-        if not self._stream.closed:  # as it may be when Python collects the guard, which flushes once more
-            self._try(self._stream.flush)
+        self._try(self._stream.flush)
 
     def isatty(self) -> bool:
         return self._stream.isatty()
@@ -87,6 +86,7 @@ def guarded(name: str) -> Iterator[Guarded | None]:
     finally:
         text.flush()
         text.detach()
+        guard.close()  # or Python does when it collects the guard, and flushes a stream that may be closed by then
         setattr(sys, name, stream)
 
 
