@@ -15,7 +15,7 @@ from mucudnn.database.queries import add_exported
 from mucudnn.database.sqlite_file import UNDECODABLE, SqliteFile
 from mucudnn.running.environment import Environment
 
-Statement = tuple[str, Sequence[Any]]  # SQL and its parameters
+Statement = tuple[str, Sequence[Any] | Mapping[str, Any]]  # SQL and its parameters
 
 
 def count(file: SqliteFile, environment: Environment) -> tuple[int, int, int, int]:
@@ -113,7 +113,7 @@ def _prunings(
             finds, values = zip(*map(schema.find, environments), strict=True)
             yield f"DELETE FROM {table} WHERE environment_id NOT IN ({' UNION '.join(finds)})", [*chain(*values)]
         if versions is not None:
-            yield f"DELETE FROM {table} WHERE {schema.OTHER_VERSIONS[table]}", [json.dumps(dict(versions))]
+            yield f"DELETE FROM {table} WHERE {schema.OTHER_VERSIONS[table]}", {"versions": json.dumps(dict(versions))}
         same = ", ".join((*schema.OWNERS[table], key))
         counts = f"SELECT {same}, max({schema.RANK}) FROM {table} GROUP BY {same}"
         yield f"DELETE FROM {table} WHERE ({same}, {schema.RANK}) NOT IN ({counts})", []

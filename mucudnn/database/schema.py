@@ -133,12 +133,13 @@ RANK = f"method || iif(typeof(load) IN ('integer', 'real') AND load > {BUSY}, '0
 # Of environments: whether anything was measured there
 HAS_ROWS = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE environment_id = environments.id)" for table in KEYS)
 
-# Rows of algorithm versions other than those in a JSON object (algorithm: version). Not of what a source offers
-# (``source:67 k2=5``): no list of names tells which there are, and their version is that of their library, which is in
-# the environment. Nor of packages that are missing here (``own/pointwise``): nobody knows whether theirs is another
-# version.
-_IS_OTHER = """instr({algorithm}, ':') = 0 AND ({algorithm}, {version}) NOT IN (SELECT key, value FROM json_each(?1))
-    AND (instr({algorithm}, '/') = 0 OR {algorithm} IN (SELECT key FROM json_each(?1)))"""
+# Rows of algorithm versions other than those in a JSON object, ``:versions`` (algorithm: version). Not of what a source
+# offers (``source:67 k2=5``): no list of names tells which there are, and their version is that of their library, which
+# is in the environment. Nor of packages that are missing here (``own/pointwise``): nobody knows whether theirs is
+# another version.
+_IS_OTHER = """instr({algorithm}, ':') = 0
+    AND ({algorithm}, {version}) NOT IN (SELECT key, value FROM json_each(:versions))
+    AND (instr({algorithm}, '/') = 0 OR {algorithm} IN (SELECT key FROM json_each(:versions)))"""
 OTHER_VERSIONS = {
     "measurements": _IS_OTHER.format(algorithm="algorithm", version="version"),
     "verifications": "EXISTS (SELECT 1 FROM json_each(configuration) AS part WHERE "

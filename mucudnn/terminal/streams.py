@@ -86,6 +86,7 @@ def guarded(name: str) -> Iterator[Guarded | None]:
     finally:
         text.flush()
         text.detach()
+        guard.close()  # or Python does when it collects the guard, and flushes a stream that may be closed by then
         setattr(sys, name, stream)
 
 
