@@ -238,7 +238,7 @@ def test_without_a_gpu_it_says_so(memory: str, database: Path) -> None:
         (("--budget", "1MiB", "--headroom"), "give either --budget SIZE or --headroom"),
         (("--budget", "none"), "'none' is no budget, so that there is nothing to explain; give a size, as 256MiB"),
         (("--budget", "much"), "'much' is not understood"),
-        (("--budget", "1B"), "Raise the workspace budget to"),
+        (("--budget", "1B", "--algorithms", "gemm"), "Raise the workspace budget to"),
         (("--budget", "1MiB", "--workspace-limit", "1MiB"), "No such option '--workspace-limit'"),
         (("--budget", "1MiB", "--environment", "a cpu"), "--environment picks from what --from reads"),
         (("--budget", "1MiB", "--from", "full.sqlite", "--database", "mine.sqlite"), "or --database, not both"),
