@@ -22,7 +22,7 @@ class UnprovenError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a candidate was seen to do in a process of its own.
+    """Error, memory and time of a candidate that ran right in a process of its own.
 
     relative_error: against float64. internal_bytes: what it allocates by itself. time_s: of the fastest run, under the
     checks of the heap.
@@ -34,7 +34,7 @@ class Proof:
 
 
 class Fault(StrEnum):
-    """What foreign code did wrong in the process that proves it. FAILS: it raised an error."""
+    """Faults of foreign code in the process that proves it. FAILS: it raised an error."""
 
     DIES = "dies"
     HANGS = "hangs"
@@ -68,7 +68,7 @@ class Prover(Protocol):
         """
 
     def start(self) -> None:
-        """Begin to start the process, without waiting for it."""
+        """Start the process, and wait until it is ready: that would be taken for a load of others."""
 
     def rest(self) -> None:
         """Have the process give back what it keeps for further candidates of the same problem."""

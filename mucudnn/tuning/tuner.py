@@ -200,6 +200,7 @@ class _Tuner:
             jobs = [self._job(task) for task in tasks]
             if self.machine.prover is not None and any(job.task.baseline not in job.results for job in jobs):
                 self.machine.prover.start()
+                self.machine.watch.forget()
             tuning = self._one_by_one(jobs) if self.config.workspace_budget_bytes is None else self._together(jobs)
         except KeyboardInterrupt:
             raise TuningInterrupted(self._tuning()) from None

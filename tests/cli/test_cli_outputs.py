@@ -53,6 +53,8 @@ def tuned(layers: Path, database: Path) -> Path:
 
 def module_commands() -> Iterator[tuple[str, click.Command]]:
     for module in pkgutil.walk_packages(mucudnn.bench.__path__, "mucudnn.bench."):
+        if module.name.rpartition(".")[2].startswith("_"):
+            continue  # a compiled library
         found = importlib.import_module(module.name)
         if "ModuleCommand" in vars(found):
             yield module.name, found.main

@@ -75,9 +75,9 @@ class Prover:
         return [_as_error(verdict) if isinstance(verdict, Refused) else verdict for verdict in verdicts]
 
     def start(self) -> None:
-        """Begin to start the process, without waiting for it."""
-        with self._lock, suppress(OSError):  # ``prove`` says what is wrong
-            self._begin()
+        """Start the process, and wait until it is ready."""
+        with suppress(OSError, EOFError):  # ``prove`` says what is wrong
+            self.guards()
 
     def guards(self) -> tuple[str, ...]:
         """Start the process, and return what guards its heap. Raises ``OSError`` where it cannot be started."""

@@ -21,6 +21,7 @@ from support.cudnn.library import FakeCudnn, FakeEngine
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
 
+from mucudnn.bench.measure import whole_runs
 from mucudnn.bench.timing.synchronized_clock import SynchronizedClock
 from mucudnn.kernels.contract import allocation
 from mucudnn.kernels.cudnn import device, library
@@ -61,6 +62,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
     """CuPy is absent: see ``emulated_launcher``."""
     cudnn = _fake_library(monkeypatch)
     pretended = PretendedGpu(in_the_place_of_cudnn(monkeypatch), cudnn)
+    monkeypatch.setattr(whole_runs, "prover", lambda: None)  # another process pretends nothing
     pretended.backend.execute = captured_too(pretended.backend.execute)  # type: ignore[method-assign]
     streams = Streams()
     for name, value in torch_cuda(streams).items():
