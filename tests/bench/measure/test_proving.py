@@ -40,7 +40,7 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def prover() -> Iterator[Prover]:
-    made = Prover(least_limit_s=2.0)
+    made = Prover(least_limit_s=5.0)
     yield made
     made.close()
 
