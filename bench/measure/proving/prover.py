@@ -58,21 +58,21 @@ class Prover:
     ) -> list[Proof | Exception]:
         """Return for each candidate its proof, or the error that bars it.
 
-        The error is an ``BarredError`` for what would fail again, and an ``UnprovenError`` where nothing is known:
+        The error is a ``BarredError`` for what would fail again, and an ``UnprovenError`` where nothing is known:
         no process can be started, memory lacks, or an algorithm cannot be sent there. checks_samples: see
         ``Workbench``. has_bias: y has a bias added.
         """
         if not candidates:
             return []
         bench = self._bench(candidates[0].problem, batch_size, device, checks_samples, has_bias)
+        made = [_trial_or_error(bench, candidate) for candidate in candidates]
+        batch = [one for one in made if isinstance(one, Trial)]
         try:
-            batch = [_trial(bench, candidate) for candidate in candidates]
             with self._lock:
-                verdicts = self._ask(batch)
-        except (OSError, EOFError, subprocess.SubprocessError, _UnsendableError) as error:
-            unproven = UnprovenError(f"it could not be proven in a process of its own: {first_line(error)}")
-            return [unproven for _ in candidates]
-        return [_as_error(verdict) if isinstance(verdict, Refused) else verdict for verdict in verdicts]
+                verdicts = iter(self._ask(batch) if batch else ())
+        except (OSError, EOFError, subprocess.SubprocessError) as error:
+            return [_unproven(error) for _ in candidates]
+        return [_outcome(next(verdicts)) if isinstance(one, Trial) else one for one in made]
 
     def start(self) -> None:
         """Start the process, and wait until it is ready."""
@@ -164,10 +164,6 @@ class Prover:
         return self._connection
 
 
-class _UnsendableError(Exception):
-    """An algorithm cannot be sent to another process."""
-
-
 @cache
 def prover() -> Prover:
     """Return the one that this process shares, which ends with it."""
@@ -176,7 +172,8 @@ def prover() -> Prover:
     return shared
 
 
-def _trial(bench: Bench, candidate: Candidate) -> Trial:
+def _trial_or_error(bench: Bench, candidate: Candidate) -> Trial | UnprovenError:
+    """Return what is sent to the process; the error where an algorithm of another package cannot be sent."""
     name, pickled = candidate.algorithm.name, None
     if package_of(name) is not None or candidate.algorithm != algorithm(name, bench.device):
         import cloudpickle  # classes of scripts and notebooks are sent with their code
@@ -184,12 +181,18 @@ def _trial(bench: Bench, candidate: Candidate) -> Trial:
         try:
             pickled = cloudpickle.dumps(candidate.algorithm)
         except Exception as error:
-            raise _UnsendableError(f"{name} cannot be sent to another process: {first_line(error)}") from error
+            return _unproven(error)
     return Trial(bench, name, candidate.micro_batch_size, pickled)
 
 
-def _as_error(refused: Refused) -> Exception:
-    return UnprovenError(refused.reason) if refused.fault is None else BarredError(refused.reason, refused.fault)
+def _outcome(verdict: Proof | Refused) -> Proof | Exception:
+    if isinstance(verdict, Proof):
+        return verdict
+    return UnprovenError(verdict.reason) if verdict.fault is None else BarredError(verdict.reason, verdict.fault)
+
+
+def _unproven(error: Exception) -> UnprovenError:
+    return UnprovenError(f"it could not be proven in a process of its own: {first_line(error)}")
 
 
 def checked_environment() -> dict[str, str]:

@@ -96,6 +96,14 @@ def test_classes_of_a_script_are_sent_with_their_code(prover: Prover) -> None:
     assert isinstance(proof, Proof)
 
 
+def test_what_cannot_be_sent_is_not_run_and_keeps_nothing_else_from_it(prover: Prover) -> None:
+    scope: dict[str, object] = {"__name__": "__main__", "Product": Product, "lock": threading.Lock()}
+    exec("class Locked(Product):\n    name = 'test/locked'\n    held = lock\n    __slots__ = ()\n", scope)
+    unsent, right = verdicts(prover, scope["Locked"](), Product())  # type: ignore[operator]
+    assert isinstance(unsent, UnprovenError)
+    assert isinstance(right, Proof)
+
+
 @pytest.fixture
 def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
