@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -19,16 +18,12 @@ from mucudnn.words.results import Failure, Measurement, MicroConfig, package_of
 _IN_A_TURN = 8  # algorithms of a source whose sizes are all looked at before the next ones
 
 
-# Wraps the first run of a candidate that may end the process. The next process skips what began and never ended.
-Journal = Callable[[MicroConfig], AbstractContextManager[object]]
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A micro-config that can run on a problem. ``smaller``: the same algorithm with the next smaller micro-batch.
 
-    stored: the measurement of an earlier run. journal: wraps the run that counts bytes, where the code is foreign.
-    proofs: of foreign code, which is not run before; ``None``: whatever runs is checked in this process.
+    stored: the measurement of an earlier run. proofs: of foreign code, which is not
+    run before; ``None``: whatever runs is checked in this process.
     """
 
     problem: ConvProblem
@@ -36,7 +31,6 @@ class Candidate:
     micro_batch_size: int
     smaller: Candidate | None = None
     stored: Measurement | None = None
-    journal: Journal = field(default=nullcontext, compare=False)
     proofs: Proofs | None = field(default=None, compare=False)
 
     @property
@@ -71,8 +65,7 @@ class Candidate:
         try:
             if (proof := self.proof()) is not None:
                 return proof.internal_bytes
-            with self.journal(self.micro_config) if self.is_foreign else nullcontext():
-                return self.algorithm.internal_bytes(self.problem, self.micro_batch_size)
+            return self.algorithm.internal_bytes(self.problem, self.micro_batch_size)
         except self.errors as error:
             failed = without_frames(error)
         if is_out_of_memory(failed):
@@ -161,7 +154,6 @@ def find_candidates(
     algorithms: Sequence[Algorithm],
     micro_batch_sizes: Sequence[int],
     known: Sequence[Measurement] = (),
-    journal: Journal = nullcontext,
     proofs: Proofs | None = None,
 ) -> tuple[list[Candidate], list[Failure]]:
     """All micro-configs that can run, in the order in which to look at them, and those that cannot, with the reason.
@@ -185,7 +177,7 @@ def find_candidates(
                 failures.append(Failure(micro_config, reason))
                 continue
             called = as_called(algorithm) if size == batch_size else algorithm
-            smaller = Candidate(problem, called, size, smaller, stored.get(micro_config), journal, proofs)
+            smaller = Candidate(problem, called, size, smaller, stored.get(micro_config), proofs)
             candidates.append(smaller)
     offered = dict.fromkeys(candidate.algorithm.name for candidate in candidates if candidate.from_source)
     turns = {name: rank // _IN_A_TURN for rank, name in enumerate(offered)}

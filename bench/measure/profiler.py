@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
 from typing import Self
 
-from mucudnn.bench.measure.candidates import Candidate, Journal
+from mucudnn.bench.measure.candidates import Candidate
 from mucudnn.bench.measure.proofs import UnprovenError
 from mucudnn.bench.measure.pruning import KnownTimes
 from mucudnn.bench.measure.workbench import Workbench
@@ -39,7 +38,7 @@ class ProfilingJob:
     limit of all measuring together; torch's own, and the first that fits the limit, are measured even if it is over.
     may_keep: what algorithms prepare may be cached from call to call; then neither its bytes nor the setup count.
     torchs_own_fits: the limit does not hold torch's own, undivided.
-    journal: told of each candidate of a source before it runs for the first time. watch: of the machine's load.
+    watch: of the machine's load.
     """
 
     problem: ConvProblem
@@ -54,7 +53,6 @@ class ProfilingJob:
     torchs_own_fits: bool = False
     device: str = "cpu"
     clock: Clock = field(default_factory=WallClock)
-    journal: Journal = nullcontext
     watch: Watch = field(default_factory=Watch)
 
     def missing(self) -> list[Candidate]:
@@ -233,10 +231,8 @@ class Session:
         return any(self.job.batch_size % c.micro_batch_size == 0 for c in fitting)
 
     def _try_first_sample(self, candidate: Candidate) -> Entry | Exception:
-        journal = self.job.journal if candidate.is_foreign else nullcontext
         try:
-            with journal(candidate.micro_config):
-                return self._first_sample(candidate)
+            return self._first_sample(candidate)
         except candidate.errors as error:
             return without_frames(error)
 

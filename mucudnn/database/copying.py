@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mucudnn.database import schema
 from mucudnn.database.database import Database
 from mucudnn.database.network_folders import network_file_system
 from mucudnn.database.sqlite_file import MEMORY
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Failure
 from mucudnn.words.warning import warn
 
 Rows = Sequence[Mapping[str, Any]]  # by ``schema.ROW_COLUMNS``, without faults
@@ -60,16 +57,6 @@ class CopyingDatabase(Database):
             self._copy(Database.commit, row)
         super().commit(row)
         self._fresh.append(row)
-
-    def withdraw_failure(
-        self, environment: Environment, problem: ConvProblem, algorithm_version: int, failure: Failure
-    ) -> None:
-        of = (environment, problem, algorithm_version, failure)
-        if not self._is_written_late:
-            self._copy(Database.withdraw_failure, *of)
-        super().withdraw_failure(*of)
-        key = schema.named(environment) | schema.named(problem) | {"reason": failure.reason}
-        self._fresh = [row for row in self._fresh if any(row.get(name) != value for name, value in key.items())]
 
     def add_rate(self, environment: Environment, rate: float) -> None:
         if not self._is_written_late:

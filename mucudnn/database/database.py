@@ -153,15 +153,6 @@ class Database:
             method=METHOD,
         )
 
-    def withdraw_failure(
-        self, environment: Environment, problem: ConvProblem, algorithm_version: int, failure: Failure
-    ) -> None:
-        """Commit that there was no such failure: rows of this micro-config with another reason, or none, stay."""
-        with self._writing() as connection:
-            owner = (schema.identify(connection, environment), schema.identify(connection, problem))
-            key = (failure.micro_config.algorithm, algorithm_version, failure.micro_config.micro_batch_size)
-            connection.execute(schema.WITHDRAW_FAILURE, (*owner, *key, failure.reason))
-
     def add_whole_run(
         self,
         environment: Environment,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec
 
 from mucudnn.database.database import Database
@@ -14,8 +13,6 @@ from mucudnn.words.results import Configuration, Failure, How, Measurement, Micr
 from mucudnn.words.warning import warn
 
 P = ParamSpec("P")
-
-_BEGUN = "began and never ended: its first run ended the process, or the process was killed meanwhile"
 
 
 class EnvironmentStore:
@@ -28,7 +25,6 @@ class EnvironmentStore:
     def __init__(self, database: Database, environment: Environment) -> None:
         self._database, self.environment = database, environment
         self._writable = True
-        self._begun: set[tuple[ConvProblem, MicroConfig]] = set()
 
     def results(self, problem: ConvProblem, versions: Mapping[str, int]) -> list[Measurement | Failure]:
         """Return the result of each micro-config that counts."""
@@ -46,24 +42,6 @@ class EnvironmentStore:
             self._write(self._database.add, self.environment, problem, version, result)
         elif result.is_lasting:
             self._write(self._database.add_failure, self.environment, problem, version, result)
-
-    @contextmanager
-    def begun(self, problem: ConvProblem, version: int, micro_config: MicroConfig) -> Iterator[None]:
-        """Store a failure while a first run goes on: if that ends the process, the next process finds it, and skips it.
-
-        Costs two small commits. Errors and Ctrl-C are no such end. A run inside of the same is part of it.
-        """
-        if (problem, micro_config) in self._begun:
-            yield
-            return
-        begun = (self.environment, problem, version, Failure(micro_config, _BEGUN))
-        self._begun.add((problem, micro_config))
-        try:
-            self._write(self._database.add_failure, *begun)
-            yield
-        finally:
-            self._begun.discard((problem, micro_config))
-            self._write(self._database.withdraw_failure, *begun)
 
     def whole_run(
         self,

@@ -123,9 +123,6 @@ def of_owners(environment_ids: Iterable[int], problem_ids: Iterable[int]) -> str
     return f"environment_id IN ({of_environments}) AND problem_id IN ({of_problems})"
 
 
-WITHDRAW_FAILURE = f"""DELETE FROM measurements
-    WHERE (environment_id, problem_id, {KEYS["measurements"]}, reason) = (?, ?, ?, ?, ?, ?)"""
-
 # The row of a key that counts is of the newest way of measuring; of those the newest that was not disturbed; of those
 # that were, if there is no other. In SQL as text, whose maximum it has; see ``rank`` for the same in Python.
 RANK = f"method || iif(typeof(load) IN ('integer', 'real') AND load > {BUSY}, '0', '1') || measured_at"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -178,11 +177,8 @@ class _Refresh:
         versions = {algorithm.name: algorithm.version for algorithm in algorithms}
         known = [measurement for of, measurement in every.items() if of not in before]
 
-        def begun(micro_config: MicroConfig) -> AbstractContextManager[None]:
-            return self.store.begun(problem, versions[micro_config.algorithm], micro_config)
-
         proofs = self.machine.proofs(max(sizes), checks_samples=True)
-        candidates, _ = find_candidates(problem, algorithms, sizes, known, begun, proofs)
+        candidates, _ = find_candidates(problem, algorithms, sizes, known, proofs)
         job = ProfilingJob(
             problem,
             max(sizes),
@@ -191,7 +187,6 @@ class _Refresh:
             may_keep=problem.operation is Operation.FORWARD,
             device=self.machine.device,
             clock=self.machine.clock,
-            journal=begun,
             watch=self.machine.watch,
         )
         now: dict[MicroConfig, RefreshedMeasurement] = {}

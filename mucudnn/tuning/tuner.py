@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -329,19 +329,14 @@ class _Tuner:
         stored = self.quiet.believed_results(self.store.results(task.problem, self.versions))
         known = [r for r in stored if isinstance(r, Measurement) or self._is_believed(r, task)]
         measured = [result for result in known if isinstance(result, Measurement)]
-        journal = partial(self._begun, task.problem)
         proofs = self.machine.proofs(task.batch_size, checks_samples=not self.config.thorough)
-        candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured, journal, proofs)
+        candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured, proofs)
         bound = self.config.error_bound(task.problem.dtype, self.machine.environment.numerics)
         return Job(task, bound, candidates, unsupported, {result.micro_config: result for result in known})
 
     def _is_believed(self, failure: Failure, task: Task) -> bool:
         """Whether a stored failure counts."""
         return failure.micro_config != task.baseline and not (self.config.thorough and failure.is_passed_over)
-
-    def _begun(self, problem: ConvProblem, micro_config: MicroConfig) -> AbstractContextManager[None]:
-        """Note in the store that a first run has begun, until it ends."""
-        return self.store.begun(problem, self.versions[micro_config.algorithm], micro_config)
 
     def _allowed(self, job: Job) -> list[Measurement]:
         return allowed(job.measurements(), job.error_bound)
@@ -438,7 +433,6 @@ class _Tuner:
             torchs_own_fits=job.task.torchs_own_fits,
             device=self.machine.device,
             clock=self.machine.clock,
-            journal=partial(self._begun, problem),
             watch=self.machine.watch,
         )
 

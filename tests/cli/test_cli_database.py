@@ -99,7 +99,7 @@ def test_a_mistyped_name_makes_nothing(
 
 def test_failures_are_pruned_on_demand(full: Path) -> None:
     with Database(full) as opened:
-        opened.add_failure(HERE, PROBLEM, 1, Failure(MicroConfig("gemm", 2), "began and never ended"))
+        opened.add_failure(HERE, PROBLEM, 1, Failure(MicroConfig("gemm", 2), "too large"))
     assert succeed("database", "prune").output == "0 rows removed\n"
     assert succeed("database", "prune", "--failures", "--dry-run").output == "2 rows would be removed\n"
     assert succeed("database", "prune", "--failures").output == "2 rows removed\n"

@@ -222,7 +222,7 @@ def contents(path: Path) -> Rows | bytes:
 
 
 def rows_in(path: Path) -> Rows:
-    """Measurements, failures and whole runs by their values; without those of runs that have only begun."""
+    """Measurements, failures and whole runs by their values."""
     found: set[tuple[object, ...]] = set()
     with closing(sqlite3.connect(path, timeout=10)) as connection:
         for table in ("measurements", "verifications"):
@@ -230,7 +230,7 @@ def rows_in(path: Path) -> Rows:
                 f"SELECT device, {table}.* FROM {table} JOIN environments ON environments.id = environment_id"
             )
             found |= {(table, device, *values) for device, _, *values in rows}
-    return frozenset(row for row in found if not str(row[-1]).startswith("began"))
+    return frozenset(found)
 
 
 def kill(process: int, moment: float, look: Callable[[], Rows]) -> Rows:

@@ -80,17 +80,6 @@ def test_rows_of_others_are_taken_and_copied_where_it_is_asked_for(
         assert database.fresh_rows() == [], "others have them"
 
 
-def test_a_run_that_began_and_ended_leaves_nothing(file: Database) -> None:
-    began = Failure(MicroConfig("gemm", 3), "began")
-    with CopyingDatabase(file) as database:
-        database.add(*HERE, measured(2))
-        database.add_failure(*HERE, began)
-        assert len(file.failures(ENVIRONMENT, FORWARD, VERSIONS)) == 1, "a process that is killed here leaves a trace"
-        database.withdraw_failure(*HERE, began)
-        assert file.failures(ENVIRONMENT, FORWARD, VERSIONS) == ()
-        assert [row["micro_batch_size"] for row in database.fresh_rows()] == [2]
-
-
 def test_a_file_that_cannot_be_written_is_left_alone_after_a_word(path: Path, file: Database) -> None:
     with Database(path, read_only=True) as unwritable:
         with pytest.warns(UserWarning, match="kept in memory only: database .* cannot be written"):

@@ -234,38 +234,3 @@ def test_no_version_of_an_engine_is_pruned(path: Path) -> None:
         assert database.prune(versions={"gemm": 2}) == 4  # gemm, fft, and whole runs with gemm
         assert database.measurements(HERE, PROBLEM, versions) == (engine,)
         assert database.whole_run(HERE, PROBLEM, [engine.micro_config], versions) == VERIFIED
-
-
-def test_a_failure_that_is_withdrawn_leaves_nothing_and_takes_nothing_else(path: Path) -> None:
-    begun, size = Failure(MicroConfig("gemm", 2), "began"), MicroConfig("gemm", 2)
-    with Database(path) as database:
-        before = exported(database)
-        database.add_failure(HERE, PROBLEM, 1, begun)
-        assert begun in database.failures(HERE, PROBLEM, {"gemm": 1})
-        for other in (replace(begun, reason="another"), replace(begun, micro_config=MicroConfig("gemm", 3))):
-            database.withdraw_failure(HERE, PROBLEM, 1, other)
-        database.withdraw_failure(HERE, PROBLEM, 2, begun)
-        assert begun in database.failures(HERE, PROBLEM, {"gemm": 1})
-        database.add(HERE, PROBLEM, 1, replace(FAST, micro_config=size))
-        with_result = exported(database)
-        database.withdraw_failure(HERE, PROBLEM, 1, begun)
-        assert len(exported(database).splitlines()) == len(with_result.splitlines()) - 1 == len(before.splitlines()) + 1
-        assert not database.failures(HERE, PROBLEM, {"gemm": 1})
-        assert replace(FAST, micro_config=size) in database.measurements(HERE, PROBLEM, {"gemm": 1})
-
-
-def exported(database: Database) -> str:
-    stream = io.StringIO()
-    database.export_csv(stream)
-    return stream.getvalue()
-
-
-def test_an_environment_in_which_nothing_was_measured_is_not_listed(path: Path) -> None:
-    begun = Failure(MicroConfig("gemm", 2), "began")
-    elsewhere = replace(HERE, device="another")
-    with Database(path) as database:
-        before = database.info().environments
-        database.add_failure(elsewhere, PROBLEM, 1, begun)
-        assert elsewhere in database.environments()
-        database.withdraw_failure(elsewhere, PROBLEM, 1, begun)
-        assert database.info().environments == before

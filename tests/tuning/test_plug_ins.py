@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +10,16 @@ import pytest
 from support.clock.machine import FORWARD, FakeAlgorithm, linear
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.plug_in import Doubling, Pointwise
-from torch import Tensor
 
 import mucudnn
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.database import Database
-from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.database.selection import select_measurements
 from mucudnn.kernels import registry
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Failure, Measurement, MicroConfig
 from mucudnn.words.task import Task
 
 PROBLEM = ConvProblem("forward", 8, 14, 14, 8, 1, 1)  # type: ignore[arg-type]
@@ -92,61 +89,6 @@ def test_it_is_checked_at_every_size_as_what_a_library_offers() -> None:
     assert [size for size in checks if size in bench.quick.sizes_run] == checks
     assert bench.quick.sizes_run[:8] == [1] * 8
     assert bench.quick.sizes_run.count(8) > bench.native.sizes_run.count(8) - 1
-
-
-@dataclass(slots=True)
-class Counting(FakeAlgorithm):
-    """Notes whether what it runs was begun in the journal."""
-
-    begun: set[int] = field(default_factory=set)
-    unknown: list[int] = field(default_factory=list)
-
-    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        if micro_batch_size not in self.begun:
-            self.unknown.append(micro_batch_size)
-        return 0
-
-    def step(self, problem: ConvProblem, x: Tensor, *rest: Any) -> None:
-        if len(x) not in self.begun and len(x) not in self.sizes_run:
-            self.unknown.append(len(x))
-        FakeAlgorithm.step(self, problem, x, *rest)
-
-
-@pytest.mark.parametrize("limit", [None, 1000])
-def test_the_run_that_counts_its_bytes_is_in_the_journal_too(
-    limit: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quick = Counting("test/quick", Bench().clock, linear(0.01))
-    bench = bench_with(quick)
-    add, withdraw = Database.add_failure, Database.withdraw_failure
-
-    def added(self: Database, environment: Any, problem: Any, version: int, failure: Failure) -> None:
-        quick.begun.add(failure.micro_config.micro_batch_size)
-        add(self, environment, problem, version, failure)
-
-    def withdrawn(self: Database, environment: Any, problem: Any, version: int, failure: Failure) -> None:
-        quick.begun.discard(failure.micro_config.micro_batch_size)
-        withdraw(self, environment, problem, version, failure)
-
-    monkeypatch.setattr(Database, "add_failure", added)
-    monkeypatch.setattr(Database, "withdraw_failure", withdrawn)
-    bench.tune(config=Config(workspace_limit=limit))
-    assert quick.unknown == []
-    assert quick.begun == set()
-
-
-def test_a_run_inside_of_the_same_run_ends_with_it() -> None:
-    bench, size = Bench(), MicroConfig("test/quick", 2)
-    store = EnvironmentStore(bench.database, bench.machine.environment)
-
-    def begun() -> list[Measurement | Failure]:
-        return store.results(FORWARD, {"test/quick": 1})
-
-    with store.begun(FORWARD, 1, size):
-        with store.begun(FORWARD, 1, size):
-            assert len(begun()) == 1
-        assert len(begun()) == 1
-    assert begun() == []
 
 
 @dataclass(slots=True)

@@ -88,24 +88,6 @@ def stored_failures(bench: Bench) -> tuple[Failure, ...]:
     return bench.database.failures(ENVIRONMENT, FORWARD, {"cudnn:7": 91900})
 
 
-def test_while_it_first_runs_a_foreign_candidate_is_stored_as_failed(bench: Bench) -> None:
-    class Looking(FakeAlgorithm):
-        def step(self, *operands: object) -> None:  # type: ignore[override]
-            seen.append(stored_failures(bench))
-            super().step(*operands)  # type: ignore[arg-type]
-
-    seen: list[tuple[Failure, ...]] = []
-    looking = Looking("cudnn:7", bench.clock, linear(0.01), version=91900)
-    tune(
-        [FORWARD], BATCH, THOROUGH, database=bench.database, machine=fake_machine(bench.clock, [bench.native, looking])
-    )
-    assert seen[0][0].micro_config == MicroConfig("cudnn:7", 1)
-    assert seen[0][0].reason.startswith("began and never ended")
-    assert max(map(len, seen)) == 1  # only the one that runs
-    assert () in seen  # and not for the rest of the race
-    assert not stored_failures(bench)
-
-
 def test_ctrl_c_is_no_failure(bench: Bench) -> None:
     class Interrupted(FakeAlgorithm):
         def step(self, *operands: object) -> None:  # type: ignore[override]

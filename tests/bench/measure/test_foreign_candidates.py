@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -107,50 +106,6 @@ def test_one_that_needs_less_for_more_samples_is_not_outclassed_by_what_needs_mo
         for name in ("cudnn:7", "ours")
     }
     assert sizes == {"cudnn:7": {1, 8}, "ours": {1}}
-
-
-class Journal:
-    """Which candidate is running for the first time, and in what order they began and ended."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-
-    @contextmanager
-    def __call__(self, micro_config: MicroConfig) -> Iterator[None]:
-        name = f"{micro_config.algorithm} {micro_config.micro_batch_size}"
-        self.log.append(f"begin {name}")
-        try:
-            yield
-        finally:
-            self.log.append(f"end {name}")
-
-    def open(self) -> set[str]:
-        names = [entry.partition(" ")[2] for entry in self.log]
-        return {name for name in names if names.count(name) == 1}
-
-
-class Watched(FakeAlgorithm):
-    """Notes which of its first runs the journal did not know of."""
-
-    def step(self, problem: ConvProblem, x: torch.Tensor, *rest: torch.Tensor) -> None:  # type: ignore[override]
-        if x.shape[0] not in self.sizes_run and f"{self.name} {x.shape[0]}" not in JOURNALS[-1].open():
-            UNKNOWN.append((self.name, x.shape[0]))
-        super().step(problem, x, *rest)  # type: ignore[arg-type]
-
-
-JOURNALS: list[Journal] = []
-UNKNOWN: list[tuple[str, int]] = []
-
-
-def test_the_journal_knows_what_runs_for_the_first_time_and_that_it_ended() -> None:
-    journal = Journal()
-    JOURNALS.append(journal)
-    UNKNOWN.clear()
-    foreign = Watched("cudnn:7", CLOCK, linear(0.01), failing_sizes=[4])
-    results_of(foreign, Watched("ours", CLOCK, linear(0.01)), journal=journal)
-    assert {name for name, _ in UNKNOWN} == {"ours"}
-    assert journal.log == [f"{what} cudnn:7 {size}" for size in SIZES for what in ("begin", "end")]
-    assert len(foreign.sizes_run) > len(SIZES)
 
 
 class BreakableClock(FakeClock):
