@@ -103,12 +103,7 @@ class Server:
             answer = self._answer(worker, 10.0 if running is None else running.bench.limit_s)
             if answer is None:
                 self.rest()
-                hung = (
-                    []
-                    if running is None
-                    else [Refused(f"it hangs: {running.bench.limit_s:.0f} s were not enough", Fault.HANGS)]
-                )
-                return [*verdicts, *hung]
+                return verdicts if running is None else [*verdicts, _hung(running)]
             if answer == _DONE:
                 return verdicts
             if isinstance(answer, str):
