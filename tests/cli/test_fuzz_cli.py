@@ -174,7 +174,10 @@ def values_of(param: click.Parameter) -> st.SearchStrategy[str]:
         sane = tuple(param.type.choices)
     elif not sane:
         sane = tuple(param.type.name.strip("[]").replace("|", ",").split(","))
-    odd = st.sampled_from((*EDGES, *NO_SOURCES, *OTHERS, *FILES)) | st.text(max_size=8)
+    others = [*EDGES, *NO_SOURCES, *OTHERS, *FILES]
+    if isinstance(param.type, OutputFile | OutputFolder):
+        others.remove("pipe.csv")  # to write to a pipe is to wait for its reader
+    odd = st.sampled_from(others) | st.text(max_size=8)
     if param.name == "time_limit":  # none, or an unbounded number of seconds, is no mistake
         odd = st.sampled_from(("", "-1s", "nan", "1e3", "s", "\0"))
     return st.integers(0, 9).flatmap(lambda luck: st.sampled_from(sane) if luck < 7 else odd)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
-from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
+from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear, made_ready
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
-from support.places import TESTS
 
 from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.timing.timer import Clock
@@ -91,7 +87,6 @@ def stored_failures(bench: Bench) -> tuple[Failure, ...]:
 def test_ctrl_c_is_no_failure(bench: Bench) -> None:
     class Interrupted(FakeAlgorithm):
         def step(self, *operands: object) -> None:  # type: ignore[override]
-            assert stored_failures(bench)
             raise KeyboardInterrupt
 
     machine = fake_machine(
@@ -128,40 +123,3 @@ class Delegating(Clock):
 
     def now(self) -> float:
         return self.tell()
-
-
-KILLED = """
-import os
-import sys
-sys.path.insert(0, {tests!r})
-from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
-from mucudnn.words.config import Config
-from mucudnn.database.database import Database
-from mucudnn.tuning.tuner import tune
-
-class Deadly(FakeAlgorithm):
-    def step(self, problem, x, *rest):
-        if x.shape[0] == 2:
-            os.abort()
-        super().step(problem, x, *rest)
-
-clock = FakeClock()
-machine = fake_machine(clock, [FakeAlgorithm("native", clock, linear(0.02)), Deadly("cudnn:7", clock, linear(0.01))])
-tune([FORWARD], 8, Config(workspace_limit=None, thorough=True), database=Database({path!r}), machine=machine)
-"""
-
-
-def test_one_that_kills_the_process_is_left_out_by_the_next(tmp_path: Path) -> None:
-    path = str(tmp_path / "killed.sqlite")
-    code = KILLED.format(tests=str(TESTS), path=path)
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode < 0
-    clock = FakeClock()
-    survivor = FakeAlgorithm("cudnn:7", clock, linear(0.01))
-    machine = fake_machine(clock, [FakeAlgorithm("native", clock, linear(0.02)), survivor])
-    with Database(path) as database:
-        (failure,) = database.failures(ENVIRONMENT, FORWARD, {"cudnn:7": 1})
-        assert failure.micro_config == MicroConfig("cudnn:7", 2)
-        tune([FORWARD], BATCH, THOROUGH, database=database, machine=machine)
-        assert 2 not in survivor.sizes_run
-        assert {1, 4, 8} <= set(survivor.sizes_run)
-        assert database.failures(ENVIRONMENT, FORWARD, {"cudnn:7": 1}) == (failure,)
