@@ -19,6 +19,8 @@ def object_of_line(text: str, header: Header, columns: Iterable[str]) -> dict[st
         line = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise InvalidInputError(f"half-written, or no JSON: {error.msg}") from None
+    except RecursionError:
+        raise InvalidInputError("nested too deeply") from None
     if not isinstance(line, dict):
         raise InvalidInputError(f"no JSON object, but {type(line).__name__}")
     if line.get("format_version") != FORMAT_VERSION:
