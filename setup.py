@@ -46,8 +46,8 @@ setup(
             optional=True,
         ),
         Extension(  # preloaded into the proving process, never imported
-            "mucudnn.bench.measure.proving._red_zones",
-            sources=["bench/measure/proving/_red_zones.c"],
+            "mucudnn.measuring.proving._red_zones",
+            sources=["mucudnn/measuring/proving/_red_zones.c"],
             extra_compile_args=["-std=gnu11", "-O2", "-g0", "-fvisibility=hidden"],
             optional=True,
         ),

@@ -1,4 +1,1 @@
-"""The benchmarker: measuring, layer sources, benchmarks and reports.
-
-Each has a folder of its own. Tuning needs ``measure`` alone.
-"""
+"""Benchmarks: layer sources, suites, recipes and reports, on top of everything else."""

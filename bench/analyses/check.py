@@ -8,12 +8,12 @@ from functools import cached_property
 
 from rich.table import Table
 
-from mucudnn.bench.measure.candidates import Candidate
-from mucudnn.bench.measure.proofs import BarredError, Proof, Prover
 from mucudnn.bench.report.tables import new_table
 from mucudnn.bench.sources.layers import Layer, LayerTable
-from mucudnn.bench.timing.peak_rate import peak_flops_per_s
 from mucudnn.kernels.registry import algorithm, as_called
+from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.proofs import BarredError, Proof, Prover
+from mucudnn.measuring.timing.peak_rate import peak_flops_per_s
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.progress import Progress, silent
 from mucudnn.words.torch_settings import TORCHS_OWN

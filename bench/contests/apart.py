@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Generic, Self, TypeVar
 
 from mucudnn.bench.contests.own_process import OwnProcess, OwnProcessError, Ready
-from mucudnn.bench.timing.timer import EVERY_ROUND, Timer
+from mucudnn.measuring.timing.timer import EVERY_ROUND, Timer
 from mucudnn.words.errors import UnavailableError, first_line
 
 T = TypeVar("T")

@@ -35,7 +35,7 @@ class MachineLimits:
         with them is no limit.
         """
         # Here and not above: it loads torch, which reports of stored results need not.
-        from mucudnn.bench.timing.peak_rate import copied_bytes_per_s, sustained_flops_per_s
+        from mucudnn.measuring.timing.peak_rate import copied_bytes_per_s, sustained_flops_per_s
 
         of_products = "float32" if ITEM_BYTES[dtype] == 2 else dtype
         return cls(sustained_flops_per_s(device, of_products), copied_bytes_per_s(device))

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.bench.contests.bounds import kind_of_layer
-from mucudnn.bench.timing.timer import Clock, Runner, here
+from mucudnn.measuring.timing.timer import Clock, Runner, here
 from mucudnn.optimizing.in_place import InPlaceTimes
 
 NORMALIZATION, ACTIVATION, POOLING, LINEAR, REST = "normalization", "activation", "pooling", "linear", "rest"

@@ -22,7 +22,7 @@ from time import perf_counter, sleep
 from typing import Any, Generic, Self, TypeVar
 
 from mucudnn.bench.contests.child_process import end_with_parent, how_it_ended
-from mucudnn.bench.timing.timer import Clock, Runner, WallClock, here
+from mucudnn.measuring.timing.timer import Clock, Runner, WallClock, here
 from mucudnn.words.errors import MucudnnError, first_line
 from mucudnn.words.units import format_seconds
 

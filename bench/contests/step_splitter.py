@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from mucudnn.bench.contests.step_split import StepSplit
-from mucudnn.bench.timing.timer import Clock, Runner, here
+from mucudnn.measuring.timing.timer import Clock, Runner, here
 from mucudnn.optimizing.in_place import InPlaceTimes
 from mucudnn.words.problem import Operation
 

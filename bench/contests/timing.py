@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
 
-from mucudnn.bench.timing.rounds import sample_in_rounds
-from mucudnn.bench.timing.timer import EVERY_ROUND, Clock, Runner, StoppingRule, Timer, here, relative_spread
+from mucudnn.measuring.timing.rounds import sample_in_rounds
+from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Runner, StoppingRule, Timer, here, relative_spread
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 
 from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.own_thread import OwnThread
-from mucudnn.bench.timing.timer import Runner, T, here
 from mucudnn.kernels.torch_ops.native_cuda import cudnn_benchmark
+from mucudnn.measuring.timing.timer import Runner, T, here
 
 # Name -> benchmark_limit, with torch.backends.cudnn.benchmark = True: how many engines are timed; 0: all.
 _BENCHMARK_LIMITS = {"torch-benchmark-10": 10, "torch-benchmark-0": 0}

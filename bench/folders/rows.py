@@ -17,7 +17,7 @@ from typing import Any
 from mucudnn.bench.folders.header import FORMAT_VERSION, ROWS_FILE, Header
 from mucudnn.bench.folders.lines import object_of_line
 from mucudnn.bench.report.export import json_line
-from mucudnn.bench.timing.load import Load
+from mucudnn.measuring.timing.load import Load
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
 

@@ -26,7 +26,7 @@ from mucudnn.bench.folders.header import (
 )
 from mucudnn.bench.folders.rows import Key, Line, Row, Rows, Subject, lines_of, read_rows, subject_key
 from mucudnn.bench.report.export import write_json
-from mucudnn.bench.timing.load import Load
+from mucudnn.measuring.timing.load import Load
 from mucudnn.words.errors import InvalidInputError, OutputError
 
 if TYPE_CHECKING:

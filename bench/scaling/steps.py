@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mucudnn.bench.timing.timer import Clock
+from mucudnn.measuring.timing.timer import Clock
 from mucudnn.tracing.own_step import OwnStep
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.progress import Progress, silent

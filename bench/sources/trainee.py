@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mucudnn.bench.measure.operands import input_shape
 from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective
+from mucudnn.measuring.operands import input_shape
 
 Batch = tuple[Tensor, Tensor]  # images (N, C, H, W), labels (N,)
 

@@ -29,8 +29,8 @@ def check(context: click.Context, /, source: str, threads: int | None, **sizes: 
     """
     from mucudnn.bench.analyses.check import Check
     from mucudnn.bench.analyses.check import check as checked
-    from mucudnn.bench.measure.proving.prover import prover
     from mucudnn.bench.sources.layers import load_source
+    from mucudnn.measuring.proving.prover import prover
     from mucudnn.terminal.console import output, progress_bar
 
     options.use_threads(threads)

@@ -145,8 +145,8 @@ def refresh(everything: bool, days: float | None, threads: int | None, device: s
     """
     from datetime import timedelta
 
-    from mucudnn.bench.measure.whole_runs import Machine
     from mucudnn.database.database import Database
+    from mucudnn.measuring.whole_runs import Machine
     from mucudnn.terminal.console import progress_bar
     from mucudnn.tuning.refresh import refresh as measure_again
 

@@ -24,9 +24,9 @@ from mucudnn.words.units import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mucudnn.bench.timing.load import Watch
     from mucudnn.database.bad_rows import StoredRow
     from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
+    from mucudnn.measuring.timing.load import Watch
     from mucudnn.running.environment import Environment
     from mucudnn.words.errors import UnavailableError
 
@@ -79,9 +79,9 @@ def doctor() -> None:
 
 def machine() -> Iterator[Finding]:
     """Yield the CPU, how busy it is, torch, its libraries and the place of the database."""
-    from mucudnn.bench.timing.load import watch_of
-    from mucudnn.bench.timing.processor_use import Processors
     from mucudnn.database.database import default_path
+    from mucudnn.measuring.timing.load import watch_of
+    from mucudnn.measuring.timing.processor_use import Processors
     from mucudnn.running.environment import current_environment
 
     here = current_environment()
@@ -98,7 +98,7 @@ def machine() -> Iterator[Finding]:
 
 def cores(threads: int, allowed: float) -> Finding:
     """Say how many threads torch uses, and how many cores this process may keep busy."""
-    from mucudnn.bench.timing.load import too_many_threads
+    from mucudnn.measuring.timing.load import too_many_threads
 
     state = f"{threads}; this process may use {allowed:g} core{'' if allowed == 1 else 's'}"
     reason, _, remedy = (too_many_threads(threads, allowed) or "").partition(": ")
@@ -134,7 +134,7 @@ def stored(path: Path, here: Environment) -> Finding:
 
 def proving() -> Finding:
     """Say whether libraries' code can be proven in a process of its own, and what guards the heap of that process."""
-    from mucudnn.bench.measure.proving.prover import prover
+    from mucudnn.measuring.proving.prover import prover
 
     try:
         guards = prover().guards()

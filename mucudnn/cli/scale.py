@@ -196,8 +196,8 @@ def _tuned(source: str, up_to: int, sizes: dict[str, Any], config: Config, devic
 def _measured_link(all_reduce: AllReduce, device: str) -> Link:
     import torch.distributed as dist
 
-    from mucudnn.bench.timing.synchronized_clock import wall_clock
     from mucudnn.distributed.link import all_reduce_times_s
+    from mucudnn.measuring.timing.synchronized_clock import wall_clock
     from mucudnn.solver.all_reduce import fitted_link
 
     return fitted_link(all_reduce, dist.get_world_size(), all_reduce_times_s(wall_clock(device), device))
@@ -220,14 +220,14 @@ def _measured_steps(
     """
     import torch
 
-    from mucudnn.bench.measure import operands
     from mucudnn.bench.scaling.steps import measure_steps
     from mucudnn.bench.sources.blame import blamed_in_training
     from mucudnn.bench.sources.layers import importable
     from mucudnn.bench.sources.networks import arguments_for
     from mucudnn.bench.sources.trainable import trainable_model
-    from mucudnn.bench.timing.synchronized_clock import wall_clock
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+    from mucudnn.measuring import operands
+    from mucudnn.measuring.timing.synchronized_clock import wall_clock
     from mucudnn.optimizing.optimize import optimize
     from mucudnn.solver.policies import micro_batch_sizes
     from mucudnn.terminal.console import progress_bar

@@ -12,7 +12,7 @@ from traceback import clear_frames
 import torch
 import torch.distributed as dist
 
-from mucudnn.bench.timing.timer import Clock
+from mucudnn.measuring.timing.timer import Clock
 from mucudnn.words.errors import UnavailableError
 
 SIZES = tuple(4**exponent for exponent in range(5, 13))  # 1 KiB to 16 MiB

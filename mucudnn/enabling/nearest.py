@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import inf, log
 
-from mucudnn.bench.measure.candidates import is_foreign
 from mucudnn.kernels.registry import algorithm as algorithm_named
+from mucudnn.measuring.candidates import is_foreign
 from mucudnn.running.recipe import Recipe
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.result import TunedProblem, configurations_of

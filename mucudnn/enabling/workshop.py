@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.devices import made_current
 from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from mucudnn.bench.timing.candidate_errors import give_back_cache
-from mucudnn.bench.timing.load import watch_of
-from mucudnn.bench.timing.synchronized_clock import wall_clock
-from mucudnn.bench.timing.timer import Clock
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.distributed.team import Team, telling
+from mucudnn.measuring.timing.candidate_errors import give_back_cache
+from mucudnn.measuring.timing.load import watch_of
+from mucudnn.measuring.timing.synchronized_clock import wall_clock
+from mucudnn.measuring.timing.timer import Clock
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.confirm import confirm

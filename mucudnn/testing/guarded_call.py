@@ -13,11 +13,11 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from mucudnn.bench.measure.guard_zones import GuardedBuffer
 from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, Algorithm
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.contract.epilogue import Epilogue
+from mucudnn.measuring.guard_zones import GuardedBuffer
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 _GUARD_BYTES = 2 * ALIGNMENT_BYTES  # small, since thousands of buffers are checked

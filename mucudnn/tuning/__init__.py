@@ -1,6 +1,6 @@
 """Tunes: measures what is not known, and chooses configurations.
 
-Timers are in ``bench/measure``, the mathematics in ``solver``; ``optimizing`` puts the choices into models.
+Timers are in ``mucudnn/measuring``, the mathematics in ``solver``; ``optimizing`` puts the choices into models.
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from mucudnn.bench.measure.operands import Operands, followed_operands
-from mucudnn.bench.measure.whole_runs import Machine
-from mucudnn.bench.timing.comparison import Comparison
 from mucudnn.database.copying import CopyingDatabase
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.distributed.team import Team
 from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.measuring.operands import Operands, followed_operands
+from mucudnn.measuring.timing.comparison import Comparison
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.solver.division import Division, solve_wd

@@ -8,7 +8,7 @@ from math import inf
 from statistics import median
 from typing import Any, Self
 
-from mucudnn.bench.timing.comparison import uncertainty
+from mucudnn.measuring.timing.comparison import uncertainty
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import is_busy
 from mucudnn.words.units import format_seconds

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import cast
 
-from mucudnn.bench.measure.candidates import Candidate
+from mucudnn.measuring.candidates import Candidate
 from mucudnn.tuning.choose import Choice, Outcome, refuted
 from mucudnn.tuning.infeasible import smallest_bytes
 from mucudnn.tuning.result import LeftOut, TunedProblem, allowed, tuned_problem

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem

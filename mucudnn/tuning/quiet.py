@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from mucudnn.bench.measure.profiler import ProfilingJob
-from mucudnn.bench.measure.quick_search import QuickSearch
-from mucudnn.bench.timing.comparison import Comparison
-from mucudnn.bench.timing.load import Load, Watch
 from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.measuring.profiler import ProfilingJob
+from mucudnn.measuring.quick_search import QuickSearch
+from mucudnn.measuring.timing.comparison import Comparison
+from mucudnn.measuring.timing.load import Load, Watch
 from mucudnn.tuning.busy_warning import BusyWarning, Doubtful
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, is_busy

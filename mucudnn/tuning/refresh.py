@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-from mucudnn.bench.measure.candidates import find_candidates
-from mucudnn.bench.measure.profiler import ProfilingJob
-from mucudnn.bench.measure.whole_runs import Machine
-from mucudnn.bench.timing.comparison import Comparison
 from mucudnn.database import schema
 from mucudnn.database.bad_rows import StoredRow
 from mucudnn.database.column_rules import PROBLEM_COLUMNS
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.measuring.candidates import find_candidates
+from mucudnn.measuring.profiler import ProfilingJob
+from mucudnn.measuring.timing.comparison import Comparison
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.cached_filters import compare_cached
 from mucudnn.tuning.choose import is_gain

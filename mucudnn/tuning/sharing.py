@@ -10,13 +10,13 @@ from dataclasses import fields
 from itertools import chain
 from math import prod
 
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.copying import CopyingDatabase
 from mucudnn.database.database import Database
 from mucudnn.database.network_folders import network_file_system
 from mucudnn.database.sqlite_file import MEMORY
 from mucudnn.distributed.fingerprint import Fingerprint
 from mucudnn.distributed.team import Team
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.job import Findings
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config

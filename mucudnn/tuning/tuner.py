@@ -9,17 +9,17 @@ from functools import partial
 import torch
 from torch.distributed import ProcessGroup
 
-from mucudnn.bench.measure.candidates import find_candidates
-from mucudnn.bench.measure.prior import Prior
-from mucudnn.bench.measure.profiler import ProfilingJob
-from mucudnn.bench.measure.quick_search import QuickSearch
-from mucudnn.bench.measure.whole_runs import Machine
-from mucudnn.bench.timing.comparison import QUICK, THOROUGH, Comparison
-from mucudnn.bench.timing.kept_heap import kept_heap
-from mucudnn.bench.timing.peak_rate import peak_flops_per_s
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.distributed.team import Team, telling
+from mucudnn.measuring.candidates import find_candidates
+from mucudnn.measuring.prior import Prior
+from mucudnn.measuring.profiler import ProfilingJob
+from mucudnn.measuring.quick_search import QuickSearch
+from mucudnn.measuring.timing.comparison import QUICK, THOROUGH, Comparison
+from mucudnn.measuring.timing.kept_heap import kept_heap
+from mucudnn.measuring.timing.peak_rate import peak_flops_per_s
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.devices import device_named, largest_batch_size, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.environment import Environment

@@ -9,11 +9,11 @@ import torch
 from support.command_line import invoke
 
 from mucudnn.bench.analyses.check import Finding
-from mucudnn.bench.measure.candidates import Candidate
-from mucudnn.bench.measure.proofs import BarredError, Fault, Proof, UnprovenError
-from mucudnn.bench.measure.proving import prover as proving
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.proofs import BarredError, Fault, Proof, UnprovenError
+from mucudnn.measuring.proving import prover as proving
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 PROBLEM = ConvProblem(Operation.FORWARD, c=3, h=6, w=6, k=4, r=3, s=3)

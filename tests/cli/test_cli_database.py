@@ -13,9 +13,9 @@ from support.clock.shared_machine import SharedProcessors
 from support.command_line import TUNE, fail, invoke, one_layer
 from support.database_rows import FAST, FULL, HERE, PROBLEM, change, fill, rows_of
 
-from mucudnn.bench.measure import whole_runs
-from mucudnn.bench.measure.profiler import ProfilingJob
 from mucudnn.database.database import Database
+from mucudnn.measuring import whole_runs
+from mucudnn.measuring.profiler import ProfilingJob
 from mucudnn.words.results import Failure, MicroConfig
 
 

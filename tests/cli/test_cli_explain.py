@@ -125,7 +125,7 @@ def test_headroom_prints_writes_and_draws(memory_format: str, tmp_path: Path) ->
 
 
 def test_headroom_from_what_is_stored_measures_nothing(monkeypatch: pytest.MonkeyPatch, database: Path) -> None:
-    monkeypatch.setattr("mucudnn.bench.timing.timer.WallClock.now", None)
+    monkeypatch.setattr("mucudnn.measuring.timing.timer.WallClock.now", None)
     stored = ("--from", "full.sqlite", "--algorithms", "gemm", "--threads", "1")
     result = invoke("explain", "some_models:two", "--headroom", *SIZES, *stored)
     assert result.exit_code == 0, result.output

@@ -17,12 +17,12 @@ from support.cudnn.backend import FakeBackend
 from support.database_rows import FAST, OLD, PROBLEM
 from support.snapshots import assert_as_stored
 
-from mucudnn.bench.timing.load import Watch
 from mucudnn.cli import doctor
 from mucudnn.database.database import Database
 from mucudnn.kernels import registry
 from mucudnn.kernels.cudnn import library as cudnn_library
 from mucudnn.kernels.cudnn.algorithms import CudnnEngines
+from mucudnn.measuring.timing.load import Watch
 from mucudnn.running.environment import current_environment
 from mucudnn.words.errors import UnavailableError
 

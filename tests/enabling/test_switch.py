@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import mucudnn
-from mucudnn.bench.timing.load import Watch
 from mucudnn.database import sqlite_file
 from mucudnn.enabling import switch
 from mucudnn.enabling.met import Origin
+from mucudnn.measuring.timing.load import Watch
 from mucudnn.words import warning
 from mucudnn.words.config import Config
 

@@ -24,14 +24,14 @@ from support.cuda.either_device import (
 )
 from support.cudnn.backend import PICKY, STEADY, FakeBackend
 
-from mucudnn.bench.measure.operands import random_operands
-from mucudnn.bench.measure.whole_runs import run_torch
 from mucudnn.kernels import registry
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, Plan
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.registry import algorithms
+from mucudnn.measuring.operands import random_operands
+from mucudnn.measuring.whole_runs import run_torch
 from mucudnn.running.checked_run import run
 from mucudnn.words.errors import first_line
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation

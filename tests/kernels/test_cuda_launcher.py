@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS
 from mucudnn.kernels.cuda import cupy_launcher
 from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, compiler_name
 from mucudnn.kernels.cuda.launcher import LaunchError
+from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS
 
 SOURCE = 'extern "C" __global__ void add(float* a, Sizes sizes) {}'
 STREAM = SimpleNamespace(cuda_stream=77)

@@ -12,12 +12,12 @@ import torch
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
 from torch import Tensor
 
-from mucudnn.bench.measure.candidates import find_candidates
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.kernels.torch_ops import native
 from mucudnn.kernels.torch_ops.native_cuda import BENCHMARKS, NATIVE_ON_CUDA, cudnn_benchmark
+from mucudnn.measuring.candidates import find_candidates
 from mucudnn.testing.geometries import ONE_OF_EACH_KIND, geometry
 from mucudnn.testing.guarded_call import Call
 from mucudnn.tuning.tuner import tune

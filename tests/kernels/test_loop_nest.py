@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mucudnn.bench.measure.candidates import find_candidates
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.buffers import empty_activation, torch_dtype
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm
+from mucudnn.measuring.candidates import find_candidates
 from mucudnn.testing.checks import threads
 from mucudnn.testing.guarded_call import Call
 from mucudnn.testing.random_problems import random_problem

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 
-from mucudnn.bench.measure.candidates import find_candidates
-from mucudnn.bench.measure.profiler import ProfilingJob
+from mucudnn.measuring.candidates import find_candidates
+from mucudnn.measuring.profiler import ProfilingJob
 from mucudnn.words.results import Failure, Measurement
 
 SIZES = (1, 2, 4, 8)

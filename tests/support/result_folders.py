@@ -14,7 +14,7 @@ from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Row, problem_columns
 from mucudnn.bench.folders.writing import LeftOut, open_folder
 from mucudnn.bench.sources.layers import Layer, load_source
-from mucudnn.bench.timing.load import Load
+from mucudnn.measuring.timing.load import Load
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, Measurement, MicroConfig

@@ -11,12 +11,12 @@ from random import Random
 
 import torch
 
-from mucudnn.bench.measure.operands import Operands, random_operands
-from mucudnn.bench.measure.proving.trial import check_heap
-from mucudnn.bench.measure.whole_runs import Machine, run_whole
-from mucudnn.bench.timing.timer import WallClock
 from mucudnn.database.database import Database
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.measuring.operands import Operands, random_operands
+from mucudnn.measuring.proving.trial import check_heap
+from mucudnn.measuring.timing.timer import WallClock
+from mucudnn.measuring.whole_runs import Machine, run_whole
 from mucudnn.testing.random_problems import random_problem
 from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, Config

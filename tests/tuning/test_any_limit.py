@@ -10,11 +10,11 @@ import torch
 from support.clock.machine import ENVIRONMENT
 from support.clock.ticking import TickingClock
 
-from mucudnn.bench.measure.operands import random_operands
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithms
+from mucudnn.measuring.operands import random_operands
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.checked_run import run
 from mucudnn.running.recipe import Recipe
 from mucudnn.tuning.tuner import tune, tune_tasks

@@ -18,12 +18,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import mucudnn
-from mucudnn.bench.measure.operands import followed_operands, random_operands
-from mucudnn.bench.measure.whole_runs import Machine, run_torch
 from mucudnn.database.column_rules import row_faults
 from mucudnn.database.database import Database
 from mucudnn.kernels.compiled import library
 from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.measuring.operands import followed_operands, random_operands
+from mucudnn.measuring.whole_runs import Machine, run_torch
 from mucudnn.solver.reuse import solve_wr
 from mucudnn.tuning import cached_filters as keeping
 from mucudnn.tuning.cached_filters import FINGERPRINT_BYTES_PER_S, FINGERPRINT_S, cache_filters

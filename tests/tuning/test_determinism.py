@@ -10,10 +10,10 @@ import torch
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
 from support.cudnn.backend import RANDOM, FakeBackend
 
-from mucudnn.bench.measure.operands import Operands
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.cli.shared import layer_tables
 from mucudnn.kernels.cudnn.algorithms import CudnnEngines
+from mucudnn.measuring.operands import Operands
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config

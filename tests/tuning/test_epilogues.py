@@ -11,9 +11,9 @@ from support.clock.machine import ENVIRONMENT, FORWARD, linear
 from support.clock.shared_machine import SharedProcessors
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 
-from mucudnn.bench.measure.operands import Operands
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.selection import select_measurements
+from mucudnn.measuring.operands import Operands
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.refresh import refresh
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.result import TunedProblem

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.effort import how_many
 
-from mucudnn.bench.measure.proving.prover import checked_environment
+from mucudnn.measuring.proving.prover import checked_environment
 
 CHUNK = 100
 TESTS = Path(__file__).parents[1]

@@ -12,11 +12,11 @@ from support.clock.machine import ENVIRONMENT, FORWARD
 from support.clock.shared_machine import SharedProcessors
 from support.clock.two_algorithms import NO_LIMIT, Bench
 
-from mucudnn.bench.timing.comparison import uncertainty
-from mucudnn.bench.timing.timer import relative_spread
 from mucudnn.database.bad_rows import StoredRow
 from mucudnn.database.database import Database
 from mucudnn.database.samples import unpacked
+from mucudnn.measuring.timing.comparison import uncertainty
+from mucudnn.measuring.timing.timer import relative_spread
 from mucudnn.tuning.tuner import Tuning
 from mucudnn.words.config import Config
 

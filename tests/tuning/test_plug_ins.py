@@ -12,10 +12,10 @@ from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.plug_in import Doubling, Pointwise
 
 import mucudnn
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.database import Database
 from mucudnn.database.selection import select_measurements
 from mucudnn.kernels import registry
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import BatchSizePolicy, Config

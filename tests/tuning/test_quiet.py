@@ -12,10 +12,10 @@ from support.clock.busy_bench import BATCH, BusyBench
 from support.clock.machine import ENVIRONMENT, FORWARD
 from support.clock.shared_machine import SharedProcessors
 
-from mucudnn.bench.timing.comparison import Comparison
-from mucudnn.bench.timing.load import Watch
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.measuring.timing.comparison import Comparison
+from mucudnn.measuring.timing.load import Watch
 from mucudnn.tuning import quiet
 from mucudnn.tuning.busy_warning import BusyWarning, busy_told_once
 from mucudnn.tuning.tuner import Tuning

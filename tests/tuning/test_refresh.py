@@ -15,8 +15,8 @@ from support.clock.shared_machine import SharedProcessors
 from support.database_rows import change
 
 from mucudnn.bench.analyses.refresh_report import refresh_in_words
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.database import Database
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.optimizing.optimize import optimize
 from mucudnn.tuning.refresh import Refreshed, refresh
 from mucudnn.words.config import Config

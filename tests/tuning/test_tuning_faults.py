@@ -10,9 +10,9 @@ import torch
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear, made_ready
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 
-from mucudnn.bench.measure.whole_runs import Machine
-from mucudnn.bench.timing.timer import Clock
 from mucudnn.database.database import Database
+from mucudnn.measuring.timing.timer import Clock
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.tuner import TuningInterrupted, tune
 from mucudnn.words.config import Config
 from mucudnn.words.errors import BrokenDeviceError

@@ -50,6 +50,6 @@ def test_tuning_needs_no_benchmark_and_no_command(tmp_path: Path, monkeypatch: p
 def test_what_tuning_needs_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the test above would see a folder that tuning came to need."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    done = tuned_without([*NOT_NEEDED, "bench/measure"], tmp_path)
+    done = tuned_without([*NOT_NEEDED, "mucudnn/measuring"], tmp_path)
     assert done.returncode == 1
-    assert "No module named 'mucudnn.bench.measure'" in done.stderr
+    assert "No module named 'mucudnn.measuring'" in done.stderr

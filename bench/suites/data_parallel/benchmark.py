@@ -28,9 +28,9 @@ from mucudnn.bench.sources.trainee import Trainee, labelled_batches
 from mucudnn.bench.suites.data_parallel.equality import are_equal, gathered
 from mucudnn.bench.suites.data_parallel.result import Equality, Setting, StepTimes
 from mucudnn.bench.suites.data_parallel.wire import Wire
-from mucudnn.bench.timing.synchronized_clock import wall_clock
-from mucudnn.bench.timing.timer import Clock, relative_spread
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.measuring.timing.synchronized_clock import wall_clock
+from mucudnn.measuring.timing.timer import Clock, relative_spread
 from mucudnn.words.config import Config
 from mucudnn.words.progress import Progress, share_of, silent
 

@@ -19,13 +19,13 @@ from mucudnn.bench.contests.torch_variants import torch_variants
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS
 from mucudnn.bench.folders.writing import FolderWriter, LeftOut, open_folder
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.report.records import config_record
 from mucudnn.bench.sources.layers import LayerTable
 from mucudnn.bench.suites.deepbench.contest import Contests, subject_of
 from mucudnn.bench.suites.deepbench.division import divisions
 from mucudnn.bench.suites.deepbench.order import Balance, Wanted
 from mucudnn.database.database import Database
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.busy_warning import busy_told_once
 from mucudnn.tuning.sharing import expected_s
 from mucudnn.tuning.tuner import machine_and_database

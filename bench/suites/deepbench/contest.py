@@ -9,14 +9,14 @@ from functools import partial
 from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.timing import Contestant, MedianTime, TurnRounds, try_in_turns
 from mucudnn.bench.folders.rows import Row, Subject, problem_columns
-from mucudnn.bench.measure.operands import Operands
-from mucudnn.bench.measure.whole_runs import Machine, training_operands
 from mucudnn.bench.report.records import configuration_record
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.bench.suites.deepbench.division import NetworkDivision
-from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS
-from mucudnn.bench.timing.timer import Runner
 from mucudnn.database.database import Database
+from mucudnn.measuring.operands import Operands
+from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS
+from mucudnn.measuring.timing.timer import Runner
+from mucudnn.measuring.whole_runs import Machine, training_operands
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.tuner import Priors, tune_tasks
 from mucudnn.words.config import BatchSizePolicy, Config

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.sources.table_tuning import of_table, table_tasks
 from mucudnn.database.database import Database
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.tuner import Priors, tune_tasks
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy, Config

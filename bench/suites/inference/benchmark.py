@@ -19,7 +19,7 @@ import mucudnn
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.suites.inference.result import InferenceBenchmark, LayerResult, Variants
 from mucudnn.bench.suites.inference.stored import InferenceFolder
-from mucudnn.bench.timing.timer import Clock, WallClock
+from mucudnn.measuring.timing.timer import Clock, WallClock
 from mucudnn.running.environment import current_environment
 from mucudnn.running.filter_cache import FilterCache
 from mucudnn.tuning.cached_filters import cache_filters

@@ -23,8 +23,8 @@ from mucudnn.bench.suites.inference.result import RuntimeResult, RuntimesCompari
 from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.bench.suites.inference.runtime_job import RuntimeJob, store_model, version_of
 from mucudnn.bench.suites.inference.stored import InferenceFolder
-from mucudnn.bench.timing.rounds import sample_in_rounds
-from mucudnn.bench.timing.timer import EVERY_ROUND, Timer
+from mucudnn.measuring.timing.rounds import sample_in_rounds
+from mucudnn.measuring.timing.timer import EVERY_ROUND, Timer
 from mucudnn.running.environment import current_environment
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError

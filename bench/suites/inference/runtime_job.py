@@ -29,7 +29,7 @@ from mucudnn.bench.contests.apart import Stored, store
 from mucudnn.bench.contests.kind_times import KindTimes
 from mucudnn.bench.contests.own_process import Ready
 from mucudnn.bench.suites.inference.runtime import Runtime
-from mucudnn.bench.timing.timer import WallClock
+from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 

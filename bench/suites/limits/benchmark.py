@@ -13,14 +13,14 @@ from dataclasses import replace
 
 from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.torch_variants import torch_variants
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.sources.layers import LayerTable
 from mucudnn.bench.sources.table_tuning import table_tasks
 from mucudnn.bench.suites.limits.contest import Contest
 from mucudnn.bench.suites.limits.result import FailedProblem, LimitsComparison
-from mucudnn.bench.timing.candidate_errors import CANDIDATE_ERRORS
-from mucudnn.bench.timing.timer import Runner
 from mucudnn.database.database import Database
+from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS
+from mucudnn.measuring.timing.timer import Runner
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.result import allowed
 from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import BatchSizePolicy, Config

@@ -12,13 +12,13 @@ from functools import partial
 
 from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.timing import Contestant, MedianTime, time_in_turns
-from mucudnn.bench.measure.operands import Operands, random_operands
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.suites.limits.result import WITHIN, ComparedProblem, LimitsComparison, Run, SameTime, UnderLimit
 from mucudnn.bench.suites.limits.undivided import Undivided, run_alone
-from mucudnn.bench.timing.comparison import Comparison
-from mucudnn.bench.timing.timer import Runner
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.measuring.operands import Operands, random_operands
+from mucudnn.measuring.timing.comparison import Comparison
+from mucudnn.measuring.timing.timer import Runner
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import Outcome, baseline_of, choose
 from mucudnn.tuning.contenders import contenders

@@ -15,9 +15,9 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from mucudnn.bench.measure.operands import Operands
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.kernels.contract.algorithm import WholeBatch
+from mucudnn.measuring.operands import Operands
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, Measurement
 from mucudnn.words.task import Task

@@ -21,9 +21,9 @@ from mucudnn.bench.contests.peak_memory import has_resident_peak, resident_peak_
 from mucudnn.bench.contests.variants import Variant, chosen_variants
 from mucudnn.bench.suites.memory.result import Contestant, MemoryBenchmark, StepMemory
 from mucudnn.bench.suites.memory.step_job import StepJob, Subject
-from mucudnn.bench.timing.rounds import sample_in_rounds
-from mucudnn.bench.timing.synchronized_clock import wall_clock
-from mucudnn.bench.timing.timer import Clock
+from mucudnn.measuring.timing.rounds import sample_in_rounds
+from mucudnn.measuring.timing.synchronized_clock import wall_clock
+from mucudnn.measuring.timing.timer import Clock
 from mucudnn.running.devices import device_of, made_current
 from mucudnn.running.environment import current_environment
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, HEADROOM, Config

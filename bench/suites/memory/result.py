@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from mucudnn.bench.contests.variants import Variant
-from mucudnn.bench.timing.comparison import Comparison
+from mucudnn.measuring.timing.comparison import Comparison
 from mucudnn.running.environment import Environment
 from mucudnn.words.config import Config
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mucudnn.bench.contests.own_process import Ready
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes, repeatable_step
 from mucudnn.bench.contests.variants import Variant
-from mucudnn.bench.timing.timer import Clock, T
+from mucudnn.measuring.timing.timer import Clock, T
 from mucudnn.running.devices import device_of, made_current
 from mucudnn.words.torch_settings import searching
 

@@ -22,14 +22,14 @@ from mucudnn.bench.contests.timing import Contestant, MedianTime, TurnRounds, tr
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Row, Subject, problem_columns
 from mucudnn.bench.folders.writing import LeftOut, open_folder
-from mucudnn.bench.measure.candidates import Candidate, find_candidates
-from mucudnn.bench.measure.operands import Operands, random_operands
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.bench.suites.metrics.calls import Computation, alone, compute, through_module
 from mucudnn.bench.suites.metrics.errors import ErrorNorms, distinct_results, error_map
 from mucudnn.bench.suites.metrics.gradients import SAMPLES, Compute, cut_down, directional_error, exact, gradcheck
-from mucudnn.bench.timing.timer import EVERY_ROUND
+from mucudnn.measuring.candidates import Candidate, find_candidates
+from mucudnn.measuring.operands import Operands, random_operands
+from mucudnn.measuring.timing.timer import EVERY_ROUND
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.permitted import permitted_algorithms
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError, first_line

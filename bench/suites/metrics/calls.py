@@ -12,9 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from mucudnn.bench.measure.operands import Operands
-from mucudnn.bench.measure.whole_runs import run_torch, run_whole
 from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.measuring.operands import Operands
+from mucudnn.measuring.whole_runs import run_torch, run_whole
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.running.operators import Choices
 from mucudnn.running.workspace import lasting_buffer

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
-from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.reference import reference
+from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.words.errors import first_line
 from mucudnn.words.problem import ConvProblem, Operation
 

@@ -28,11 +28,11 @@ from mucudnn.bench.contests.timing import Contestant, TurnRounds, try_in_turns
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import Row, Subject
 from mucudnn.bench.folders.writing import open_folder
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.suites.metrics.benchmark import MOST_ROUNDS, RULE, SHORT_S, Choices
 from mucudnn.bench.suites.metrics.elements import gradcheck_elements
 from mucudnn.bench.suites.metrics.errors import ErrorNorms, distinct_results, error_map
 from mucudnn.bench.suites.metrics.gradients import SAMPLES
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.words.errors import InvalidInputError, first_line
 from mucudnn.words.problem import Operation, dtype_name
 from mucudnn.words.progress import Progress, silent

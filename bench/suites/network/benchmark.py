@@ -20,12 +20,12 @@ from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.contests.torch_variants import torch_variants
 from mucudnn.bench.folders.speedups import LEAST_ROUNDS
 from mucudnn.bench.folders.writing import FolderWriter, open_folder
-from mucudnn.bench.measure.whole_runs import Machine, run_torch, training_operands, whole_run
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.sources.table_tuning import tune_table
 from mucudnn.bench.suites.network.result import SLOWER, FormatResult, NetworkBenchmark, ProblemResult, SecondLook
 from mucudnn.bench.suites.network.stored import header_of, known_result, rows_of, subject_of
-from mucudnn.bench.timing.timer import Clock, Runner, here
+from mucudnn.measuring.timing.timer import Clock, Runner, here
+from mucudnn.measuring.whole_runs import Machine, run_torch, training_operands, whole_run
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from mucudnn.bench.folders.writing import folder_if_named
-from mucudnn.bench.measure.operands import Operands, random_operands
-from mucudnn.bench.measure.whole_runs import run_whole
 from mucudnn.bench.suites.numerics.result import SAMPLES, AlgorithmNumerics, NumericsBenchmark
 from mucudnn.bench.suites.numerics.stored import header_of, known_numerics, row_of
 from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm, algorithms
+from mucudnn.measuring.operands import Operands, random_operands
+from mucudnn.measuring.whole_runs import run_whole
 from mucudnn.running.environment import current_environment
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress, silent

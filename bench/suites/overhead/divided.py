@@ -26,13 +26,13 @@ from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import Row, Subject
 from mucudnn.bench.folders.writing import FolderWriter, open_folder
-from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.report.export import write_json
 from mucudnn.bench.report.records import Record, origin
-from mucudnn.bench.timing.synchronized_clock import wall_clock
-from mucudnn.bench.timing.timer import Clock
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.registry import algorithm, sources
+from mucudnn.measuring.operands import Operands, random_operands
+from mucudnn.measuring.timing.synchronized_clock import wall_clock
+from mucudnn.measuring.timing.timer import Clock
 from mucudnn.running.checked_run import run
 from mucudnn.running.environment import current_environment
 from mucudnn.terminal.command_files import OutputFile, OutputFolder

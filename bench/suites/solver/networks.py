@@ -9,12 +9,12 @@ from pathlib import Path
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import Row, Subject
 from mucudnn.bench.folders.writing import open_folder
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.report.records import config_record
 from mucudnn.bench.sources.layers import LayerTable
 from mucudnn.bench.sources.table_tuning import table_tasks
 from mucudnn.bench.suites.solver.benchmark import ROUNDS
 from mucudnn.database.database import Database
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
 from mucudnn.solver import solve_wd
 from mucudnn.tuning.choose import Divided

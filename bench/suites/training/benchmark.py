@@ -30,9 +30,9 @@ from mucudnn.bench.suites.training.result import (
     VariantResult,
 )
 from mucudnn.bench.suites.training.step_job import SPLIT_ON, StepJob, StepParts, Subject
-from mucudnn.bench.timing.rounds import sample_in_rounds
-from mucudnn.bench.timing.synchronized_clock import wall_clock
-from mucudnn.bench.timing.timer import Clock
+from mucudnn.measuring.timing.rounds import sample_in_rounds
+from mucudnn.measuring.timing.synchronized_clock import wall_clock
+from mucudnn.measuring.timing.timer import Clock
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import torch
 
-from mucudnn.bench.measure.operands import input_shape
 from mucudnn.bench.sources.blame import blamed_in_training
 from mucudnn.bench.sources.layers import NETWORKS, importable
 from mucudnn.bench.sources.networks import input_shape_of, objective_for
@@ -17,6 +16,7 @@ from mucudnn.bench.sources.trainable import trainable_model
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
 from mucudnn.bench.suites.training.benchmark import TrainingOptions, known_precisions, measure_training
 from mucudnn.bench.suites.training.result import Precision, VariantResult
+from mucudnn.measuring.operands import input_shape
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.progress import share_of
 

@@ -21,8 +21,8 @@ from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.sources.networks.objectives import Objective
 from mucudnn.bench.sources.trainee import Batch, Trainee
 from mucudnn.bench.suites.training.result import How, Precision, Setting
-from mucudnn.bench.timing.timer import Clock, Runner, T, here
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.measuring.timing.timer import Clock, Runner, T, here
 from mucudnn.words.config import Config
 from mucudnn.words.errors import MucudnnError, first_line
 from mucudnn.words.torch_settings import rounding_to_tf32, searching

@@ -98,7 +98,6 @@ def inference(
     import torch
 
     from mucudnn.bench.folders.writing import folder_if_named
-    from mucudnn.bench.measure import operands
     from mucudnn.bench.sources.layers import importable
     from mucudnn.bench.sources.networks import NETWORKS, arguments_for
     from mucudnn.bench.sources.trainable import settle_statistics, trainable_model
@@ -113,6 +112,7 @@ def inference(
     )
     from mucudnn.bench.suites.inference.stored import FILTERS, RUNTIMES, InferenceFolder, header_of
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+    from mucudnn.measuring import operands
     from mucudnn.running.environment import current_environment
     from mucudnn.terminal.console import output, progress_bar
     from mucudnn.words.config import Config

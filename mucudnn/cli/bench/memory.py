@@ -111,11 +111,11 @@ def _model_and_arguments(
     """
     import torch
 
-    from mucudnn.bench.measure import operands
     from mucudnn.bench.sources.blame import blamed_in_training
     from mucudnn.bench.sources.networks import arguments_for
     from mucudnn.bench.sources.trainable import trainable_model
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+    from mucudnn.measuring import operands
     from mucudnn.tracing.training_step import training_step
     from mucudnn.tracing.undisturbed import undisturbed
 

@@ -91,7 +91,6 @@ def metrics(
     algorithm's own time. SOURCE is as for mucudnn tune. docs/numerics.md says more.
     """
     from mucudnn.bench.folders.reading import read_folder
-    from mucudnn.bench.measure.whole_runs import Machine
     from mucudnn.bench.pages.measured import measured
     from mucudnn.bench.pages.text import write_frame
     from mucudnn.bench.report.plots import require_matplotlib, save_png
@@ -99,6 +98,7 @@ def metrics(
     from mucudnn.bench.suites.metrics.benchmark import Choices, benchmark_metrics
     from mucudnn.bench.suites.metrics.modules import benchmark_module
     from mucudnn.bench.suites.metrics.report import draw_error_maps, errors_table, in_words, times_table
+    from mucudnn.measuring.whole_runs import Machine
     from mucudnn.terminal.console import output, progress_bar
 
     if plot_file is not None:
@@ -134,11 +134,11 @@ def _called(
     """Return a module of the source's model, with what the model calls it with: the same numbers every time."""
     import torch
 
-    from mucudnn.bench.measure import operands
     from mucudnn.bench.sources.networks import arguments_for
     from mucudnn.bench.sources.trainable import trainable_model
     from mucudnn.bench.suites.metrics.modules import called_module
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+    from mucudnn.measuring import operands
 
     torch.manual_seed(0)
     made, shape = trainable_model(source, memory_format=memory_format, **model)

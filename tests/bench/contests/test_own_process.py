@@ -10,7 +10,7 @@ import pytest
 from support import own_jobs
 
 from mucudnn.bench.contests.own_process import OwnProcess, OwnProcessError
-from mucudnn.bench.timing.timer import Stop, Timer
+from mucudnn.measuring.timing.timer import Stop, Timer
 
 LONG_S = 120.0
 

@@ -14,7 +14,7 @@ from support.clock.ticking import TickingClock
 from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.timing import Contestant, MedianTime, TurnRounds, time_in_turns, try_in_turns
 from mucudnn.bench.contests.torch_variants import torch_variants
-from mucudnn.bench.timing.timer import here
+from mucudnn.measuring.timing.timer import here
 
 
 def settings() -> tuple[object, ...]:

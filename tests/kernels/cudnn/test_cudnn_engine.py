@@ -13,8 +13,6 @@ import torch
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, linear
 from support.cudnn.backend import PICKY, RANDOM, STEADY, FakeBackend, in_the_place_of_cudnn
 
-from mucudnn.bench.measure.operands import Operands, random_operands
-from mucudnn.bench.measure.whole_runs import Machine, whole_run
 from mucudnn.kernels import registry
 from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
@@ -25,6 +23,8 @@ from mucudnn.kernels.cudnn.engines import Engine
 from mucudnn.kernels.cudnn.library import CudnnError, library
 from mucudnn.kernels.registry import algorithm
 from mucudnn.kernels.torch_ops.native_cuda import NATIVE_ON_CUDA
+from mucudnn.measuring.operands import Operands, random_operands
+from mucudnn.measuring.whole_runs import Machine, whole_run
 from mucudnn.running.checked_run import run
 from mucudnn.testing.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
 from mucudnn.testing.guarded_call import Call

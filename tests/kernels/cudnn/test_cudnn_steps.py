@@ -10,11 +10,11 @@ import torch
 from support.clock.machine import FORWARD
 from support.cudnn.backend import PICKY, STEADY, FakeBackend, in_the_place_of_cudnn
 
-from mucudnn.bench.measure.operands import random_operands
-from mucudnn.bench.measure.whole_runs import run_whole
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, Plan, Pointers
 from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
+from mucudnn.measuring.operands import random_operands
+from mucudnn.measuring.whole_runs import run_whole
 from mucudnn.running.checked_run import run
 from mucudnn.running.recipe import Recipe, StepError
 from mucudnn.testing.guarded_call import Call

@@ -11,13 +11,13 @@ from support.effort import IS_FULL
 from support.problems.winograd_backend import OnBackend
 from torch import Tensor
 
-from mucudnn.bench.measure import guard_zones
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.cuda.launcher import LaunchError
 from mucudnn.kernels.winograd.cook_toom import cook_toom
 from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
 from mucudnn.kernels.winograd.cuda_source import winograd_source
+from mucudnn.measuring import guard_zones
 from mucudnn.testing.guarded_call import Call
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation, Pair

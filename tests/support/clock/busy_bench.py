@@ -8,8 +8,8 @@ from dataclasses import replace
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machine
 from support.clock.shared_machine import SharedProcessors
 
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.database import Database
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.tuner import Tuning, tune
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem

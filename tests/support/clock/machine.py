@@ -8,12 +8,12 @@ from functools import partial
 
 from torch import Tensor
 
-from mucudnn.bench.measure.operands import Operands
-from mucudnn.bench.measure.whole_runs import Machine
-from mucudnn.bench.timing.timer import Clock
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.reference import reference
+from mucudnn.measuring.operands import Operands
+from mucudnn.measuring.timing.timer import Clock
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from mucudnn.bench.timing.load import Watch
-from mucudnn.bench.timing.processor_use import ProcessorUse
+from mucudnn.measuring.timing.load import Watch
+from mucudnn.measuring.timing.processor_use import ProcessorUse
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
 
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.database.database import Database
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.tuner import Tuning, tune
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem

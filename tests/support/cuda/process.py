@@ -21,13 +21,13 @@ from support.cudnn.library import FakeCudnn, FakeEngine
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
 
-from mucudnn.bench.measure import whole_runs
-from mucudnn.bench.timing.synchronized_clock import SynchronizedClock
 from mucudnn.kernels.contract import allocation
 from mucudnn.kernels.cudnn import device, library
 from mucudnn.kernels.cudnn.constants import Attribute, HeuristicMode
 from mucudnn.kernels.winograd import algorithms as winograd
 from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
+from mucudnn.measuring import whole_runs
+from mucudnn.measuring.timing.synchronized_clock import SynchronizedClock
 from mucudnn.tracing import headroom
 
 

@@ -24,9 +24,9 @@ from support.ranks.errors import error_of
 from support.ranks.launching import end
 
 import mucudnn
-from mucudnn.bench.timing.comparison import Comparison
 from mucudnn.database import copying
 from mucudnn.database.database import Database
+from mucudnn.measuring.timing.comparison import Comparison
 from mucudnn.tuning import cached_filters as cached
 from mucudnn.tuning import choose as choosing
 from mucudnn.tuning import sharing, tuner

@@ -13,16 +13,16 @@ from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machin
 from support.cudnn.backend import PICKY, RANDOM, STEADY, FakeBackend
 
 from mucudnn.bench.contests.timing import Contestant
-from mucudnn.bench.measure.operands import Operands
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.suites.limits import benchmark as limits_benchmark
 from mucudnn.bench.suites.limits import contest as limits_contest
 from mucudnn.bench.suites.limits.benchmark import compare_under_limits
 from mucudnn.bench.suites.limits.result import LimitsComparison, Run, UnderLimit
-from mucudnn.bench.timing.timer import Runner, here
 from mucudnn.database.database import Database
 from mucudnn.kernels.cudnn.algorithms import CudnnEngines
+from mucudnn.measuring.operands import Operands
+from mucudnn.measuring.timing.timer import Runner, here
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.result import TuningInterrupted
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation

@@ -8,11 +8,11 @@ from support.clock.machine import ENVIRONMENT, FakeAlgorithm, FakeClock, linear
 from support.cudnn.backend import PICKY, STEADY, FakeBackend
 from support.problems.measurements import measured
 
-from mucudnn.bench.measure.operands import random_operands
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.suites.limits.undivided import Undivided, run_alone
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.cudnn.algorithms import CudnnEngines
+from mucudnn.measuring.operands import random_operands
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.testing.geometries import geometry
 from mucudnn.words.problem import MemoryFormat, Operation
 from mucudnn.words.task import Task

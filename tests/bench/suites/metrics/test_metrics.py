@@ -19,8 +19,6 @@ from mucudnn import ConvProblem, Operation
 from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.folders.overheads import overhead_of
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
-from mucudnn.bench.measure.operands import Operands, random_operands
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.pages.page import report_of
 from mucudnn.bench.sources.layers import Layer
@@ -29,11 +27,13 @@ from mucudnn.bench.suites.metrics.calls import Computation, alone, compute, thro
 from mucudnn.bench.suites.metrics.errors import MAP_CELLS, ErrorNorms, distinct_results, error_map
 from mucudnn.bench.suites.metrics.gradients import PASSED, cut_down, directional_error, exact, gradcheck
 from mucudnn.bench.suites.metrics.report import draw_error_maps, errors_table, in_words, times_table
-from mucudnn.bench.timing.timer import WallClock
 from mucudnn.cli.bench.metrics import parse_configuration
 from mucudnn.kernels.contract.reference import relative_l2_error
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.gemm import GEMM
+from mucudnn.measuring.operands import Operands, random_operands
+from mucudnn.measuring.timing.timer import WallClock
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.results import MicroConfig

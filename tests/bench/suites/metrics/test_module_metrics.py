@@ -15,14 +15,14 @@ from support.command_line import fail, invoke
 from torch import Tensor, nn
 
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
-from mucudnn.bench.measure.whole_runs import Machine
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.pages.page import report_of
 from mucudnn.bench.suites.metrics.benchmark import Choices
 from mucudnn.bench.suites.metrics.elements import ELEMENTS, SUMS, gradcheck_elements
 from mucudnn.bench.suites.metrics.gradients import PASSED
 from mucudnn.bench.suites.metrics.modules import WHOLE, benchmark_module, called_module
-from mucudnn.bench.timing.timer import WallClock
+from mucudnn.measuring.timing.timer import WallClock
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.words.errors import InvalidInputError
 
 FEW = Choices(rounds=2, runs=2)

@@ -22,7 +22,7 @@ from mucudnn.bench.suites.network import benchmark as network_benchmark
 from mucudnn.bench.suites.network.benchmark import benchmark_network
 from mucudnn.bench.suites.network.report import network_record, network_table
 from mucudnn.bench.suites.network.result import NetworkBenchmark
-from mucudnn.bench.timing.timer import Clock, Runner, here
+from mucudnn.measuring.timing.timer import Clock, Runner, here
 from mucudnn.tuning.result import TuningInterrupted
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat, Operation

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from mucudnn import Config, ConvProblem, Operation, tune
 from mucudnn.bench.folders.reading import read_folder
-from mucudnn.bench.measure.operands import Operands, random_operands
 from mucudnn.bench.suites.numerics import benchmark as numerics
 from mucudnn.bench.suites.numerics.benchmark import dependent_results, geometries, measure, with_pixel
 from mucudnn.bench.suites.numerics.report import in_words, numerics_table
@@ -28,6 +27,7 @@ from mucudnn.database.database import Database
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.winograd.algorithms import ALGORITHMS, Winograd
 from mucudnn.kernels.winograd.cook_toom import Matrix
+from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.words.results import Measurement, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 

@@ -16,8 +16,8 @@ from support.clock.machine import FakeClock
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.suites.overhead import divided as divided_overhead
 from mucudnn.bench.suites.overhead.divided import COPIES, MICRO_BATCHES, main, measure_overheads
-from mucudnn.bench.timing.synchronized_clock import wall_clock
 from mucudnn.kernels.torch_ops.gemm import GEMM
+from mucudnn.measuring.timing.synchronized_clock import wall_clock
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import Operation
 

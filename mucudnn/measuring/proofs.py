@@ -1,0 +1,120 @@
+"""Proofs of foreign candidates: what they did in a process of their own, before they are run in this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from mucudnn.measuring.timing.candidate_errors import UnsoundError
+from mucudnn.words.results import MicroConfig
+from mucudnn.words.torch_settings import TORCHS_OWN
+
+if TYPE_CHECKING:
+    from mucudnn.measuring.candidates import Candidate
+
+
+class UnprovenError(RuntimeError):
+    """Foreign code could not be proven, for a reason that may pass; so it is not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Error, memory and time of a candidate that ran right in a process of its own.
+
+    relative_error: against float64. internal_bytes: what it allocates by itself. time_s: of the fastest run, under the
+    checks of the heap.
+    """
+
+    relative_error: float
+    internal_bytes: int
+    time_s: float
+
+
+class Fault(StrEnum):
+    """Faults of foreign code in the process that proves it. FAILS: it raised an error."""
+
+    DIES = "dies"
+    HANGS = "hangs"
+    WRONG = "wrong"
+    FAILS = "fails"
+
+
+class BarredError(UnsoundError):
+    """Foreign code that must not be run here. fault: what it did."""
+
+    def __init__(self, reason: str, fault: Fault) -> None:
+        super().__init__(reason)
+        self.fault = fault
+
+
+class Prover(Protocol):
+    """Proves candidates of one problem in a process of their own: see ``mucudnn.measuring.proving``."""
+
+    def prove(
+        self,
+        candidates: Sequence[Candidate],
+        batch_size: int,
+        device: str,
+        *,
+        checks_samples: bool,
+        has_bias: bool = True,
+    ) -> Sequence[Proof | Exception]:
+        """Return for each candidate its proof, a ``BarredError``, or an ``UnprovenError`` where nothing is known.
+
+        checks_samples: see ``Workbench``. has_bias: y has a bias added, of zeros.
+        """
+
+    def start(self) -> None:
+        """Start the process, and wait until it is ready: that would be taken for a load of others."""
+
+    def rest(self) -> None:
+        """Have the process give back what it keeps for further candidates of the same problem."""
+
+
+class Proofs:
+    """The proofs of the foreign candidates of one problem, each asked for once, in batches.
+
+    proven: called when a batch is done.
+    """
+
+    def __init__(
+        self,
+        prover: Prover,
+        batch_size: int,
+        device: str,
+        *,
+        checks_samples: bool,
+        proven: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._prove = partial(prover.prove, batch_size=batch_size, device=device, checks_samples=checks_samples)
+        self._batch_size, self._proven = batch_size, proven
+        self._found: dict[MicroConfig, Proof | Exception] = {}
+
+    def ask(self, candidates: Iterable[Candidate]) -> None:
+        """Have those proven of which nothing is known."""
+        wanted = [c for c in candidates if c.is_foreign and c.stored is None and c.micro_config not in self._found]
+        if wanted:
+            self._found |= zip((c.micro_config for c in wanted), self._prove(wanted), strict=True)
+            self._proven()
+
+    def of(self, candidate: Candidate) -> Proof | None:
+        """Return the proof; ``None`` where torch's own cannot be proven in the form that the user's step runs anyway.
+
+        Raises the error that bars the candidate.
+        """
+        self.ask([candidate])
+        if (error := self.error_of(candidate)) is not None:
+            raise error
+        found = self._found[candidate.micro_config]
+        return found if isinstance(found, Proof) else None
+
+    def error_of(self, candidate: Candidate) -> Exception | None:
+        """Return the error that bars a candidate that was asked for."""
+        found = self._found[candidate.micro_config]
+        is_baseline = candidate.micro_config == MicroConfig(TORCHS_OWN, self._batch_size)
+        if isinstance(found, Proof) or (is_baseline and isinstance(found, UnprovenError)):
+            return None
+        return found

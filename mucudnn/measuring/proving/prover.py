@@ -1,0 +1,220 @@
+"""The client of the proving process: starts it where it is needed, and asks it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from mucudnn.kernels.registry import algorithm
+from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.proofs import BarredError, Proof, UnprovenError
+from mucudnn.measuring.proving.trial import Bench, Refused, Trial
+from mucudnn.words.errors import first_line
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import package_of
+from mucudnn.words.torch_settings import TorchSettings
+
+_SLOWEST_FLOPS_PER_S = 1e8  # oneDNN's reference loops reach twice as much on a core
+_START_S = 60.0  # torch is loaded in one to ten seconds
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from mucudnn.measuring.proving.server import main; main({fd})"
+_MALLOC_DEBUG = "libc_malloc_debug.so.0"
+
+
+class Prover:
+    """Asks a proving process, which is started with the first batch and again wherever it has ended.
+
+    It is safe to use from several threads. A forked child starts a process of its own. least_limit_s: seconds after
+    which a candidate hangs, beside those that its arithmetic takes at the rate of the slowest loops.
+    """
+
+    def __init__(self, least_limit_s: float = 10.0) -> None:
+        self._least_limit_s = least_limit_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._owner = 0
+        self._is_ready = False
+        self._lock = threading.Lock()
+
+    def prove(
+        self,
+        candidates: Sequence[Candidate],
+        batch_size: int,
+        device: str,
+        *,
+        checks_samples: bool,
+        has_bias: bool = True,
+    ) -> list[Proof | Exception]:
+        """Return for each candidate its proof, or the error that bars it.
+
+        The error is a ``BarredError`` for what would fail again, and an ``UnprovenError`` where nothing is known:
+        no process can be started, memory lacks, or an algorithm cannot be sent there. checks_samples: see
+        ``Workbench``. has_bias: y has a bias added.
+        """
+        if not candidates:
+            return []
+        bench = self._bench(candidates[0].problem, batch_size, device, checks_samples, has_bias)
+        made = [_trial_or_error(bench, candidate) for candidate in candidates]
+        batch = [one for one in made if isinstance(one, Trial)]
+        try:
+            with self._lock:
+                verdicts = iter(self._ask(batch) if batch else ())
+        except (OSError, EOFError, subprocess.SubprocessError) as error:
+            return [_unproven(error) for _ in candidates]
+        return [_outcome(next(verdicts)) if isinstance(one, Trial) else one for one in made]
+
+    def start(self) -> None:
+        """Start the process, and wait until it is ready."""
+        with suppress(OSError, EOFError):  # ``prove`` says what is wrong
+            self.guards()
+
+    def guards(self) -> tuple[str, ...]:
+        """Start the process, and return what guards its heap. Raises ``OSError`` where it cannot be started."""
+        with self._lock:
+            self._begin()
+            self._ready()
+        found = {"red zones around torch's tensors": _red_zones(), "glibc's heap checks": _malloc_debug()}
+        return tuple(name for name, library in found.items() if library is not None)
+
+    def rest(self) -> None:
+        """Have the process give back what it keeps for further candidates of the same problem."""
+        with self._lock:
+            if self._connection is not None and self._owner == os.getpid() and self._is_ready:
+                try:
+                    self._connection.send(())
+                    self._connection.recv()
+                except (OSError, EOFError):
+                    self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None and self._owner == os.getpid():
+            self._process.kill()
+            self._process.wait()
+        self._process = self._connection = None
+
+    def _bench(self, problem: ConvProblem, batch_size: int, device: str, checks_samples: bool, has_bias: bool) -> Bench:
+        limit_s = self._least_limit_s + problem.flops(batch_size) / _SLOWEST_FLOPS_PER_S
+        threads, deterministic = torch.get_num_threads(), TorchSettings.current().deterministic
+        return Bench(problem, batch_size, device, checks_samples, threads, deterministic, limit_s, has_bias)
+
+    def _ask(self, batch: Sequence[Trial]) -> list[Proof | Refused]:
+        """Ask; once more where the process had ended by itself before."""
+        for is_last in (False, True):
+            try:
+                self._begin()
+                connection = self._ready()
+                connection.send(batch)
+                verdicts: list[Proof | Refused] = connection.recv()
+                return verdicts
+            except (OSError, EOFError):
+                self.close()
+                if is_last:
+                    raise
+            except BaseException:  # it is still busy with the batch
+                self.close()
+                raise
+        raise AssertionError
+
+    def _begin(self) -> None:
+        if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
+            return
+        self.close()
+        if not sys.executable:
+            raise OSError("the path of the Python interpreter is not known")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            program = _PROGRAM.format(path=sys.path, fd=theirs.fileno())
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", program],
+                    pass_fds=(theirs.fileno(),),
+                    env=checked_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self._connection, self._owner, self._is_ready = Connection(ours.detach()), os.getpid(), False
+
+    def _ready(self) -> Connection:
+        """Return the connection, once the process has loaded what it needs."""
+        assert self._connection is not None
+        if not self._is_ready:
+            if not self._connection.poll(_START_S):
+                raise OSError(f"the process did not start within {_START_S:.0f} s")
+            self._connection.recv()
+            self._is_ready = True
+        return self._connection
+
+
+@cache
+def prover() -> Prover:
+    """Return the one that this process shares, which ends with it."""
+    shared = Prover()
+    atexit.register(shared.close)
+    return shared
+
+
+def _trial_or_error(bench: Bench, candidate: Candidate) -> Trial | UnprovenError:
+    """Return what is sent to the process; the error where an algorithm of another package cannot be sent."""
+    name, pickled = candidate.algorithm.name, None
+    if package_of(name) is not None or candidate.algorithm != algorithm(name, bench.device):
+        import cloudpickle  # classes of scripts and notebooks are sent with their code
+
+        try:
+            pickled = cloudpickle.dumps(candidate.algorithm)
+        except Exception as error:
+            return _unproven(error)
+    return Trial(bench, name, candidate.micro_batch_size, pickled)
+
+
+def _outcome(verdict: Proof | Refused) -> Proof | Exception:
+    if isinstance(verdict, Proof):
+        return verdict
+    return UnprovenError(verdict.reason) if verdict.fault is None else BarredError(verdict.reason, verdict.fault)
+
+
+def _unproven(error: Exception) -> UnprovenError:
+    return UnprovenError(f"it could not be proven in a process of its own: {first_line(error)}")
+
+
+def checked_environment() -> dict[str, str]:
+    """Return the environment of a process under checks: this one's, with red zones and glibc's checks of its heap.
+
+    What is preloaded already stays, behind ours: but a sanitizer has to be the first.
+    """
+    ours = [str(path) for path in (_red_zones(), _malloc_debug()) if path is not None]
+    given = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    preloaded = [*given, *ours] if any("libasan" in name for name in given) else [*ours[:1], *given, *ours[1:]]
+    checks = {"MALLOC_CHECK_": "3", "LIBC_FATAL_STDERR_": "1"}
+    kept = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**40)}  # fresh pages take long
+    return {**os.environ, **checks, **kept, "LD_PRELOAD": ":".join(preloaded)}
+
+
+def _red_zones() -> str | None:
+    """Return the path of the compiled library; ``None``: it is missing, as on systems without glibc."""
+    found = find_spec("mucudnn.measuring.proving._red_zones")
+    return None if found is None else found.origin
+
+
+def _malloc_debug() -> str | None:
+    """Return the name of glibc's library of heap checks (since 2.34), if the dynamic linker finds it."""
+    folders = (Path("/lib"), Path("/usr/lib"), Path("/lib64"), Path("/usr/lib64"), *Path("/lib").glob("*-linux-gnu"))
+    return _MALLOC_DEBUG if any((folder / _MALLOC_DEBUG).exists() for folder in folders) else None

@@ -1,0 +1,187 @@
+"""The proving process: it loads torch once, and forks workers that run foreign code; those may end in any way.
+
+``main`` is the program of the process. It takes batches of trials and answers each with a proof, or with the reason why
+there is none. A worker runs one batch after the other. Where it dies, the batch is halved, and each half is run by a
+new worker, until the candidate is found: the heap may be corrupt long before somebody notices.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import TextIO
+
+from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.measuring.proofs import Fault, Proof
+from mucudnn.measuring.proving import trial as trials
+from mucudnn.measuring.proving.trial import Refused, Trial
+from mucudnn.measuring.timing.candidate_errors import UnsoundError
+from mucudnn.words.errors import first_line
+
+IDLE_S = 60.0  # after which the process ends by itself; the next batch starts another
+
+Verdict = Proof | Refused
+_DONE = "done"
+
+
+def main(descriptor: int) -> None:
+    """Answer batches of trials that come through a socket, until its other end is closed."""
+    client = Connection(descriptor)
+    server = Server(client)
+    client.send(_DONE)
+    try:
+        while client.poll(IDLE_S):
+            request = client.recv()
+            if request:
+                client.send(server.prove(request))
+            else:
+                server.rest()
+                client.send(_DONE)
+    except (EOFError, OSError):
+        pass
+    server.rest()
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A forked process that runs trials. errors: what it writes to the standard error."""
+
+    pid: int
+    connection: Connection
+    errors: TextIO
+
+    def end(self) -> str:
+        """End it, and say in words how it ended."""
+        os.kill(self.pid, signal.SIGKILL)
+        return self.how_it_ended()
+
+    def how_it_ended(self) -> str:
+        _, status = os.waitpid(self.pid, 0)
+        self.connection.close()
+        self.errors.seek(0)
+        said = [line.strip() for line in self.errors.read().splitlines() if line.strip()]
+        self.errors.close()
+        how = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
+        return f"{how}, {said[-1]}" if said else how
+
+
+class Server:
+    """Runs batches of trials in workers. client: the connection to whoever asks; when it is closed, nobody waits."""
+
+    def __init__(self, client: Connection) -> None:
+        self._client = client
+        self._worker: _Worker | None = None
+
+    def prove(self, batch: Sequence[Trial]) -> list[Verdict]:
+        """Return a verdict for each trial, in order."""
+        verdicts: list[Verdict] = []
+        while len(verdicts) < len(batch):
+            verdicts += self._prove(batch[len(verdicts) :])
+        return verdicts
+
+    def rest(self) -> None:
+        """End the worker, with all that it keeps."""
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
+
+    def _prove(self, batch: Sequence[Trial]) -> list[Verdict]:
+        """Return verdicts for the first trials of the batch, at least for one."""
+        is_new = self._worker is None
+        worker = self._worker = self._worker or self._fork()
+        worker.connection.send(batch)
+        verdicts: list[Verdict] = []
+        while True:
+            running = batch[len(verdicts)] if len(verdicts) < len(batch) else None
+            answer = self._answer(worker, 10.0 if running is None else running.bench.limit_s)
+            if answer is None:
+                self.rest()
+                return verdicts if running is None else [*verdicts, _hung(running)]
+            if answer == _DONE:
+                return verdicts
+            if isinstance(answer, str):
+                self._worker = None
+                return self._without_culprit(batch, answer, is_new)
+            verdicts.append(answer)
+
+    def _without_culprit(self, batch: Sequence[Trial], how: str, is_new: bool) -> list[Verdict]:
+        """Return verdicts after a worker has died. What ran in it before is not suspected: its heap was checked."""
+        if len(batch) > 1:
+            half = len(batch) // 2
+            first = self.prove(batch[:half])
+            self.rest()
+            return [*first, *self.prove(batch[half:])]
+        if not is_new:
+            return self._prove(batch)
+        if how.startswith("SIGKILL"):
+            return [Refused("the process that proves it was killed, perhaps for lack of memory", None)]
+        return [Refused(f"it ends the process: {how}", Fault.DIES)]
+
+    def _answer(self, worker: _Worker, most_s: float) -> Verdict | str | None:
+        """Return what the worker says next, or in words how it has died; ``None``: it says nothing for too long."""
+        ready = wait([worker.connection, self._client], most_s)
+        if self._client in ready:  # nothing comes from there while a batch runs but its end
+            self.rest()
+            os._exit(0)
+        if not ready:
+            return None
+        try:
+            answer: Verdict | str = worker.connection.recv()
+        except (EOFError, OSError):
+            return worker.how_it_ended()
+        return answer
+
+    def _fork(self) -> _Worker:
+        ours, theirs = Pipe()
+        errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (the worker's end closes it)
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            return _Worker(pid, ours, errors)
+        try:
+            ours.close()
+            self._client.close()
+            os.dup2(errors.fileno(), 2)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            _work(theirs)
+        except EOFError:
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+
+
+def _hung(trial: Trial) -> Refused:
+    return Refused(f"it hangs: {trial.bench.limit_s:.0f} s were not enough", Fault.HANGS)
+
+
+def _work(connection: Connection) -> None:
+    """Run batches of trials until the connection is closed. Each answer is sent before the next trial begins."""
+    while True:
+        batch = connection.recv()
+        for one in batch:
+            os.ftruncate(2, 0)
+            os.lseek(2, 0, os.SEEK_SET)
+            connection.send(_verdict(one))
+        trials.forget()
+        connection.send(_DONE)
+
+
+def _verdict(one: Trial) -> Verdict:
+    try:
+        return trials.run(one)
+    except Exception as error:
+        fault = Fault.WRONG if isinstance(error, UnsoundError) else Fault.FAILS
+        kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
+        return Refused(f"{kind}{first_line(error)}", None if is_out_of_memory(error) else fault)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,61 @@
+"""A clock of the CPU that times calls as a training step makes them: with caches that hold other things.
+
+Between two calls of a convolution a step reads and writes hundreds of megabytes. In a loop of its own the same call
+finds operands, filter and result where it left them, and seems up to 1.5 times faster than in its step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mucudnn.measuring.timing.timer import StoppingRule, WallClock
+from mucudnn.words.units import parse_bytes
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_LEAST_BYTES, _MOST_BYTES = 16 * 2**20, 64 * 2**20  # a shared last level can be larger than a process ever has of it
+_OF_LAST_LEVEL = 1.5
+
+
+class ColdClock(WallClock):
+    """Wall clock that empties the caches, unmeasured, before each pass: see ``Clock.time``.
+
+    Samples are short, since most of their time would go into emptying.
+    """
+
+    step_rule = StoppingRule(sample_s=0.002)
+
+    def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
+        elapsed_s, left = 0.0, calls
+        while left > 0:
+            in_this_pass = min(left, calls_per_pass)
+            empty_caches()
+            start = time.perf_counter()
+            for _ in range(in_this_pass):
+                function()
+            elapsed_s += time.perf_counter() - start
+            left -= in_this_pass
+        return elapsed_s
+
+
+def empty_caches() -> None:
+    """Write as much memory as the last level of cache holds, and half as much again: a few milliseconds."""
+    _memory().add_(1)
+
+
+@cache
+def _memory() -> Tensor:
+    size_bytes = min(_MOST_BYTES, max(_LEAST_BYTES, int(_OF_LAST_LEVEL * last_level_bytes())))
+    with torch.inference_mode(False):
+        return torch.zeros(size_bytes // 4, dtype=torch.int32)
+
+
+def last_level_bytes(caches: Path = _CACHES) -> int:
+    """Return the bytes of the largest cache of a core, as Linux tells them; 0 where it does not."""
+    sizes = [path.read_text(encoding="ascii").strip() for path in caches.glob("index*/size")]
+    return max((parse_bytes(f"{size}iB") or 0 for size in sizes if size[:1].isdigit()), default=0)

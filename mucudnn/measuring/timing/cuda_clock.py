@@ -1,0 +1,76 @@
+"""Clock of a CUDA device: events on the current stream, behind a flushed L2 cache."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import torch
+
+from mucudnn.measuring.timing.synchronized_clock import SynchronizedClock
+from mucudnn.measuring.timing.throttling import current_reasons, throttling
+from mucudnn.measuring.timing.timer import StoppingRule
+
+_L2_FACTOR = 2  # the flush writes this many times what the cache holds
+_CHECK_EVERY_S = 10.0
+_CYCLES_PER_S = 2e9  # no less than any device has
+_LEAD = 2.0  # the device waits this many times as long as launching took the last time
+_LONGEST_WAIT_S = 0.02  # the first call of all may compile
+
+
+class CudaClock(SynchronizedClock):
+    """Times what runs on the current device and stream. Each pass lies between a pair of events.
+
+    Before a pass a buffer larger than the L2 cache is written, so that no operand is in the cache. Within a pass the
+    cache keeps what it can, as in a run of the whole mini-batch: the filter, and small scratch.
+
+    The device is kept waiting until all calls are launched, so that it never waits for a launch while it is timed. How
+    long launching takes is known from the call before: ``Timer`` makes one that does not count.
+
+    Events resolve about half a microsecond, and there may be a thousand candidates: so samples are short, and few.
+    There is a warning where the device slows itself down.
+
+    Not run on a GPU yet. Open are the events' resolution, whether the wait (``torch.cuda._sleep``) is long enough, and
+    the reasons that NVML gives.
+    """
+
+    step_rule = StoppingRule(time_limit_s=0.1, sample_s=0.001, max_calls=50)
+    setup_rule = StoppingRule(noise=0.05, time_limit_s=0.01, sample_s=0.0005, max_calls=20)
+    comparison_s = 0.2
+
+    def __init__(self) -> None:
+        properties = torch.cuda.get_device_properties()
+        self._flushed = torch.empty(_L2_FACTOR * properties.L2_cache_size, dtype=torch.uint8, device="cuda")
+        self._uuid = f"GPU-{properties.uuid}"
+        self._launch_s: WeakKeyDictionary[Callable[[], object], float] = WeakKeyDictionary()  # seconds for one call
+        self._next_check_s = time.perf_counter()
+
+    def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
+        passes = [min(calls_per_pass, calls - done) for done in range(0, calls, calls_per_pass)]
+        wait_s = min(_LEAD * calls * self._launch_s.get(function, 0.0), _LONGEST_WAIT_S)
+        torch.cuda._sleep(int(wait_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
+        began_s = time.perf_counter()
+        events = [self._start_pass(function, size) for size in passes]
+        launch_s = (time.perf_counter() - began_s) / calls
+        self._launch_s[function] = min(launch_s, self._launch_s.get(function, launch_s))
+        self._check()  # while the device works
+        events[-1][1].synchronize()
+        return float(sum(start.elapsed_time(end) for start, end in events)) / 1000
+
+    def _start_pass(self, function: Callable[[], object], calls: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._flushed.fill_(1)
+        start.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        return start, end
+
+    def _check(self) -> None:
+        if time.perf_counter() < self._next_check_s:
+            return
+        if reasons := throttling(current_reasons(self._uuid)):
+            warnings.warn(f"the GPU's clocks are throttled ({reasons}): what is measured now is too slow", stacklevel=2)
+        self._next_check_s = time.perf_counter() + _CHECK_EVERY_S

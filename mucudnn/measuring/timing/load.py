@@ -1,0 +1,269 @@
+"""Watches what others take of the machine while something is measured. What the system does not tell is unknown."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+
+from mucudnn.measuring.timing.processor_use import Processors, ProcessorUse
+from mucudnn.measuring.timing.throttling import current_reasons, slows_down
+from mucudnn.words.results import BUSY
+
+# Ticks of the kernel are 10 ms: over a shorter span, a few of them are as much as what is to be found.
+_LEAST_SPAN_S = 0.5
+_SHORTEST_SPAN_S = 0.2  # for a first problem, before which nothing was read: below it the load is unknown
+_LONGEST_LOOK_BACK_S = 5.0  # what was before says nothing of now
+_READ_EVERY_S = 0.02
+_RATE_EVERY_S = 1.0
+_LOOKS = 3
+_RATE_RUNS = 20  # of the known kernel, to know its rate
+_FEWEST_RATE_RUNS = 5
+_RATE_MOST_S = 0.02
+_REMEMBERED = 256
+# A core's clock differs by a fifth between one busy core and all of them, and so does the best rate ever seen.
+_SLOW_RATE = 0.7
+_PATIENCE_S = 0.5  # between two looks at a machine that is busy
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Shares of the machine that this process did not have over a span of time. None: unknown.
+
+    others_share: seconds a second that others took of the cores that this process needs; at most 1, a whole core. A
+    thread that shares its core keeps all others waiting, so that it is not divided by the number of cores.
+    throttled_share: of the time, in which a limit of the container, or a GPU that slowed itself down, stopped the work.
+    rate_ratio: rate of a known kernel over the best that was ever seen here: below 1 with slow clocks, where the other
+    thread of a core has work, and where its threads do not run at the same time. stolen_share: of the time of all cores
+    that it may use, what a hypervisor gave to others; it is part of what others took. clock_hz: of the fastest core.
+    """
+
+    others_share: float | None = None
+    throttled_share: float | None = None
+    rate_ratio: float | None = None
+    stolen_share: float | None = None
+    clock_hz: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """The largest part of the speed that was missing for one reason, from 0 to 1; None: nothing is known."""
+        slow = None if self.rate_ratio is None else 1 - self.rate_ratio if self.rate_ratio < _SLOW_RATE else 0.0
+        return max((part for part in (self.others_share, self.throttled_share, slow) if part is not None), default=None)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is known to disturb."""
+        return self.share is None or self.share <= BUSY
+
+    @property
+    def is_free(self) -> bool:
+        """Whether neither others nor a limit disturb. Slow clocks may: they stay for long."""
+        return Load(self.others_share, self.throttled_share).is_quiet
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the system told what others do; the known kernel alone does not say so."""
+        return self.others_share is not None or self.throttled_share is not None
+
+    def __str__(self) -> str:
+        """Text for people: ``others take 45 % of a core, known work runs at 60 % of its best rate``."""
+        parts = []
+        if self.others_share is not None and self.others_share > BUSY:
+            parts.append(f"others take {self.others_share:.0%} of a core")
+        if self.throttled_share is not None and self.throttled_share > BUSY:
+            parts.append(f"it is throttled {self.throttled_share:.0%} of the time")
+        if self.rate_ratio is not None and self.rate_ratio < _SLOW_RATE:
+            parts.append(f"known work runs at {self.rate_ratio:.0%} of its best rate")
+        return ", ".join(parts) or ("unknown" if self.share is None else "quiet")
+
+
+class Watch:
+    """Watches the load: ``mark`` before something is measured, ``since`` that mark when it is done.
+
+    use: what processors did so far, by ``clock``. rate: runs of the known kernel a second, now; None: there is no such
+    kernel. cores: how many may be kept busy. processor_hz: clock of the processor, now; None: nobody tells. best_rate:
+    the best that was seen, here or by earlier runs; 0 before the first look.
+    """
+
+    def __init__(
+        self,
+        use: Callable[[], ProcessorUse] = ProcessorUse,
+        rate: Callable[[], float] | None = None,
+        cores: Callable[[], float] | None = None,
+        processor_hz: Callable[[], float | None] = lambda: None,
+        *,
+        best_rate: float = 0.0,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.best_rate = best_rate
+        self._use, self._rate, self._cores, self._clock, self._sleep = use, rate, cores, clock, sleep
+        self._processor_hz = processor_hz
+        self._seen = deque([use()], _REMEMBERED)
+        self._last_rate: float | None = None
+        self._rate_seen_s = -_RATE_EVERY_S
+        self._last_hz: float | None = None
+        self._hz_seen_s = -_RATE_EVERY_S
+
+    def mark(self) -> ProcessorUse:
+        """Begin a span. It costs at most the reading of a few small files."""
+        return self._look()
+
+    def forget(self) -> None:
+        """Look at nothing any more that was seen before now."""
+        self._seen.clear()
+        self._seen.append(self._use())
+
+    def since(self, mark: ProcessorUse) -> Load:
+        """Return the load of the span from ``mark`` until now, or of a longer one where that would be too short."""
+        now = self._look()
+        if now.now_s - mark.now_s >= _LEAST_SPAN_S:
+            return self._between(mark, now)
+        recent = [seen for seen in self._seen if now.now_s - seen.now_s <= _LONGEST_LOOK_BACK_S]
+        early = [seen for seen in recent if now.now_s - seen.now_s >= _LEAST_SPAN_S]
+        return self._between(early[-1] if early else recent[0], now)
+
+    def current(self) -> Load:
+        """Return the load of the last half second."""
+        return self.since(self._look())
+
+    def wait(self, tell: Callable[[str], None], most_s: float) -> float:
+        """Wait until the cores are free, for at most so many seconds; ``tell`` is told why. Returns how long it was."""
+        waited_s = 0.0
+        while waited_s < most_s and not (load := self.current()).is_free:
+            tell(f"waiting for a quiet machine: {load}")
+            self.pause()
+            waited_s += _PATIENCE_S
+        return waited_s
+
+    def pause(self) -> None:
+        """Do nothing for long enough to see what others do."""
+        self._sleep(_PATIENCE_S)
+
+    def shortage(self) -> str | None:
+        """Say that there are more threads than cores, and what to do; None: there are not."""
+        return None if self._cores is None else too_many_threads(self._look().threads, self._cores())
+
+    def _look(self) -> ProcessorUse:
+        if self._clock() - self._seen[-1].now_s >= _READ_EVERY_S:
+            self._seen.append(self._use())
+        return self._seen[-1]
+
+    def _between(self, first: ProcessorUse, last: ProcessorUse) -> Load:
+        span_s = last.now_s - first.now_s
+        if span_s < _SHORTEST_SPAN_S:
+            return Load(rate_ratio=self._rate_ratio(last.now_s), clock_hz=self._hz(last.now_s))
+        others_share = None
+        if first.busy_s is not None and last.busy_s is not None:
+            others_s = (last.busy_s - first.busy_s) - (last.own_s - first.own_s)
+            idle_cores = max(0, last.cores - last.threads)  # others may have those
+            others_share = _as_share(others_s / span_s - idle_cores)
+        throttled_share = None
+        if first.throttled_s is not None and last.throttled_s is not None:
+            throttled_share = _as_share((last.throttled_s - first.throttled_s) / span_s)
+        stolen_share = None
+        if first.stolen_s is not None and last.stolen_s is not None:
+            stolen_share = _as_share((last.stolen_s - first.stolen_s) / (span_s * max(1, last.cores)))
+        return Load(others_share, throttled_share, self._rate_ratio(last.now_s), stolen_share, self._hz(last.now_s))
+
+    def _hz(self, now_s: float) -> float | None:
+        """Return the processor's clock, which is read once a second: each core may have a file of its own."""
+        if now_s - self._hz_seen_s >= _RATE_EVERY_S:
+            self._last_hz, self._hz_seen_s = self._processor_hz(), now_s
+        return self._last_hz
+
+    def _rate_ratio(self, now_s: float) -> float | None:
+        if self._rate is None:
+            return None
+        if self._last_rate is None or now_s - self._rate_seen_s >= _RATE_EVERY_S:
+            self._last_rate, self._rate_seen_s = self._steady_rate(self._rate), now_s
+            self.best_rate = max(self.best_rate, self._last_rate)
+        return self._last_rate / self.best_rate
+
+    def _steady_rate(self, rate: Callable[[], float]) -> float:
+        """Look more than once before the machine is called slow: a moment's interruption does not make it so."""
+        best = 0.0
+        for _ in range(_LOOKS):
+            best = max(best, rate())
+            if best >= _SLOW_RATE * self.best_rate:
+                break
+        return best
+
+
+def _as_share(value: float) -> float:
+    return min(1.0, max(0.0, value))
+
+
+def too_many_threads(threads: int, cores: float) -> str | None:
+    """Say that torch uses more threads than the process has cores, with the remedy; None: it does not.
+
+    >>> print(too_many_threads(8, 1.5))
+    torch uses 8 threads, and this process may use 1.5 cores, so that threads wait for each other: call \
+torch.set_num_threads(2) first, or set OMP_NUM_THREADS=2
+    """
+    most = max(1, -(-int(cores * 100) // 100))  # half a core needs a thread, too
+    if threads <= most:
+        return None
+    return (
+        f"torch uses {threads} threads, and this process may use {cores:g} core{'' if cores == 1 else 's'}, so that "
+        f"threads wait for each other: call torch.set_num_threads({most}) first, or set OMP_NUM_THREADS={most}"
+    )
+
+
+def watch_of(device: str) -> Watch:
+    """Return a watch over the processors, or over the current GPU's clocks; ``MUCUDNN_WATCH=0``: over nothing."""
+    if os.environ.get("MUCUDNN_WATCH") == "0":
+        return Watch()
+    if device == "cpu":
+        return _watch_of_processors(os.getpid())
+    import torch  # where there is CUDA
+
+    return Watch(_GpuUse(f"GPU-{torch.cuda.get_device_properties().uuid}"))
+
+
+@cache
+def _watch_of_processors(process: int) -> Watch:
+    """Return the one of this process: what it has seen serves the next tuning."""
+    processors = Processors()
+    return Watch(processors.use, known_rate, processors.allowed_cores, processors.clock_hz)
+
+
+def known_rate() -> float:
+    """Return how many times a second a fixed product of matrices could run now: the best of twenty runs, some 3 ms.
+
+    Of fewer where threads wait for a core, as each run takes long then: looking must not be what takes the time.
+
+    The best, so that it is the clocks that count, who works on the same core at the same time, and who takes turns with
+    this process without a pause. float64, which no setting of torch makes coarser.
+    """
+    import torch  # here: commands that measure nothing load it for nothing
+
+    a = torch.ones(192, 192, dtype=torch.float64, device="cpu")
+    out, fastest_s = torch.empty_like(a), float("inf")
+    with torch.no_grad():
+        begun_s = time.perf_counter()
+        for run in range(_RATE_RUNS):
+            start_s = time.perf_counter()
+            if run >= _FEWEST_RATE_RUNS and start_s - begun_s > _RATE_MOST_S:
+                break
+            torch.mm(a, a, out=out)
+            fastest_s = min(fastest_s, time.perf_counter() - start_s)
+    return 1 / fastest_s
+
+
+class _GpuUse:
+    """Seconds in which a GPU had slowed itself down when it was looked at. Not run on a GPU yet."""
+
+    def __init__(self, uuid: str) -> None:
+        self._reasons = partial(current_reasons, uuid)
+        self._last_s, self._throttled_s = time.perf_counter(), 0.0
+
+    def __call__(self) -> ProcessorUse:
+        now_s = time.perf_counter()
+        if slows_down(self._reasons()):
+            self._throttled_s += now_s - self._last_s
+        self._last_s = now_s
+        return ProcessorUse(now_s=now_s, throttled_s=self._throttled_s)

@@ -1,0 +1,72 @@
+"""The rates at which a device multiplies matrices and copies memory: no direct product or pass over it is faster."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from math import inf
+
+import torch
+
+from mucudnn.measuring.timing.timer import WallClock
+
+_SIDE = 768
+_COPIED_BYTES = 64 * 2**20  # more than caches hold
+_FEWEST_RUNS = 5
+_QUICK_LOOKS = 10
+_QUICK_S, _THOROUGH_S = 0.05, 0.5  # a processor's pace changes: a longer look meets more of its best moments
+
+_seen_flops_per_s: defaultdict[tuple[str, int], list[float]] = defaultdict(list)  # of a dtype and number of threads
+
+
+def peak_flops_per_s(device: str, dtype: str) -> float:
+    """Return the best rate of a square matrix product of torch, in additions and multiplications a second.
+
+    Measured quickly, ``_QUICK_LOOKS`` times a process, and the best counts: a look that meets a busy moment says half
+    of the rate or less. Infinite on devices and for dtypes of which that says nothing: a GPU has several
+    units that multiply, and half precision is multiplied by units that not all products can use.
+    """
+    if not _is_bound(device, dtype):
+        return inf
+    seen = _seen_flops_per_s[dtype, torch.get_num_threads()]
+    if len(seen) < _QUICK_LOOKS:
+        seen.append(_flops_per_s(dtype, _QUICK_S))
+    return max(seen)
+
+
+def sustained_flops_per_s(device: str, dtype: str) -> float:
+    """Return the same, measured anew for half a second."""
+    return _flops_per_s(dtype, _THOROUGH_S) if _is_bound(device, dtype) else inf
+
+
+def copied_bytes_per_s(device: str) -> float:
+    """Return the best rate of copies in half a second, of bytes read and bytes written together.
+
+    Infinite where it is not measured.
+    """
+    if device != "cpu":
+        return inf
+    with torch.inference_mode():
+        source = torch.ones(_COPIED_BYTES // 4)
+        target = torch.zeros_like(source)
+        return 2 * _COPIED_BYTES / _best_s(lambda: target.copy_(source), _THOROUGH_S)
+
+
+def _is_bound(device: str, dtype: str) -> bool:
+    return device == "cpu" and dtype in ("float32", "float64")
+
+
+def _flops_per_s(dtype: str, least_s: float) -> float:
+    with torch.inference_mode():
+        random = torch.Generator().manual_seed(0)  # arithmetic on equal numbers draws less power, and may run faster
+        matrix = torch.empty(_SIDE, _SIDE, dtype=getattr(torch, dtype)).normal_(generator=random)
+        product = torch.empty_like(matrix)
+        return 2 * _SIDE**3 / _best_s(lambda: torch.mm(matrix, matrix, out=product), least_s)
+
+
+def _best_s(call: Callable[[], object], least_s: float) -> float:
+    """Return the shortest time of a call, of as many as take ``least_s`` seconds in all."""
+    clock, times_s = WallClock(), list[float]()
+    while len(times_s) < _FEWEST_RUNS or sum(times_s) < least_s:
+        times_s.append(clock.time(call, 1))
+    return min(times_s)

@@ -1,0 +1,194 @@
+"""Measures time: one ``Timer`` for each candidate, and the clocks that timers read.
+
+The method is nvbench's (stopping criteria that look at the noise, or at the noise that no longer shrinks, inside a hard
+limit of time) with the robust statistics of ``torch.utils.benchmark``: median, and IQR / median for the spread.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+from statistics import median, quantiles
+from typing import Protocol, TypeVar
+
+from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, without_frames
+
+T = TypeVar("T")
+
+
+class Stop(StrEnum):
+    """Reason why a timer takes no more samples."""
+
+    QUIET = "the noise is small enough"
+    STEADY = "the noise no longer shrinks"
+    TIME = "out of time"
+    DROPPED = "dropped from the race"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingRule:
+    """Rule that says when enough is measured.
+
+    noise: IQR / median that is small enough, once there are ``min_samples``. patience: number of samples in a row
+    without less noise that end the measurement. time_limit_s: most seconds of one timer, warm-up and samples together;
+    one sample is always taken. sample_s: seconds that a sample should take; it repeats its function at most
+    ``max_calls`` times. So reading the clock and short interruptions of the machine weigh little.
+    """
+
+    noise: float = 0.02
+    min_samples: int = 3
+    patience: int = 4
+    time_limit_s: float = 1.0
+    sample_s: float = 0.01
+    max_calls: int = 1000
+
+
+class Clock(ABC):
+    """Tells the time, and times calls. What was started before ``now`` is called has finished when it returns.
+
+    The more exact the clock, the shorter measuring takes. Each clock has its own rules: ``step_rule`` and
+    ``setup_rule`` for a candidate, ``comparison_s`` for whole runs.
+    """
+
+    step_rule = StoppingRule()
+    setup_rule = StoppingRule(noise=0.05, time_limit_s=0.05, sample_s=0.002)
+    comparison_s = 1.5
+
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds since some fixed moment. Raises the error of a device that can no longer be used."""
+
+    def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
+        """Seconds that ``calls`` calls take, one right after the other. Raises what the function raises.
+
+        calls_per_pass: number of calls in a row that have operands of their own, as in one run of the whole mini-batch.
+        A clock that can do so begins each pass with empty caches.
+        """
+        start = self.now()
+        for _ in range(calls):
+            function()
+        return self.now() - start
+
+
+class WallClock(Clock):
+    """Clock of the CPU, where a call has finished when it returns."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+
+# A rule that never stops: the caller says how many rounds there are, and each timer has a sample of each.
+EVERY_ROUND = StoppingRule(noise=-1.0, patience=2**31, time_limit_s=inf)
+
+
+def relative_spread(values: Sequence[float]) -> float:
+    """IQR / median, the noise of a measurement; 0 for fewer than two values.
+
+    >>> relative_spread([1.0, 2.0, 3.0, 4.0, 5.0])  # (4 - 2) / 3
+    0.6666666666666666
+    """
+    if len(values) < 2:
+        return 0.0
+    lower, middle, upper = quantiles(values, n=4, method="inclusive")
+    return (upper - lower) / middle if middle > 0 else 0.0
+
+
+class Runner(Protocol):
+    """Place and settings of a call: a thread, or torch's switches."""
+
+    def __call__(self, function: Callable[[], T], /) -> T:
+        """Return what the function returns. Raises what it raises."""
+
+
+def here(function: Callable[[], T], /) -> T:
+    """Call the function in this thread, under the settings that there are."""
+    return function()
+
+
+def _nothing() -> None:
+    """Do nothing, in place of a function that failed."""
+
+
+@dataclass(slots=True, eq=False)
+class Timer:
+    """Seconds per call of a function: ``sample`` until ``stop`` says why it is enough.
+
+    calls_per_pass: as for ``Clock.time``. runner: where samples are taken, and the clock is read. warms_up: whether a
+    call that does not count comes first; if not, the first sample is one call. An error of the function (no memory, or
+    a RuntimeError) ends the measurement and is kept in ``error``.
+    """
+
+    function: Callable[[], object]
+    clock: Clock = field(default_factory=WallClock)
+    rule: StoppingRule = field(default_factory=StoppingRule)
+    calls_per_pass: int = 1
+    runner: Runner = here
+    warms_up: bool = True
+    samples_s: list[float] = field(default_factory=list)
+    spent_s: float = 0.0
+    stop: Stop | None = None
+    error: Exception | None = None
+    _fastest_s: float | None = None
+    _smallest_noise: float = float("inf")
+    _unimproved: int = 0
+
+    @property
+    def median_s(self) -> float:
+        """Median of the samples, of which there must be one."""
+        return median(self.samples_s)
+
+    @property
+    def noise(self) -> float:
+        return relative_spread(self.samples_s)
+
+    def sample(self) -> None:
+        """Add one sample and decide whether to go on.
+
+        If it ``warms_up``, a call before the first sample is not counted: it loads code, touches pages and shows how
+        many calls make a sample.
+        """
+        self.runner(self._sample)
+
+    def _sample(self) -> None:
+        if self._fastest_s is None:
+            self._fastest_s = self._time(1) if self.warms_up else inf
+        if self.stop is not None:
+            return
+        seconds = self._time(self._calls(self._fastest_s))
+        if self.error is None:
+            self._fastest_s = min(self._fastest_s, seconds)
+            self.samples_s.append(seconds)
+            self.stop = self._decide()
+
+    def _calls(self, call_s: float) -> int:
+        if call_s * self.rule.max_calls <= self.rule.sample_s:
+            return self.rule.max_calls
+        return max(1, round(self.rule.sample_s / call_s))
+
+    def _time(self, calls: int) -> float:
+        try:
+            elapsed_s = self.clock.time(self.function, calls, self.calls_per_pass)
+        except CANDIDATE_ERRORS as error:
+            self.error, self.stop = without_frames(error), Stop.FAILED
+            self.function = _nothing  # lets go of what the function holds: the others may need that memory
+            return inf
+        self.spent_s += elapsed_s
+        return elapsed_s / calls
+
+    def _decide(self) -> Stop | None:
+        noise = self.noise
+        improved = noise < 0.95 * self._smallest_noise
+        if len(self.samples_s) > 1:  # one sample has no noise
+            self._unimproved = 0 if improved else self._unimproved + 1
+            self._smallest_noise = min(self._smallest_noise, noise)
+        if len(self.samples_s) >= self.rule.min_samples:
+            if noise <= self.rule.noise:
+                return Stop.QUIET
+            if self._unimproved >= self.rule.patience:
+                return Stop.STEADY
+        return Stop.TIME if self.spent_s >= self.rule.time_limit_s else None

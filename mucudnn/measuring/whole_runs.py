@@ -1,0 +1,167 @@
+"""Whole runs: calls of configurations as users make them, compared with torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
+from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.kernels.registry import algorithms, sources
+from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.measuring.operands import Operands, followed_operands, random_operands
+from mucudnn.measuring.proofs import Proofs, Prover
+from mucudnn.measuring.proving.prover import prover
+from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
+from mucudnn.measuring.timing.cold_caches import ColdClock
+from mucudnn.measuring.timing.comparison import THOROUGH, Comparison, Rounds, compare_in_turns
+from mucudnn.measuring.timing.load import Watch, watch_of
+from mucudnn.measuring.timing.timer import Clock, WallClock
+from mucudnn.running.devices import made_current
+from mucudnn.running.eager.calls import convolve
+from mucudnn.running.environment import Environment, current_environment
+from mucudnn.running.operators import Measured, as_measured
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration, WithEpilogue
+
+
+def training_operands(problem: ConvProblem, batch_size: int, device: str = "cpu") -> Operands:
+    """Make random operands as in training: in a forward pass autograd records what the backward pass needs."""
+    with torch.inference_mode(False):
+        operands = random_operands(problem, batch_size, device)
+        operands.w.requires_grad_(problem.operation is Operation.FORWARD)
+    return operands
+
+
+def whole_run(
+    problem: ConvProblem, configuration: Configuration, operands: Operands, *, keeps_workspace: bool = True
+) -> Callable[[], Tensor]:
+    """Make ready the call of a tuned ``mucudnn.Conv2d``, to be timed; the call returns what the operation writes.
+
+    It goes the way of users' calls. The baseline is torch's own call. keeps_workspace: from call to call. Where the
+    operands have an epilogue it is a call of a ``FusedConvolution``, without gradients.
+
+    Raises what ``Recipe.of`` and ``Recipe.build`` raise. A call raises what fails in it: nothing replaces it.
+    """
+    if configuration.is_baseline:
+        return partial(run_torch, problem, operands)
+    with made_current(operands.x.device):
+        measured = Measured(problem, configuration, operands.x.device.type, keeps_workspace)
+    third = None if problem.operation is Operation.FORWARD else operands.y
+    geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+    call = (problem.operation, operands.x, operands.w, third, *geometry, measured)
+    return partial(convolve, *call) if operands.epilogue is None else partial(as_measured, *call, operands.epilogue)
+
+
+def run_whole(problem: ConvProblem, configuration: Configuration, operands: Operands) -> Tensor:
+    """Make one call, not to be timed. Returns what the operation writes."""
+    return whole_run(problem, configuration, operands)()
+
+
+def run_torch(problem: ConvProblem, operands: Operands) -> Tensor:
+    """Call the baseline, torch's own convolution, undivided, and its epilogue. Returns what the operation writes."""
+    geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+    result = torch_convolution(problem.operation, operands.x, operands.w, operands.y, None, *geometry)
+    return result if operands.epilogue is None else operands.epilogue.apply(result)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine that tuning runs on; tests put another in its place.
+
+    algorithms: those for every problem. sources: of those that depend on the problem. whole_run: makes a call ready to
+    be timed, as the function ``whole_run`` does. run_torch: makes one call of torch's own. watch: over the load.
+    prover: of foreign code; ``None``: that is checked where it is measured.
+    """
+
+    environment: Environment
+    algorithms: Sequence[Algorithm]
+    device: str = "cpu"
+    clock: Clock = field(default_factory=WallClock)
+    whole_run: Callable[..., Callable[[], object]] = whole_run
+    run_torch: Callable[[ConvProblem, Operands], object] = run_torch
+    sources: Sequence[AlgorithmSource] = ()
+    watch: Watch = field(default_factory=Watch)
+    prover: Prover | None = None
+
+    @classmethod
+    def current(cls, device: str = "cpu") -> Machine:
+        """Raises ``UnavailableError`` for a device that is not there."""
+        environment = current_environment(device)
+        offered, watch = sources(device), watch_of(device)
+        return cls(
+            environment, algorithms(device), device, _clock(device), sources=offered, watch=watch, prover=prover()
+        )
+
+    def proofs(self, batch_size: int, *, checks_samples: bool) -> Proofs | None:
+        """Return what is to hold the proofs of one problem's candidates; ``None``: nothing proves them."""
+        if self.prover is None:
+            return None
+        forget = self.watch.forget  # the process that proves is none of the others
+        return Proofs(self.prover, batch_size, self.device, checks_samples=checks_samples, proven=forget)
+
+    def compare(
+        self,
+        problem: ConvProblem,
+        batch_size: int,
+        configurations: Sequence[Configuration],
+        *,
+        keeps_workspace: bool,
+        epilogue: WithEpilogue | None = None,
+        rounds: Rounds = THOROUGH,
+    ) -> list[Comparison | Exception | None]:
+        """Compare whole runs of the configurations with torch's own, in turns; keeps_workspace: from call to call.
+
+        epilogue: what follows y, of torch's own too; ``None``: nothing, and y is recorded for gradients as in training.
+        None where there is no memory for the mini-batch, or for torch's own: then nothing can be compared.
+        """
+        try:
+            operands = self._operands(problem, batch_size, epilogue)
+            runs = [self._ready(problem, c, operands, keeps_workspace) for c in configurations]
+            with torch.inference_mode(False), torch.enable_grad():
+                return [*self.in_turns(partial(self.run_torch, problem, operands), runs, rounds)]
+        except CANDIDATE_ERRORS as error:
+            if not is_out_of_memory(error):
+                raise
+        give_back_cache()
+        return [None] * len(configurations)
+
+    def _operands(self, problem: ConvProblem, batch_size: int, epilogue: WithEpilogue | None) -> Operands:
+        if epilogue is None:
+            return training_operands(problem, batch_size, self.device)
+        with torch.inference_mode(False):
+            return followed_operands(problem, batch_size, epilogue, self.device)
+
+    def in_turns(
+        self, baseline: Callable[[], object], runs: Sequence[Callable[[], object]], rounds: Rounds = THOROUGH
+    ) -> list[Comparison | Exception]:
+        """Compare calls with a baseline, in turns, and say under which load. Raises what the baseline raises."""
+        mark = self.watch.mark()
+        results = compare_in_turns(baseline, runs, self.clock, rounds)
+        load = self.watch.since(mark)
+        return [result.under(load) if isinstance(result, Comparison) else result for result in results]
+
+    def _ready(
+        self, problem: ConvProblem, configuration: Configuration, operands: Operands, keeps_workspace: bool
+    ) -> Callable[[], object]:
+        """Return a call; where it cannot be made ready, one that fails for that reason: the others are compared."""
+        try:
+            return self.whole_run(problem, configuration, operands, keeps_workspace=keeps_workspace)
+        except CANDIDATE_ERRORS as error:
+            return partial(_fail, without_frames(error))
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+def _clock(device: str) -> Clock:
+    if device == "cpu":
+        return ColdClock()
+    from mucudnn.measuring.timing.cuda_clock import CudaClock  # where there is CUDA
+
+    return CudaClock()

@@ -1,0 +1,258 @@
+"""Tensors and buffers of one problem, allocated once, and the runs on them that are timed and checked."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.exact_results import ExactResults, written_elements
+from mucudnn.measuring.guard_zones import GuardedBuffer
+from mucudnn.measuring.operands import Operands, operand_bytes, random_operands
+from mucudnn.measuring.proofs import Proof
+from mucudnn.measuring.sampled_results import SampledResults
+from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, UnsoundError, give_back_cache
+from mucudnn.words.errors import UnavailableError
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.units import format_bytes
+
+_WRONG = 0.1  # a relative error that no rounding explains: bfloat16 has less than 0.01
+_MEMORY_INFO = Path("/proc/meminfo")
+
+
+class Workbench:
+    """Operands, one scratch for all candidates, and prepared buffers, so that candidates can take turns.
+
+    At most this is allocated at a time, whatever the number of candidates (G: ``GUARD_BYTES``)::
+
+        x + w + y                        operand_bytes(problem, batch_size)
+        + largest scratch + 2 G
+        + prepared buffers + 2 G each    one for each algorithm that needs one; for BACKWARD_FILTER only the largest
+        + 2 G + 2 G                      around the tensor that is written, and for all that prepare nothing
+        + 2 G                            comparing the zones
+        + comparing in float64           ExactResults.peak_bytes(): for VGG-16's largest layer 0.7 GiB
+        + the most that a candidate allocates inside
+
+    For BACKWARD_FILTER the prepared buffers hold sums, and a timed step may add to anybody's sum: so one is enough.
+
+    checks_samples: results are compared with float64 at some places only (``SampledResults``), which is quick.
+
+    Where the whole mini-batch does not fit, ``operands`` have fewer samples: half as many, until they fit. Then larger
+    micro-batches fail with a ``MemoryError``.
+
+    Raises ``UnavailableError`` where there is no room even for one sample.
+    """
+
+    def __init__(
+        self, problem: ConvProblem, batch_size: int, device: str = "cpu", *, checks_samples: bool = False
+    ) -> None:
+        self.problem, self._device = problem, device
+        self._results = SampledResults if checks_samples else ExactResults
+        self._result = GuardedBuffer(device)
+        self.operands = self._operands_that_fit(batch_size)
+        self._exact: ExactResults | SampledResults = self._results(problem, self.operands)
+        self._scratch = GuardedBuffer(device)
+        self._prepared: dict[str, GuardedBuffer] = defaultdict(partial(GuardedBuffer, device))
+        self._opened: dict[str, tuple[str, int]] = {}  # prepared buffer -> the algorithm that filled it, and its bytes
+
+    def stream(self, candidate: Candidate) -> Callable[[], None]:
+        """Return a call that makes one step on the next slice of the mini-batch, and begins again after the last.
+
+        So a slice is no more in the cache than when the whole mini-batch is run. Raises ``MemoryError``, and torch's
+        errors for lack of memory.
+        """
+        self._require(candidate)
+        if self._opened.get(self._place(candidate)) != _content(candidate):
+            self._open(candidate)
+        slices = cycle(self.operands.slices(candidate.micro_batch_size))
+        step, problem, w, sizes = candidate.algorithm.step, self.problem, self.operands.w, candidate.workspace
+        prepared, scratch = self._prepared[self._place(candidate)], self._scratch
+
+        def next_step() -> None:
+            x, y = next(slices)
+            step(problem, x, w, y, None, prepared.part(sizes.prepared_bytes), scratch.part(sizes.scratch_bytes))
+
+        return next_step
+
+    def slice_count(self, candidate: Candidate) -> int:
+        """Number of steps until ``stream`` begins again with the first slice."""
+        return self.operands.batch_size // candidate.micro_batch_size
+
+    def set_up(self, candidate: Candidate) -> Callable[[], None]:
+        """Return a call that opens and closes the algorithm: done once, however many micro-batches there are."""
+        self._require(candidate)
+        algorithm, problem, w = candidate.algorithm, self.problem, self.operands.w
+
+        def open_and_close() -> None:
+            self._open(candidate)
+            algorithm.close(problem, w, self._prepared_part(candidate))
+
+        return open_and_close
+
+    def proof(self, candidate: Candidate, *, has_bias: bool = True) -> Proof:
+        """Check the candidate, and count what it allocates inside. Raises what ``relative_error`` raises.
+
+        On the CPU one run tells both. has_bias: y has a bias added. That is on the safe side: oneDNN pads it to whole
+        blocks, and some of its code is wrong with a bias alone.
+        """
+        counts = candidate.counts_any_run and self._device == "cpu"
+        internal_bytes = 0 if counts else candidate.scratch_bytes - candidate.workspace.scratch_bytes
+        time_s = 0.0
+
+        def counted(run: Callable[[], None]) -> None:
+            nonlocal internal_bytes, time_s
+            began_s = time.perf_counter()
+            if counts:
+                internal_bytes = peak_allocated_bytes(run)
+            else:
+                run()
+            time_s = time.perf_counter() - began_s
+
+        return Proof(self.relative_error(candidate, counted, has_bias=has_bias), internal_bytes, time_s)
+
+    def relative_error(
+        self,
+        candidate: Candidate,
+        around: Callable[[Callable[[], None]], None] = lambda run: run(),
+        *,
+        has_bias: bool = False,
+    ) -> float:
+        """Relative L2 error against float64 of a run between guard zones, on at least one micro-batch.
+
+        It runs on as many samples as can be compared at little cost. around: runs it. has_bias: it adds one of zeros.
+
+        Raises ``UnsoundError`` where the candidate writes around the result or its workspace, and where the result is
+        not finite, or so far off that no rounding explains it.
+        """
+        size = candidate.micro_batch_size
+        self._require(candidate)
+        n = max(size, self._exact.affordable // size * size)
+        workspace = candidate.workspace
+        buffers = {
+            "the result": (self._result, self.problem.item_bytes * written_elements(self.problem, n)),
+            "what it prepares": (self._prepared[self._place(candidate)], workspace.prepared_bytes),
+            "its scratch": (self._scratch, workspace.scratch_bytes),
+        }
+        self._opened.pop(self._place(candidate), None)
+        for buffer, size_bytes in buffers.values():
+            buffer.arm(size_bytes)
+        is_forward = self.problem.operation is Operation.FORWARD
+        bias = self.operands.w.new_zeros(self.problem.k) if has_bias and is_forward else None
+        around(partial(self._run, candidate, n, bias))
+        written = self.operands.first(n).written(self.problem.operation)
+        for name, (buffer, size_bytes) in buffers.items():
+            if where := buffer.trespass(size_bytes):
+                raise UnsoundError(f"it wrote around {name}: {where}")
+        values = self._result.part(buffers["the result"][1]).view(written.dtype)  # in memory order: no copy
+        if not all(bool(extreme.isfinite()) for extreme in torch.aminmax(values)):
+            raise UnsoundError("the result is not finite")
+        error = self._exact.error(written, n)
+        if not error <= _WRONG:
+            raise UnsoundError(f"the result is wrong: its relative error is {error:.2g}")
+        return error
+
+    def _run(self, candidate: Candidate, n: int, bias: Tensor | None) -> None:
+        """Run the first ``n`` samples, micro-batch by micro-batch."""
+        operands = self.operands.first(n)
+        written = operands.written(self.problem.operation)
+        if self.problem.operation is Operation.BACKWARD_FILTER:
+            written.zero_()
+        prepared, scratch = self._prepared_part(candidate), self._scratch_part(candidate)
+        self._open(candidate)
+        slices = operands.slices(candidate.micro_batch_size)
+        adds = self.problem.operation is Operation.BACKWARD_FILTER
+        is_others = candidate.is_foreign and not candidate.algorithm.is_torchs_own
+        repeats = 2 if adds and is_others and len(slices) == 1 else 1  # to see whether it adds
+        for x, y in slices * repeats:
+            candidate.algorithm.step(self.problem, x, operands.w, y, bias, prepared, scratch)
+        candidate.algorithm.close(self.problem, operands.w, prepared)
+        if repeats > 1:
+            written.div_(repeats)  # exact: a power of two
+
+    def _open(self, candidate: Candidate) -> None:
+        candidate.algorithm.open(self.problem, self.operands.w, self._prepared_part(candidate))
+        self._opened[self._place(candidate)] = _content(candidate)
+
+    def _require(self, candidate: Candidate) -> None:
+        """Make room for every buffer that the algorithm is handed."""
+        if candidate.micro_batch_size > self.operands.batch_size:
+            raise MemoryError(
+                f"there is memory for the tensors of {self.operands.batch_size} samples only, beside what is in use"
+            )
+        self._require_memory(candidate.handed_bytes)
+        if candidate.proofs is not None or not (candidate.is_foreign and candidate.counts_any_run):
+            self._require_memory(candidate.workspace_bytes)  # it may take a run to know, for which there is room
+        place = self._place(candidate)
+        if self._prepared[place].require(candidate.workspace.prepared_bytes):
+            self._opened.pop(place, None)
+        if self._scratch.require(candidate.workspace.scratch_bytes):
+            self._scratch.part(candidate.workspace.scratch_bytes).zero_()  # the first touch of a page takes long
+
+    def _place(self, candidate: Candidate) -> str:
+        """Name of the prepared buffer that the candidate uses."""
+        shared = self.problem.operation is Operation.BACKWARD_FILTER or not candidate.workspace.prepared_bytes
+        return "" if shared else candidate.algorithm.name
+
+    def _prepared_part(self, candidate: Candidate) -> Tensor:
+        return self._prepared[self._place(candidate)].part(candidate.workspace.prepared_bytes)
+
+    def _scratch_part(self, candidate: Candidate) -> Tensor:
+        return self._scratch.part(candidate.workspace.scratch_bytes)
+
+    def _operands_that_fit(self, batch_size: int) -> Operands:
+        n = batch_size
+        while n:
+            operands = self._try_operands(n)
+            if operands is not None:
+                return operands
+            self._result.release()
+            give_back_cache()
+            n //= 2
+        needed = format_bytes(operand_bytes(self.problem, 1))
+        raise UnavailableError(
+            f"{self.problem}: one sample takes {needed}, and there is not enough free memory on {self._device} to "
+            "measure with it; free some, or use a machine with more"
+        )
+
+    def _try_operands(self, n: int) -> Operands | None:
+        """Operands of ``n`` samples; ``None`` where memory lacks for them, or for comparing their results."""
+        try:
+            self._require_memory(operand_bytes(self.problem, n))
+            self._result.require(self.problem.item_bytes * written_elements(self.problem, n))
+            result = self._result.part(self._result.capacity_bytes)
+            operands = random_operands(self.problem, n, self._device, written=result)
+            torch.empty(self._results(self.problem, operands).peak_bytes(), dtype=torch.uint8, device=self._device)
+        except CANDIDATE_ERRORS as error:
+            if is_out_of_memory(error):
+                return None
+            raise
+        return operands
+
+    def _require_memory(self, size_bytes: int) -> None:
+        """Raise ``MemoryError`` for more than there is: Linux grants it, and kills the process that uses it."""
+        available = available_bytes() if self._device == "cpu" else None
+        if available is not None and size_bytes > available:
+            needed = format_bytes(size_bytes)
+            raise MemoryError(f"needs {needed}; {format_bytes(available)} of memory are available")
+
+
+def available_bytes() -> int | None:
+    """Bytes that can be had without swapping, as Linux estimates them; ``None`` where it does not say."""
+    if not _MEMORY_INFO.exists():
+        return None
+    fields = dict(line.split(":", 1) for line in _MEMORY_INFO.read_text(encoding="ascii").splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else None
+
+
+def _content(candidate: Candidate) -> tuple[str, int]:
+    """Key of what the algorithm prepares, as far as it depends on the micro-batch size."""
+    return candidate.algorithm.name, candidate.workspace.prepared_bytes

@@ -1,0 +1,214 @@
+"""Candidates that a source offers: foreign code, which is checked at every size, and may fail in any way."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
+from support.cudnn.backend import RANDOM, FakeBackend
+from support.profiling_jobs import CLOCK, SIZES, fake, results_of
+
+from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.cudnn.algorithms import CudnnEngines, Plan
+from mucudnn.measuring.candidates import find_candidates
+from mucudnn.measuring.profiler import ProfilingJob
+from mucudnn.words.errors import BrokenDeviceError
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Failure, Measurement, MicroConfig
+
+
+def test_what_a_source_offers_is_checked_at_every_size_and_ours_once() -> None:
+    foreign, ours = fake("cudnn:7", 0.01, prepared_bytes=1), fake("ours", 0.01)
+    results_of(foreign, ours)
+    checks = {name: [1] * 8 + [2] * 4 for name in ("cudnn:7", "ours")}  # sizes run by the check of the first size
+    assert foreign.sizes_run[:8] == checks["ours"][:8]
+    once = [size for size in ours.sizes_run if size == 8]
+    again = [size for size in foreign.sizes_run if size == 8]
+    assert len(again) == len(once) + 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (float("nan"), "cudnn:7 (version 91900): the result is not finite"),
+        (0.5, "cudnn:7 (version 91900): the result is wrong: its relative error is 0.5"),
+    ],
+)
+def test_one_that_is_unsound_is_named_with_its_version_and_never_timed(error: float, reason: str) -> None:
+    unsound = fake("cudnn:7", error=error, version=91900)
+    results = results_of(unsound, fake("native"))
+    assert {r.reason for r in results.values() if isinstance(r, Failure)} == {reason}
+    assert all(r.is_lasting for r in results.values() if isinstance(r, Failure))
+    assert unsound.sizes_run == [1] * 8 + [2] * 4 + [4] * 2 + [8]  # each once over all samples
+
+
+def test_lack_of_memory_is_not_lasting() -> None:
+    huge = results_of(fake("huge", prepared_bytes=2**60))["huge", 1]
+    assert isinstance(huge, Failure)
+    assert not huge.is_lasting
+
+
+def test_bytes_that_cannot_be_counted_for_lack_of_memory_are_asked_for_once_and_do_not_fit() -> None:
+    class Hungry(FakeAlgorithm):
+        def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+            self.internals_asked.append(micro_batch_size)
+            if micro_batch_size > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return 0
+
+    hungry = Hungry("hungry", CLOCK, linear(0.01))
+    results = results_of(hungry, limit_bytes=100)
+    assert {size for _, size in results} == {1, 2}
+    assert hungry.internals_asked == [1, 2, 4]  # and not 8, which is larger
+    native = Hungry("native", CLOCK, linear(0.01))
+    failed = [r for r in results_of(native, limit_bytes=100).values() if isinstance(r, Failure)]
+    assert [(f.micro_config.micro_batch_size, f.reason) for f in failed] == [
+        (4, "CUDA out of memory."),
+        (8, "CUDA out of memory."),
+    ]
+
+
+class Shrinking(FakeAlgorithm):
+    """Needs 80 bytes for a sample, and 10 less for each further one, as an engine that splits its work."""
+
+    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
+        return Workspace(0, 90 - 10 * micro_batch_size)
+
+
+def test_the_workspace_of_what_a_source_offers_is_asked_for_at_every_size() -> None:
+    results = results_of(Shrinking("cudnn:7", CLOCK, linear(0.01)), limit_bytes=50)
+    assert {size for _, size in results} == {4, 8}
+    assert results_of(Shrinking("ours", CLOCK, linear(0.01)), limit_bytes=50) == {}
+
+
+def test_of_the_best_that_are_offered_all_sizes_come_before_any_of_the_others() -> None:
+    algorithms = [fake("ours"), *(fake(f"cudnn:{number}") for number in range(9))]
+    candidates, _ = find_candidates(FORWARD, algorithms, SIZES)
+    order = [(c.algorithm.name, c.micro_batch_size) for c in candidates]
+    best = {"ours", *(f"cudnn:{number}" for number in range(8))}
+    assert {name for name, _ in order[: len(SIZES) * 9]} == best
+    assert [size for _, size in order[: len(SIZES) * 9]] == sorted(SIZES * 9)
+    assert order[len(SIZES) * 9 :] == [("cudnn:8", size) for size in sorted(SIZES)]
+
+
+def test_one_that_needs_less_for_more_samples_is_not_outclassed_by_what_needs_more() -> None:
+    """At a sample it needs 80 bytes, more than its faster rival with 50; at 8 samples it needs 10."""
+    rival = fake("rival", 0.01, prepared_bytes=50)
+    sizes = {
+        name: {size for who, size in results_of(rival, Shrinking(name, CLOCK, linear(0.05))) if who == name}
+        for name in ("cudnn:7", "ours")
+    }
+    assert sizes == {"cudnn:7": {1, 8}, "ours": {1}}
+
+
+class BreakableClock(FakeClock):
+    """Of a device that reports the same error for ever after ``broken``."""
+
+    broken = False
+
+    def now(self) -> float:
+        if self.broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+        return super().now()
+
+    def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
+        elapsed_s = super().time(function, calls, calls_per_pass)
+        self.now()
+        return elapsed_s
+
+
+def breaking(clock: BreakableClock, after: int, step_s: Callable[[int], float]) -> FakeAlgorithm:
+    class Breaking(FakeAlgorithm):
+        def step(self, *operands: object) -> None:  # type: ignore[override]
+            super().step(*operands)  # type: ignore[arg-type]
+            clock.broken = clock.broken or len(self.sizes_run) > after
+
+    return Breaking("cudnn:7", clock, step_s, version=91900, scratch_bytes_per_sample=1)
+
+
+@pytest.mark.parametrize("after", [3, 8, 9, 10])  # steps: in the check, warming up, in the first sample, in the second
+def test_one_that_breaks_the_device_is_recorded_and_ends_the_measuring(after: int) -> None:
+    clock = BreakableClock()
+    algorithms = [
+        FakeAlgorithm("native", clock, linear(0.02)),
+        breaking(clock, after, linear(0.01)),
+        FakeAlgorithm("cudnn:9", clock, linear(0.01)),
+    ]
+    candidates, _ = find_candidates(FORWARD, algorithms, [1])
+    results: list[Measurement | Failure] = []
+    reason = "cudnn:7 (version 91900) left the device unusable: CUDA error: an illegal memory access was encountered"
+    with pytest.raises(BrokenDeviceError, match=re.escape(reason)) as error:
+        results.extend(ProfilingJob(FORWARD, 8, candidates, clock=clock).measure())
+    assert isinstance(results[-1], Failure)
+    assert results[-1] == Failure(MicroConfig("cudnn:7", 1), reason)
+    assert "micro-batches of 1" in str(error.value)
+    assert "start the process anew" in str(error.value)
+
+
+def test_whoever_runs_after_the_one_that_broke_the_device_is_not_blamed() -> None:
+    """``cudnn:7`` is slow, and breaks the device when it is sampled once more. That ``cudnn:1`` was slow at first was
+    an accident, so its larger size would be next.
+    """
+    clock = BreakableClock()
+    moments = iter([0.001] * 9 + [0.1] * 10)  # the check, the warm-up, the first sample
+    bumpy = FakeAlgorithm("cudnn:1", clock, lambda size: next(moments, 0.001 * size), scratch_bytes_per_sample=2)
+    algorithms = [FakeAlgorithm("native", clock, linear(0.02)), bumpy, breaking(clock, 10, linear(0.06))]
+    candidates, _ = find_candidates(FORWARD, algorithms, [1, 2])
+    results: list[Measurement | Failure] = []
+    with pytest.raises(BrokenDeviceError):
+        results.extend(ProfilingJob(FORWARD, 8, candidates, clock=clock).measure())
+    assert {r.micro_config for r in results if isinstance(r, Failure)} == {MicroConfig("cudnn:7", 1)}
+    assert 2 not in bumpy.sizes_run
+
+
+def takes_a_while(plan: Plan) -> None:
+    """A backend that takes no time would be run again and again, to be timed at all."""
+    CLOCK.advance(0.01)
+
+
+@pytest.mark.parametrize("micro_batch_size", [2, 4])
+def test_an_engine_that_does_not_add_in_place_is_wrong_there_and_right_with_a_temporary(micro_batch_size: int) -> None:
+    class Overwriting(FakeBackend):
+        def execute(self, plan: Plan, *rest: Any) -> None:
+            super().execute(replace(plan, beta=0.0) if plan.config == RANDOM else plan, *rest)
+
+    problem = FORWARD.with_operation(Operation.BACKWARD_FILTER)
+    offered = CudnnEngines(Overwriting(started=takes_a_while)).offered(problem, [micro_batch_size])
+    candidates, _ = find_candidates(problem, offered, [micro_batch_size])
+    results = {r.micro_config.algorithm: r for r in ProfilingJob(problem, 4, candidates, clock=CLOCK).measure()}
+    failure = results.pop("cudnn:9 k2=-1 in-place")
+    assert isinstance(failure, Failure)
+    assert "the result is wrong: its relative error is 0.5" in failure.reason
+    assert {"cudnn:9 k2=-1", "cudnn:7", "cudnn:7 in-place"} <= results.keys()
+    assert all(isinstance(r, Measurement) and r.relative_error < 1e-6 for r in results.values())
+
+
+def test_an_engine_that_writes_behind_its_result_is_named_and_never_timed() -> None:
+    """From its address on, as cuDNN would."""
+
+    class Trespassing(FakeBackend):
+        def execute(self, *given: Any) -> None:
+            super().execute(*given)
+            plan, pointers, *_ = given
+            if plan.config == RANDOM:
+                size = FORWARD.item_bytes * prod(FORWARD.y_shape(plan.micro_batch_size))
+                ctypes.memset(pointers.y + size + 60, 0, 4)
+
+    backend = Trespassing(started=takes_a_while)
+    offered = CudnnEngines(backend).offered(FORWARD, [4])
+    candidates, _ = find_candidates(FORWARD, offered, [4])
+    results = {r.micro_config.algorithm: r for r in ProfilingJob(FORWARD, 4, candidates, clock=CLOCK).measure()}
+    failure = results.pop("cudnn:9 k2=-1")
+    assert isinstance(failure, Failure)
+    where = "it wrote around the result: 4 bytes, up to 64 bytes behind the end"
+    assert failure.reason == f"cudnn:9 k2=-1 (version 91900): {where}"
+    assert [plan.config for plan in backend.executed].count(RANDOM) == 1
+    assert results
+    assert all(isinstance(r, Measurement) and r.relative_error < 1e-6 for r in results.values())

@@ -1,0 +1,190 @@
+"""The proving process: what dies, hangs or is wrong there is told, and does nothing to anybody else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.unsound import Product
+
+import mucudnn
+from mucudnn.kernels import registry
+from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
+from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.proofs import BarredError, Fault, Proof, UnprovenError
+from mucudnn.measuring.proving.prover import Prover
+from mucudnn.measuring.whole_runs import Machine
+from mucudnn.tuning.tuner import tune
+from mucudnn.words.config import Config
+from mucudnn.words.problem import ConvProblem, Operation
+
+PROBLEM = ConvProblem(Operation.FORWARD, 8, 6, 6, 4, 1, 1)
+BATCH = 2
+FAULTS = {
+    "writes-past-its-output": Fault.WRONG,
+    "writes-past-a-tensor-of-its-own": Fault.DIES,
+    "reads-unwritten-memory": Fault.WRONG,
+    "aborts": Fault.DIES,
+    "sleeps": Fault.HANGS,
+    "raises": Fault.FAILS,
+}
+
+
+@pytest.fixture(scope="module")
+def prover() -> Iterator[Prover]:
+    made = Prover(least_limit_s=5.0)
+    yield made
+    made.close()
+
+
+def verdicts(prover: Prover, *algorithms: object) -> list[Proof | Exception]:
+    candidates = [Candidate(PROBLEM, algorithm, BATCH) for algorithm in algorithms]  # type: ignore[arg-type]
+    return prover.prove(candidates, BATCH, "cpu", checks_samples=False)
+
+
+def test_of_a_batch_each_fault_is_told_and_the_others_are_proven(prover: Prover) -> None:
+    own = (NATIVE_ALGORITHM, Product(), NATIVE_OTHER_FORMAT)
+    faulty = [Product(fault) for fault in FAULTS]
+    first, *found, right, other = verdicts(prover, own[0], *faulty, *own[1:])
+    assert all(isinstance(proof, Proof) and proof.relative_error < 1e-6 for proof in (first, right, other))
+    assert first.internal_bytes > 0  # type: ignore[union-attr]
+    assert {fault: error.fault for fault, error in zip(FAULTS, found, strict=True)} == FAULTS  # type: ignore[union-attr]
+    reasons = dict(zip(FAULTS, map(str, found), strict=True))
+    assert "it writes 16 bytes behind a block of 32 bytes" in reasons["writes-past-a-tensor-of-its-own"]
+    assert "SIGABRT" in reasons["aborts"]
+    assert "no such thing" in reasons["raises"]
+
+
+def test_what_is_killed_from_outside_is_not_to_blame(prover: Prover) -> None:
+    killed, right = verdicts(prover, Product("is-killed"), Product())
+    assert isinstance(killed, UnprovenError)
+    assert isinstance(right, Proof)
+
+
+def test_a_process_that_has_ended_is_started_again(prover: Prover) -> None:
+    assert isinstance(*verdicts(prover, Product()), Proof)
+    assert prover._process is not None
+    os.kill(prover._process.pid, signal.SIGKILL)
+    prover._process.wait()
+    assert isinstance(*verdicts(prover, Product()), Proof)
+
+
+def test_several_threads_may_ask(prover: Prover) -> None:
+    found: list[Proof | Exception] = []
+    threads = [threading.Thread(target=lambda: found.extend(verdicts(prover, Product()))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    assert all(isinstance(proof, Proof) for proof in found)
+
+
+def test_classes_of_a_script_are_sent_with_their_code(prover: Prover) -> None:
+    """Those of a script or a notebook cannot be imported anywhere else."""
+    scope: dict[str, object] = {"__name__": "__main__", "Product": Product}
+    exec("class Own(Product):\n    name = 'test/own'\n    __slots__ = ()\n", scope)
+    (proof,) = verdicts(prover, scope["Own"]())  # type: ignore[operator]
+    assert isinstance(proof, Proof)
+
+
+def test_what_cannot_be_sent_is_not_run_and_keeps_nothing_else_from_it(prover: Prover) -> None:
+    scope: dict[str, object] = {"__name__": "__main__", "Product": Product, "lock": threading.Lock()}
+    exec("class Locked(Product):\n    name = 'test/locked'\n    held = lock\n    __slots__ = ()\n", scope)
+    unsent, right = verdicts(prover, scope["Locked"](), Product())  # type: ignore[operator]
+    assert isinstance(unsent, UnprovenError)
+    assert isinstance(right, Proof)
+
+
+@pytest.fixture
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+
+@pytest.mark.usefixtures("no_process")
+def test_without_a_process_nothing_foreign_is_run_and_the_report_says_so_once() -> None:
+    machine = replace(Machine.current(), prover=Prover())
+    config = Config(workspace_limit=None, thorough=True)
+    (tuned,) = tune(PROBLEM, BATCH, config, machine=machine).problems
+    measured = {m.micro_config for m in tuned.measurements if m.micro_config.algorithm.startswith("native")}
+    assert {str(one.algorithm) for one in measured} == {"native"}  # what the user's own step runs anyway
+    assert {one.micro_batch_size for one in measured} == {BATCH}
+    assert any(failure.is_unproven for failure in tuned.failures)
+
+
+def test_no_plug_in_can_end_tuning_and_the_right_one_is_used(prover: Prover, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    faults = ("writes-past-its-output", "aborts", "sleeps")
+    for fault in (*faults, ""):
+        mucudnn.register(Product(fault))
+    names = [Product(fault).name for fault in faults]
+    config = Config(workspace_limit=0, limits_torch=True, algorithms=("test/right", *names))
+    machine = replace(Machine.current(), prover=prover)
+    (tuned,) = tune(PROBLEM, BATCH, config, machine=machine).problems
+    assert tuned.configuration.algorithms == ("test/right",)
+    assert {f.micro_config.algorithm for f in tuned.failures if f.is_lasting and not f.is_passed_over} == set(names)
+
+
+class Dying:
+    """A prover that bars torch's own, undivided, as where oneDNN ends the process; all else is proven."""
+
+    def prove(
+        self, candidates: list[Candidate], batch_size: int, device: str, *, checks_samples: bool
+    ) -> list[Proof | Exception]:
+        error = BarredError("it ends the process: SIGSEGV", Fault.DIES)
+        return [error if c.algorithm.name == "native" else Proof(1e-7, 0, 1e-3) for c in candidates]
+
+    def start(self) -> None: ...
+
+    def rest(self) -> None: ...
+
+
+def test_where_torchs_own_is_barred_it_is_never_run_and_what_is_right_takes_its_place() -> None:
+    def run_torch(*_: object) -> None:
+        raise AssertionError("torch's own was run")
+
+    machine = replace(Machine.current(), prover=Dying(), run_torch=run_torch)
+    problems = [PROBLEM.with_operation(operation) for operation in Operation]
+    for config in (Config(workspace_limit=None), Config(workspace_budget="64MiB")):
+        for tuned in tune(problems, BATCH, config, machine=machine).problems:
+            assert "native" not in tuned.configuration.algorithms
+            assert tuned.barred is not None
+            assert "torch's own is barred: native (version 1): it ends the process: SIGSEGV" in tuned.reason
+            assert tuned.speedup is None
+
+
+def test_a_model_in_which_torchs_own_is_barred_is_tuned_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = replace(Machine.current(), prover=Dying())
+    monkeypatch.setattr(Machine, "current", lambda device="cpu": current)
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 4, 1))
+    x = torch.randn(BATCH, 8, 6, 6)
+    expected = model(x)
+    mucudnn.optimize(model, x, Config(confirm=True))
+    torch.testing.assert_close(model(x), expected)
+    text = str(mucudnn.report(model))
+    assert "torch's own is barred in 0 (forward)" in " ".join(text.split())
+    assert mucudnn.report(model).confirmation is None
+
+
+def test_a_prover_ends_with_its_process(tmp_path: Path) -> None:
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "from mucudnn.measuring.proving.prover import prover\n"
+        "prover().start()\nprint(prover()._process.pid)\nimport os, sys\nsys.stdout.flush()\nos._exit(1)\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    child = int(done.stdout)
+    for _ in range(600):
+        if not Path(f"/proc/{child}").exists():
+            return
+        threading.Event().wait(0.1)
+    pytest.fail("it goes on alone")

@@ -1,0 +1,177 @@
+"""Whole runs: what is timed is the operator that users call, and what fails in it is told."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.kernels.contract.epilogue import ACTIVATIONS, Epilogue
+from mucudnn.kernels.torch_ops import gemm
+from mucudnn.measuring.operands import Operands, followed_operands
+from mucudnn.measuring.timing.comparison import QUICK
+from mucudnn.measuring.whole_runs import Machine, run_torch, run_whole, training_operands, whole_run
+from mucudnn.running import operators
+from mucudnn.running.recipe import Recipe
+from mucudnn.running.workspace import release_workspaces
+from mucudnn.words import results
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.results import Configuration, MicroConfig, WithEpilogue
+
+PROBLEM = ConvProblem(Operation.FORWARD, 4, 6, 7, 6, 3, 3, padding=(1, 1))
+DIVIDED = Configuration((MicroConfig("gemm", 2), MicroConfig("gemm", 1)), 1.0, 0)
+BASELINE = Configuration((MicroConfig("native", 3),), 1.0, 0)
+PROBLEMS = [
+    replace(PROBLEM, operation=operation, memory_format=memory_format)
+    for operation in Operation
+    for memory_format in MemoryFormat
+]
+
+
+class Called(TorchDispatchMode):
+    """Notes the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Callable[..., object], types: object, args: tuple = (), kwargs=None
+    ) -> object:  # type: ignore[no-untyped-def,type-arg]
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_ours_is_the_registered_operator_and_right(problem: ConvProblem) -> None:
+    operands = training_operands(problem, 3)
+    names = {
+        Operation.FORWARD: "mucudnn.conv2d.default",
+        Operation.BACKWARD_DATA: "mucudnn.conv2d_backward_data.default",
+        Operation.BACKWARD_FILTER: "mucudnn.conv2d_backward_filter.default",
+    }
+    call = whole_run(problem, DIVIDED, operands)
+    with Called() as called:
+        result = call()
+    assert called.names == [names[problem.operation]]
+    torch.testing.assert_close(result, run_torch(problem, operands), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("configuration", [BASELINE, DIVIDED], ids=str)
+@pytest.mark.parametrize("operation", Operation)
+def test_only_a_forward_pass_is_recorded_as_in_training(operation: Operation, configuration: Configuration) -> None:
+    problem = PROBLEM.with_operation(operation)
+    result = run_whole(problem, configuration, training_operands(problem, 3))
+    assert (result.grad_fn is not None) is (operation is Operation.FORWARD)
+
+
+@pytest.mark.parametrize("memory_format", MemoryFormat)
+@pytest.mark.parametrize("parts", [("native", 3), ("gemm", 3), ("implicit-gemm", 3), ("implicit-gemm", 1)], ids=str)
+def test_an_epilogue_is_part_of_both(parts: tuple[str, int], memory_format: MemoryFormat) -> None:
+    problem, epilogue = replace(PROBLEM, memory_format=memory_format), WithEpilogue("ReLU6", adds=True)
+    configuration = Configuration((MicroConfig(*parts),) * (3 // parts[1]), 1.0, 0)
+    operands = followed_operands(problem, 3, epilogue)
+    x, w, added = (tensor.clone() for tensor in (operands.x, operands.w, operands.y))
+    expected = (F.conv2d(x.double(), w.double(), padding=1) + added).clamp(0, 6).float()
+    calls = whole_run(problem, configuration, operands), partial(run_torch, problem, operands)
+    for call in (*calls, *calls):
+        torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close((operands.x, operands.w, operands.y), (x, w, added), rtol=0, atol=0)
+
+
+@pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is fused")
+def test_an_epilogue_is_computed_inside_where_users_calls_do_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    operands, followed = followed_operands(PROBLEM, 3, WithEpilogue("ReLU", adds=True)), list[object]()
+    apply = Epilogue.apply
+    monkeypatch.setattr(Epilogue, "apply", lambda *of: followed.append(of) or apply(*of))
+    whole_run(PROBLEM, Configuration((MicroConfig("implicit-gemm", 3),), 1.0, 0), operands)()
+    assert not followed
+    whole_run(PROBLEM, Configuration((MicroConfig("gemm", 3),), 1.0, 0), operands)()
+    assert len(followed) == 1
+
+
+def test_the_first_operands_have_their_part_of_the_epilogue() -> None:
+    operands = followed_operands(PROBLEM, 3, WithEpilogue("SiLU", adds=True))
+    expected = run_torch(PROBLEM, operands)[:2]
+    torch.testing.assert_close(run_torch(PROBLEM, operands.first(2)), expected)
+
+
+def test_whole_runs_have_the_epilogue_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Epilogue | None] = []
+
+    def note(problem: ConvProblem, operands: Operands) -> None:
+        seen.append(operands.epilogue)
+
+    machine = replace(
+        Machine.current(), run_torch=note, whole_run=lambda p, c, operands, **_: partial(note, p, operands)
+    )
+    for epilogue in (None, WithEpilogue("SiLU"), WithEpilogue("ReLU", adds=True)):
+        seen.clear()
+        machine.compare(PROBLEM, 3, [DIVIDED], keeps_workspace=True, epilogue=epilogue, rounds=QUICK)
+        told = {None if one is None else WithEpilogue(one.activation, one.added is not None) for one in seen}
+        assert told == {epilogue}
+
+
+def test_every_activation_can_be_named_in_a_whole_run() -> None:
+    assert (*ACTIVATIONS,) == results.ACTIVATIONS
+
+
+def test_the_recipe_is_ready_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = whole_run(PROBLEM, DIVIDED, training_operands(PROBLEM, 3))
+    monkeypatch.setattr(Recipe, "of", None)
+    call()
+
+
+def test_the_handle_is_free_when_the_call_is_gone() -> None:
+    before = set(operators._measured)
+    call = whole_run(PROBLEM, DIVIDED, training_operands(PROBLEM, 3))
+    (handle,) = set(operators._measured) - before
+    assert handle < operators.UNTUNED  # never that of a model
+    del call
+    gc.collect()
+    assert set(operators._measured) == before
+
+
+@pytest.mark.parametrize("keeps_workspace", [True, False])
+def test_a_workspace_is_kept_where_that_is_asked_for(keeps_workspace: bool) -> None:
+    from mucudnn.running.workspace import _of_this_thread
+
+    release_workspaces()
+    whole_run(PROBLEM, DIVIDED, training_operands(PROBLEM, 3), keeps_workspace=keeps_workspace)()
+    assert (_of_this_thread.workspace.buffer is not None) is keeps_workspace
+    release_workspaces()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("it crashed"), torch.OutOfMemoryError("out of memory")])
+def test_what_fails_is_an_outcome_and_nothing_stands_in(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Tensor:
+        raise error
+
+    monkeypatch.setattr(gemm.Gemm, "step", fail)
+    other = Configuration((MicroConfig("direct", 3),), 1.0, 0)
+    failed, compared = Machine.current().compare(PROBLEM, 3, [DIVIDED, other], keeps_workspace=True)
+    assert failed is error
+    assert not isinstance(compared, Exception)
+
+
+def test_what_cannot_be_made_ready_is_an_outcome_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr(Recipe, "build", fail)
+    (failed,) = Machine.current().compare(PROBLEM, 3, [DIVIDED], keeps_workspace=True)
+    assert isinstance(failed, MemoryError)
+
+
+def test_a_configuration_of_another_batch_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"does not fit forward, x \(4, 4, 6, 7\)"):
+        run_whole(PROBLEM, DIVIDED, training_operands(PROBLEM, 4))

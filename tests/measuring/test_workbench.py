@@ -1,0 +1,271 @@
+"""Runs between guard zones, and the memory that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
+from torch import Tensor
+
+from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.kernels.contract.base import BaseAlgorithm
+from mucudnn.kernels.contract.reference import reference
+from mucudnn.kernels.registry import algorithm
+from mucudnn.measuring import workbench
+from mucudnn.measuring.candidates import Candidate, find_candidates
+from mucudnn.measuring.exact_results import ExactResults
+from mucudnn.measuring.guard_zones import GUARD_BYTES
+from mucudnn.measuring.operands import operand_bytes
+from mucudnn.measuring.timing.candidate_errors import UnsoundError
+from mucudnn.measuring.workbench import Workbench
+from mucudnn.words.errors import UnavailableError
+from mucudnn.words.problem import ConvProblem, Operation
+
+BATCH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Rogue(BaseAlgorithm):
+    """Right in all operations, with sums in ``prepared`` for BACKWARD_FILTER; then ``mischief`` has its turn."""
+
+    mischief: Callable[[Tensor, Tensor, Tensor], object] = lambda result, prepared, scratch: None
+    prepared_bytes: int = 64
+    scratch_bytes_per_sample: int = 32
+    mark: int = 1  # what it prepares
+    name: str = "rogue"
+    version: int = 1
+    deterministic: bool = True
+
+    def supports(self, problem: ConvProblem) -> None:
+        return None
+
+    def is_local(self, problem: ConvProblem) -> bool:
+        return True
+
+    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> None:
+        return None
+
+    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
+        return Workspace(self.prepared_bytes, self.scratch_bytes_per_sample * micro_batch_size)
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return 0
+
+    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        assert prepared.numel() == self.prepared_bytes
+        prepared.fill_(self.mark)
+
+    def step(
+        self,
+        problem: ConvProblem,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        assert (prepared.numel(), scratch.numel()) == (
+            self.prepared_bytes,
+            self.scratch_bytes_per_sample * x.shape[0],
+        )
+        result = reference(problem, x, w, y)
+        written = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}[problem.operation]
+        written.copy_(result + written if problem.operation is Operation.BACKWARD_FILTER else result)
+        self.mischief(written, prepared, scratch)
+        scratch.zero_()
+
+    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        assert (prepared == self.mark).all() or not prepared.numel()
+
+
+def candidate(rogue: Rogue, problem: ConvProblem = FORWARD, size: int = 2) -> Candidate:
+    (found,), _ = find_candidates(problem, [rogue], [size])
+    return found
+
+
+def poke(tensor: Tensor, offset: int) -> None:
+    """Write a byte, counted from behind the end of a dense tensor."""
+    everything = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    everything[tensor.storage_offset() * tensor.itemsize + tensor.numel() * tensor.itemsize + offset] = 7
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_a_sound_candidate_has_its_error(operation: Operation) -> None:
+    problem = FORWARD.with_operation(operation)
+    assert Workbench(problem, BATCH).relative_error(candidate(Rogue(), problem)) < 1e-6
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize(("index", "name"), [(0, "the result"), (1, "what it prepares"), (2, "its scratch")])
+@pytest.mark.parametrize("behind", [0, GUARD_BYTES - 1])
+def test_one_that_writes_behind_a_buffer_is_unsound(operation: Operation, index: int, name: str, behind: int) -> None:
+    problem = FORWARD.with_operation(operation)
+    rogue = Rogue(lambda *buffers: poke(buffers[index], behind - (behind and 1000)))
+    bench = Workbench(problem, 2)
+    with pytest.raises(UnsoundError, match=f"it wrote around {name}: 1 bytes, up to"):
+        bench.relative_error(candidate(rogue, problem))
+    assert bench.relative_error(candidate(Rogue(), problem)) < 1e-6
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_one_that_writes_before_its_result_is_unsound(operation: Operation) -> None:
+    problem = FORWARD.with_operation(operation)
+
+    def write_before(result: Tensor, *_: Tensor) -> None:
+        poke(result, -result.numel() * result.itemsize - 2)
+
+    with pytest.raises(UnsoundError, match="it wrote around the result: 1 bytes, from 2 bytes before the begin"):
+        Workbench(problem, 2).relative_error(candidate(Rogue(write_before), problem))
+
+
+@pytest.mark.parametrize("operation", [Operation.FORWARD, Operation.BACKWARD_DATA])
+def test_what_is_left_unwritten_in_any_sample_is_not_finite(operation: Operation) -> None:
+    problem = FORWARD.with_operation(operation)
+    before: list[Tensor] = []
+
+    class Lazy(Rogue):
+        def step(self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, *rest: Tensor | None) -> None:
+            written = y if problem.operation is Operation.FORWARD else x
+            before.append(written[1].clone())
+            Rogue.step(self, problem, x, w, y, *rest)  # type: ignore[arg-type]
+            written[1] = before[-1]
+
+    with pytest.raises(UnsoundError, match="the result is not finite"):
+        Workbench(problem, BATCH).relative_error(candidate(Lazy(), problem, 4))
+
+
+def test_one_that_reads_what_nobody_wrote_is_not_finite() -> None:
+    def read(result: Tensor, prepared: Tensor, scratch: Tensor) -> None:
+        result.add_(0 * scratch.view(torch.float32)[0])
+
+    with pytest.raises(UnsoundError, match="the result is not finite"):
+        Workbench(FORWARD, 2).relative_error(candidate(Rogue(read)))
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_a_wrong_result_is_told_from_an_inexact_one(operation: Operation) -> None:
+    problem = FORWARD.with_operation(operation)
+    bench = Workbench(problem, 2)
+    inexact = Rogue(lambda result, *_: result.mul_(1.05))
+    assert bench.relative_error(candidate(inexact, problem)) == pytest.approx(0.05, rel=1e-3)
+    with pytest.raises(UnsoundError, match=r"the result is wrong: its relative error is 0\.5"):
+        bench.relative_error(candidate(Rogue(lambda result, *_: result.mul_(1.5)), problem))
+
+
+def test_what_another_has_prepared_meanwhile_is_prepared_anew() -> None:
+    """BACKWARD_FILTER has one buffer for all: their steps add to whatever is there, but start from what they opened."""
+    problem = FORWARD.with_operation(Operation.BACKWARD_FILTER)
+    bench = Workbench(problem, BATCH)
+    seen: list[Tensor] = []
+    first = candidate(Rogue(lambda result, prepared, scratch: seen.append(prepared.clone())), problem)
+    other = candidate(Rogue(prepared_bytes=128, mark=2, name="other"), problem)
+    bench.relative_error(first)
+    bench.relative_error(other)
+    bench.stream(first)()
+    assert (seen[-1] == 1).all()
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_the_memory_of_the_search_is_bounded_as_stated(operation: Operation) -> None:
+    """However many candidates there are, whatever the order of their sizes."""
+    problem = ConvProblem(operation, 4, 30, 30, 8, 3, 3, padding=(1, 1))
+    rogues = [
+        Rogue(name=f"r{i}", prepared_bytes=(i + 1) * 2**19 * (i < 3), scratch_bytes_per_sample=i * 2**18)
+        for i in range(12)
+    ]
+    candidates, _ = find_candidates(problem, rogues, (1, 2, 4, BATCH))
+    peaks: list[int] = []
+
+    def search() -> None:
+        bench = Workbench(problem, BATCH)
+        streams = []
+        for one in candidates:
+            bench.relative_error(one)
+            bench.set_up(one)()
+            streams.append(bench.stream(one))
+        for stream in [*streams, *reversed(streams)]:
+            stream()
+        peaks.append(ExactResults(problem, bench.operands).peak_bytes())
+
+    peak = peak_allocated_bytes(search)
+    prepared = [rogue.prepared_bytes for rogue in rogues if rogue.prepared_bytes]
+    if operation is Operation.BACKWARD_FILTER:
+        prepared = [max(prepared)]
+    scratch = max(one.workspace.scratch_bytes for one in candidates)
+    guards = 2 * GUARD_BYTES * (4 + len(prepared))
+    inside = 4 * operand_bytes(problem, BATCH)  # what the rogues compute with
+    assert peak <= operand_bytes(problem, BATCH) + scratch + sum(prepared) + guards + peaks[0] + inside
+    assert peak >= scratch
+
+
+def fake(**settings: object) -> FakeAlgorithm:
+    return FakeAlgorithm("one", FakeClock(), linear(0.01), **settings)  # type: ignore[arg-type]
+
+
+def allow(monkeypatch: pytest.MonkeyPatch, samples: int) -> None:
+    """Memory for the tensors of so many samples."""
+    monkeypatch.setattr(workbench, "available_bytes", lambda: operand_bytes(FORWARD, samples))
+
+
+@pytest.mark.parametrize(("samples", "measured"), [(BATCH, BATCH), (7, 4), (3, 2), (1, 1)])
+def test_where_the_mini_batch_does_not_fit_fewer_samples_are_measured_on(
+    monkeypatch: pytest.MonkeyPatch, samples: int, measured: int
+) -> None:
+    allow(monkeypatch, samples)
+    bench = Workbench(FORWARD, BATCH)
+    assert bench.operands.batch_size == measured
+    candidates, _ = find_candidates(FORWARD, [fake()], (1, BATCH))
+    bench.stream(candidates[0])()
+    assert bench.slice_count(candidates[0]) == measured
+    if measured < BATCH:
+        with pytest.raises(MemoryError, match=f"for the tensors of {measured} samples only"):
+            bench.stream(candidates[1])
+
+
+def test_lack_of_memory_that_torch_tells_of_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = workbench.random_operands
+
+    def refuse(problem: ConvProblem, n: int, *rest: object, **how: object) -> object:
+        if n > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(problem, n, *rest, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(workbench, "random_operands", refuse)
+    assert Workbench(FORWARD, BATCH).operands.batch_size == 2
+
+
+def test_where_not_one_sample_fits_the_error_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow(monkeypatch, 0)
+    with pytest.raises(UnavailableError, match=r"one sample takes 1.*not enough free memory on cpu.*free some"):
+        Workbench(FORWARD, BATCH)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 1)])
+def test_a_stream_goes_on_after_its_scratch_was_moved(sizes: Sequence[int]) -> None:
+    bench = Workbench(FORWARD, BATCH)
+    streams = [bench.stream(candidate(Rogue(scratch_bytes_per_sample=2**20), FORWARD, size)) for size in sizes]
+    for stream in streams:
+        stream()
+
+
+def test_torchs_own_is_sound() -> None:
+    native = algorithm("native")
+    for operation in Operation:
+        problem = FORWARD.with_operation(operation)
+        (one,), _ = find_candidates(problem, [native], [4])
+        assert Workbench(problem, BATCH).relative_error(one) < 1e-5
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("k", [8, 10])  # oneDNN pads 10 to whole blocks
+def test_a_proof_counts_what_a_run_for_counting_does(operation: Operation, k: int) -> None:
+    problem = ConvProblem(operation, c=6, h=20, w=20, k=k, r=3, s=3, padding=(1, 1))
+    (candidate,), _ = find_candidates(problem, [algorithm("native")], [BATCH])
+    proof = Workbench(problem, BATCH).proof(candidate)
+    assert proof.internal_bytes == candidate.scratch_bytes > 0
+    assert proof.relative_error < 1e-5

@@ -1,0 +1,137 @@
+"""The clock of CUDA devices, with a device that only writes down what it is asked for."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mucudnn.measuring.timing import cuda_clock
+from mucudnn.measuring.timing.comparison import Rounds, compare_in_turns
+from mucudnn.measuring.timing.cuda_clock import CudaClock
+from mucudnn.measuring.timing.timer import Stop, StoppingRule, Timer, WallClock
+
+CACHE_BYTES = 4096
+
+
+class Flushed:
+    """In the place of the buffer that is written."""
+
+    def __init__(self, log: list[str], size: int) -> None:
+        self.log, self.size = log, size
+
+    def fill_(self, value: int) -> None:
+        self.log.append(f"flush {self.size}")
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the device was asked for, in order; of each pair of events the second is 3 ms after the first."""
+    log: list[str] = []
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            log.append("record")
+
+        def synchronize(self) -> None:
+            log.append("wait")
+
+        def elapsed_time(self, end: Event) -> float:
+            return 3.0
+
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: log.append("wait for all"))
+    properties = SimpleNamespace(L2_cache_size=CACHE_BYTES, uuid="0-1")
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda: properties)
+    monkeypatch.setattr("torch.cuda._sleep", lambda cycles: log.append(f"sleep {cycles}"))
+    monkeypatch.setattr(torch, "empty", lambda size, **_: Flushed(log, size))
+    monkeypatch.setattr(cuda_clock, "current_reasons", lambda uuid: 0x1)
+    return log
+
+
+FLUSH = f"flush {2 * CACHE_BYTES}"
+
+
+def test_each_pass_is_timed_by_events_behind_a_flushed_cache_and_waited_for_once(log: list[str]) -> None:
+    elapsed_s = CudaClock().time(lambda: log.append("call"), 5, calls_per_pass=2)
+    assert elapsed_s == pytest.approx(3 * 0.003)
+    whole = [FLUSH, "record", "call", "call", "record"]
+    assert log == ["sleep 0", *whole, *whole, FLUSH, "record", "call", "record", "wait"]
+
+
+def test_the_device_waits_until_all_calls_are_launched(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launching takes a second by this clock, of the first call of all ten, and once more by accident."""
+    now_s = 0.0
+    monkeypatch.setattr(cuda_clock, "_LONGEST_WAIT_S", 100.0)
+    monkeypatch.setattr(cuda_clock.time, "perf_counter", lambda: now_s)
+    durations = iter([10.0, *[1.0] * 4, *[5.0] * 5, 1.0])
+
+    def launch() -> None:
+        nonlocal now_s
+        now_s += next(durations)
+
+    clock = CudaClock()
+    for calls in (1, 4, 5, 1):
+        clock.time(launch, calls)
+    sleeps = [int(entry.removeprefix("sleep ")) / cuda_clock._CYCLES_PER_S for entry in log if "sleep" in entry]
+    assert sleeps == [0, 2 * 4 * 10.0, 2 * 5 * 1.0, 2 * 1 * 1.0]
+
+
+def test_no_first_call_makes_the_device_wait_for_long(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(100))
+    monkeypatch.setattr(cuda_clock.time, "perf_counter", lambda: float(next(seconds)))
+    clock = CudaClock()
+
+    def call() -> None:
+        pass
+
+    for _ in range(2):
+        clock.time(call, 1)
+    cycles = [int(entry.removeprefix("sleep ")) for entry in log if "sleep" in entry]
+    assert cycles[1] == cuda_clock._LONGEST_WAIT_S * cuda_clock._CYCLES_PER_S
+
+
+def test_candidates_and_whole_runs_take_less_time_than_on_the_cpu(log: list[str]) -> None:
+    clock = CudaClock()
+    assert clock.step_rule.sample_s < WallClock().step_rule.sample_s
+    compare_in_turns(lambda: log.append("torch"), [lambda: log.append("ours")], clock, Rounds(most=5))
+    assert log.count("ours") == 1 + 5  # a call takes longer than a sample: one warm-up, and one a round
+    log.clear()
+    timer = Timer(lambda: log.append("call"), clock, StoppingRule(sample_s=0.012, min_samples=1), calls_per_pass=2)
+    timer.sample()
+    assert timer.stop is Stop.QUIET
+    assert "".join(entry[0] for entry in log) == "sfrcrw" + "sfrccrfrccrw"
+
+
+def test_now_waits_for_what_was_started(log: list[str]) -> None:
+    clock = CudaClock()
+    assert clock.now() <= clock.now()
+    assert log == ["wait for all"] * 2
+
+
+def test_lack_of_memory_ends_a_timer(log: list[str]) -> None:
+    def fail() -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    timer = Timer(fail, CudaClock())
+    timer.sample()
+    assert timer.stop is Stop.FAILED
+    assert not timer.samples_s
+
+
+def test_throttled_clocks_are_told_once_in_a_while(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for: list[str] = []
+    monkeypatch.setattr(cuda_clock, "current_reasons", lambda uuid: asked_for.append(uuid) or 0x44)
+    clock = CudaClock()
+    with pytest.warns(UserWarning, match=r"throttled \(power cap, hardware thermal slowdown\): what is measured now"):
+        clock.time(lambda: None, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clock.time(lambda: None, 1)
+    assert asked_for == ["GPU-0-1"]
+    assert log.index("wait") > log.index("record")

@@ -1,0 +1,261 @@
+"""The timer against sequences of known durations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import chain, cycle, islice, repeat
+
+import pytest
+from support.clock.machine import FakeClock
+
+from mucudnn.measuring.timing.comparison import QUICK, Comparison, Rounds, compare_in_turns
+from mucudnn.measuring.timing.rounds import measure_in_turns, sample_in_rounds
+from mucudnn.measuring.timing.timer import EVERY_ROUND, Stop, StoppingRule, Timer, WallClock, relative_spread
+
+
+def timer_of(durations: Iterable[float], rule: StoppingRule | None = None, clock: FakeClock | None = None) -> Timer:
+    """Its calls take these durations, the last one for ever."""
+    clock = clock or FakeClock()
+    known = list(durations)
+    endless = chain(known, repeat(known[-1]))
+    return Timer(lambda: clock.advance(next(endless)), clock, rule or StoppingRule(sample_s=0.0))
+
+
+def finish(timer: Timer) -> Timer:
+    (stopped,) = measure_in_turns([timer])
+    return stopped
+
+
+def test_a_quiet_timer_stops_at_the_smallest_number_of_samples() -> None:
+    timer = finish(timer_of([0.01]))
+    assert timer.stop is Stop.QUIET
+    assert len(timer.samples_s) == 3
+    assert timer.median_s == pytest.approx(0.01)
+    assert timer.noise == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_warm_up_call_is_not_a_sample() -> None:
+    timer = finish(timer_of([0.05, 0.01]))
+    assert timer.samples_s == pytest.approx([0.01] * 3)
+
+
+def test_noise_that_shrinks_goes_on_until_it_is_small() -> None:
+    timer = finish(timer_of([0.01, 0.02, 0.01], StoppingRule(sample_s=0.0, patience=10)))
+    assert timer.stop is Stop.QUIET
+    assert len(timer.samples_s) > 3
+
+
+def test_noise_that_does_not_shrink_ends_the_measurement() -> None:
+    durations = [0.01, *[0.01, 0.02] * 50]
+    timer = finish(timer_of(durations, StoppingRule(sample_s=0.0, patience=4, time_limit_s=100.0)))
+    assert timer.stop is Stop.STEADY
+    assert timer.noise > 0.02
+
+
+def test_a_slow_function_stops_for_lack_of_time_with_one_sample() -> None:
+    timer = finish(timer_of([3.0], StoppingRule(time_limit_s=1.0)))
+    assert timer.stop is Stop.TIME
+    assert timer.samples_s == [3.0]
+
+
+def test_a_sample_repeats_a_short_call_and_gives_the_time_of_one() -> None:
+    calls: list[float] = []
+    clock = FakeClock()
+    timer = Timer(lambda: (calls.append(clock.now()), clock.advance(0.001)), clock, StoppingRule(sample_s=0.02))
+    timer.sample()
+    assert len(calls) == 1 + 20
+    assert timer.median_s == pytest.approx(0.001)
+
+
+def test_a_function_too_short_for_the_clock_is_called_a_bounded_number_of_times() -> None:
+    calls: list[int] = []
+    timer = Timer(lambda: calls.append(1), FakeClock(), StoppingRule(max_calls=7))
+    timer.sample()
+    assert len(calls) == 1 + 7
+
+
+def test_an_error_is_kept_and_ends_the_measurement() -> None:
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    timer = finish(Timer(fail, FakeClock()))
+    assert timer.stop is Stop.FAILED
+    assert str(timer.error) == "out of memory"
+    assert not timer.samples_s
+
+
+def test_other_errors_are_not_swallowed() -> None:
+    with pytest.raises(ZeroDivisionError):
+        Timer(lambda: 1 / 0, FakeClock()).sample()
+
+
+def test_turns_are_interleaved() -> None:
+    clock, turns = FakeClock(), []
+    rule = StoppingRule(sample_s=0.0)
+    names = "abc"
+    timers = [Timer(lambda n=name: (turns.append(n), clock.advance(0.01)), clock, rule) for name in names]
+    assert list(measure_in_turns(timers)) == timers
+    rounds = [turns[:6], turns[6:9], turns[9:]]
+    assert ["".join(sorted(each)) for each in rounds] == ["aabbcc", "abc", "abc"]  # a warm-up before each first sample
+
+
+def test_the_order_is_drawn_anew_for_each_round_and_alike_in_each_run() -> None:
+    def turns() -> str:
+        clock, turns = FakeClock(), []
+        timers = [Timer(lambda n=name: (turns.append(n), clock.advance(0.01)), clock, EVERY_ROUND) for name in "abc"]
+        for _ in islice(sample_in_rounds(timers), 12):
+            pass
+        return "".join(turns)
+
+    rounds = [turns()[i : i + 3] for i in range(6, 36, 3)]
+    assert len(set(rounds)) > 3
+    assert turns() == turns()
+
+
+def test_a_hopeless_timer_is_dropped_and_keeps_its_samples() -> None:
+    clock = FakeClock()
+    rule = StoppingRule(sample_s=0.0, noise=-1.0, patience=9)
+    slow, fast = timer_of([0.05], rule, clock), timer_of([0.01], rule, clock)
+    stopped = list(measure_in_turns([slow, fast], lambda timer: timer.median_s > 2 * fast.median_s))
+    assert stopped == [slow, fast]
+    assert slow.stop is Stop.DROPPED
+    assert len(slow.samples_s) == 1
+    assert len(fast.samples_s) > 3
+
+
+def test_timers_that_have_stopped_before_are_yielded_too() -> None:
+    timer = finish(timer_of([0.01]))
+    assert list(measure_in_turns([timer])) == [timer]
+
+
+def test_spread_is_the_interquartile_range_over_the_median() -> None:
+    assert relative_spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2 / 3)
+    assert relative_spread([1.0]) == 0.0
+    assert relative_spread([]) == 0.0
+
+
+def test_the_wall_clock_does_not_run_backwards() -> None:
+    clock = WallClock()
+    assert clock.now() <= clock.now()
+
+
+def compared(baseline: Iterable[float], run: Iterable[float], **limits: Rounds) -> Comparison:
+    clock = FakeClock()
+    bases, runs = (chain([0.1], list(durations), repeat(0.1)) for durations in (baseline, run))
+    (result,) = compare_in_turns(
+        lambda: clock.advance(next(bases)), [lambda: clock.advance(next(runs))], clock, **limits
+    )
+    assert isinstance(result, Comparison)
+    return result
+
+
+def test_a_clear_winner_needs_only_the_fewest_rounds() -> None:
+    result = compared([0.2] * 30, [0.1] * 30)
+    assert result.rounds == 5
+    assert result.speedup == pytest.approx(2.0)
+    assert result.is_clear
+
+
+def test_in_a_quick_comparison_short_calls_are_warmed_up_and_need_more_rounds_than_long_ones() -> None:
+    def of_calls(seconds: float) -> Comparison:
+        clock = FakeClock()
+        bases = chain([9 * seconds], repeat(2 * seconds))  # torch's first call builds what later ones find
+        (result,) = compare_in_turns(
+            lambda: clock.advance(next(bases)), [lambda: clock.advance(seconds)], clock, rounds=QUICK
+        )
+        assert isinstance(result, Comparison)
+        return result
+
+    short, long = of_calls(0.001), of_calls(0.1)
+    assert (short.rounds, long.rounds) == (3, 2)
+    assert (short.speedup, long.most_speedup) == (pytest.approx(2.0), pytest.approx(9.0))
+
+
+def raced(baseline_s: float, *run_s: Sequence[float]) -> list[Comparison]:
+    """Race runs, each with its seconds in round after round; all count, since they are long."""
+    clock = FakeClock()
+    seconds = [cycle(of_run) for of_run in run_s]
+    runs = [lambda of=of: clock.advance(next(of)) for of in seconds]
+    results = compare_in_turns(lambda: clock.advance(baseline_s), runs, clock, replace(QUICK, time_limit_s=100.0))
+    return [result for result in results if isinstance(result, Comparison)]
+
+
+@pytest.mark.parametrize(
+    ("speedups", "rounds"),
+    [
+        ([1.12], 3),
+        ([0.97], 3),  # slower in each of three
+        ([1.06], 5),
+        ([1.02, 0.97, 1.04], 5),  # what is even, nobody has to know better
+        ([1.12, 0.94, 1.06], 9),
+    ],
+)
+def test_a_race_takes_fewer_rounds_the_clearer_it_is(speedups: list[float], rounds: int) -> None:
+    (result,) = raced(1.0, [1 / speedup for speedup in speedups])
+    assert result.rounds == rounds
+
+
+def test_a_run_that_is_lapped_is_out_of_the_race() -> None:
+    ahead, behind, near = raced(1.0, [0.95], [1.0], [0.96])
+    assert (ahead.rounds, behind.rounds, near.rounds) == (5, 2, 5)
+    assert behind.samples is not None
+    assert len(behind.samples.baseline_samples_s) == len(behind.samples.time_samples_s) == 2
+
+
+def test_an_unclear_verdict_takes_all_rounds() -> None:
+    result = compared(
+        [0.1, 0.11, 0.1, 0.09] * 8, [0.1, 0.1, 0.105, 0.1] * 8, rounds=Rounds(most=20, time_limit_s=100.0)
+    )
+    assert result.rounds == 20
+    assert not result.is_clear
+
+
+def test_a_slow_minute_of_the_machine_cancels() -> None:
+    minute = [1.0, 1.0, 3.0, 3.0, 3.0, 1.0]
+    result = compared([0.2 * factor for factor in minute], [0.1 * factor for factor in minute])
+    assert result.speedup == pytest.approx(2.0)
+    assert result.uncertainty == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_run_that_fails_gives_its_error_and_a_failing_baseline_raises() -> None:
+    clock = FakeClock()
+
+    def fail() -> None:
+        raise RuntimeError("no memory")
+
+    (result,) = compare_in_turns(lambda: clock.advance(0.1), [fail], clock)
+    assert isinstance(result, RuntimeError)
+    with pytest.raises(RuntimeError, match="no memory"):
+        compare_in_turns(fail, [lambda: clock.advance(0.1)], clock)
+
+
+def test_how_long_is_measured_is_the_clocks_choice() -> None:
+    class Exact(FakeClock):
+        step_rule = StoppingRule(sample_s=0.001, max_calls=4)
+        comparison_s = 0.5
+
+    calls: list[int] = []
+    clock = Exact()
+    unclear = chain([0.1], [0.1, 0.11] * 20)
+    (result,) = compare_in_turns(lambda: clock.advance(0.105), [lambda: clock.advance(next(unclear))], clock)
+    assert isinstance(result, Comparison)
+    assert result.rounds == 5  # the fewest: by then more than half a second is spent
+    compare_in_turns(
+        lambda: clock.advance(0.1), [lambda: calls.append(1) or clock.advance(0.0001)], clock, Rounds(most=1)
+    )
+    assert len(calls) == 1 + 4
+    assert WallClock().comparison_s == FakeClock().comparison_s == 1.5
+
+
+def test_a_timer_tells_its_clock_how_long_a_pass_is() -> None:
+    passes: list[tuple[int, int]] = []
+
+    class Noting(FakeClock):
+        def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
+            passes.append((calls, calls_per_pass))
+            return super().time(function, calls, calls_per_pass)
+
+    clock = Noting()
+    Timer(lambda: clock.advance(0.001), clock, StoppingRule(sample_s=0.02), calls_per_pass=8).sample()
+    assert passes == [(1, 8), (20, 8)]
