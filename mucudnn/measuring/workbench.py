@@ -230,7 +230,10 @@ class Workbench:
             self._result.require(self.problem.item_bytes * written_elements(self.problem, n))
             result = self._result.part(self._result.capacity_bytes)
             operands = random_operands(self.problem, n, self._device, written=result)
-            torch.empty(self._results(self.problem, operands).peak_bytes(), dtype=torch.uint8, device=self._device)
+            comparing_bytes = self._results(self.problem, operands).peak_bytes()
+            self._require_memory(comparing_bytes)
+            if self._device != "cpu":
+                torch.empty(comparing_bytes, dtype=torch.uint8, device=self._device)
         except CANDIDATE_ERRORS as error:
             if is_out_of_memory(error):
                 return None
