@@ -13,7 +13,9 @@ from torch import Tensor
 
 from mucudnn.running.workspace import on_huge_pages
 
-GUARD_BYTES = 2**20  # on each side; a multiple of every alignment
+# On each side; multiples of every alignment. On the CPU the red zones of the proving process lie around them.
+GUARD_BYTES = 2**16
+_GUARD_BYTES_ON_GPUS = 2**20
 _PATTERN = 0xA5
 _GARBAGE = 0xFF  # NaN in every floating-point type: it shows what is read, or returned, without being written
 
@@ -25,8 +27,9 @@ class GuardedBuffer:
     whenever it is used. Takes ``capacity_bytes + 2 * guard_bytes`` from torch's allocator.
     """
 
-    def __init__(self, device: str, guard_bytes: int = GUARD_BYTES) -> None:
-        self._device, self._guard_bytes = device, guard_bytes
+    def __init__(self, device: str, guard_bytes: int | None = None) -> None:
+        default = GUARD_BYTES if device == "cpu" else _GUARD_BYTES_ON_GPUS
+        self._device, self._guard_bytes = device, default if guard_bytes is None else guard_bytes
         self._memory: Tensor | None = None
         self._parts: dict[int, Tensor] = {}
 

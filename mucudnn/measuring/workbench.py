@@ -32,7 +32,7 @@ _MEMORY_INFO = Path("/proc/meminfo")
 class Workbench:
     """Operands, one scratch for all candidates, and prepared buffers, so that candidates can take turns.
 
-    At most this is allocated at a time, whatever the number of candidates (G: ``GUARD_BYTES``)::
+    At most this is allocated at a time, whatever the number of candidates (G: bytes of a guard zone)::
 
         x + w + y                        operand_bytes(problem, batch_size)
         + largest scratch + 2 G

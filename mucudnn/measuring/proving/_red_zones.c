@@ -1,8 +1,8 @@
 /* Red zones around the aligned allocations of a process that preloads this library (LD_PRELOAD).
 
 Torch and oneDNN take tensors and scratchpads from posix_memalign. Each such block lies between two zones filled with a
-pattern, and is filled with NaN. The zones are compared when the block is freed, and all of them by red_zones_check():
-a write outside of a block ends the process with a line on the standard error. glibc's own heap checks (MALLOC_CHECK_)
+pattern, and is filled with NaN. The zones are compared when the block is freed, and by red_zones_check(): a write
+outside of a block ends the process with a line on the standard error. glibc's own heap checks (MALLOC_CHECK_)
 guard the blocks of malloc. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,12 +29,13 @@ typedef struct {
   unsigned char *block; /* NULL: free; TOMBSTONE: was removed */
   unsigned char *base;
   size_t size, behind; /* bytes of the block, and of the zone behind it; the one before begins at base */
+  size_t serial;       /* blocks are numbered in the order in which they were taken */
 } Entry;
 
 static unsigned char tombstone;
 #define TOMBSTONE (&tombstone)
 static Entry table[ENTRIES];
-static size_t live;
+static size_t live, last_serial, serial_of_whole_check;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int (*next_memalign)(void **, size_t, size_t);
 static void (*next_free)(void *);
@@ -91,10 +92,13 @@ static void check(const Entry *entry) {
       if (*p != PATTERN) end_process(entry, p);
 }
 
-EXPORTED void red_zones_check(void) {
+/* Check all blocks, or those taken since all were checked: libraries keep more and more blocks in their caches. */
+EXPORTED void red_zones_check(int all) {
   pthread_mutex_lock(&lock);
+  size_t first = all ? 0 : serial_of_whole_check;
   for (size_t slot = 0; slot < ENTRIES; slot++)
-    if (table[slot].block != NULL && table[slot].block != TOMBSTONE) check(&table[slot]);
+    if (table[slot].block != NULL && table[slot].block != TOMBSTONE && table[slot].serial > first) check(&table[slot]);
+  if (all) serial_of_whole_check = last_serial;
   pthread_mutex_unlock(&lock);
 }
 
@@ -114,7 +118,7 @@ EXPORTED int posix_memalign(void **result, size_t alignment, size_t size) {
     while (table[slot].block != NULL && table[slot].block != TOMBSTONE) slot = (slot + 1) % ENTRIES;
     memset(base, PATTERN, before);
     memset(block + size, PATTERN, behind);
-    table[slot] = (Entry){block, base, size, behind};
+    table[slot] = (Entry){block, base, size, behind, ++last_serial};
     live++;
   } else {
     block = base;
