@@ -69,7 +69,20 @@ def check_algorithm(
         require_algorithm(algorithm)
     except InvalidInputError as error:
         raise AssertionError(str(error)) from None
-    suite = _Suite(algorithm, DEFAULT_MAX_RELATIVE_ERROR | dict(max_relative_error or {}), seed)
+    bounds = DEFAULT_MAX_RELATIVE_ERROR | dict(max_relative_error or {})
+    return check_contract(algorithm, bounds, problems=problems, random_problems=random_problems, seed=seed)
+
+
+def check_contract(
+    algorithm: Algorithm,
+    bounds: Mapping[str, float],
+    *,
+    problems: Iterable[ConvProblem] = (),
+    random_problems: int = 100,
+    seed: int = 0,
+) -> int:
+    """Do what ``check_algorithm`` does, for algorithms of this package too. bounds: of the relative error, by dtype."""
+    suite = _Suite(algorithm, bounds, seed)
     with torch.random.fork_rng(devices=[]), threads(1):  # the tensors are too small for more
         for case in _cases():
             suite.check(case)
