@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import pytest
@@ -103,17 +104,14 @@ def parts(operation: Operation) -> tuple[str, ...]:
 
 @by_name
 @by_operation
-@pytest.mark.parametrize("buffer", ["prepared", "scratch"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_buffer_that_is_one_byte_too_small_is_refused(
-    name: str, operation: Operation, buffer: str, dtype: str
-) -> None:
-    for part in parts(operation) if buffer == "prepared" else ("step",):
-        operands = Operands(problem_for(name, operation, dtype=dtype), algorithm(name))
-        needed = operands.tensors[buffer].nbytes
-        operands.run(part)  # as declared, it is enough
-        operands.tensors[buffer] = operands.tensors[buffer][:-1].clone()
-        operands.assert_refused(part, f"{buffer} holds {needed - 1} bytes; the call needs {needed}")
+def test_a_buffer_that_is_one_byte_too_small_is_refused(name: str, operation: Operation) -> None:
+    for dtype, buffer in product(("float32", "bfloat16"), ("prepared", "scratch")):
+        for part in parts(operation) if buffer == "prepared" else ("step",):
+            operands = Operands(problem_for(name, operation, dtype=dtype), algorithm(name))
+            needed = operands.tensors[buffer].nbytes
+            operands.run(part)  # as declared, it is enough
+            operands.tensors[buffer] = operands.tensors[buffer][:-1].clone()
+            operands.assert_refused(part, f"{buffer} holds {needed - 1} bytes; the call needs {needed}")
 
 
 @by_name
@@ -131,10 +129,8 @@ def test_more_threads_than_the_scratch_was_declared_for_are_refused(name: str, o
 
 @by_name
 @by_operation
-@pytest.mark.parametrize("tensor", ["x", "y"])
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_images_that_do_not_belong_together_are_refused(name: str, operation: Operation) -> None:
+    changes: list[tuple[Callable[[Tensor], Tensor], str]] = [
         (lambda t: t[1:], "number of samples"),
         (lambda t: torch.cat([t, t[:, :, :1]], 2), "height of"),
         (lambda t: torch.cat([t, t[..., :1]], 3), "width of"),
@@ -145,37 +141,28 @@ def test_more_threads_than_the_scratch_was_declared_for_are_refused(name: str, o
         (lambda t: torch.cat([t] * 64, 1), "prepared holds"),
         (lambda t: t[:0], "is 0; allowed is 1 to"),
         (lambda t: t[:, :, :0], "is 0; allowed is 1 to"),
-    ],
-    ids=["samples", "height", "width", "half", "double", "expanded", "format", "channels", "empty", "flat"],
-)
-def test_images_that_do_not_belong_together_are_refused(
-    name: str, operation: Operation, tensor: str, change: Callable[[Tensor], Tensor], message: str
-) -> None:
-    operands = Operands(problem_for(name, operation), algorithm(name))
-    operands.tensors[tensor] = change(operands.tensors[tensor])
-    operands.tensors.pop("bias", None)
-    operands.assert_refused("step", message)
+    ]
+    for tensor, (change, message) in product(("x", "y"), changes):
+        operands = Operands(problem_for(name, operation), algorithm(name))
+        operands.tensors[tensor] = change(operands.tensors[tensor])
+        operands.tensors.pop("bias", None)
+        operands.assert_refused("step", message)
 
 
 @by_name
 @by_operation
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_filter_that_is_not_the_problem_s_is_refused(name: str, operation: Operation) -> None:
+    changes: list[tuple[Callable[[Tensor], Tensor], str]] = [
         (lambda w: torch.cat([w, w], 2), "the height of the filter is"),
         (lambda w: torch.cat([w, w], 3), "the width of the filter is"),
         (lambda w: torch.cat([w] * 64), "prepared holds"),
         (lambda w: w.half(), "has dtype torch.float16; it must be that of the problem, float32"),
         (lambda w: w[:1].expand(22, -1, -1, -1), "strides"),
-    ],
-    ids=["height", "width", "filters", "half", "expanded"],
-)
-def test_a_filter_that_is_not_the_problem_s_is_refused(
-    name: str, operation: Operation, change: Callable[[Tensor], Tensor], message: str
-) -> None:
-    operands = Operands(problem_for(name, operation), algorithm(name))
-    operands.tensors["w"] = change(operands.tensors["w"])
-    operands.assert_refused("close" if operation is Operation.BACKWARD_FILTER else "open", message)
+    ]
+    for change, message in changes:
+        operands = Operands(problem_for(name, operation), algorithm(name))
+        operands.tensors["w"] = change(operands.tensors["w"])
+        operands.assert_refused("close" if operation is Operation.BACKWARD_FILTER else "open", message)
 
 
 @by_name
