@@ -93,6 +93,10 @@ class Job:
         known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
         return [result for result in known if isinstance(result, Measurement)]
 
+    def allowed(self) -> list[Measurement]:
+        """Return measurements of algorithms that the error bound allows."""
+        return allowed(self.measurements(), self.error_bound)
+
     def failed_candidates(self) -> list[Failure]:
         """Return failures, but not of what an algorithm does not support, or of sizes that the policy does not have."""
         known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
@@ -150,9 +154,8 @@ class Job:
         return False
 
     def _usable(self) -> list[Candidate]:
-        known = self.measurements()
-        permitted = allowed(known, self.error_bound)
-        barred = {m.micro_config.algorithm for m in known} - {m.micro_config.algorithm for m in permitted}
+        permitted = {m.micro_config.algorithm for m in self.allowed()}
+        barred = {m.micro_config.algorithm for m in self.measurements()} - permitted
         lasting = [f for f in self.failures() if f.is_lasting or f.micro_config != self.task.baseline]
         failed = {f.micro_config for f in lasting if not f.is_passed_over}
         return [c for c in self.candidates if c.algorithm.name not in barred and c.micro_config not in failed]

@@ -17,7 +17,7 @@ from mucudnn.database.sqlite_file import MEMORY
 from mucudnn.distributed.fingerprint import Fingerprint
 from mucudnn.distributed.team import Team
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.tuning.job import Findings
+from mucudnn.tuning.job import Job
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem
@@ -48,30 +48,52 @@ def sharing(
         yield shared, known
 
 
-class Sharing:
+class Alone:
+    """The ranks of a tuning, of which this one is the only one."""
+
+    are_several = False
+
+    def own(self, jobs: Sequence[Job], cost: Callable[[Job], float]) -> Sequence[Job]:
+        """Return the tasks that are measured here. cost: expected one of a task, in any unit."""
+        return jobs
+
+    def exchange(self, jobs: Sequence[Job]) -> None:
+        """Tell the ranks of this kind what was found out here, and learn what they did."""
+
+    def everywhere(self, holds: bool) -> bool:
+        """Return whether something holds on all ranks, of any kind: so that they go on alike."""
+        return holds
+
+
+class Sharing(Alone):
     """Work that one rank does with others while it tunes. known: the rows of all ranks."""
+
+    are_several = True
 
     def __init__(self, team: Team, known: CopyingDatabase) -> None:
         self._team, self._known = team, known
 
-    def own(self, tasks: Sequence[Task], costs: Callable[[], Sequence[float]]) -> frozenset[int]:
-        """Return the numbers of the tasks that this rank measures: those of one problem stay together.
-
-        costs: expected ones of the tasks, in any unit; only the first rank of its kind is asked.
-        """
+    def own(self, jobs: Sequence[Job], cost: Callable[[Job], float]) -> Sequence[Job]:
+        """Tasks of one problem stay together. Only the first rank of its kind asks what they cost."""
         numbers: dict[ConvProblem, list[int]] = {}
-        for number, task in enumerate(tasks):
-            numbers.setdefault(task.problem, []).append(number)
-        expected = costs() if self._team.is_first else [0.0] * len(tasks)
+        for number, job in enumerate(jobs):
+            numbers.setdefault(job.task.problem, []).append(number)
+        expected = [cost(job) if self._team.is_first else 0.0 for job in jobs]
         pieces = [*numbers.values()]
-        own = self._team.own([sum(expected[number] for number in piece) for piece in pieces])
-        return frozenset(chain.from_iterable(pieces[piece] for piece in own))
+        taken = self._team.own([sum(expected[number] for number in piece) for piece in pieces])
+        own = frozenset(chain.from_iterable(pieces[piece] for piece in taken))
+        for number, job in enumerate(jobs):
+            job.is_own = number in own
+        return [job for job in jobs if job.is_own]
 
-    def exchange(self, own: Mapping[int, Findings]) -> dict[int, Findings]:
-        """Send what was found out here, by number of the task, and the rows; return what others of this kind did."""
+    def exchange(self, jobs: Sequence[Job]) -> None:
+        """Rows are exchanged too, among ranks of any kind."""
         self.exchange_rows(self._known.fresh_rows())
-        every = chain.from_iterable(told.items() for told in self._team.gather_of_kind(own))
-        return {number: findings for number, findings in every if number not in own}
+        own = {number: job.findings() for number, job in enumerate(jobs) if job.is_own}
+        for told in self._team.gather_of_kind(own):
+            for number, findings in told.items():
+                if number not in own:
+                    jobs[number].learn(findings)
 
     def exchange_rows(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Send rows to all ranks: each keeps those of the others in memory, and one at each place in a file."""

@@ -29,7 +29,7 @@ from mucudnn.database.database import Database
 from mucudnn.measuring.timing.comparison import Comparison
 from mucudnn.tuning import cached_filters as cached
 from mucudnn.tuning import choose as choosing
-from mucudnn.tuning import sharing, tuner
+from mucudnn.tuning import sharing, workspace_reuse
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config
@@ -192,7 +192,7 @@ def infeasible(rank: int, size: int, folder: Path) -> Found:
 
 def disagreeing(rank: int, size: int, folder: Path) -> Found:
     """Rank 1 chooses something else for one problem."""
-    choose = tuner.choose
+    choose = workspace_reuse.choose
 
     def contrary(task: Any, measurements: Any, *rest: Any) -> Any:
         some = (
@@ -201,11 +201,11 @@ def disagreeing(rank: int, size: int, folder: Path) -> Found:
         return choose(task, some, *rest)
 
     if rank == 1:
-        tuner.choose = contrary  # type: ignore[attr-defined]
+        workspace_reuse.choose = contrary  # type: ignore[attr-defined]
     try:
         return tuned(Bench(), None)
     finally:
-        tuner.choose = choose  # type: ignore[attr-defined]
+        workspace_reuse.choose = choose  # type: ignore[attr-defined]
 
 
 def some_ranks(rank: int, size: int, folder: Path) -> Found:

@@ -1,0 +1,222 @@
+"""The benchmarker of one tuning: measures the candidates of a task in a race, and runs what was chosen whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.measuring.candidates import find_candidates
+from mucudnn.measuring.prior import Prior
+from mucudnn.measuring.profiler import ProfilingJob
+from mucudnn.measuring.quick_search import QuickSearch
+from mucudnn.measuring.timing.comparison import QUICK, THOROUGH, Comparison
+from mucudnn.measuring.timing.peak_rate import peak_flops_per_s
+from mucudnn.measuring.whole_runs import Machine
+from mucudnn.running.environment import Environment
+from mucudnn.solver.policies import micro_batch_sizes
+from mucudnn.tuning.choose import Outcome, Verify, is_solvable
+from mucudnn.tuning.job import Job
+from mucudnn.tuning.permitted import permitted_algorithms
+from mucudnn.tuning.quiet import MOST_WAITED_S, Quiet
+from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning
+from mucudnn.tuning.sharing import Alone, expected_s
+from mucudnn.words.config import BatchSizePolicy, Config
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.progress import Progress, silent
+from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WholeRun
+from mucudnn.words.task import Task
+
+Priors = dict[Environment, Prior]
+
+
+class Benchmarker:
+    """Measures tasks under one config, and stores each result as it is made. What is stored is not measured again.
+
+    A stored failure of torch's own, undivided, is not believed: everything is compared with it. Other stored failures
+    are, unless nothing is left that fits. What was measured in an older way is measured again: it cannot be compared
+    with what is measured now.
+
+    ranks: those that tune the same together. ready: problems that were tuned so far, whose interruption loses none.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        machine: Machine,
+        store: EnvironmentStore,
+        progress: Progress | None = None,
+        priors: Priors | None = None,
+        in_passing: bool = False,
+        ranks: Alone | None = None,
+    ) -> None:
+        self.config, self.machine, self.store = config, machine, store
+        self.progress, self.at = progress or silent, 0.0
+        patience_s = 0.0 if in_passing else MOST_WAITED_S
+        self.quiet = Quiet(machine.watch, store, lambda text: self.progress(text, self.at), patience_s)
+        self.in_passing = in_passing
+        self.ranks = ranks or Alone()
+        self.versions = {algorithm.name: algorithm.version for algorithm in permitted_algorithms(machine, config)}
+        self.ready: list[TunedProblem] = []
+        self._measured: dict[ConvProblem, dict[MicroConfig, Measurement]] = {}  # by this tuning
+        self._priors = {} if priors is None else priors
+
+    def tuning(self) -> Tuning:
+        """Return what is ready."""
+        return Tuning(self.config, self.machine.environment, tuple(self.ready))
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """Start the proving process, where foreign code is to be measured."""
+        if self.machine.prover is not None and any(job.task.baseline not in job.results for job in jobs):
+            self.machine.prover.start()
+            self.machine.watch.forget()
+
+    def end(self) -> None:
+        """Let the proving process rest, and warn of what remains doubtful."""
+        if self.machine.prover is not None:
+            self.machine.prover.rest()
+        if self.in_passing:
+            self.quiet.store_rate()
+        else:
+            self.quiet.end()
+        self.progress("done", 1.0)
+
+    def job(self, task: Task) -> Job:
+        """Find the candidates of a task, and what the store knows of them."""
+        self.progress(f"{task}: finding algorithms", 0.0)
+        sizes = micro_batch_sizes(BatchSizePolicy(self.config.policy), task.batch_size)
+        algorithms = permitted_algorithms(self.machine, self.config, task.problem, sizes)
+        self.versions |= {algorithm.name: algorithm.version for algorithm in algorithms}
+        stored = self.quiet.believed_results(self.store.results(task.problem, self.versions))
+        known = [r for r in stored if isinstance(r, Measurement) or self._is_believed(r, task)]
+        measured = [result for result in known if isinstance(result, Measurement)]
+        proofs = self.machine.proofs(task.batch_size, checks_samples=not self.config.thorough)
+        candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured, proofs)
+        bound = self.config.error_bound(task.problem.dtype, self.machine.environment.numerics)
+        return Job(task, bound, candidates, unsupported, {result.micro_config: result for result in known})
+
+    def _is_believed(self, failure: Failure, task: Task) -> bool:
+        """Whether a stored failure counts."""
+        return failure.micro_config != task.baseline and not (self.config.thorough and failure.is_passed_over)
+
+    def measure(
+        self, job: Job, limit_bytes: int | None, start: float, share: float, *, thoroughly: bool = False
+    ) -> None:
+        """Measure what is missing within a limit. start, share: of the progress of the whole tuning."""
+        self.at = start
+        self.progress(f"{job.task}: measuring", start)
+        measured = self._measured.setdefault(job.task.problem, {})
+        job.results |= measured  # tasks of one problem differ in limits or epilogues
+        with ExitStack() as measuring:
+            for source in self.machine.sources:
+                measuring.enter_context(source.measuring())
+            every = self._profiling(job, limit_bytes)
+            results = self.quiet.measured(every) if thoroughly else self._results(job, limit_bytes)
+            for done, result in enumerate(results):
+                self.store.add(job.task.problem, self.versions[result.micro_config.algorithm], result)
+                job.results[result.micro_config] = result
+                if isinstance(result, Measurement):
+                    measured[result.micro_config] = result
+                name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
+                self.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
+        job.declared_bytes = job.baseline_bytes()
+        if self.config.time_limit_s is not None:
+            search = self._search(job, limit_bytes)
+            hurried = search.hurried() if isinstance(search, ProfilingJob) else ()
+            job.left_out = LeftOut(*(tuple(c.micro_config for c in some) for some in (search.missing(), hurried)))
+
+    def _results(self, job: Job, limit_bytes: int | None) -> Iterator[Measurement | Failure]:
+        """Measure what is missing. The quick search may find nothing within a small limit; then all are measured."""
+        yield from self.quiet.measured(self._search(job, limit_bytes))
+        if not self.config.thorough and not is_solvable(job.measured_task(limit_bytes), job.allowed()):
+            yield from self.quiet.measured(self._profiling(job, limit_bytes))
+
+    def _search(self, job: Job, limit_bytes: int | None) -> ProfilingJob | QuickSearch:
+        profiling = self._profiling(job, limit_bytes)
+        if self.config.thorough:
+            return profiling
+        every_size, device = self.config.workspace_budget_bytes is not None, self.machine.device
+        flops_per_s = peak_flops_per_s(device, job.task.problem.dtype)
+        return QuickSearch.of(profiling, self._prior(), every_size, flops_per_s)
+
+    def _profiling(self, job: Job, limit_bytes: int | None) -> ProfilingJob:
+        problem = job.task.problem
+        return ProfilingJob(
+            problem,
+            job.task.batch_size,
+            job.candidates,
+            known=job.measurements(),
+            known_failures=job.failures(),
+            limit_bytes=limit_bytes,
+            max_relative_error=job.error_bound,
+            time_limit_s=self.config.time_limit_s,
+            may_keep=problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
+            torchs_own_fits=job.task.torchs_own_fits,
+            device=self.machine.device,
+            clock=self.machine.clock,
+            watch=self.machine.watch,
+        )
+
+    def _prior(self) -> Prior:
+        """Return what this machine has measured before, to which this tuning adds."""
+        environment = self.machine.environment
+        if environment not in self._priors:
+            learnt = self._priors[environment] = Prior()
+            for problem, measurements in self.store.every_measurement(self.versions).items():
+                learnt.learn(problem, [m for m in measurements if not (m.is_disturbed or m.is_outdated)])
+        return self._priors[environment]
+
+    def expected_cost(self, job: Job) -> float:
+        """Estimate what it takes to measure what is missing. Something always is: whole runs may have to be made."""
+        full_s = expected_s(job.task.problem, job.task.batch_size)
+        if not job.measurements():
+            return full_s
+        budget = self.config.workspace_budget_bytes
+        limit = job.task.limit_bytes if budget is None else budget
+        return full_s * (1 + len(self._search(job, limit).missing())) / (1 + len(job.candidates))
+
+    def verifier(self, jobs: Sequence[Job]) -> Verify:
+        """Return what looks up whole runs of these tasks, and makes those that are missing."""
+        of_task = {job.task: job for job in jobs}
+        return lambda task, configurations: self.outcomes(of_task[task], configurations)
+
+    def outcomes(self, job: Job, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
+        """Return whole runs, made now where the task is measured here; None: the rank that measures it made none."""
+        if job.barred is not None:  # nothing can be compared with it
+            return dict.fromkeys(configurations)
+        unknown = [c for c in configurations if c.micro_configs not in job.outcomes] if job.is_own else []
+        if unknown:
+            made = self._verify(job.task, unknown)
+            job.outcomes |= {configuration.micro_configs: outcome for configuration, outcome in made.items()}
+        return {c: job.outcomes.get(c.micro_configs) for c in configurations}
+
+    def _verify(self, task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
+        """Return whole runs against torch; those that were not made before are made now."""
+        problem, how = task.problem, task.how
+        known: dict[Configuration, Outcome] = {
+            c: self.quiet.believed(self.store.whole_run(problem, c, self.versions, how)) for c in configurations
+        }
+        missing = [c for c, run in known.items() if run is None]
+        rounds = THOROUGH if self.config.thorough else QUICK
+        compare = partial(
+            self.machine.compare,
+            problem,
+            task.batch_size,
+            keeps_workspace=not task.in_headroom,
+            epilogue=task.epilogue,
+            rounds=rounds,
+        )
+        outcomes = self.quiet.compared(problem, missing, compare)
+        for configuration, outcome in zip(missing, outcomes, strict=True):
+            if isinstance(outcome, Comparison):
+                self.store.add_whole_run(problem, configuration, self.versions, outcome.whole_run, how)
+                known[configuration] = outcome.whole_run
+            else:
+                known[configuration] = outcome
+        return known
+
+    def runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
+        """Return the whole runs that the store has of a task's problem, of any batch size."""
+        runs = self.store.whole_runs(task.problem, self.versions, task.how)
+        return {parts: run for parts, run in runs.items() if not run.is_outdated}

@@ -1,0 +1,86 @@
+"""Workspace division (WD): one budget over all tasks (Oyama et al., 2018, section III-C)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from mucudnn.tuning.benchmarker import Benchmarker
+from mucudnn.tuning.choose import divide
+from mucudnn.tuning.infeasible import smallest_bytes, unaffordable
+from mucudnn.tuning.job import Job
+from mucudnn.tuning.result import Tuning
+from mucudnn.words.results import Configuration
+from mucudnn.words.task import Task
+
+
+def tune_together(benchmarker: Benchmarker, jobs: Sequence[Job]) -> Tuning:
+    """Measure all tasks, divide the budget over them, and run whole what gets a part of it.
+
+    Raises ``InfeasibleError`` if the budget is less than the smallest configurations need together.
+    """
+    budget, ranks = benchmarker.config.workspace_budget_bytes, benchmarker.ranks
+    if not _is_affordable(jobs, budget):
+        for job in jobs:
+            job.forget_failures()
+    _require_affordable(jobs, budget)  # before minutes are spent on measuring
+    own = ranks.own(jobs, benchmarker.expected_cost)
+    _measure(benchmarker, own, budget)
+    ranks.exchange(jobs)
+    if not ranks.everywhere(_is_divisible(jobs, budget)):
+        _measure(benchmarker, own, budget, thoroughly=True)
+        ranks.exchange(jobs)
+    _require_affordable(jobs, budget)  # with what failed
+    divided = divide(
+        {job.task: job.allowed() for job in jobs},
+        budget,
+        benchmarker.verifier(jobs),
+        {job.task: job.declared_bytes for job in jobs},
+        partial(_run_ahead, benchmarker, jobs),
+    )
+    benchmarker.ready += [job.tuned(divided.choices[job.task], benchmarker.runs(job.task)) for job in jobs]
+    return replace(benchmarker.tuning(), divided=divided)
+
+
+def _measure(benchmarker: Benchmarker, jobs: Sequence[Job], budget: int | None, *, thoroughly: bool = False) -> None:
+    for number, job in enumerate(jobs):
+        benchmarker.measure(job, budget, number / len(jobs), 1 / len(jobs), thoroughly=thoroughly)
+
+
+def _run_ahead(benchmarker: Benchmarker, jobs: Sequence[Job], wanted: Mapping[Task, Sequence[Configuration]]) -> None:
+    """Run whole what will be asked for next: on each rank what it has measured."""
+    if benchmarker.ranks.are_several:
+        for job in jobs:
+            if job.is_own:
+                benchmarker.outcomes(job, wanted.get(job.task, ()))
+        benchmarker.ranks.exchange(jobs)
+
+
+def _is_affordable(jobs: Sequence[Job], budget: int | None) -> bool:
+    """Whether the smallest configurations are within the budget together. The smallest micro-batches come first."""
+    each = (Job.bytes_in_smallest_pieces, Job.smallest_feasible_bytes)
+    return any(_fit(map(smallest, jobs), budget) for smallest in each)
+
+
+def _is_divisible(jobs: Sequence[Job], budget: int | None) -> bool:
+    """Whether what was measured fits the budget. The quick search may pass over what needs least."""
+    return _fit((smallest_bytes(job.allowed(), job.task.batch_size) for job in jobs), budget)
+
+
+def _fit(sizes: Iterable[int | None], budget: int | None) -> bool:
+    """Whether these bytes, one size for each job, are within the budget together; None: a job has none."""
+    if budget is None:
+        return True
+    total = 0
+    for size in sizes:
+        if size is None:
+            return False
+        total += size
+    return total <= budget
+
+
+def _require_affordable(jobs: Sequence[Job], budget: int | None) -> None:
+    if not _is_affordable(jobs, budget):
+        needed = {job.task: job.smallest_feasible_bytes() for job in jobs}
+        raise unaffordable(needed, budget, {job.task: job.failed_candidates() for job in jobs})
