@@ -31,11 +31,11 @@ from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operati
 BUILDS = ("avx512", "avx2", "plain")
 _LARGEST_BUILD = {"AVX512": "avx512", "AVX2": "avx2"}  # by torch.backends.cpu.get_cpu_capability()
 
-_LARGEST_SIZE = 2**30  # checks.h has the same
+_LARGEST_SIZE = 2**30
 _NO_MEMORY = -5  # among its refusals
 _CHANNELS_LAST = MemoryFormat.CHANNELS_LAST  # looked up in every call
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
-_ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3}  # elements.h has the same
+_ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3}
 _DTYPES_OF_MOST = tuple(dtype for dtype in _ELEMENTS if dtype != "float64")
 
 
@@ -221,8 +221,8 @@ class CompiledStage:
         self._function(self._stage, x, w, y, bias, prepared, scratch, of_y)
 
 
-_OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)  # stage.h has the same order
-_ACTIVATIONS = (None, "ReLU", "ReLU6", "SiLU")  # epilogue.h has the same order
+_OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)
+_ACTIVATIONS = (None, "ReLU", "ReLU6", "SiLU")
 _operand, _geometry, _epilogue = (ctypes.POINTER(each) for each in (Operand, Geometry, EpilogueArgument))
 _stage: list[type] = [ctypes.POINTER(Stage), *[_pointer] * 6, _epilogue]
 _SIGNATURES: dict[str, list[type]] = {
@@ -328,7 +328,23 @@ def _path(build: str) -> Path | None:
     return next((path for path in candidates if path.exists()), None)
 
 
+def _abi() -> list[int]:
+    """Return the numbers that C++ shares with this module, in the order of ``mucudnn_abi``."""
+    structures = [ctypes.sizeof(one) for one in (Operand, Geometry, EpilogueArgument, Stage)]
+    enums = (_ELEMENTS, _ACTIVATIONS, _OPERATIONS)
+    return [*structures, _LARGEST_SIZE, _NO_MEMORY, *(number for each in enums for number in range(len(each)))]
+
+
 def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the functions of a build. Raises ``OSError`` for one of other sources."""
+    expected = _abi()
+    try:
+        loaded.mucudnn_abi.restype = ctypes.POINTER(_int64)
+        is_ours = loaded.mucudnn_abi()[: len(expected)] == expected
+    except AttributeError:
+        is_ours = False
+    if not is_ours:
+        raise OSError("it was built from other sources; build it again")
     loaded.mucudnn_refusal.argtypes, loaded.mucudnn_refusal.restype = [], ctypes.c_char_p
     loaded.mucudnn_vector_length.argtypes, loaded.mucudnn_vector_length.restype = [], _int64
     fingerprint = loaded.mucudnn_fingerprint  # any number may be one: it refuses nothing

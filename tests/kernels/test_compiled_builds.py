@@ -140,6 +140,18 @@ def test_where_nothing_was_built_winograd_still_works(operation: Operation) -> N
     assert relative_l2_error(call.run(algorithm, [2, 1]), expected) <= TOLERANCE
 
 
+def test_a_build_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an update without a new build: what Python mirrors of C++ may have changed."""
+    if loaded_build().library is None:
+        pytest.skip("nothing is compiled")
+    monkeypatch.setattr(library, "_LARGEST_SIZE", 2**31)
+    library.loaded_build.cache_clear()
+    try:
+        assert "it was built from other sources; build it again" in library.loaded_build().why_not_compiled
+    finally:
+        library.loaded_build.cache_clear()
+
+
 def test_headers_of_an_algorithm_are_in_its_namespace() -> None:
     """The linker takes one of two functions that have the same name, with other structures than it was made for."""
     folder = TESTS.parent / "kernels" / "compiled"

@@ -1,4 +1,4 @@
-// The structures that Python hands over (library.py has the same), and what must hold of them.
+// The structures that Python hands over, and what must hold of them; abi.cpp has what library.py mirrors.
 #pragma once
 
 #include "common/checks.h"

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-// Results of refused calls; mucudnn_refusal() has the words. library.py has the same numbers.
+// Results of refused calls; mucudnn_refusal() has the words.
 enum Refusal : int64_t { NOT_BUILT = -1, TOO_LARGE = -2, MISMATCH = -3, TOO_SMALL = -4, NO_MEMORY = -5 };
 
 // The limit of every size but the number of samples, padded ones included: the sum of any two fits an int.

@@ -7,7 +7,7 @@
 
 #include "common/vector.h"
 
-enum Element : int64_t { FLOAT32, BFLOAT16, FLOAT16, FLOAT64 };  // library.py has the same numbers
+enum Element : int64_t { FLOAT32, BFLOAT16, FLOAT16, FLOAT64 };
 
 typedef uint32_t Bits __attribute__((vector_size(VL * sizeof(float))));
 typedef uint16_t HalfBits __attribute__((vector_size(VL * sizeof(uint16_t))));

@@ -5,7 +5,7 @@
 
 #include "common/image.h"
 
-enum Activation : int64_t { IDENTITY, RELU, RELU6, SILU };  // library.py has the same numbers
+enum Activation : int64_t { IDENTITY, RELU, RELU6, SILU };
 
 // e^x by 2^n e^r with |r| <= ln(2) / 2, and the series of e^r, whose rest is below 1e-8. What is too large is infinite.
 static inline Vec exponential(Vec x) {

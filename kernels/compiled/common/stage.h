@@ -4,9 +4,9 @@
 
 #include "common/abi.h"
 
-enum Operation : int64_t { FORWARD, BACKWARD_DATA, BACKWARD_FILTER };  // library.py has the same numbers
+enum Operation : int64_t { FORWARD, BACKWARD_DATA, BACKWARD_FILTER };
 
-// What does not change from call to call; library.py has the same. x, w, y: of the whole mini-batch, without data.
+// What does not change from call to call. x, w, y: of the whole mini-batch, without data.
 // is_open: whether an earlier call has prepared the filter.
 struct Stage {
   Geometry geometry;

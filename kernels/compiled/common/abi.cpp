@@ -1,0 +1,14 @@
+// What Python mirrors of the C++ side, as numbers: library.py compares them when it loads a build.
+#include <cstdint>
+
+#include "common/stage.h"
+
+extern "C" __attribute__((visibility("default"))) const int64_t* mucudnn_abi() {
+  static const int64_t numbers[] = {
+      sizeof(TensorArgument), sizeof(Geometry), sizeof(EpilogueArgument), sizeof(Stage), LARGEST_SIZE, NO_MEMORY,
+      FLOAT32, BFLOAT16, FLOAT16, FLOAT64,
+      IDENTITY, RELU, RELU6, SILU,
+      FORWARD, BACKWARD_DATA, BACKWARD_FILTER,
+  };
+  return numbers;
+}
