@@ -10,8 +10,6 @@ import re
 import torch
 
 from mucudnn.kernels.compiled.library import build_name
-from mucudnn.kernels.cuda.cupy_launcher import compiler_name
-from mucudnn.kernels.cudnn import library as cudnn
 
 
 def library_of(device_type: str) -> str:
@@ -20,6 +18,8 @@ def library_of(device_type: str) -> str:
     Raises ``UnavailableError`` where a GPU has none.
     """
     if device_type == "cuda":
+        from mucudnn.kernels.cudnn import library as cudnn
+
         return f"cuDNN {cudnn.library().version_text}"
     return onednn_version(torch.__config__.show())
 
@@ -29,7 +29,11 @@ def compiler_of(device_type: str) -> str:
 
     ``torch`` where nothing of ours is compiled.
     """
-    return compiler_name() if device_type == "cuda" else build_name()
+    if device_type != "cuda":
+        return build_name()
+    from mucudnn.kernels.cuda.cupy_launcher import compiler_name
+
+    return compiler_name()
 
 
 def settings_that_bar() -> tuple[object, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache
+from typing import TYPE_CHECKING
 
 from mucudnn.kernels import plug_ins
 from mucudnn.kernels.compiled.depthwise import algorithm as depthwise
@@ -14,18 +15,18 @@ from mucudnn.kernels.compiled.implicit_gemm import algorithm as implicit_gemm
 from mucudnn.kernels.compiled.loop_nest import algorithm as loop_nest
 from mucudnn.kernels.compiled.pointwise import algorithm as pointwise
 from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
-from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
-from mucudnn.kernels.cudnn.backend import cudnn_backend
-from mucudnn.kernels.cudnn.engines import PREFIX
+from mucudnn.kernels.cudnn import PREFIX
 from mucudnn.kernels.plug_ins import PlugIn
 from mucudnn.kernels.torch_ops import direct, fft
 from mucudnn.kernels.torch_ops.gemm import GEMM, GEMM_ON_CUDA
 from mucudnn.kernels.torch_ops.native import DISPATCHED, NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
-from mucudnn.kernels.torch_ops.native_cuda import BENCHMARKS, NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA
 from mucudnn.kernels.winograd import algorithms as winograd
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 from mucudnn.words.results import package_of
 from mucudnn.words.values import shown
+
+if TYPE_CHECKING:
+    from mucudnn.kernels.cudnn.algorithms import Backend
 
 _CPU: tuple[Algorithm, ...] = (
     NATIVE_ALGORITHM,
@@ -39,16 +40,7 @@ _CPU: tuple[Algorithm, ...] = (
     *fft.ALGORITHMS,
     *loop_nest.ALGORITHMS,
 )
-_CUDA: tuple[Algorithm, ...] = (
-    NATIVE_ON_CUDA,
-    NATIVE_OTHER_FORMAT_ON_CUDA,
-    *BENCHMARKS,
-    GEMM_ON_CUDA,
-    *direct.ON_CUDA,
-    *winograd.ON_CUDA,
-    *fft.ON_CUDA,
-)
-_OURS = {"cpu": _CPU, "cuda": _CUDA}
+_DEVICE_TYPES = ("cpu", "cuda")
 _registered: dict[tuple[str, str], Algorithm] = {}  # by device type and name
 
 
@@ -85,9 +77,9 @@ def algorithms(device_type: str = "cpu") -> tuple[Algorithm, ...]:
     return tuple(_every(device_type))
 
 
-def algorithm_versions() -> dict[str, int]:
-    """Return the version of every algorithm that is the same for every problem, on any device type."""
-    return {algorithm.name: algorithm.version for device_type in _OURS for algorithm in algorithms(device_type)}
+def algorithm_versions(*device_types: str) -> dict[str, int]:
+    """Return the version of every algorithm that is the same for every problem, on these device types, or on any."""
+    return {one.name: one.version for device_type in device_types or _DEVICE_TYPES for one in algorithms(device_type)}
 
 
 def as_called(algorithm: Algorithm) -> Algorithm:
@@ -97,7 +89,18 @@ def as_called(algorithm: Algorithm) -> Algorithm:
 
 def sources(device_type: str = "cpu") -> tuple[AlgorithmSource, ...]:
     """Return what offers more algorithms, problem by problem. Raises ``UnavailableError`` where there is no cuDNN."""
-    return (CudnnEngines(cudnn_backend()),) if device_type == "cuda" else ()
+    if device_type != "cuda":
+        return ()
+    from mucudnn.kernels.cudnn.algorithms import CudnnEngines
+
+    return (CudnnEngines(cudnn_backend()),)
+
+
+def cudnn_backend() -> Backend:
+    """Return what executes cuDNN's engines. Raises ``UnavailableError`` where there is no cuDNN."""
+    from mucudnn.kernels.cudnn import backend
+
+    return backend.cudnn_backend()
 
 
 def algorithm(name: str, device_type: str = "cpu") -> Algorithm:
@@ -107,6 +110,8 @@ def algorithm(name: str, device_type: str = "cpu") -> Algorithm:
     engine configuration without cuDNN, and for an algorithm of a package that is not here.
     """
     if name.startswith(PREFIX):
+        from mucudnn.kernels.cudnn.algorithms import CudnnEngine
+
         return CudnnEngine.named(name, cudnn_backend())
     for candidate in _every(device_type):
         if candidate.name == name:
@@ -116,11 +121,22 @@ def algorithm(name: str, device_type: str = "cpu") -> Algorithm:
     raise InvalidInputError(f"algorithm is {name!r}; allowed are {_names(a.name for a in _every(device_type))}")
 
 
+@cache
+def _ours(device_type: str) -> tuple[Algorithm, ...]:
+    if device_type == "cpu":
+        return _CPU
+    if device_type not in _DEVICE_TYPES:
+        allowed = _names(_DEVICE_TYPES)
+        raise UnavailableError(f"no algorithms for device type {device_type!r}; there are some for: {allowed}")
+    from mucudnn.kernels.torch_ops.native_cuda import BENCHMARKS, NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA
+
+    torchs_own = (NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA, *BENCHMARKS)
+    return (*torchs_own, GEMM_ON_CUDA, *direct.ON_CUDA, *winograd.ON_CUDA, *fft.ON_CUDA)
+
+
 def _every(device_type: str) -> Iterator[Algorithm]:
     """Yield ours, then those of other packages, which are not looked for before ours are used up."""
-    if device_type not in _OURS:
-        raise UnavailableError(f"no algorithms for device type {device_type!r}; there are some for: {_names(_OURS)}")
-    yield from _OURS[device_type]
+    yield from _ours(device_type)
     installed_plug_ins()
     registered = list(_registered.items())  # another thread may register meanwhile
     yield from (algorithm for (where, _), algorithm in registered if where == device_type)

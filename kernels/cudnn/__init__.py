@@ -2,3 +2,5 @@
 
 Nothing outside of this folder needs to know cuDNN.
 """
+
+PREFIX = "cudnn:"  # of the names of its engines

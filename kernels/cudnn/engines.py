@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, islice, product
 from typing import Self
 
+from mucudnn.kernels.cudnn import PREFIX
 from mucudnn.kernels.cudnn.constants import (
     Attribute,
     AttributeType,
@@ -21,7 +22,6 @@ from mucudnn.kernels.cudnn.descriptor import Descriptor
 from mucudnn.kernels.cudnn.library import CudnnError, Library
 from mucudnn.words.errors import InvalidInputError
 
-PREFIX = "cudnn:"
 _MOST_KNOBS = 64  # of one engine; cuDNN 9.19 knows 44 types
 _MOST_NOTES = 32  # of one engine; cuDNN 9.19 knows 10
 _TRANSFORMS = frozenset(note for note in NumericalNote if note.name.startswith(("FFT", "WINOGRAD")))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Protocol
 
 from torch import Tensor
@@ -22,7 +23,6 @@ from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.winograd.compiled_backend import CompiledWinograd
 from mucudnn.kernels.winograd.cook_toom import CookToom, cook_toom
-from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
 from mucudnn.kernels.winograd.tiling import tiling
 from mucudnn.kernels.winograd.torch_backend import TorchWinograd
 from mucudnn.words.problem import ConvProblem, Operation
@@ -66,7 +66,14 @@ class WinogradBackend(Protocol):
 
 # In order of preference; the last one supports everything.
 BACKENDS: tuple[WinogradBackend, ...] = (CompiledWinograd(), TorchWinograd())
-BACKENDS_ON_CUDA: tuple[WinogradBackend, ...] = (CudaWinograd(), TorchWinograd())
+
+
+@cache
+def backends_on_cuda() -> tuple[WinogradBackend, ...]:
+    """Return the same for CUDA, loaded where it is asked for."""
+    from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
+
+    return CudaWinograd(), TorchWinograd()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +173,7 @@ class Winograd(BaseAlgorithm):
 
     def _backend(self, problem: ConvProblem) -> WinogradBackend:
         """Return the first that supports the problem; looked for in every call, so by a plain loop."""
-        backends = BACKENDS if self.device_type == "cpu" else BACKENDS_ON_CUDA
+        backends = BACKENDS if self.device_type == "cpu" else backends_on_cuda()
         for backend in backends[:-1]:
             if backend.supports(problem) is None:
                 return backend

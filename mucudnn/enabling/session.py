@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
@@ -19,18 +20,39 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from mucudnn.enabling.aside import aside
 from mucudnn.enabling.background import Background
 from mucudnn.enabling.met import Met, Origin
 from mucudnn.enabling.nearest import nearest
 from mucudnn.enabling.shapes import Shape, shape_of
 from mucudnn.enabling.workshop import Workshop
+from mucudnn.running.dispatcher import untouched
 from mucudnn.running.workspace import make_room
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InfeasibleError, first_line
 from mucudnn.words.problem import Operation
 from mucudnn.words.task import Task
 from mucudnn.words.warning import say_once
+
+
+@contextmanager
+def aside(device_type: str) -> Iterator[None]:
+    """Compute inside as if nothing surrounded it: autocast, inference mode, function modes and hooks of saved tensors.
+
+    Convolutions are torch's own, past all wrappers. What was set before is set again at the end.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(untouched)
+        stack.enter_context(torch._C.DisableTorchFunction())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.autocast(device_type, enabled=False))
+        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:  # only the last ones are called
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_itself, _itself))
+        yield
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
 
 _MOST_KEPT = 4096  # shapes that never come back must not pile up
 _MOST_FAILURES = 3  # in a row: what is broken, such as a file that is locked, is not tried for every layer

@@ -48,7 +48,9 @@ class KeptConfirmation:
     ) -> None:
         self._store, self._modules, self._steps = store, modules, steps
         used = {name for module in modules.values() for c in _configurations(module) for name in c.algorithms}
-        self._versions = {name: version for name, version in algorithm_versions().items() if name in used}
+        self._versions = {
+            name: version for name, version in algorithm_versions(store.environment.device_type).items() if name in used
+        }
         described = {
             "chosen": [[name, *_chosen(module, steps)] for name, module in modules.items()],
             "frees workspace": config.has_headroom_limit,  # after each call, which takes time

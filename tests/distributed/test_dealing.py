@@ -7,7 +7,7 @@ from itertools import product
 import numpy
 import pytest
 
-from mucudnn.distributed.dealing import deal
+from mucudnn.distributed.team import deal
 
 
 def longest(costs: list[float], ranks_of: list[int], ranks: int) -> float:

@@ -86,7 +86,7 @@ def test_an_equal_one_again_changes_nothing_and_another_of_its_name_is_refused()
 def test_what_is_no_algorithm_is_refused_in_words(value: Any, expected: str) -> None:
     with pytest.raises(InvalidInputError, match=expected):
         register(value)
-    assert len(algorithms()) == len(registry._OURS["cpu"])
+    assert len(algorithms()) == len(registry._CPU)
 
 
 @pytest.mark.parametrize("brought", ["Pointwise()", "(Pointwise(), Doubling())", "[Pointwise()]"])
