@@ -8,7 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mucudnn._moved import find_moved_modules
 from mucudnn.words.version import VERSION
 
 if TYPE_CHECKING:
@@ -106,6 +105,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-find_moved_modules()

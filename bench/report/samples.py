@@ -15,15 +15,14 @@ from rich.table import Table
 import mucudnn
 from mucudnn.bench.report.records import FORMAT_VERSION, Record
 from mucudnn.bench.report.tables import new_table
-from mucudnn.database.bad_rows import StoredRow
-from mucudnn.database.column_rules import ENVIRONMENT_COLUMNS, PROBLEM_COLUMNS
+from mucudnn.database.queries import StoredRow
 from mucudnn.database.samples import unpacked
-from mucudnn.database.schema import SAMPLES, problem_from, whole_run_from
+from mucudnn.database.schema import ENVIRONMENT_COLUMNS, PROBLEM_COLUMNS, SAMPLES, problem_from, whole_run_from
 from mucudnn.running.environment import Environment
 from mucudnn.words.problem import Operation
 from mucudnn.words.results import Configuration, source_of
 
-_OF_SERIES = ("algorithm", "version", "micro_batch_size", "configuration", "load", "stolen", "clock_hz", "method")
+_OF_SERIES = ("algorithm", "version", "micro_batch_size", "configuration", "load", "stolen", "clock_hz")
 _IN_WORDS = {"setup_s": "setup", "step_s": "step", "baseline_s": "baseline", "time_s": "whole run"}
 _MS_PER_S, _HZ_PER_GHZ = 1e3, 1e9
 
@@ -35,7 +34,7 @@ def wanted(
     algorithms: Collection[str] | None = None,
     parts: Collection[str] = (),
 ) -> list[StoredRow]:
-    """Return the measurements and whole runs among sound rows that are asked for.
+    """Return the measurements and whole runs that are asked for.
 
     algorithms: names, or those of their sources; of a whole run one of them must run. None: all. parts: texts that must
     all be in the description of the problem, in capitals or not.
@@ -77,7 +76,7 @@ def in_words(rows: Sequence[StoredRow]) -> str:
     without = sum(all(row.values[column] is None for column in SAMPLES[row.table]) for row in rows)
     samples = sum(len(one["samples_s"]) for one in series(rows))
     told = f"{samples} samples of {len(rows) - without} measurements and whole runs"
-    return f"{told}; {without} are of an older version, which kept none" if without else told
+    return f"{told}; {without} have none" if without else told
 
 
 def sample_rows(every: Iterable[Record]) -> list[Record]:

@@ -84,8 +84,7 @@ def merge(others: tuple[Path, ...], database: Path | None) -> None:
     """Add the rows of OTHER databases, or of what export wrote (CSV or JSON lines), which stay as they are.
 
     All others are looked at before the first row is added; of each, all rows are added or none. A database that is not
-    there is made. Bad rows, with values that there cannot be, are left out of databases; an export that has any is
-    refused.
+    there is made. An export with values that there cannot be is refused.
     """
     from mucudnn.database.database import Database
     from mucudnn.database.profiles import open_stored
@@ -95,10 +94,7 @@ def merge(others: tuple[Path, ...], database: Path | None) -> None:
         opened = stack.enter_context(Database(database))
         for other, source in zip(others, sources, strict=True):
             counts = opened.merge(source)
-            click.echo(
-                f"{other}: {counts.added} rows added, {counts.known} were there, "
-                f"{counts.incompatible} of problems that this version does not know, {counts.bad} bad"
-            )
+            click.echo(f"{other}: {counts.added} rows added, {counts.known} were there")
 
 
 @database.command(cls=FileCommand)
@@ -112,22 +108,15 @@ def merge(others: tuple[Path, ...], database: Path | None) -> None:
 @click.option("--dry-run", is_flag=True, help="Remove nothing, only say how many rows would go.")
 @options.database
 def prune(other_environments: bool, other_versions: bool, failures: bool, dry_run: bool, database: Path | None) -> None:
-    """Remove the rows that newer ones supersede, and bad ones.
-
-    Bad rows have values that there cannot be, such as a time that is negative: of a file that was damaged, or changed
-    by other programs. They are never used; what they were of is measured again.
-    """
+    """Remove the rows that newer ones supersede."""
     from mucudnn.database.database import Database
     from mucudnn.kernels.registry import algorithm_versions
 
     environments = [*environments_here()] if other_environments else None
     versions = algorithm_versions() if other_versions else None
     with Database(database, create=False) as opened:
-        bad = opened.bad_rows()
         removed = opened.prune(environments=environments, versions=versions, failures=failures, dry_run=dry_run)
     click.echo(f"{removed} rows " + ("would be removed" if dry_run else "removed"))
-    if bad:
-        click.echo(f"{len(bad)} of them bad, such as: {bad[0]}")
 
 
 @database.command(cls=FileCommand)
@@ -137,7 +126,7 @@ def prune(other_environments: bool, other_versions: bool, failures: bool, dry_ru
 @options.device
 @options.database
 def refresh(everything: bool, days: float | None, threads: int | None, device: str, database: Path | None) -> None:
-    """Measure again what is doubtful: by an older way of measuring, while other processes worked, or very noisy.
+    """Measure again what is doubtful: while other processes worked, or very noisy.
 
     That is done for this machine as it is, with this number of threads, once it is quiet: for that it waits a minute
     at most. Each result is stored as it is made, so that Ctrl-C loses nothing. What is chosen changes with the next
@@ -209,11 +198,11 @@ def samples(
     from mucudnn.bench.report import samples as report
     from mucudnn.bench.report.export import write_csv, write_each, write_json
     from mucudnn.database.database import Database
-    from mucudnn.database.maintenance import that_count
+    from mucudnn.database.queries import that_count
     from mucudnn.terminal.console import output
 
     with Database(database, read_only=True) as opened:
-        every = opened.sound_rows()
+        every = opened.every_row()
         environments = chosen_environments(opened.environments(), environment)
     rows = report.wanted(every if everything else that_count(every), environments, operations, algorithms, problem)
     if not rows:

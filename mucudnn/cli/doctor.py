@@ -24,7 +24,7 @@ from mucudnn.words.units import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mucudnn.database.bad_rows import StoredRow
+    from mucudnn.database.queries import StoredRow
     from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
     from mucudnn.measuring.timing.load import Watch
     from mucudnn.running.environment import Environment

@@ -35,11 +35,7 @@ class DatabaseInfo:
 
 @dataclass(frozen=True, slots=True)
 class MergeCounts:
-    """Rows taken over, and rows that were there before; left behind are those of problems that this version does not
-    know, and bad ones.
-    """
+    """Numbers of rows that were taken over, and that were there before."""
 
     added: int
     known: int
-    incompatible: int = 0
-    bad: int = 0

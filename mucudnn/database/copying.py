@@ -12,7 +12,7 @@ from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.warning import warn
 
-Rows = Sequence[Mapping[str, Any]]  # by ``schema.ROW_COLUMNS``, without faults
+Rows = Sequence[Mapping[str, Any]]  # by ``schema.ROW_COLUMNS``
 
 
 class CopyingDatabase(Database):

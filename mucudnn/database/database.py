@@ -1,10 +1,9 @@
 """Everything that was ever measured, in one SQLite file.
 
 Rows are only added, each with its time stamp and committed at once; the newest row of a key counts, but none that was
-measured on a busy machine where there is another, and none of an older way of measuring (``results.METHOD``) where
-anything of its problem was measured in a newer one. So nothing measured is lost, processes that share the file cannot
+measured on a busy machine where there is another. So nothing measured is lost, processes that share the file cannot
 undo each other's work, and merging two files is the union of their rows. What other rows supersede stays until
-``prune``. Only "run started" rows are deleted: see ``EnvironmentStore``.
+``prune``.
 """
 
 from __future__ import annotations
@@ -13,28 +12,30 @@ import csv
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, ParamSpec, Self, TextIO, TypeVar, cast
 
-from mucudnn.database import maintenance, migrations, queries, samples, schema
-from mucudnn.database.bad_rows import SoundRows, StoredRow, every_row
-from mucudnn.database.column_rules import is_rate, row_faults
+from mucudnn.database import maintenance, queries, samples, schema
 from mucudnn.database.contents import DatabaseInfo, EnvironmentRows, MergeCounts
+from mucudnn.database.queries import StoredRow, every_row, that_count
 from mucudnn.database.sqlite_file import MEMORY, SqliteFile, can_be_made, memory_of_thread
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DATABASE_OPTION, DatabaseError, InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import METHOD, Failure, How, Measurement, MicroConfig, WholeRun, of_one_way
+from mucudnn.words.results import Failure, How, Measurement, MicroConfig, WholeRun
 from mucudnn.words.warning import say_once, warn
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _NEVER = datetime.max.isoformat()  # later than every time stamp
-_MEASURED = (*schema.COSTS, *schema.CIRCUMSTANCES)
-_RUN = (*schema.TIMES, *schema.CIRCUMSTANCES)
+_MEASURED = (*schema.COSTS, "load")
+_RUN = (*schema.TIMES, "load")
 
 
 def default_path() -> Path:
@@ -57,6 +58,20 @@ def _lacks_a_file() -> bool:
     return True
 
 
+def _told_of_damage(method: Callable[P, T]) -> Callable[P, T]:
+    """Have a method that reads raise ``DatabaseError`` where it fails since the file is damaged."""
+
+    @wraps(method)
+    def checked(*args: P.args, **rest: P.kwargs) -> T:
+        try:
+            return method(*args, **rest)
+        except (ValueError, TypeError, LookupError, ArithmeticError):
+            cast(Database, args[0])._file.require_sound()
+            raise
+
+    return checked
+
+
 class Database:
     """Measurements, failures and verifications, each under its environment, problem, and algorithms with versions.
 
@@ -66,10 +81,9 @@ class Database:
     ``copy_in_memory()`` where measurements are to be added all the same. create: whether a missing file is made.
 
     Use it as a context manager, and only in the thread that opened it, not in a process that was forked off meanwhile.
-    Every method raises ``DatabaseError`` there, and where the file cannot be used: not SQLite, damaged, newer, or
-    locked by another process for longer than ``timeout_s``. Bad rows, with values that there cannot be, are passed over
-    as if nothing had been measured, with one warning for all. Where the file is deleted or replaced meanwhile, what
-    this object added goes into the one that is there then, or a new one, with a warning.
+    Every method raises ``DatabaseError`` there, and where the file cannot be used: not SQLite, damaged, of another
+    version, or locked by another process for longer than ``timeout_s``. Where the file is deleted or replaced
+    meanwhile, what this object added goes into the one that is there then, or a new one, with a warning.
     """
 
     def __init__(
@@ -84,8 +98,7 @@ class Database:
             SqliteFile,
             schema=schema.TABLES,
             application_id=schema.APPLICATION_ID,
-            version=migrations.VERSION,
-            migrations=migrations.MIGRATIONS,
+            version=schema.VERSION,
             read_only=read_only,
             create=create,
             timeout_s=timeout_s,
@@ -99,7 +112,7 @@ class Database:
         self._to_be_moved: list[dict[str, Any]] = []  # of a file that is no longer there
 
     def _use(self, file: SqliteFile) -> None:
-        self._file, self._sound = file, SoundRows(file)
+        self._file = file
 
     @property
     def path(self) -> Path:
@@ -150,7 +163,6 @@ class Database:
             reason=failure.reason,
             passed_over=1 if failure.is_passed_over else None,
             needed_bytes=failure.needed_bytes,
-            method=METHOD,
         )
 
     def add_whole_run(
@@ -178,27 +190,25 @@ class Database:
         """Commit what steps of a model have shown.
 
         fingerprint: tells the model and what was chosen for it. versions: of the algorithms that it ran. findings:
-        plain values, as ``column_rules`` has them.
+        plain values.
         """
         parts = {"versions": json.dumps(dict(versions)), "findings": json.dumps(dict(findings))}
-        self._add("confirmation", environment, None, fingerprint=fingerprint, load=load, method=METHOD, **parts)
+        self._add("confirmation", environment, None, fingerprint=fingerprint, load=load, **parts)
 
+    @_told_of_damage
     def confirmation(self, environment: Environment, fingerprint: str) -> tuple[str, dict[str, Any]] | None:
         """Return when the one that counts was made, and its findings; ``None``: there is none."""
-        return queries.confirmation(self._sound, environment, fingerprint)
+        return queries.confirmation(self._file, environment, fingerprint)
 
+    @_told_of_damage
     def measurements(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Measurement, ...]:
-        """Return the one of each micro-config that counts, sorted, all measured in one way.
-
-        versions: of the algorithms that are asked for.
-        """
+        """Return the one of each micro-config that counts, sorted. versions: of the algorithms that are asked for."""
         newest = self._newest(environment, problem, versions)
-        return of_one_way(
-            [Measurement(m, *(row[name] for name in _MEASURED)) for m, row in newest if _is_measured(row)]
-        )
+        return tuple(Measurement(m, *(row[name] for name in _MEASURED)) for m, row in newest if _is_measured(row))
 
+    @_told_of_damage
     def failures(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Failure, ...]:
@@ -210,6 +220,7 @@ class Database:
             if not _is_measured(row)
         )
 
+    @_told_of_damage
     def whole_run(
         self,
         environment: Environment,
@@ -221,91 +232,95 @@ class Database:
         """Return the whole run of this very configuration that counts; None if there was none."""
         key = schema.configuration_key(micro_configs, versions, how)
         found: WholeRun | None = None
-        for row in self._rows_of_whole_runs(environment, problem):
+        for row in self._rows("verifications", environment, problem):
             if row["configuration"] == key and _counts(row, found):
                 found = _whole_run(row)
         return found
 
+    @_told_of_damage
     def whole_runs(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int], how: How = None
     ) -> dict[tuple[MicroConfig, ...], WholeRun]:
         """Return the whole run of each configuration that counts, of any batch size. Arguments as for ``whole_run``."""
         found: dict[tuple[MicroConfig, ...], WholeRun] = {}
-        for row in self._rows_of_whole_runs(environment, problem):
+        for row in self._rows("verifications", environment, problem):
             micro_configs = schema.micro_configs_from(row["configuration"], versions, how)
             if micro_configs is not None and _counts(row, found.get(micro_configs)):
                 found[micro_configs] = _whole_run(row)
         return found
 
-    def sound_rows(self) -> list[StoredRow]:
-        """Return all rows without faults, superseded ones included, oldest first."""
-        self._sound.tell()
-        return [row for row in every_row(self._file) if not row.faults]
+    @_told_of_damage
+    def every_row(self) -> list[StoredRow]:
+        """Return all rows, superseded ones included, oldest first."""
+        return [*every_row(self._file)]
 
+    @_told_of_damage
     def rows_that_count(
         self, environment: Environment, problems: Iterable[ConvProblem] | None = None
     ) -> list[StoredRow]:
-        """Return the sound row of each key that counts, of measurements, failures and whole runs, oldest first.
+        """Return the row of each key that counts, of measurements, failures and whole runs, oldest first.
 
         problems: those of these problems only.
         """
         condition = "TRUE" if problems is None else schema.of_owners(self._ids([environment]), self._ids(problems))
         here = schema.named(environment).items()
         rows = (row for row in every_row(self._file, condition) if here <= row.values.items())
-        return maintenance.that_count(row for row in rows if row.table != "confirmations")
+        return that_count(row for row in rows if row.table != "confirmations")
 
     def doubtful_rows(self, environment: Environment) -> list[StoredRow]:
         """Return those of the rows that count that should be measured again."""
         return [row for row in self.rows_that_count(environment) if row.is_doubtful]
 
+    @_told_of_damage
     def best_rate(self, environment: Environment) -> float:
         """Return the best rate of the known kernel that was seen there, in runs a second; 0 where none was."""
         find, values = schema.find(environment)
         rows = self._file.read(f"SELECT rate FROM rates WHERE environment_id = ({find})", values)
-        return float(rows[0][0]) if rows and is_rate(rows[0][0]) else 0.0
+        return float(rows[0][0]) if rows else 0.0
 
     def add_rate(self, environment: Environment, rate: float) -> None:
         """Commit a rate of the known kernel, which replaces a lower one."""
         if rate <= self.best_rate(environment):
             return
         with self._writing() as connection:
-            schema.insert(connection, "rates", (schema.identify(connection, environment), rate), otherwise="REPLACE")
+            schema.insert(connection, "rates", (schema.identify(connection, environment), rate), replaces=True)
 
+    @_told_of_damage
     def environments(self) -> tuple[Environment, ...]:
         """Return all environments that have rows, sorted."""
-        rows = self._sound.read(f"SELECT {schema.ENVIRONMENT} FROM environments WHERE {schema.HAS_ROWS}")
+        rows = self._file.read(f"SELECT {schema.ENVIRONMENT} FROM environments WHERE {schema.HAS_ROWS}")
         return tuple(sorted(Environment(*row) for row in rows))
 
+    @_told_of_damage
     def problems(self, environment: Environment) -> frozenset[ConvProblem]:
-        """Return all problems that have measurements and that this version of mucudnn knows."""
-        return queries.problems(self._sound, environment)
+        """Return all problems that have measurements."""
+        return queries.problems(self._file, environment)
 
+    @_told_of_damage
     def versions(self, environment: Environment) -> dict[str, tuple[int, ...]]:
         """Return the versions of each algorithm that have measurements or failures: the last is the newest."""
-        return queries.versions(self._sound, environment)
+        return queries.versions(self._file, environment)
 
+    @_told_of_damage
     def measurements_of_all(
         self, environment: Environment, problems: Iterable[ConvProblem], versions: Mapping[str, int]
     ) -> dict[ConvProblem, tuple[Measurement, ...]]:
         """Return what ``measurements`` returns, for many problems in one query."""
-        return queries.measurements(self._sound, environment, problems, versions)
+        return queries.measurements(self._file, environment, problems, versions)
 
+    @_told_of_damage
     def info(self) -> DatabaseInfo:
-        """Return what is in the file, and how much, bad rows included. size_bytes: of the file alone, 0 in memory."""
-        self._sound.tell()
+        """Return what is in the file, and how much. size_bytes: of the file alone, 0 in memory."""
         size_bytes = self.path.stat().st_size if self.path.exists() else 0
         rows = (
             EnvironmentRows(e, *maintenance.count(self._file, e), doubtful=len(self.doubtful_rows(e)))
             for e in self.environments()
         )
-        return DatabaseInfo(self.path, size_bytes, migrations.VERSION, tuple(rows))
+        return DatabaseInfo(self.path, size_bytes, schema.VERSION, tuple(rows))
 
-    def bad_rows(self) -> list[StoredRow]:
-        """Return the rows that are never used, and that ``prune`` removes."""
-        return self._sound.bad_rows()
-
+    @_told_of_damage
     def export_csv(self, stream: TextIO) -> None:
-        """Write all rows but bad ones, oldest first, with a heading.
+        """Write all rows, oldest first, with a heading.
 
         ``kind``: measurement, failure, verification or confirmation.
         """
@@ -313,6 +328,7 @@ class Database:
         writer.writerow(schema.EXPORT_COLUMNS)
         writer.writerows([_cell(row.get(column)) for column in schema.EXPORT_COLUMNS] for row in self._exported())
 
+    @_told_of_damage
     def export_json_lines(self, stream: TextIO) -> None:
         """Write the rows of ``export_csv``, one JSON object a line, without the columns that a kind does not have."""
         for row in self._exported():
@@ -322,26 +338,24 @@ class Database:
 
     def _exported(self) -> Iterator[dict[str, Any]]:
         for row in every_row(self._file):
-            if row.is_bad:
-                self._sound.tell()
-            else:
-                yield samples.for_export(row.values) | {"schema": migrations.VERSION}
+            yield samples.for_export(row.values) | {"schema": schema.VERSION}
 
     def add_exported(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows as they were exported, with their time stamps: all of them or, on error, none.
 
-        rows: by ``schema.ROW_COLUMNS``, without faults (see ``database.column_rules``).
+        rows: by ``schema.ROW_COLUMNS``. Raises ``InvalidInputError`` for values that there cannot be.
         """
         with self._writing() as connection:
             queries.add_exported(connection, rows)
 
+    @_told_of_damage
     def merge(self, other: Database | Path | str) -> MergeCounts:
         """Add the rows of another database, which is only read, that are not here: all of them or, on error, none."""
+        source: Database
         with nullcontext(other) if isinstance(other, Database) else Database(other, read_only=True) as source:
+            rows = (row.values for row in every_row(source._file))
             with self._writing() as connection:
-                counts = maintenance.merge(connection, every_row(source._file))
-            if counts["bad"]:
-                source._sound.tell()
+                counts = queries.add_exported(connection, rows)
         return MergeCounts(**counts)
 
     def prune(
@@ -352,14 +366,14 @@ class Database:
         failures: bool = False,
         dry_run: bool = False,
     ) -> int:
-        """Remove bad rows and those that newer ones supersede, and return how many rows (would) go.
+        """Remove the rows that newer ones supersede, and return how many rows (would) go.
 
         environments: one or more, if given: the rows of all others go as well. versions: if given, those of all other
         algorithms and versions go as well, but for engines. failures: they go as well, so that they are measured again.
         dry_run: remove nothing.
         """
         with self._writing() as connection:
-            removed = maintenance.prune(self._file, connection, environments, versions, failures)
+            removed = maintenance.prune(connection, environments, versions, failures)
             if dry_run:
                 connection.rollback()
         if removed and not dry_run:
@@ -384,15 +398,15 @@ class Database:
     def _add(self, kind: str, environment: Environment, problem: ConvProblem | None, **values: object) -> None:
         owner = schema.named(environment) | ({} if problem is None else schema.named(problem))
         row = {"kind": kind, "measured_at": schema.now(), **owner, **values}
-        if faults := row_faults(row):
-            what = f"this {kind} of {problem or 'a model'}"
-            raise InvalidInputError(f"{what} cannot be stored: {'; '.join(faults)}")
-        self.commit(row)
+        try:
+            self.commit(row)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"this {kind} of {problem or 'a model'} cannot be stored: {error}") from None
 
     def commit(self, row: Mapping[str, Any]) -> None:
-        """Commit a row without faults, by ``schema.ROW_COLUMNS``; one of its key and time stamp is replaced."""
+        """Commit a row, by ``schema.ROW_COLUMNS``; one of its key and time stamp is replaced."""
         with self._writing() as connection:
-            queries.add_exported(connection, [row], otherwise="REPLACE")
+            queries.add_exported(connection, [row], replaces=True)
         self._first_added = min(self._first_added, row["measured_at"])
 
     @contextmanager
@@ -417,9 +431,7 @@ class Database:
         place, copy = self._file.place, self.copy_in_memory()
         what = "replaced" if place.exists() else "deleted"
         self._to_be_moved += [
-            row.values
-            for row in every_row(copy._file)
-            if not row.faults and row.values["measured_at"] >= self._first_added
+            row.values for row in every_row(copy._file) if row.values["measured_at"] >= self._first_added
         ]
         self._file.leave()
         try:
@@ -442,23 +454,16 @@ class Database:
         for row in self._rows("measurements", environment, problem):
             micro_config = MicroConfig(row["algorithm"], row["micro_batch_size"])
             before = newest.get(micro_config)
-            is_newer = before is None or _rank(row) >= _rank(before)
+            is_newer = before is None or queries.counts(row["load"], before["load"])
             if versions.get(row["algorithm"]) == row["version"] and is_newer:
                 newest[micro_config] = row
         return sorted(newest.items())
-
-    def _rows_of_whole_runs(self, environment: Environment, problem: ConvProblem) -> list[sqlite3.Row]:
-        """Return those of the newest way in which the problem was measured or run whole, oldest first."""
-        rows = self._rows("verifications", environment, problem)
-        measured = queries.newest_method(self._sound, environment, problem)
-        newest = max((row["method"] for row in rows), default=0)
-        return [row for row in rows if row["method"] == max(measured, newest)]
 
     def _rows(self, table: str, environment: Environment, problem: ConvProblem) -> list[sqlite3.Row]:
         """Return all rows of a key, oldest first."""
         environment_id, environment_values = schema.find(environment)
         problem_id, problem_values = schema.find(problem)
-        return self._sound.read(
+        return self._file.read(
             f"SELECT * FROM {table} WHERE environment_id = ({environment_id}) AND problem_id = ({problem_id}) "
             "ORDER BY measured_at",
             environment_values + problem_values,
@@ -476,11 +481,7 @@ def _whole_run(row: sqlite3.Row) -> WholeRun:
 
 def _counts(row: sqlite3.Row, before: WholeRun | None) -> bool:
     """Whether it counts instead of an older run."""
-    return before is None or _rank(row) >= schema.rank(before.load, before.method)
-
-
-def _rank(row: sqlite3.Row) -> tuple[int, bool]:
-    return schema.rank(*(row[name] for name in schema.CIRCUMSTANCES))
+    return before is None or queries.counts(row["load"], before.load)
 
 
 def _is_measured(row: sqlite3.Row) -> bool:

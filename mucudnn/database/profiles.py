@@ -1,4 +1,4 @@
-"""Profiles, the files that ``mucudnn database export`` writes as CSV or JSON lines: read back, every bad row named."""
+"""Profiles, which ``mucudnn database export`` writes as CSV or JSON lines: read back, the first fault named."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from mucudnn.database import schema
-from mucudnn.database.column_rules import COLUMNS_OF, ENVIRONMENT_COLUMNS, PROBLEM_COLUMNS, row_faults
 from mucudnn.database.database import Database
-from mucudnn.database.migrations import BEFORE_EXPORTS_SAID, SINCE_VERSION_1, migrated_row
 from mucudnn.database.samples import from_export
 from mucudnn.database.sqlite_file import MEMORY
-from mucudnn.words.errors import DatabaseError
+from mucudnn.words.errors import DatabaseError, InvalidInputError
 
 _SQLITE = b"SQLite format 3\0"
-_MOST_SHOWN = 20  # bad rows in one message
 _TEXTS = frozenset(
     (
         *("kind", "measured_at", "device", "capability", "torch", "library", "compiled", "numerics"),
@@ -28,9 +25,9 @@ _TEXTS = frozenset(
     )
 )
 _EXPORT_AGAIN = "export it again with mucudnn database export FILE"
-_KEY_COLUMNS = ("measured_at", *ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS, *", ".join(schema.KEYS.values()).split(", "))
+_KINDS = ("measurement", "failure", "verification", "confirmation")
 
-Line = tuple[int, dict[str, Any] | str]  # its number, and its row or what is wrong with the whole of it
+Line = tuple[int, dict[str, Any]]  # its number and its row
 
 
 def open_stored(path: Path | str) -> Database:
@@ -45,16 +42,22 @@ def open_stored(path: Path | str) -> Database:
 def read_profile(path: Path | str) -> Database:
     """Return a database in memory with all rows of the profile and their time stamps: the newest of a key counts.
 
-    Raises ``DatabaseError`` with file, line, column, what is wrong and what is allowed, for every bad row.
+    Raises ``DatabaseError`` with file, line, what is wrong and what is allowed, for the first row that is.
     """
-    path = Path(path)
-    rows, faults = _checked(_lines(path, _text(path)))
-    if faults:
-        more = f"\n  and {len(faults) - _MOST_SHOWN} more" if len(faults) > _MOST_SHOWN else ""
-        listed = "".join(f"\n  {fault}" for fault in faults[:_MOST_SHOWN])
-        raise DatabaseError(f"profile {path} is not used; mend these rows, or {_EXPORT_AGAIN}:{listed}{more}")
+    path, reached = Path(path), 0
     database = Database(MEMORY)
-    database.add_exported(rows)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        nonlocal reached
+        for number, row in _lines(path, _text(path)):
+            reached = number
+            yield _current(row)
+
+    try:
+        database.add_exported(rows())
+    except (InvalidInputError, csv.Error) as error:
+        database.close()
+        raise DatabaseError(f"profile {path}, line {reached}: {error}; mend that, or {_EXPORT_AGAIN}") from None
     return database
 
 
@@ -92,12 +95,12 @@ def _json_lines(text: str) -> Iterator[Line]:
             yield number, _json_row(line)
 
 
-def _json_row(line: str) -> dict[str, Any] | str:
+def _json_row(line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return f"broken JSON: {error}"
-    return row if isinstance(row, dict) else "not a JSON object; write one object a line"
+        return {"kind": None, "broken": f"broken JSON: {error}"}
+    return row if isinstance(row, dict) else {"kind": None, "broken": "not a JSON object; write one object a line"}
 
 
 def _csv_lines(path: Path, text: str) -> Iterator[Line]:
@@ -111,18 +114,18 @@ def _csv_lines(path: Path, text: str) -> Iterator[Line]:
             elif len(cells) == len(columns):
                 yield before + 1, _csv_row(dict(zip(columns, cells, strict=True)))
             elif cells:
-                yield before + 1, f"has {len(cells)} values; there must be {len(columns)}, as many as columns in line 1"
+                wrong = f"has {len(cells)} values; there must be {len(columns)}, as many as columns in line 1"
+                yield before + 1, {"kind": None, "broken": wrong}
             before = reader.line_num
     except csv.Error as error:
-        yield before + 1, f"broken CSV: {error}"  # and nothing tells where the next row begins
+        yield before + 1, {"kind": None, "broken": f"broken CSV: {error}"}
 
 
 def _checked_columns(path: Path, columns: list[str]) -> list[str]:
-    """Raises ``DatabaseError`` unless they are those of an export, of this or an earlier version, in any order."""
+    """Raises ``DatabaseError`` unless they are those of an export, in any order."""
     if "kind" not in columns:
         raise _not_a_profile(path, "its first line does not name the columns of an export")
-    required = [name for name in schema.ROW_COLUMNS if name not in SINCE_VERSION_1]
-    wrong = [f"no column {name}" for name in required if name not in columns]
+    wrong = [f"no column {name}" for name in schema.EXPORT_COLUMNS if name not in columns]
     wrong += [f"unknown column {name!r}" for name in columns if name not in schema.EXPORT_COLUMNS]
     wrong += [f"column {name} twice" for name in schema.EXPORT_COLUMNS if columns.count(name) > 1]
     if wrong:
@@ -132,8 +135,9 @@ def _checked_columns(path: Path, columns: list[str]) -> list[str]:
 
 
 def _csv_row(cells: Mapping[str, str]) -> dict[str, Any]:
-    """Read cells: numbers where they are some; an empty cell is a value only where the kind has a text."""
-    own_texts = _TEXTS.intersection(COLUMNS_OF.get(cells["kind"], ()))
+    """Read cells: numbers where they are some; an empty cell is a value only of texts that may be empty."""
+    is_failure = cells["kind"] == "failure"
+    own_texts = {*schema.ENVIRONMENT_COLUMNS, *(["reason"] if is_failure else [])}
     return {
         column: cell if column in _TEXTS else _list(cell) if column in schema.SAMPLE_COLUMNS else _number(cell)
         for column, cell in cells.items()
@@ -157,23 +161,14 @@ def _number(text: str) -> int | float | str:
     return text
 
 
-def _checked(lines: Iterator[Line]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the good rows, and what is wrong with the others."""
-    rows: list[dict[str, Any]] = []
-    faults: list[str] = []
-    line_of: dict[tuple[Any, ...], int] = {}
-    for number, line in lines:
-        row: dict[str, Any] | str = line if isinstance(line, str) else from_export({**SINCE_VERSION_1, **line})
-        wrong = [row] if isinstance(row, str) else row_faults(row)
-        if isinstance(row, dict) and not wrong:
-            first = line_of.setdefault(_key(row), number)
-            wrong = [f"has the key and measured_at of line {first}; keep one of the two"] if first != number else []
-            rows.append(migrated_row(row, row.pop("schema", BEFORE_EXPORTS_SAID)))
-        if wrong:
-            faults.append(f"line {number}: {'; '.join(wrong)}")
-    return rows, faults
-
-
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the values that can be in a database once."""
-    return tuple(map(row.get, _KEY_COLUMNS))
+def _current(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as it is stored. Raises ``InvalidInputError`` for one of another version, or that is none."""
+    if "broken" in row:
+        raise InvalidInputError(row["broken"])
+    if row.get("schema") != schema.VERSION:
+        raise InvalidInputError(f"schema is {row.get('schema')!r}; it must be {schema.VERSION}")
+    if row.get("kind") not in _KINDS:
+        raise InvalidInputError(f"kind is {row.get('kind')!r}; it must be one of {', '.join(_KINDS)}")
+    if unknown := row.keys() - {*schema.EXPORT_COLUMNS}:
+        raise InvalidInputError(f"unknown columns: {', '.join(sorted(unknown))}")
+    return from_export(row)

@@ -12,13 +12,15 @@ from math import isfinite
 from typing import Any
 
 from mucudnn.database.schema import SAMPLE_COLUMNS
+from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.samples import MeasuredSamples, PairedSamples
+from mucudnn.words.values import shown
 
 _BYTES = struct.calcsize("<d")
 
 
 def packed(samples: Sequence[float]) -> bytes:
-    """Return samples as they are stored. They may have any values: what is allowed, ``are_sound`` says."""
+    """Return samples as they are stored. They may have any values."""
     return struct.pack(f"<{len(samples)}d", *samples)
 
 
@@ -41,20 +43,28 @@ def readable(value: object) -> object:
 
 
 def columns(raw: MeasuredSamples | PairedSamples | None) -> dict[str, Any]:
-    """Return what was measured by the columns of its row: none where nothing was kept."""
+    """Return what was measured by the columns of its row: none where nothing was kept.
+
+    Raises ``InvalidInputError`` for samples that there cannot be.
+    """
     if raw is None:
         return {}
     values = {field.name: getattr(raw, field.name) for field in fields(raw)}
-    return {name: packed(value) if name in SAMPLE_COLUMNS else value for name, value in values.items()}
+    found = {name: packed(value) if name in SAMPLE_COLUMNS else value for name, value in values.items()}
+    if wrong := [name for name in SAMPLE_COLUMNS if name in found and not are_sound(found[name])]:
+        raise InvalidInputError(
+            f"{wrong[0]} is {shown(values[wrong[0]])}; it must be seconds, each finite and at least 0"
+        )
+    return found
 
 
 def for_export(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of sound values with its samples as lists."""
+    """Return a row with its samples as lists."""
     return {**row, **{name: readable(row[name]) for name in SAMPLE_COLUMNS}}
 
 
 def from_export(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Invert ``for_export``. What are no samples stays as it is, for ``column_rules`` to name."""
+    """Invert ``for_export``. What are no samples stays as it is, and is refused by the table."""
     given = {name: row[name] for name in SAMPLE_COLUMNS if isinstance(row.get(name), list)}
     return {**row, **{name: _stored(samples) for name, samples in given.items()}}
 

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from itertools import chain, groupby, product
 from typing import Any
 
-from mucudnn.database import migrations
 from mucudnn.running.environment import Environment
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import (
     ACTIVATIONS,
     BUSY,
@@ -22,14 +22,14 @@ from mucudnn.words.results import (
     WithEpilogue,
     WithFreshWorkspace,
     epilogue_of,
-    is_busy,
 )
 
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
+VERSION = 7  # files of another one are refused; until the first published version none is read
+
 TIMES = ("baseline_s", "time_s", "noise")  # of a whole run
 COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes", "relative_error", "noise", "samples")
-CIRCUMSTANCES = ("load", "method")  # under which both were measured
 # Nobody needs these to choose: what the times were computed from, and the processor meanwhile
 SAMPLES = {
     "measurements": ("setup_samples_s", "step_samples_s"),
@@ -37,12 +37,12 @@ SAMPLES = {
 }
 PROCESSOR = ("stolen", "clock_hz")
 RAW = {table: (*samples, *PROCESSOR) for table, samples in SAMPLES.items()}
-OF_FAILURES = ("reason", "passed_over", "needed_bytes")  # passed_over: 1, or nothing for what was tried and failed
 ENVIRONMENT = "device, capability, threads, torch, library, compiled, numerics"
 PROBLEM = (
     "operation, c, h, w, k, r, s, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, groups, "
     "dtype, memory_format"
 )
+ENVIRONMENT_COLUMNS, PROBLEM_COLUMNS = tuple(ENVIRONMENT.split(", ")), tuple(PROBLEM.split(", "))
 KEYS = {
     "measurements": "algorithm, version, micro_batch_size",
     "verifications": "configuration",
@@ -50,34 +50,107 @@ KEYS = {
 }
 OWNER_IDS = ("environment_id", "problem_id")
 OWNERS = dict.fromkeys(KEYS, OWNER_IDS) | {"confirmations": OWNER_IDS[:1]}  # a whole model has many problems
-_OWNER = "environment_id NOT NULL REFERENCES environments, problem_id NOT NULL REFERENCES problems"
+COLUMNS = {
+    "measurements": (
+        *(*KEYS["measurements"].split(", "), "measured_at", *COSTS, "reason", "load", "passed_over", "needed_bytes"),
+        *RAW["measurements"],
+    ),
+    "verifications": (KEYS["verifications"], "measured_at", *TIMES, "load", *RAW["verifications"]),
+    "confirmations": (KEYS["confirmations"], "measured_at", "versions", "findings", "load"),
+}
+
+
+def _checked(column: str, kind: str, condition: str, allowed: str) -> str:
+    """Return the definition of a column. The name of its constraint is what an error says: what is allowed."""
+    return f"""{column} {kind} CONSTRAINT "{column} must be {allowed}" CHECK ({condition.format(column)})"""
+
+
+def _whole(column: str, least: int, most: int = 2**63 - 1) -> str:
+    allowed = f"at least {least}" if most == 2**63 - 1 else f"from {least} to {most}"
+    return _checked(column, "INTEGER", f"{{0}} BETWEEN {least} AND {most}", f"a whole number, {allowed}")
+
+
+def _real(column: str, least: str = ">= 0") -> str:
+    words = {">= 0": "at least 0", "> 0": "above 0"}[least]
+    return _checked(column, "REAL", f"{{0}} {least} AND {{0}} < 9e999", f"finite and {words}")
+
+
+def _one_of(column: str, names: Iterable[str]) -> str:
+    listed = [*map(str, names)]
+    return _checked(column, "TEXT", f"{{0}} IN ({str(listed)[1:-1]})", "one of " + ", ".join(listed))
+
+
+def _share(column: str) -> str:
+    return _checked(column, "REAL", "{0} BETWEEN 0 AND 1", "from 0 to 1, or nothing where it is unknown")
+
+
+def _series(column: str) -> str:
+    return _checked(column, "BLOB", "length({0}) > 0 AND length({0}) % 8 = 0", "numbers of 8 bytes, or nothing")
+
+
+def _json(column: str, kind: str) -> str:
+    return _checked(column, "TEXT", f"json_valid({{0}}) AND json_type({{0}}) = '{kind}'", f"JSON, an {kind}")
+
+
+def _required(*definitions: str) -> str:
+    return ", ".join(each.replace(" CONSTRAINT", " NOT NULL CONSTRAINT", 1) for each in definitions)
+
+
+_OWNER = "{0}_id INTEGER NOT NULL REFERENCES {0}s".format
+_OWNERS = f"{_OWNER('environment')}, {_OWNER('problem')}"
+_TIME_STAMP = _required(
+    _checked(
+        *("measured_at", "TEXT", "{0} GLOB '[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]T[0-9][0-9]:*.??????+00:00'"),
+        "a time in UTC to the microsecond, as 2026-01-31T12:00:00.000000+00:00",
+    )
+)
+_FINGERPRINT = _required(_checked("fingerprint", "TEXT", "{0} <> ''", "some text"))
+_NAME = _checked("algorithm", "TEXT", "{0} <> ''", "the name of an algorithm")
+_BYTES = [_whole(name, 0, 2**48) for name in ("prepared_bytes", "scratch_bytes")]  # sums fit 64 bits
+_SIZES = [_whole(name, 0 if name.startswith("padding") else 1) for name in PROBLEM_COLUMNS[1:-2]]
 
 # A failure is a row with a reason and without costs: so the newest row of a candidate says which of the two it is.
+# SQLite refuses other values (STRICT, CHECK): nothing else does, and what is read is right.
 TABLES = tuple(
     f"""
-CREATE TABLE IF NOT EXISTS environments (id INTEGER PRIMARY KEY, {ENVIRONMENT}, UNIQUE ({ENVIRONMENT}));
-CREATE TABLE IF NOT EXISTS problems (id INTEGER PRIMARY KEY, {PROBLEM}, UNIQUE ({PROBLEM}));
-CREATE TABLE IF NOT EXISTS measurements ({_OWNER}, {KEYS["measurements"]}, measured_at, {", ".join(COSTS)}, reason,
-    load, method, passed_over, needed_bytes, {", ".join(RAW["measurements"])},
-    PRIMARY KEY (environment_id, problem_id, {KEYS["measurements"]}, measured_at)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS verifications ({_OWNER}, {KEYS["verifications"]}, measured_at, baseline_s, time_s, noise,
-    load, method, {", ".join(RAW["verifications"])},
-    PRIMARY KEY (environment_id, problem_id, {KEYS["verifications"]}, measured_at)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS rates (environment_id PRIMARY KEY NOT NULL REFERENCES environments, rate) WITHOUT ROWID;
-{migrations.CONFIRMATIONS};
+CREATE TABLE environments (id INTEGER PRIMARY KEY, device TEXT NOT NULL, capability TEXT NOT NULL,
+    {_required(_whole("threads", 1))}, torch TEXT NOT NULL, library TEXT NOT NULL, compiled TEXT NOT NULL,
+    numerics TEXT NOT NULL, UNIQUE ({ENVIRONMENT})) STRICT;
+CREATE TABLE problems (id INTEGER PRIMARY KEY, {_required(_one_of("operation", Operation), *_SIZES)},
+    {_required(_one_of("dtype", ITEM_BYTES), _one_of("memory_format", MemoryFormat))}, UNIQUE ({PROBLEM})) STRICT;
+CREATE TABLE measurements ({_OWNERS}, {_required(_NAME, _whole("version", 0), _whole("micro_batch_size", 1))},
+    {_TIME_STAMP}, {_real("setup_s")}, {_real("step_s")}, {", ".join(_BYTES)}, {_real("relative_error")},
+    {_real("noise")}, {_whole("samples", 1)}, reason TEXT, {_share("load")},
+    {_checked("passed_over", "INTEGER", "{0} = 1", "1, or nothing where it was tried")}, {_whole("needed_bytes", 0)},
+    {", ".join(map(_series, SAMPLES["measurements"]))}, {_share("stolen")}, {_real("clock_hz", "> 0")},
+    CONSTRAINT "a measurement has all costs, and a failure none" CHECK (
+        coalesce({", ".join(COSTS)}, load, {", ".join(RAW["measurements"])}) IS NULL AND reason IS NOT NULL
+        OR {" AND ".join(f"{name} IS NOT NULL" for name in COSTS)}
+        AND coalesce(reason, passed_over, needed_bytes) IS NULL),
+    PRIMARY KEY (environment_id, problem_id, {KEYS["measurements"]}, measured_at)) WITHOUT ROWID, STRICT;
+CREATE TABLE verifications ({_OWNERS}, {_required(_json("configuration", "array"))}, {_TIME_STAMP},
+    {_required(_real("baseline_s", "> 0"), _real("time_s", "> 0"), _real("noise"))}, {_share("load")},
+    {", ".join(map(_series, SAMPLES["verifications"]))}, {_share("stolen")}, {_real("clock_hz", "> 0")},
+    PRIMARY KEY (environment_id, problem_id, {KEYS["verifications"]}, measured_at)) WITHOUT ROWID, STRICT;
+CREATE TABLE confirmations ({_OWNER("environment")}, {_FINGERPRINT}, {_TIME_STAMP},
+    {_required(_json("versions", "object"), _json("findings", "object"))}, {_share("load")},
+    PRIMARY KEY (environment_id, fingerprint, measured_at)) WITHOUT ROWID, STRICT;
+CREATE TABLE rates (environment_id INTEGER PRIMARY KEY REFERENCES environments,
+    {_required(_real("rate", "> 0"))}) STRICT;
 PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {migrations.VERSION}
+PRAGMA user_version = {VERSION}
 """.split(";")
 )
 
-# Left joins: rows whose environment or problem is not there are no less bad than others
-_JOINED = "LEFT JOIN environments ON environments.id = environment_id LEFT JOIN problems ON problems.id = problem_id"
+_JOINED = "JOIN environments ON environments.id = environment_id JOIN problems ON problems.id = problem_id"
+# What SQLite and its binding raise for values that a table does not take
+_REFUSALS = (sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError, OverflowError, UnicodeError)
 _ROW = ("kind, measured_at", ENVIRONMENT, PROBLEM, KEYS["measurements"], *COSTS, "reason")
-_ADDED = ("load", "method", "passed_over", "needed_bytes", "fingerprint", "versions", "findings")
+_ADDED = ("load", "passed_over", "needed_bytes", "fingerprint", "versions", "findings")
 SAMPLE_COLUMNS = tuple(chain.from_iterable(SAMPLES.values()))
 _TIMES = ("configuration", "baseline_s", "time_s")
 ROW_COLUMNS = (*", ".join(_ROW).split(", "), *_TIMES, *_ADDED, *SAMPLE_COLUMNS, *PROCESSOR)
-EXPORT_COLUMNS = (*ROW_COLUMNS, "schema")  # the version of the mucudnn's tables that wrote the row
+EXPORT_COLUMNS = (*ROW_COLUMNS, "schema")  # ``VERSION`` of the file that the row is from
 _FIRST = len(OWNER_IDS) + 1
 _MEASURED_AT = _FIRST + ROW_COLUMNS.index("measured_at")
 _ORDER = (_MEASURED_AT, *range(_FIRST, _FIRST + len(ROW_COLUMNS)))  # the same rows always come in the same order
@@ -101,18 +174,18 @@ def every_row(condition: str = "TRUE") -> str:
     """Return SQL for ``OWNER_IDS`` and ``ROW_COLUMNS`` of all rows of which a condition is true."""
     return f"""
 SELECT environment_id, problem_id, iif(reason IS NULL, 'measurement', 'failure'), measured_at, {ENVIRONMENT}, {PROBLEM},
-    {KEYS["measurements"]}, {", ".join(COSTS)}, reason, NULL, NULL, NULL, load, method, passed_over, needed_bytes,
+    {KEYS["measurements"]}, {", ".join(COSTS)}, reason, NULL, NULL, NULL, load, passed_over, needed_bytes,
     NULL, NULL, NULL, {", ".join(SAMPLES["measurements"])}, NULL, NULL, stolen, clock_hz
 FROM measurements {_JOINED} WHERE {condition}
 UNION ALL
 SELECT environment_id, problem_id, 'verification', measured_at, {ENVIRONMENT}, {PROBLEM},
-    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, noise, NULL, NULL, configuration, baseline_s, time_s, load, method,
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, noise, NULL, NULL, configuration, baseline_s, time_s, load,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, {", ".join(RAW["verifications"])}
 FROM verifications {_JOINED} WHERE {condition}
 UNION ALL
 SELECT environment_id, NULL, 'confirmation', measured_at, {ENVIRONMENT}, {_NOTHING},
-    load, method, NULL, NULL, fingerprint, versions, findings, NULL, NULL, NULL, NULL, NULL, NULL
-FROM {_CONFIRMATIONS} LEFT JOIN environments ON environments.id = environment_id WHERE {condition}
+    load, NULL, NULL, fingerprint, versions, findings, NULL, NULL, NULL, NULL, NULL, NULL
+FROM {_CONFIRMATIONS} JOIN environments ON environments.id = environment_id WHERE {condition}
 ORDER BY {", ".join(map(str, _ORDER))}
 """
 
@@ -123,9 +196,9 @@ def of_owners(environment_ids: Iterable[int], problem_ids: Iterable[int]) -> str
     return f"environment_id IN ({of_environments}) AND problem_id IN ({of_problems})"
 
 
-# The row of a key that counts is of the newest way of measuring; of those the newest that was not disturbed; of those
-# that were, if there is no other. In SQL as text, whose maximum it has; see ``rank`` for the same in Python.
-RANK = f"method || iif(typeof(load) IN ('integer', 'real') AND load > {BUSY}, '0', '1') || measured_at"
+# The row of a key that counts is the newest that was not disturbed; of those that were, if there is no other. In SQL as
+# text, whose maximum it has.
+RANK = f"iif(load > {BUSY}, '0', '1') || measured_at"
 
 # Of environments: whether anything was measured there
 HAS_ROWS = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE environment_id = environments.id)" for table in KEYS)
@@ -154,7 +227,7 @@ OTHER_VERSIONS = {
 def identify(connection: sqlite3.Connection, key: Environment | ConvProblem) -> int:
     """Return the id of the key's row, which is added if there is none."""
     select, values = find(key)
-    insert(connection, key_table(key), (None, *values), otherwise="IGNORE")
+    insert(connection, key_table(key), (None, *values))
     if (row := connection.execute(select, values).fetchone()) is None:
         raise sqlite3.DatabaseError(f"the index of {key_table(key)} disagrees with the table")
     return int(row[0])
@@ -175,9 +248,16 @@ def key_table(key: Environment | ConvProblem) -> str:
     return "environments" if isinstance(key, Environment) else "problems"
 
 
-def insert(connection: sqlite3.Connection, table: str, values: Sequence[Any], *, otherwise: str) -> bool:
-    """Add a row. Returns whether it was added; otherwise: what becomes of an equal key, IGNORE or REPLACE."""
-    cursor = connection.execute(f"INSERT OR {otherwise} INTO {table} VALUES ({_marks(values)})", values)
+def insert(connection: sqlite3.Connection, table: str, values: Sequence[Any], *, replaces: bool = False) -> bool:
+    """Add a row. Returns whether it was added; replaces: an equal key, which else stays as it is.
+
+    Raises ``InvalidInputError`` for values that the table refuses.
+    """
+    verb, otherwise = ("REPLACE", "") if replaces else ("INSERT", " ON CONFLICT DO NOTHING")
+    try:
+        cursor = connection.execute(f"{verb} INTO {table} VALUES ({_marks(values)}){otherwise}", values)
+    except _REFUSALS as error:
+        raise InvalidInputError(str(error).removeprefix("CHECK constraint failed: ")) from None
     return cursor.rowcount > 0
 
 
@@ -209,14 +289,6 @@ def problem_from(values: Sequence[Any]) -> ConvProblem:
         *(stride, padding, dilation),
         *(groups, dtype, MemoryFormat(memory_format)),
     )
-
-
-def rank(load: float | None, method: int) -> tuple[int, bool]:
-    """Return what decides which row of a key counts: the highest, and the newest of those.
-
-    Nothing is replaced by what was measured in an older way, and nothing that was not disturbed by what was.
-    """
-    return method, not is_busy(load)
 
 
 def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int], how: How = None) -> str:

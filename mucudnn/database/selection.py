@@ -71,7 +71,7 @@ def select_measurements(
     found = {task: _of_policy(stored[task.problem], policy, task.batch_size) for task in tasks}
     _require_enough(database, chosen, policy, stored, found)
     set_aside = _set_aside(every, stored) if strict else ()
-    notes = (*_notes(every_version), *_notes_of_packages(versions), *set_aside, *_notes_of_older_ways(found))
+    notes = (*_notes(every_version), *_notes_of_packages(versions), *set_aside)
     return SelectedMeasurements(chosen, versions, notes, found, database)
 
 
@@ -103,16 +103,6 @@ def _notes_of_packages(algorithms: Iterable[str]) -> tuple[str, ...]:
     names = sorted(name for name in algorithms if package_of(name) is not None)
     what = "is an algorithm of another package" if len(names) == 1 else "are algorithms of other packages"
     return (f"{_listed(names)} {what}: where it is missing, torch's own runs instead",) if names else ()
-
-
-def _notes_of_older_ways(found: Mapping[Task, Sequence[Measurement]]) -> tuple[str, ...]:
-    count = sum(any(m.is_outdated for m in measured) for measured in found.values())
-    if not count:
-        return ()
-    return (
-        f"{count} of {len(found)} convolutions were measured in an older way, whose times are doubtful: mucudnn "
-        "database refresh measures them again",
-    )
 
 
 def _local(

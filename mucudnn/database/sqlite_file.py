@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import get_ident, local
 from typing import Any
@@ -34,10 +34,8 @@ _EXPLANATIONS = {
 class SqliteFile:
     """A connection to ``path`` (or to memory, for ``MEMORY``), whose tables ``schema`` makes where there are none.
 
-    schema: statements that do no harm to a file that has the tables already. application_id: tells our files from
-    other programs'. version: of the schema; files of a newer one are refused. migrations: for each older version the
-    statements that make it into the next. An older file is migrated when it is opened; if it can only be read it stays
-    as it is, and what is read is a migrated copy in memory. Without ``create`` there must be a file with tables.
+    application_id: tells our files from other programs'. version: of the schema; files of another one are refused.
+    Without ``create`` there must be a file with tables.
 
     ``read_only`` is true where it was asked for and where the file or its folder cannot be written. Every method raises
     ``DatabaseError`` where the file cannot be used, after at most ``timeout_s`` of waiting for other processes (it says
@@ -52,7 +50,6 @@ class SqliteFile:
         schema: Sequence[str],
         application_id: int,
         version: int,
-        migrations: Mapping[int, Sequence[str]],
         read_only: bool,
         create: bool,
         timeout_s: float,
@@ -66,9 +63,7 @@ class SqliteFile:
             self._prepare_place()
         self._connection = self._connect(self._uri(), timeout_s)
         try:
-            self._open(schema, application_id, {*migrations, version})
-            self._migrate(schema, migrations, version)
-            self._use_foreign_keys()
+            self._open(schema, application_id, version)
         except BaseException:
             self.close()
             raise
@@ -92,6 +87,10 @@ class SqliteFile:
             raise DatabaseError(
                 f"database {self.place} was emptied while it was in use, and all that it had is lost; {_MOVE_AWAY}"
             )
+
+    def require_sound(self) -> None:
+        """Raises ``DatabaseError`` for a damaged file, whose rows need not keep the rules of their tables."""
+        self._check(self._pragma("quick_check(1)") == "ok", "is damaged")
 
     def leave(self) -> None:
         """Close a file that was moved, and empty its write-ahead log, or the file that is there now would take it."""
@@ -153,48 +152,14 @@ class SqliteFile:
         alone = not _allowed(self.path.parent) and not Path(f"{self.path}-wal").exists()
         return f"{uri}&immutable=1" if alone else uri
 
-    def _open(self, schema: Sequence[str], application_id: int, versions: set[int]) -> None:
+    def _open(self, schema: Sequence[str], application_id: int, version: int) -> None:
         if self.read("SELECT 1 FROM sqlite_master LIMIT 1"):
-            found, known = self._pragma("user_version"), max(versions)
             self._check(self._pragma("application_id") == application_id, "belongs to another program")
-            newer = f"has schema {found}, of a newer mucudnn (this one knows {known}): upgrade"
-            self._check(found <= known, newer)
-            self._check(found in versions, f"is damaged: it has schema {found}, which there never was")
+            found = self._pragma("user_version")
+            self._check(found == version, f"has schema {found}, of another mucudnn, and this one reads {version} alone")
         else:
             self._check(self._may_make, "is empty")
             self._create(schema)
-
-    def _migrate(self, schema: Sequence[str], migrations: Mapping[int, Sequence[str]], version: int) -> None:
-        if self._pragma("user_version") == version:
-            self._check_tables(schema)
-            return
-        if self.read_only:
-            self._read_from_memory()
-        with self._transaction():
-            for old in range(self._pragma("user_version"), version):  # another process may have done it meanwhile
-                for statement in migrations[old]:
-                    self._connection.execute(statement)
-            self._connection.execute(f"PRAGMA user_version = {version}")
-            self._check_tables(schema)
-
-    def _check_tables(self, schema: Sequence[str]) -> None:
-        for table, parts in _tables(tuple(schema)).items():
-            with self._explained():
-                found = _parts(self._connection, table)
-            self._check(bool(found), f"is damaged: it has no table {table}")
-            lacks, more = _listed(parts, without=found), _listed(found, without=parts)
-            self._check(not lacks, f"is damaged: table {table} lacks {lacks}")
-            self._check(not more, f"is damaged: table {table} has what no mucudnn made, {more}")
-            self._check(found == parts, f"is damaged: table {table} has its columns in another order")
-
-    def _read_from_memory(self) -> None:
-        file, self._connection = self._connection, self._connect(_MEMORY_URI)
-        with self._explained():
-            file.backup(self._connection)
-        file.close()
-
-    def _use_foreign_keys(self) -> None:
-        """Check references, but after migrating, which may make anew what other tables refer to."""
         with self._explained():
             self._connection.execute("PRAGMA foreign_keys = ON")
             if self._pragma("journal_mode") == "wal":  # safe against SIGKILL without waiting for the disk each time
@@ -205,8 +170,9 @@ class SqliteFile:
         with suppress(sqlite3.OperationalError):
             self._connection.execute("PRAGMA journal_mode = WAL")
         with self._transaction():
-            for statement in schema:
-                self._connection.execute(statement)
+            if not self.read("SELECT 1 FROM sqlite_master LIMIT 1"):  # another process may have made them meanwhile
+                for statement in schema:
+                    self._connection.execute(statement)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -283,39 +249,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino
-
-
-@cache
-def _tables(schema: tuple[str, ...]) -> dict[str, list[str]]:
-    """Return the tables that the schema makes, with their parts."""
-    with closing(sqlite3.connect(_MEMORY_URI, uri=True, isolation_level=None)) as connection:
-        for statement in schema:
-            connection.execute(statement)
-        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-        return {name: _parts(connection, name) for (name,) in names}
-
-
-def _parts(connection: sqlite3.Connection, table: str) -> list[str]:
-    """Return columns, unique keys and references of a table in words; none where there is no such table."""
-    columns = [
-        f"column {name}" + " that is not null" * not_null
-        for _, name, _, not_null, *_ in connection.execute(f"PRAGMA table_info({table})")
-    ]
-    indexes = connection.execute(f"PRAGMA index_list({table})").fetchall()
-    keys = (
-        ", ".join(str(column[2]) for column in connection.execute(f"PRAGMA index_info({name})"))
-        for _, name, is_unique, *_ in indexes
-        if is_unique
-    )
-    references = (
-        f"reference of {column} to {other}"
-        for _, _, other, column, *_ in connection.execute(f"PRAGMA foreign_key_list({table})")
-    )
-    return [*columns, *sorted(f"unique key of {key}" for key in keys), *sorted(references)]
-
-
-def _listed(parts: Sequence[str], *, without: Sequence[str]) -> str:
-    return "; ".join(part for part in parts if part not in without)
 
 
 _of_thread = local()

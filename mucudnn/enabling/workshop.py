@@ -68,13 +68,7 @@ class Workshop:
                 (tuned,) = replay([task], self._config, stored).problems
             except InfeasibleError:
                 return None
-            found = stored.completed(task, tuned)
-            if found is not None and any(measured.is_outdated for measured in found.measurements):
-                say_once(
-                    "convolutions run as an older version of mucudnn measured them, in another way: mucudnn database "
-                    "refresh measures them again"
-                )
-            return found
+            return stored.completed(task, tuned)
 
     def tune(self, task: Task, device: torch.device) -> TunedProblem:
         """Measure what is missing, within the time that the config gives, and choose. Raises as ``tune_tasks``."""

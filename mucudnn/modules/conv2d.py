@@ -48,11 +48,6 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
             self.filter_cache.release()
         return super().train(mode)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take pickles of version 0.1.0 too, which name the cache ``kept``."""
-        renamed = {"filter_cache" if name == "kept" else name: value for name, value in state.items()}
-        super().__setstate__(renamed)  # type: ignore[no-untyped-call]
-
     def fused(self, x: Tensor, epilogue: Epilogue) -> Tensor | None:
         """Compute y with an epilogue inside the algorithm, in inference; ``None``: call the module, then compute it.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from textwrap import fill
 from types import MethodType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.nn.modules.conv import _ConvNd
@@ -27,7 +27,7 @@ from mucudnn.tuning.result import TunedProblem, left_out_in_words, row_of, tuned
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig, source_of
 from mucudnn.words.units import format_bytes, format_seconds
-from mucudnn.words.values import instance, restore
+from mucudnn.words.values import instance
 
 if TYPE_CHECKING:
     import pandas
@@ -63,9 +63,6 @@ class Report:
     divided: tuple[tuple[str, DividedOperation], ...] = ()
     confirmations: tuple[Confirmation, ...] = ()
     fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        restore(self, state)
 
     @property
     def confirmation(self) -> Confirmation | None:

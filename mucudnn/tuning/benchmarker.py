@@ -164,7 +164,7 @@ class Benchmarker:
         if environment not in self._priors:
             learnt = self._priors[environment] = Prior()
             for problem, measurements in self.store.every_measurement(self.versions).items():
-                learnt.learn(problem, [m for m in measurements if not (m.is_disturbed or m.is_outdated)])
+                learnt.learn(problem, [m for m in measurements if not m.is_disturbed])
         return self._priors[environment]
 
     def expected_cost(self, job: Job) -> float:
@@ -218,5 +218,4 @@ class Benchmarker:
 
     def runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
         """Return the whole runs that the store has of a task's problem, of any batch size."""
-        runs = self.store.whole_runs(task.problem, self.versions, task.how)
-        return {parts: run for parts, run in runs.items() if not run.is_outdated}
+        return self.store.whole_runs(task.problem, self.versions, task.how)

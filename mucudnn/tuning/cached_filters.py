@@ -232,14 +232,14 @@ class _Chooser:
         own = MicroConfig(TORCHS_OWN, configuration.batch_size)
         how = WithCachedFilter(option.algorithm, (own,), tuned.epilogue)
         run = self.store.whole_run(tuned.problem, configuration, self.versions, how)
-        return run is not None and not run.is_outdated and not is_gain(run)
+        return run is not None and not is_gain(run)
 
     def _run(self, tuned: TunedProblem, option: _Option) -> WholeRun | None:
         """Run it in turns with the same module without cache; ``None`` if it cannot run."""
         problem, configuration = tuned.problem, option.configurations[tuned.batch_size]
         how = WithCachedFilter(option.algorithm, tuned.configuration.micro_configs, tuned.epilogue)
         known = self.store.whole_run(problem, configuration, self.versions, how)
-        if known is not None and not known.is_outdated:
+        if known is not None:
             return known
         outcome = compare_cached(
             self.machine, problem, configuration, option.algorithm, tuned.configuration, tuned.epilogue

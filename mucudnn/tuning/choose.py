@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
-from typing import Any
 
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets
@@ -22,7 +21,6 @@ from mucudnn.words.results import Configuration, Measurement, MicroConfig, Whole
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes
-from mucudnn.words.values import restore
 
 # A smaller lead is not worth it: tomorrow's machine may be another, and torch's own is never slower than torch.
 LEAST_GAIN = 0.03
@@ -50,9 +48,6 @@ class Choice:
     reason: str
     limit_bytes: int | None
     account: Account | None = field(default=None, compare=False, repr=False)
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        restore(self, state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import median
-from typing import Any, Self
+from typing import Self
 
 from mucudnn.measuring.timing.comparison import uncertainty
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import is_busy
 from mucudnn.words.units import format_seconds
-from mucudnn.words.values import restore
 
 LEAST_LOSS = 0.01  # the rounds are few: their noise may seem smaller than it is
 
@@ -29,9 +28,6 @@ class InTurns:
     speedup: float
     uncertainty: float
     rounds: int
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        restore(self, state)
 
     @classmethod
     def of(cls, torchs_s: Sequence[float], ours_s: Sequence[float]) -> Self:
@@ -65,9 +61,6 @@ class InPlace:
     operations: tuple[Operation, ...]
     call: InTurns
     loses: bool = False
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        restore(self, state)
 
     def __str__(self) -> str:
         together = ", with ".join(str(operation).replace("_", " ") for operation in self.operations)
@@ -114,9 +107,6 @@ class Confirmation:
     kept: tuple[PutBack, ...] = ()
     load: float | None = None
     stored_on: str | None = None
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        restore(self, state)
 
     @property
     def is_disturbed(self) -> bool:

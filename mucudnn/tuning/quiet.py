@@ -83,16 +83,13 @@ class Quiet:
         return outcomes
 
     def believed(self, run: WholeRun | None) -> WholeRun | None:
-        """Return a stored whole run; None for an outdated one, and for one that was disturbed, if it is quiet now."""
-        if run is None or run.is_outdated:
-            return None
-        return None if run.is_disturbed and self.is_now() else run
+        """Return a stored whole run; None for one that was disturbed, if it is quiet now."""
+        return None if run is None or (run.is_disturbed and self.is_now()) else run
 
     def believed_results(self, results: Sequence[Measurement | Failure]) -> list[Measurement | Failure]:
-        """Return stored results without outdated ones, and without those that were disturbed, if it is quiet now."""
-        comparable = [result for result in results if not (isinstance(result, Measurement) and result.is_outdated)]
-        sound = _undisturbed(comparable)
-        return _undoubted(sound) if len(sound) < len(comparable) and self.is_now() else comparable
+        """Return stored results without those that were disturbed, if it is quiet now."""
+        sound = _undisturbed(results)
+        return _undoubted(sound) if len(sound) < len(results) and self.is_now() else [*results]
 
     def store_rate(self) -> None:
         """Store the best rate of the known kernel, which later runs are compared with."""

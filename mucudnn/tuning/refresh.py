@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from mucudnn.database import schema
-from mucudnn.database.bad_rows import StoredRow
-from mucudnn.database.column_rules import PROBLEM_COLUMNS
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.database.queries import StoredRow
+from mucudnn.database.schema import PROBLEM_COLUMNS
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.measuring.candidates import find_candidates
 from mucudnn.measuring.profiler import ProfilingJob
@@ -230,7 +230,7 @@ class _Refresh:
         if not isinstance(outcome, Comparison):
             self.passed_over += 1
             return
-        before = WholeRun(*(row.values[name] for name in (*schema.TIMES, *schema.CIRCUMSTANCES)))
+        before = WholeRun(*(row.values[name] for name in (*schema.TIMES, "load")))
         self.store.add_whole_run(problem, configuration, versions, outcome.whole_run, how)
         self.whole_runs.append(RefreshedRun(problem, configuration, before, outcome.whole_run))
 
@@ -261,4 +261,4 @@ def _micro_config(row: StoredRow) -> MicroConfig:
 
 
 def _measurement(row: StoredRow) -> Measurement:
-    return Measurement(_micro_config(row), *(row.values[name] for name in (*schema.COSTS, *schema.CIRCUMSTANCES)))
+    return Measurement(_micro_config(row), *(row.values[name] for name in (*schema.COSTS, "load")))

@@ -19,7 +19,6 @@ from mucudnn.words.results import Configuration, Failure, Measurement, MicroConf
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes, format_seconds
-from mucudnn.words.values import restore
 
 if TYPE_CHECKING:
     import pandas
@@ -69,9 +68,6 @@ class TunedProblem:
     account: Account | None = field(default=None, compare=False, repr=False)
     in_place: InPlace | None = None
     epilogue: WithEpilogue | None = None
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        restore(self, state)
 
     @property
     def allowed_measurements(self) -> list[Measurement]:

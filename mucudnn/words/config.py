@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from sys import float_info
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
 from mucudnn.words.torch_settings import TORCHS_OWN, rounds_to_tf32
 from mucudnn.words.units import parse_bytes, parse_seconds, parse_time_limit
-from mucudnn.words.values import flag, member, real, restore, settle, several, shown, texts
+from mucudnn.words.values import flag, member, real, settle, several, shown, texts
 
 _Amount = TypeVar("_Amount")
 _Number = TypeVar("_Number", int, float)
@@ -106,9 +106,6 @@ class Config:
     limits_torch: bool | None = None
     share_tuning: bool = True
     fuse: bool = False
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        restore(self, state)
 
     def __post_init__(self) -> None:
         settle(

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.samples import MeasuredSamples, PairedSamples
 from mucudnn.words.torch_settings import TORCHS_OWN
-from mucudnn.words.values import flag, instance, plain, restore, settle, several, shown, text, whole
+from mucudnn.words.values import flag, instance, plain, settle, several, shown, text, whole
 
 # Share of a core that others may take from a measurement that is trusted. A desktop without work takes a twentieth, and
 # ticks of the kernel blur as much; what disturbs for long takes a third and more.
 BUSY = 0.15
 NOISY = 0.25  # noise above which a measurement is doubtful in any case
 NOISY_UNWATCHED = 0.1  # and where nobody knows the load
-# The way in which times are measured now. Times of different ways are never compared.
-# 1: calls in a loop, in a fixed order, which find their operands in the caches; 2: caches are emptied before each pass,
-# and calls take turns in a random order.
-METHOD = 2
 
 
 def source_of(algorithm: str) -> str:
@@ -39,9 +33,9 @@ def is_busy(load: float | None) -> bool:
     return load is not None and load > BUSY
 
 
-def is_doubtful(noise: float, load: float | None, method: int) -> bool:
-    """Whether it should be measured again: in an older way, under load, or much noisier than on a quiet machine."""
-    return method < METHOD or is_busy(load) or noise > (NOISY_UNWATCHED if load is None else NOISY)
+def is_doubtful(noise: float, load: float | None) -> bool:
+    """Whether it should be measured again: under load, or much noisier than on a quiet machine."""
+    return is_busy(load) or noise > (NOISY_UNWATCHED if load is None else NOISY)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -68,8 +62,8 @@ class Measurement:
 
     setup_s (open and close, once a call) and prepared_bytes belong to the algorithm, step_s and scratch_bytes to each
     of its micro-batches. noise: IQR / median of the step samples. load: part of the machine's speed that others, limits
-    or slow clocks took meanwhile, from 0 to 1; None: unknown. method: the way of measuring, ``METHOD`` or an older one.
-    raw: its samples, where it was made just now; what is read to choose from has none.
+    or slow clocks took meanwhile, from 0 to 1; None: unknown. raw: its
+    samples, where it was made just now; what is read to choose from has none.
     """
 
     micro_config: MicroConfig
@@ -81,27 +75,12 @@ class Measurement:
     noise: float = 0.0
     samples: int = 1
     load: float | None = None
-    method: int = METHOD
     raw: MeasuredSamples | None = field(default=None, compare=False, repr=False)
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        restore(self, state)
 
     @property
     def is_disturbed(self) -> bool:
         """Whether the machine was busy with something else."""
         return is_busy(self.load)
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether it was measured in an older way."""
-        return self.method < METHOD
-
-
-def of_one_way(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """Return those of the newest way of measuring among them: one problem's, of which no two ways are compared."""
-    newest = max((m.method for m in measurements), default=METHOD)
-    return tuple(m for m in measurements if m.method == newest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +99,6 @@ class Failure:
     is_passed_over: bool = False
     needed_bytes: int | None = None
     is_unproven: bool = False
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        restore(self, state)
 
     @property
     def why(self) -> str:
@@ -215,28 +191,19 @@ class WholeRun:
     """A configuration run whole, and its baseline, measured in turns: medians in seconds, and the speedup's noise.
 
     The baseline is torch's own convolution. For a run with a cached filter it is the same module without its cache.
-    load, method, raw: as of a ``Measurement``.
+    load, raw: as of a ``Measurement``.
     """
 
     baseline_s: float
     time_s: float
     noise: float
     load: float | None = None
-    method: int = METHOD
     raw: PairedSamples | None = field(default=None, compare=False, repr=False)
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        restore(self, state)
 
     @property
     def is_disturbed(self) -> bool:
         """Whether the machine was busy with something else."""
         return is_busy(self.load)
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether it was measured in an older way."""
-        return self.method < METHOD
 
     @property
     def speedup(self) -> float:

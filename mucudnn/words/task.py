@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_SAMPLES, ConvProblem, Operation
 from mucudnn.words.results import MicroConfig, WithEpilogue, WithFreshWorkspace
 from mucudnn.words.torch_settings import TORCHS_OWN
-from mucudnn.words.values import flag, instance, restore, settle, text, whole
+from mucudnn.words.values import flag, instance, settle, text, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +33,6 @@ class Task:
     in_headroom: bool = False
     torchs_own_fits: bool = False
     epilogue: WithEpilogue | None = None
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        restore(self, state)
 
     def __post_init__(self) -> None:
         settle(

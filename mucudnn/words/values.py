@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from enum import StrEnum
 from math import inf, isfinite
 from numbers import Integral, Real
@@ -31,18 +30,6 @@ def settle(record: object, **values: object) -> None:
     for name, value in values.items():
         if getattr(record, name) is not value:  # which is cheaper than to set it
             object.__setattr__(record, name, value)
-
-
-def restore(record: Any, state: Sequence[Any]) -> None:
-    """Set all fields of a frozen dataclass with slots. Only its ``__setstate__`` may.
-
-    state: their values in order. Pickles of older versions lack fields that were added at the end: those have their
-    defaults then.
-    """
-    every = fields(record)
-    values = (*state, *(each.default for each in every[len(state) :]))
-    for each, value in zip(every, values, strict=True):
-        object.__setattr__(record, each.name, value)
 
 
 def shown(value: object) -> str:

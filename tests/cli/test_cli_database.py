@@ -106,52 +106,9 @@ def test_failures_are_pruned_on_demand(full: Path) -> None:
     assert rows_of(full, HERE, PROBLEM) == ((FAST,), (), FULL[2])
 
 
-def test_bad_rows_are_said_and_pruned(full: Path, tmp_path: Path, default_warnings: None) -> None:
-    change(full, "UPDATE measurements SET step_s = -1 WHERE reason IS NULL")
-    one = "table measurements, environment_id 1, problem_id 1, algorithm 'gemm', version 1, micro_batch_size 8, "
-    warned = f"Warning: database {full} has 1 bad row, passed over as if nothing had been measured: {one}"
-    assert succeed("database", "info").stderr.startswith(warned)
-    assert succeed("database", "export", tmp_path / "rows.csv").stderr.startswith(warned)
-    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 3, "a heading and two sound rows"
-    merged = succeed("database", "merge", full, "--database", tmp_path / "new.sqlite")
-    assert "2 rows added, 0 were there, 0 of problems that this version does not know, 1 bad" in merged.stdout
-    assert merged.stderr.startswith(warned)
-    pruned = succeed("database", "prune").output
-    assert pruned.startswith(f"1 rows removed\n1 of them bad, such as: {one}")
-    assert "step_s is -1; it must be seconds, finite and at least 0" in pruned
-    assert succeed("database", "info").stderr == ""
-
-
 @pytest.fixture
 def layers(tmp_path: Path) -> Path:
     return one_layer(tmp_path)
-
-
-def test_solving_passes_over_bad_rows(layers: Path, database: Path, default_warnings: None) -> None:
-    sizes = ("--batch", "2", "--operations", "forward")
-    succeed("tune", layers, *TUNE, *sizes, "--time-limit", "10s")
-    change(database, "UPDATE measurements SET step_s = 'fast' WHERE algorithm = 'gemm'")
-    some_left = succeed("solve", database, "--network", layers, *sizes)
-    assert some_left.stderr.count("bad row") == 1
-    assert "gemm" not in some_left.stdout
-    change(database, "UPDATE measurements SET step_s = -1")
-    message = fail("solve", database, "--network", layers, *sizes)
-    assert "bad rows, passed over" in message
-    assert "lack 1 of the 1 convolutions asked for" in message
-
-
-def test_tuning_measures_bad_rows_again(layers: Path, database: Path, default_warnings: None) -> None:
-    tune = ("tune", layers, *TUNE, "--batch", "1", "--operations", "forward", "--time-limit", "10s")
-    succeed(*tune)
-    change(database, "UPDATE measurements SET samples = 0 WHERE algorithm = 'gemm'")
-    change(database, "UPDATE verifications SET noise = 'loud'")
-    assert "bad row" in succeed(*tune).stderr
-    succeed("database", "prune")
-    connection = sqlite3.connect(database)
-    assert connection.execute("SELECT count(*) FROM measurements WHERE algorithm = 'gemm'").fetchall() == [(1,)]
-    assert connection.execute("SELECT count(*) FROM verifications WHERE noise = 'loud'").fetchall() == [(0,)]
-    connection.close()
-    assert succeed(*tune).stderr == ""
 
 
 def tuned_without_noise(layers: Path, database: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from support.clock.shared_machine import SharedProcessors
 from support.command_line import invoke
 from support.cudnn.backend import FakeBackend
-from support.database_rows import FAST, OLD, PROBLEM
+from support.database_rows import FAST, PROBLEM
 from support.snapshots import assert_as_stored
 
 from mucudnn.cli import doctor
@@ -199,12 +199,12 @@ def test_the_load_is_told_without_a_database() -> None:
 
 
 def test_doubtful_times_are_told_with_a_remedy(tmp_path: Path) -> None:
-    path, here = tmp_path / "some.sqlite", current_environment()
+    path, here, doubtful = tmp_path / "some.sqlite", current_environment(), replace(FAST, load=0.9)
     assert doctor.stored(path, here) == doctor.Finding("database", str(path))
     with Database(path) as database:
         database.add(here, PROBLEM, 1, FAST)
         assert doctor.stored(path, here) == doctor.Finding("database", str(path))
-        database.add(here, replace(PROBLEM, c=2), 1, OLD)
-        database.add(replace(here, threads=here.threads + 1), PROBLEM, 1, OLD)
+        database.add(here, replace(PROBLEM, c=2), 1, doubtful)
+        database.add(replace(here, threads=here.threads + 1), PROBLEM, 1, doubtful)
     found = doctor.stored(path, here)
     assert (found.state, found.remedy) == (f"{path}: 1 of its times are doubtful", "mucudnn database refresh")

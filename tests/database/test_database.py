@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, VERSIONS, change, fill, rows_of
+from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, VERSIONS, fill, rows_of
 
 from mucudnn.database import sqlite_file
 from mucudnn.database.contents import EnvironmentRows, MergeCounts
@@ -177,18 +177,12 @@ def test_merge_is_the_union(path: Path, tmp_path: Path) -> None:
         other.add(elsewhere, PROBLEM, 1, FAST)
         other.add(HERE, PROBLEM, 1, newer)
     with Database(tmp_path / "union.sqlite") as union:
-        assert union.merge(other.path) == MergeCounts(added=2, known=0, incompatible=0)
-        assert union.merge(path) == MergeCounts(added=3, known=0, incompatible=0)
-        assert union.merge(path) == MergeCounts(added=0, known=3, incompatible=0)
+        assert union.merge(other.path) == MergeCounts(added=2, known=0)
+        assert union.merge(path) == MergeCounts(added=3, known=0)
+        assert union.merge(path) == MergeCounts(added=0, known=3)
         assert union.measurements(HERE, PROBLEM, VERSIONS) == (newer,)  # by its time, although it was merged first
         assert union.measurements(elsewhere, PROBLEM, VERSIONS) == (FAST,)
     assert rows_of(path, HERE, PROBLEM) == FULL
-
-
-def test_merge_passes_over_problems_it_does_not_know(path: Path) -> None:
-    change(path, "UPDATE problems SET dtype = 'float4'")
-    with Database(":memory:") as database:
-        assert database.merge(path) == MergeCounts(added=0, known=0, incompatible=3)
 
 
 def test_merge_with_what_is_no_database_changes_nothing(path: Path) -> None:

@@ -36,7 +36,7 @@ def kept_in(database: Database) -> list[dict[str, Any]]:
     names = ("setup_samples_s", "step_samples_s", "baseline_samples_s", "time_samples_s", "stolen", "clock_hz")
     return [
         {"kind": row.values["kind"]} | {name: readable(row.values[name]) for name in names}
-        for row in database.sound_rows()
+        for row in database.every_row()
     ]
 
 
@@ -138,7 +138,10 @@ def test_pruning_leaves_those_that_count(path: Path) -> None:
 
 def test_samples_that_cannot_be_are_not_stored(path: Path) -> None:
     bad = replace(FAST, raw=replace(SAMPLES, step_samples_s=(1e-3, nan)))
-    with Database(path) as database, pytest.raises(InvalidInputError, match=r"step_samples_s is \[0.001, nan\]; it mu"):
+    with (
+        Database(path) as database,
+        pytest.raises(InvalidInputError, match=r"step_samples_s is \(0.001, nan\); it must be sec"),
+    ):
         database.add(HERE, PROBLEM, 1, bad)
 
 

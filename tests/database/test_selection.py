@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,6 @@ from support.database_rows import HERE
 from support.problems.measurements import measured as made_up
 from support.processes import loaded_by
 
-from mucudnn.database import schema
 from mucudnn.database.database import Database
 from mucudnn.database.selection import select_measurements
 from mucudnn.running.environment import Environment
@@ -280,44 +278,6 @@ def test_everything_that_is_missing_is_named_with_what_there_is(opened: Database
     assert str(DATA) not in message
 
 
-# Sound
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"step_s": math.nan}, "step_s is nan; it must be seconds, finite and at least 0"),
-        ({"step_s": math.inf}, "step_s is inf; it must be seconds"),
-        ({"setup_s": -1.0}, "setup_s is -1.0; it must be seconds"),
-        ({"prepared_bytes": -1}, "prepared_bytes is -1; it must be a whole number of at least 0"),
-        ({"scratch_bytes": math.nan}, "scratch_bytes is nan; it must be a whole number"),
-        ({"relative_error": math.nan}, "relative_error is nan; it must be a number"),
-        ({"noise": -0.1, "samples": 0}, "noise is -0.1; it must be a number, finite and at least 0; samples is 0; it"),
-    ],
-)
-def test_measurements_that_cannot_be_are_passed_over(
-    opened: Database, changes: dict[str, float], expected: str
-) -> None:
-    fill(opened)
-    damage(opened, "measurements", changes, "algorithm = 'gemm' AND micro_batch_size = 2")
-    task = Task(FORWARD, 4)
-    with pytest.warns(UserWarning, match="1 bad row, passed over as if nothing had been measured: table meas") as told:
-        found = select_measurements(opened, [task], POWERS).measurements(task)
-    assert expected.replace("nan", "missing") in str(told[0].message)  # SQLite keeps NaN as NULL
-    assert len(told) == 1
-    assert {m.micro_config for m in found} == {MicroConfig(*key) for key in product(("gemm", "native"), (1, 2, 4))} - {
-        MicroConfig("gemm", 2)
-    }
-    assert select_measurements(opened, [task], POWERS).measurements(task) == found  # and it is said once
-
-
-def test_tasks_of_which_only_bad_measurements_are_left_are_missing(opened: Database) -> None:
-    fill(opened, [FORWARD, DATA])
-    damage(opened, "measurements", {"step_s": -1.0}, "problem_id = 1")
-    with pytest.warns(UserWarning, match="6 bad rows"):
-        assert "lack 1 of the 2 convolutions asked for" in refusal(opened, Task(FORWARD, 4), Task(DATA, 4))
-
-
 # Whole runs
 
 
@@ -355,25 +315,6 @@ def test_whole_runs_with_a_fresh_workspace_or_an_epilogue_are_apart(opened: Data
     ]
     stored = select_measurements(opened, tasks, POWERS)
     assert [stored.whole_run(task, HALVES) for task in tasks] == [kept, fresh, followed, None]
-
-
-@pytest.mark.parametrize("bad", [WholeRun(math.nan, 1, 0), WholeRun(1, 0, 0), WholeRun(1, 1, math.inf)])
-def test_verifications_that_cannot_be_are_passed_over(opened: Database, bad: WholeRun) -> None:
-    fill(opened)
-    opened.add_whole_run(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, WholeRun(1.0, 1.0, 0.1))
-    damage(opened, "verifications", {name: getattr(bad, name) for name in schema.TIMES})
-    stored = select_measurements(opened, [Task(FORWARD, 4)], POWERS)
-    with pytest.warns(UserWarning, match=r"1 bad row.*gemm.*: \w+ is .*; it must be"):
-        assert stored.whole_run(Task(FORWARD, 4), HALVES) is None
-
-
-def test_problems_that_this_version_does_not_know_are_passed_over(opened: Database) -> None:
-    fill(opened)
-    fill(opened, [replace(FORWARD, dtype="float64")])
-    with opened._file.writing() as connection:
-        connection.execute("UPDATE problems SET dtype = 'float4' WHERE dtype = 'float64'")
-    assert opened.problems(HERE) == {FORWARD}
-    assert select_measurements(opened, [Task(FORWARD, 4)], POWERS).environment == HERE
 
 
 def test_nothing_here_needs_torch() -> None:

@@ -20,32 +20,20 @@ from support.database_rows import (
     FAST,
     FULL,
     HERE,
-    MIGRATED,
-    OLD,
     PROBLEM,
-    SAMPLES,
-    VERIFIED,
     VERSIONS,
     change,
     fill,
     rows_of,
 )
-from support.places import DATA, TESTS
+from support.places import TESTS
 
-from mucudnn.database import migrations, schema
+from mucudnn.database import schema
 from mucudnn.database.database import Database
 from mucudnn.database.profiles import read_profile
-from mucudnn.database.samples import unpacked
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.results import (
-    Failure,
-    How,
     MicroConfig,
-    WholeRun,
-    WithCachedFilter,
-    WithFreshWorkspace,
-    passed_over,
-    too_large,
 )
 
 
@@ -76,7 +64,7 @@ def raise_version(path: Path) -> None:
         (lambda path: path.write_bytes(b"no database " * 1000), "is not an SQLite database"),
         (lambda path: path.write_bytes(path.read_bytes()[:60]), "is damaged"),
         (truncate, "is damaged"),
-        (raise_version, r"schema 99, of a newer mucudnn \(this one knows 6\): upgrade"),
+        (raise_version, f"schema 99, of another mucudnn, and this one reads {schema.VERSION} alone"),
         (lambda path: change(path, "PRAGMA application_id = 7"), "belongs to another program"),
     ],
 )
@@ -198,240 +186,7 @@ def test_two_processes_make_and_fill_one_database(tmp_path: Path) -> None:
     assert found == {MicroConfig(algorithm, size) for algorithm in ("gemm", "fft") for size in range(1, 201)}
 
 
-# Files of earlier versions
-
-
-def of_version(version: int, folder: Path) -> Path:
-    """A file as it was written by that schema."""
-    path = folder / f"version-{version}.sqlite"
-    connection = sqlite3.connect(path)
-    connection.executescript((DATA / f"version-{version}.sql").read_text())
-    connection.close()
-    return path
-
-
-@pytest.fixture
-def version_1(tmp_path: Path) -> Path:
-    """``fill`` as it was written by the first schema."""
-    return of_version(1, tmp_path)
-
-
-@pytest.fixture
-def version_2(tmp_path: Path) -> Path:
-    """The same by the second schema, with whole runs of torch's own, with a fresh workspace, with a cached filter."""
-    return of_version(2, tmp_path)
-
-
-@pytest.fixture
-def version_3(tmp_path: Path) -> Path:
-    """The rows of version 2, as the third schema had them."""
-    return of_version(3, tmp_path)
-
-
-def dump(path: Path) -> list[str]:
-    connection = sqlite3.connect(path)
-    statements = list(connection.iterdump())
-    connection.close()
-    return statements
-
-
-def version_of(path: Path) -> int:
-    connection = sqlite3.connect(path)
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    connection.close()
-    return int(version)
-
-
-def test_a_file_of_version_1_is_migrated_and_takes_more(version_1: Path) -> None:
-    on_gpu = replace(HERE, numerics="TF32")
-    assert rows_of(version_1, HERE, PROBLEM) == MIGRATED
-    with Database(version_1) as database:
-        database.add(on_gpu, PROBLEM, 1, FAST)
-        assert database.environments() == (HERE, on_gpu)
-        assert database.failures(on_gpu, PROBLEM, VERSIONS) == ()
-    connection = sqlite3.connect(version_1)
-    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-    connection.close()
-    assert version_of(version_1) == migrations.VERSION
-
-
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
-def test_a_migrated_file_has_the_tables_of_a_new_one(version: int, path: Path) -> None:
-    older = of_version(version, path.parent)
-    with Database(older):
-        pass
-    tables = []
-    for file in (older, path):
-        connection = sqlite3.connect(file)
-        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        tables.append(
-            {
-                name: [
-                    connection.execute(f"PRAGMA {pragma}({name})").fetchall()
-                    for pragma in ("table_info", "foreign_key_list", "index_list")
-                ]
-                for name in names
-            }
-        )
-        connection.close()
-    assert tables[0] == tables[1]
-
-
-def test_a_file_of_version_1_is_read_as_it_is(version_1: Path) -> None:
-    before = version_1.read_bytes()
-    with Database(version_1, read_only=True) as database:
-        assert database.measurements(HERE, PROBLEM, VERSIONS) == (OLD,)
-        assert database.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == MIGRATED[2]
-        with pytest.raises(DatabaseError, match=r"can only be read; change its permissions"):
-            database.add(HERE, PROBLEM, 1, FAST)
-        with database.copy_in_memory() as copy:
-            copy.add(replace(HERE, numerics="TF32"), PROBLEM, 1, FAST)
-            assert len(copy.environments()) == 2
-    assert version_1.read_bytes() == before
-    assert version_of(version_1) == 1
-
-
-def test_a_file_of_version_1_is_merged_without_being_changed(version_1: Path, tmp_path: Path) -> None:
-    with Database(tmp_path / "new.sqlite") as database:
-        assert database.merge(version_1).added == 3
-        assert database.measurements(HERE, PROBLEM, VERSIONS) == (OLD,)
-    assert version_of(version_1) == 1
-
-
-def test_a_migration_that_fails_leaves_the_file_as_it_was(version_1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = dump(version_1)
-    with monkeypatch.context() as patch:
-        patch.setitem(migrations.MIGRATIONS, 1, (*migrations.MIGRATIONS[1], "DROP TABLE of_another_name"))
-        with pytest.raises(DatabaseError, match="cannot be used"):
-            Database(version_1)
-    assert (version_of(version_1), dump(version_1)) == (1, before)
-    assert rows_of(version_1, HERE, PROBLEM) == MIGRATED
-
-
-GEMM, TORCHS = MicroConfig("gemm", 8), MicroConfig("native", 8)
-OURS, THEIRS, AS_STORED = (WholeRun(2.0, time_s, 0.1, method=1) for time_s in (1.00003, 2.0, 1.0))
-WHOLE_RUNS: list[tuple[list[MicroConfig], How, WholeRun]] = [
-    ([GEMM], None, OURS),
-    ([TORCHS], None, THEIRS),
-    ([MicroConfig("native", 4)] * 2, None, OURS),
-    ([GEMM], WithFreshWorkspace(), OURS),
-    ([TORCHS], WithFreshWorkspace(), THEIRS),
-    ([GEMM], WithCachedFilter("gemm", (TORCHS,)), AS_STORED),  # past the operator
-]
-
-
-def whole_runs(database: Database) -> list[tuple[list[MicroConfig], How, WholeRun | None]]:
-    versions = {**VERSIONS, "native": 1}
-    return [(run, how, database.whole_run(HERE, PROBLEM, run, versions, how)) for run, how, _ in WHOLE_RUNS]
-
-
-@pytest.mark.parametrize("read_only", [False, True])
-def test_older_whole_runs_get_what_the_operator_costs(version_2: Path, read_only: bool) -> None:
-    before = version_2.read_bytes()
-    for _ in range(2):  # once, however often the file is opened
-        with Database(version_2, read_only=read_only) as database:
-            assert whole_runs(database) == WHOLE_RUNS
-    assert (version_2.read_bytes() == before) is read_only
-    assert version_of(version_2) == (2 if read_only else migrations.VERSION)
-
-
-def test_older_whole_runs_are_merged_with_what_the_operator_costs(version_2: Path) -> None:
-    with Database(":memory:") as database:
-        assert database.merge(version_2).added == 2 + len(WHOLE_RUNS)
-        assert whole_runs(database) == WHOLE_RUNS
-
-
-@pytest.mark.parametrize("name", ["version-2.csv", "version-2.jsonl"])
-def test_exports_of_version_2_are_read_as_the_database_is(name: str) -> None:
-    with read_profile(DATA / name) as read:
-        assert whole_runs(read) == WHOLE_RUNS
-
-
-def test_files_of_version_3_have_an_unknown_load(version_3: Path) -> None:
-    disturbed, older = replace(OLD, step_s=9.0, load=0.9), replace(OLD, step_s=3.0)
-    with Database(version_3) as database:
-        assert whole_runs(database) == WHOLE_RUNS
-        assert database.measurements(HERE, PROBLEM, VERSIONS) == (OLD,)
-        assert OLD.load is None
-        assert database.best_rate(HERE) == 0.0
-        database.add(HERE, PROBLEM, 1, disturbed)
-        assert database.measurements(HERE, PROBLEM, VERSIONS) == (OLD,)
-        database.add(HERE, PROBLEM, 1, older)
-        assert database.measurements(HERE, PROBLEM, VERSIONS) == (older,)
-    assert version_of(version_3) == migrations.VERSION
-
-
-@pytest.mark.parametrize("name", ["version-3.csv", "version-3.jsonl"])
-def test_exports_of_version_3_are_read_as_the_database_is(name: str) -> None:
-    with read_profile(DATA / name) as read:
-        assert whole_runs(read) == WHOLE_RUNS
-        assert read.measurements(HERE, PROBLEM, VERSIONS) == (OLD,)
-
-
-NOT_MEASURED = {
-    Failure(FAILED.micro_config, FAILED.reason),
-    passed_over(MicroConfig("direct", 4), "3.0 times the fastest in like problems"),
-    too_large(MicroConfig("gemm", 4), 12345),
-}
-
-
-def of_version_4(database: Database) -> None:
-    """Rows with a load are of today's way of measuring; what was passed over is said in columns."""
-    direct = replace(OLD, micro_config=MicroConfig("direct", 8), load=0.0, method=2)
-    versions = {**VERSIONS, "direct": 1}
-    assert database.measurements(HERE, PROBLEM, versions) == (direct,)
-    assert set(database.failures(HERE, PROBLEM, versions)) == NOT_MEASURED
-
-
-def test_files_of_version_4_say_how_they_were_measured(path: Path) -> None:
-    with Database(of_version(4, path.parent)) as database:
-        of_version_4(database)
-        assert database.best_rate(HERE) == 123.0
-
-
-@pytest.mark.parametrize("name", ["version-4.csv", "version-4.jsonl"])
-def test_exports_of_version_4_are_read_as_the_database_is(name: str) -> None:
-    with read_profile(DATA / name) as read:
-        of_version_4(read)
-
-
-def of_version_5(database: Database) -> None:
-    """All that there was, without samples; what is added has them."""
-    assert database.measurements(HERE, PROBLEM, VERSIONS) == (replace(FAST, load=0.0),)
-    assert database.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == VERIFIED
-    raw = (*schema.SAMPLE_COLUMNS, *schema.PROCESSOR)
-    assert {row.values[name] for row in database.sound_rows() for name in raw} == {None}
-    assert len(database.sound_rows()) == 14
-
-
-def test_files_of_version_5_have_no_samples_and_take_some(path: Path) -> None:
-    with Database(of_version(5, path.parent)) as database:
-        of_version_5(database)
-        database.add(HERE, PROBLEM, 1, FAST)
-        (*_, newest) = database.sound_rows()
-        assert unpacked(newest.values["step_samples_s"]) == SAMPLES.step_samples_s
-        assert database.bad_rows() == []
-
-
-@pytest.mark.parametrize("name", ["version-5.csv", "version-5.jsonl"])
-def test_exports_of_version_5_are_read_as_the_database_is(name: str) -> None:
-    with read_profile(DATA / name) as read:
-        of_version_5(read)
-
-
-@pytest.mark.parametrize(
-    ("column", "value"), [("configuration", value) for value in ("[5", '["gemm"]', "5", "{}", b"\xff", 3)]
-    + [("time_s", value) for value in ("soon", None, 0, -1.0, b"\xff")],
-)  # fmt: skip
-def test_bad_whole_runs_of_older_files_stay_bad(version_2: Path, column: str, value: object) -> None:
-    connection = sqlite3.connect(version_2)
-    with connection:
-        connection.execute(f"UPDATE verifications SET {column} = ? WHERE measured_at LIKE '%02+00:00'", [value])
-    connection.close()
-    with Database(version_2) as database:
-        assert [row.values["kind"] for row in database.bad_rows()] == ["verification"]
-        with pytest.warns(UserWarning, match="1 bad row"):
-            assert whole_runs(database)[1:] == WHOLE_RUNS[1:]
+# Exports
 
 
 def test_what_was_exported_by_this_version_is_read_as_it_is(path: Path, tmp_path: Path) -> None:
@@ -442,14 +197,10 @@ def test_what_was_exported_by_this_version_is_read_as_it_is(path: Path, tmp_path
         assert read.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == FULL[2]
 
 
-def test_exports_of_a_newer_version_are_refused(path: Path, tmp_path: Path) -> None:
+def test_exports_of_another_version_are_refused(path: Path, tmp_path: Path) -> None:
     exported = tmp_path / "exported.jsonl"
     with Database(path) as database, exported.open("w") as stream:
         database.export_json_lines(stream)
-    exported.write_text(
-        exported.read_text().replace(f'"schema": {migrations.VERSION}', f'"schema": {migrations.VERSION + 1}')
-    )
-    with pytest.raises(
-        DatabaseError, match=f"schema is {migrations.VERSION + 1}; it must be .* at most {migrations.VERSION}"
-    ):
+    exported.write_text(exported.read_text().replace(f'"schema": {schema.VERSION}', f'"schema": {schema.VERSION - 1}'))
+    with pytest.raises(DatabaseError, match=f"line 1: schema is {schema.VERSION - 1}; it must be {schema.VERSION}"):
         read_profile(exported)

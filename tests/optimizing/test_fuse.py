@@ -339,7 +339,7 @@ def test_equal_convolutions_are_tuned_apart_where_unlike_things_follow_them(tmp_
     }
     assert f"three.convolution: {report.layers[2][1].problem}, batch 2, with addition and ReLU6" in report.details()
     with Database(tmp_path / "m.sqlite") as database:
-        keys = [row.values["configuration"] for row in database.sound_rows() if row.values["configuration"]]
+        keys = [row.values["configuration"] for row in database.every_row() if row.values["configuration"]]
     assert {whole_run_from(key)[2] for key in keys} == {tuned.epilogue for _, tuned in report.layers}
 
 

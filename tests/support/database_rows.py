@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 from mucudnn.database.database import Database
@@ -21,8 +20,6 @@ VERSIONS = {"gemm": 1, "fft": 1}
 PAIRS = PairedSamples((2.1, 2.0, 1.9), (1.2, 1.0, 0.9), stolen=0.0, clock_hz=2.4e9)
 VERIFIED = WholeRun(2.0, 1.0, 0.1, raw=PAIRS)
 FULL = ((FAST,), (FAILED,), VERIFIED)
-OLD = replace(FAST, method=1)  # from before rows said in which way they were measured
-MIGRATED = ((OLD,), (FAILED,), WholeRun(2.0, 1.00003, 0.1, method=1))  # and before the operator was in whole runs
 
 
 def fill(path: Path) -> Path:

@@ -12,8 +12,8 @@ from support.clock.machine import ENVIRONMENT, FORWARD
 from support.clock.shared_machine import SharedProcessors
 from support.clock.two_algorithms import NO_LIMIT, Bench
 
-from mucudnn.database.bad_rows import StoredRow
 from mucudnn.database.database import Database
+from mucudnn.database.queries import StoredRow
 from mucudnn.database.samples import unpacked
 from mucudnn.measuring.timing.comparison import uncertainty
 from mucudnn.measuring.timing.timer import relative_spread
@@ -42,7 +42,7 @@ class NoisyBench(Bench):
 
 
 def rows_of(kind: str, database: Database) -> list[StoredRow]:
-    return [row for row in database.sound_rows() if row.values["kind"] == kind]
+    return [row for row in database.every_row() if row.values["kind"] == kind]
 
 
 @pytest.fixture(params=[NO_LIMIT, THOROUGH], ids=["quick", "thorough"])
@@ -88,7 +88,7 @@ def test_what_the_processors_did_meanwhile_is_kept() -> None:
     bench = BusyBench(SharedProcessors(stolen=0.5, hz=2.4e9))
     bench.processors.work(1.0)
     bench.tune()
-    rows = [row for row in bench.database.sound_rows() if row.values["kind"] in ("measurement", "verification")]
+    rows = [row for row in bench.database.every_row() if row.values["kind"] in ("measurement", "verification")]
     assert {row.values["clock_hz"] for row in rows} == {2.4e9}
     shares = [row.values["stolen"] for row in rows]
     assert shares == [pytest.approx(0.25)] * len(rows)

@@ -23,8 +23,8 @@ from mucudnn.bench.report.samples import (
     series,
     wanted,
 )
-from mucudnn.database.bad_rows import StoredRow
 from mucudnn.database.database import Database
+from mucudnn.database.queries import StoredRow
 from mucudnn.words.problem import Operation
 from mucudnn.words.results import MicroConfig, WithCachedFilter, WithEpilogue, WithFreshWorkspace
 
@@ -38,7 +38,7 @@ def rows(tmp_path: Path) -> list[StoredRow]:
     with Database(fill(tmp_path / "full.sqlite")) as database:
         database.add(HERE, BACKWARD, 1, OF_A_LIBRARY)
         database.add(ELSEWHERE, PROBLEM, 1, FAST)
-        return database.sound_rows()
+        return database.every_row()
 
 
 def described(rows: list[StoredRow]) -> list[tuple[object, ...]]:
@@ -131,7 +131,7 @@ def test_what_was_run_whole_is_told(tmp_path: Path) -> None:
     with Database(tmp_path / "runs.sqlite") as database:
         for how in hows:
             database.add_whole_run(HERE, PROBLEM, two, VERSIONS, VERIFIED, how)
-        rows = database.sound_rows()
+        rows = database.every_row()
     told = list(dict.fromkeys(cells[1] for cells in text_of(rows)))
     text = "gemm 8×2 + fft 4"
     endings = ("", ", fresh workspace", ", filter kept", ", with addition and ReLU6")
