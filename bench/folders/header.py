@@ -135,9 +135,7 @@ def read_object(path: Path) -> dict[str, Any]:
             what = "no result of a benchmark: name a folder that it wrote with --out, or a file of --json"
         raise InvalidInputError(f"{path}, line {error.lineno}: {what}") from None
     except RecursionError:
-        raise InvalidInputError(
-            f"{path}: nested too deeply for a result of a benchmark"
-        ) from None
+        raise InvalidInputError(f"{path}: nested too deeply for a result of a benchmark") from None
     if not isinstance(record, dict):
         raise InvalidInputError(f"{path}, line 1: no JSON object, but {type(record).__name__}")
     return record
