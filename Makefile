@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Installing compiles the transforms: their sources are part of what the environment depends on.
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py kernels/compiled/*/*.cpp kernels/compiled/*/*.h mucudnn/running/eager/*.cpp)
 # What make gpu must find in $(PYTHON).
-IMPORTED := torch numpy pandas pulp click rich pytest
+IMPORTED := torch numpy pandas psutil pulp click rich pytest
 
 define require_version
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
