@@ -82,6 +82,11 @@ class Workshop:
             (tuned,) = tune_tasks(
                 [task], self._config, machine=machine, database=database, priors=self._priors, in_passing=True
             ).problems
+        if any(measured.is_disturbed for measured in tuned.measurements):
+            say_once(
+                "the machine was busy while convolutions were tuned: mucudnn database refresh measures again what may "
+                "be wrong, when it is quiet"
+            )
         return tuned
 
     @contextmanager

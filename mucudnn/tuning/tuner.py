@@ -115,7 +115,7 @@ def tune_tasks(
     """Do what ``tune`` does for tasks of any batch sizes, limits and counts; the answer has their order.
 
     priors: those of earlier calls, which this one uses and adds to: reading a whole database takes a moment.
-    in_passing: in a call of the user's, that does not wait for a quiet machine.
+    in_passing: in a call of the user's, that neither waits for a quiet machine nor is told each time that it is busy.
     team: the ranks that tune the same together; it ends with this.
     """
     require_callable(progress)
@@ -188,6 +188,7 @@ class _Tuner:
         self.progress, self.at = progress or silent, 0.0
         patience_s = 0.0 if in_passing else MOST_WAITED_S
         self.quiet = Quiet(machine.watch, store, lambda text: self.progress(text, self.at), patience_s)
+        self.in_passing = in_passing
         self.versions = {algorithm.name: algorithm.version for algorithm in permitted_algorithms(machine, config)}
         self.ready: list[TunedProblem] = []
         self.sharing = sharing
@@ -205,7 +206,10 @@ class _Tuner:
             raise TuningInterrupted(self._tuning()) from None
         if self.machine.prover is not None:
             self.machine.prover.rest()
-        self.quiet.end()
+        if self.in_passing:
+            self.quiet.store_rate()
+        else:
+            self.quiet.end()
         self.progress("done", 1.0)
         return tuning
 
