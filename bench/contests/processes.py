@@ -110,9 +110,11 @@ def _run(function: Callable[..., None], told: Connection, *arguments: Any) -> No
         pass
     except BaseException:
         traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
 
 
 def _end_with_parent() -> None:

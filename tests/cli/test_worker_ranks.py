@@ -13,8 +13,7 @@ import pytest
 from support.places import TESTS
 from support.ranks.failing_jobs import Failing, Refusing, Returning
 
-from mucudnn.cli.shared.launch import cores_of_each, ranks_here, ranks_of_torchrun
-from mucudnn.cli.shared.ranks import on_every_rank
+from mucudnn.cli.shared.ranks import cores_of_each, on_every_rank, ranks_here, ranks_of_torchrun
 from mucudnn.words.errors import SharingError
 
 LIMIT_S = 120

@@ -23,7 +23,6 @@ import click
 
 from mucudnn.bench.contests.processes import Failed, OwnProcessError, Worker, attempt
 from mucudnn.cli.shared.commands import show_warning
-from mucudnn.cli.shared.launch import cores_of_each, ranks_of_torchrun
 from mucudnn.cli.shared.layer_tables import load_limited, tune_with_progress, tuning_environment
 from mucudnn.cli.shared.options import use_threads
 from mucudnn.words.errors import MucudnnError, SharingError
@@ -34,8 +33,30 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells each process
 _OTHERS_S = 2.0  # how long others may take to end after the first that failed: one of them may be the reason
 _INTERRUPTED_S = 60.0  # how long tuning may take after Ctrl-C to return what is ready: the sample under way is finished
+
+
+def ranks_of_torchrun() -> int | None:
+    """Return how many ranks torchrun has started; ``None``: this process is none of them."""
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _OF_TORCHRUN) else None
+
+
+def rank_of_torchrun() -> int | None:
+    """Return the rank that torchrun has given this process; ``None``: it has started none."""
+    return None if ranks_of_torchrun() is None else int(os.environ["RANK"])
+
+
+def ranks_here(ranks: int) -> int:
+    """Return how many of so many ranks are on this machine."""
+    return ranks if ranks_of_torchrun() is None else int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+
+
+def cores_of_each(processes: int) -> int:
+    """Return how many cores each of so many processes has to itself, at least one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // processes)
 
 
 def on_every_rank(job: Callable[[], T], ranks: int, device: str, *, interrupted_s: float = 0.0) -> T | None:
