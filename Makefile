@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Installing compiles the transforms: their sources are part of what the environment depends on.
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py kernels/compiled/*/*.cpp kernels/compiled/*/*.h mucudnn/running/eager/*.cpp)
 # What make gpu must find in $(PYTHON).
-IMPORTED := torch numpy pandas pulp click rich pytest
+IMPORTED := torch numpy pandas psutil pulp click rich pytest
 
 define require_version
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -106,14 +106,15 @@ wheel: $(VENV)/.installed
 	$(TRIED)/mucudnn tune alexnet --batch 1 --operations forward --time-limit 1s
 	$(TRIED)/python $(CURDIR)/examples/first_steps.py
 
-# Whatever CUDA build of torch $(PYTHON) has; for example make gpu GPU_OPTIONS="--only limits --minutes 5".
+# Whatever CUDA build of torch $(PYTHON) has; for example make gpu ONLY=limits MINUTES=5 OUT=results.
 gpu:
 	$(require_version)
 	@$(PYTHON) -c 'import sys; from importlib.util import find_spec; \
 		lacking = ", ".join(name for name in sys.argv[1:] if find_spec(name) is None); \
 		sys.exit("$(PYTHON) lacks " + lacking + ": install it, or name another, as PYTHON=$(BIN)/python" if lacking else 0)' \
 		$(IMPORTED)
-	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m mucudnn.bench.suites.gpu.suite $(GPU_OPTIONS)
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" PYTHON="$(PYTHON)" \
+		ONLY="$(ONLY)" MINUTES="$(MINUTES)" OUT="$(OUT)" tests/gpu/run.sh
 
 $(VENV)/.installed: $(SOURCES)
 	$(require_version)

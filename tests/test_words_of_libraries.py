@@ -16,7 +16,6 @@ ALLOWED = (
     "kernels",  # drives it
     "words/torch_settings.py",  # sets it
     "cli",  # shows it
-    "bench/suites/gpu",  # records what it offers on a GPU
     "bench/contests/torch_variants.py",  # searches as it does
     "bench/analyses/engines.py",  # lists what it offers
 )

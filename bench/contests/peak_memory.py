@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import nn
 
-from mucudnn.bench.contests.apart import Stored, store
+from mucudnn.bench.contests.apart import Apart, Ready
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.running.workspace import release_workspaces
 from mucudnn.tracing.training_step import training_step
@@ -53,15 +51,14 @@ def resident_peak_bytes(model: nn.Module, sample_input: Any, *, is_compiled: boo
     The process gives every freed block of a MiB or more back to the system at once. By default glibc keeps up to 32 MiB
     of each kind, and fragments of them. Those differ by a fifth from run to run, in torch's own step too.
 
-    Raises ``UnavailableError`` where this is not Linux, and for models that cannot be pickled.
+    Raises ``UnavailableError`` where this is not Linux, and for models that cannot be pickled, and ``OwnProcessError``
+    where the step fails.
     """
     if not _RESET.exists():
         raise UnavailableError("peak resident memory is read from /proc, which only Linux has: ask for 0 runs")
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "model.pickle"
-        store((model, sample_input), path)
-        with _environment(_GIVING_BACK), ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
-            return fresh.submit(_resident_peak_bytes, path, torch.get_num_threads(), is_compiled).result()
+    with Apart() as apart, _environment(_GIVING_BACK):
+        handed = apart.handed((model, sample_input))
+        return apart.start(partial(_resident_peak, handed, torch.get_num_threads(), is_compiled)).found
 
 
 @contextmanager
@@ -79,16 +76,15 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _resident_peak_bytes(path: Path, threads: int, is_compiled: bool) -> int:
+def _resident_peak(handed: Callable[[], tuple[nn.Module, Any]], threads: int, is_compiled: bool) -> Ready[int]:
     torch.set_num_threads(threads)
-    stored: Stored[tuple[nn.Module, Any]] = Stored(path)
-    model, sample_input = stored()
+    model, sample_input = handed()
     step = repeatable_step(torch.compile(model) if is_compiled else model, sample_input)
     step()
     _RESET.write_text("5")  # the peak begins again at what is resident now
     step()
     (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 2**10
+    return Ready(step, int(line.split()[1]) * 2**10)
 
 
 def repeatable_step(model: Any, sample_input: Any) -> Callable[[], None]:

@@ -17,7 +17,6 @@ from mucudnn.bench.recipes.judging import Judgement, all_rows, judge
 from mucudnn.bench.recipes.recipe_file import RecipeFile
 from mucudnn.bench.report.export import write_json
 from mucudnn.terminal.whole_files import whole_text
-from mucudnn.tuning.busy_warning import busy_told_once
 from mucudnn.words.errors import InvalidInputError, OutputError, UnavailableError
 from mucudnn.words.progress import share_of
 
@@ -52,10 +51,9 @@ def run_recipe(recipe: RecipeFile, out: Path, place: Place) -> Outcome:
     """
     _prepare(out, recipe.text)
     cells = recipe.cells()
-    with busy_told_once():
-        for index, cell in enumerate(cells):
-            part = share_of(place.progress, index / len(cells), 1 / len(cells))
-            recipe.benchmark.run(cell, out / cell.name, replace(place, progress=part))
+    for index, cell in enumerate(cells):
+        part = share_of(place.progress, index / len(cells), 1 / len(cells))
+        recipe.benchmark.run(cell, out / cell.name, replace(place, progress=part))
     folders = {cell.name: read_folder(out / cell.name) for cell in cells}
     outcome = judged(recipe, folders, out)
     write_json(out / OUTCOME_FILE, _record(outcome))

@@ -10,15 +10,45 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from mucudnn.kernels.cuda.launcher import LaunchError
+from mucudnn.words.errors import MucudnnError
 
 OPTIONS = ("--std=c++17",)
 _PROBE = 'extern "C" __global__ void probe() {}'
+
+
+class LaunchError(MucudnnError, RuntimeError):
+    """A CUDA function cannot be compiled for a device, or not be started with such sizes; the message says why."""
+
+
+class Launcher(Protocol):
+    """Compiles CUDA C++ and starts its functions: ``CupyLauncher``, and what tests put in its place."""
+
+    def why_not(self) -> str | None:
+        """Return why nothing can be compiled or started in this process, or ``None``. Found out once, then cheap."""
+
+    def launch(
+        self,
+        source: str,
+        function: str,
+        grid_blocks: int,
+        block_threads: int,
+        pointers: Sequence[int],
+        sizes: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        """Start a function on the device's current stream of torch, and do not wait for it.
+
+        source: a translation unit, the same object for every call, with the function in it as ``extern "C"``; compiled
+        when it is first asked for, and kept. pointers: addresses, its first parameters; 0 is null. sizes: 32-bit
+        integers, the fields of a struct that is its last parameter.
+
+        Raises ``LaunchError`` where it cannot be compiled, ``RuntimeError`` where the device refuses it.
+        """
 
 
 class CupyLauncher:

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, compute_dtype
-from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher
-from mucudnn.kernels.cuda.launcher import Launcher, LaunchError
+from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, Launcher, LaunchError
 from mucudnn.kernels.winograd.cook_toom import CookToom
 from mucudnn.kernels.winograd.cuda_source import winograd_source
 from mucudnn.kernels.winograd.tiling import Tiling, tiling

@@ -12,7 +12,7 @@ import click
 
 import mucudnn
 from mucudnn.cli.shared.commands import add_commands, in_options, show_warning
-from mucudnn.cli.shared.launch import ranks_of_torchrun
+from mucudnn.cli.shared.ranks import ranks_of_torchrun
 from mucudnn.terminal.streams import Guarded, guarded, occupy_closed, refusal_of_stdout
 from mucudnn.words.errors import MucudnnError, first_line
 

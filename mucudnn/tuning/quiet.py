@@ -9,19 +9,21 @@ from mucudnn.measuring.profiler import ProfilingJob
 from mucudnn.measuring.quick_search import QuickSearch
 from mucudnn.measuring.timing.comparison import Comparison
 from mucudnn.measuring.timing.load import Load, Watch
-from mucudnn.tuning.busy_warning import BusyWarning, Doubtful
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, is_busy
-from mucudnn.words.warning import warn
+from mucudnn.words.warning import say_once
 
 MOST_WAITED_S = 3.0  # in all waits of a run together: what is measured under load is marked, and can be made again
 
 Outcomes = Sequence[Comparison | Exception | None]
-_warned: set[str] = set()
+_BUSY = (
+    "the machine was busy or slow: what was measured meanwhile may be too slow, and is marked: mucudnn database info "
+    "counts it, and mucudnn database refresh measures it again when it is quiet"
+)
 
 
 class Quiet:
-    """Waits for a quiet machine, measures again what was disturbed, and says in the end what remains doubtful.
+    """Waits for a quiet machine, measures again what was disturbed, and warns once if something remains doubtful.
 
     tell: called with why it waits. All waits together take at most ``most_s``.
     """
@@ -32,8 +34,7 @@ class Quiet:
         self.watch, self._store, self._tell = watch, store, tell
         self._patience_s = most_s
         self._has_begun = self._is_blind = False
-        self._doubtful: set[Doubtful] = set()
-        self._worst = 0.0
+        self._doubtful: set[tuple[ConvProblem, MicroConfig | Configuration]] = set()
 
     def is_now(self) -> bool:
         """Whether nothing disturbs at this moment, as far as that can be seen, if need be in half a second."""
@@ -97,10 +98,10 @@ class Quiet:
             self._store.add_rate(self.watch.best_rate)
 
     def end(self) -> None:
-        """Store the best rate, and warn of what remains doubtful, and how to measure it again."""
+        """Store the best rate, and warn once in a process that something remains doubtful."""
         self.store_rate()
         if self._doubtful:
-            warn(BusyWarning(self._doubtful, self._worst), stacklevel=2)
+            say_once(_BUSY)
 
     def _begin(self) -> None:
         """Before the first look: learn what rate earlier runs saw, and warn once of more threads than cores."""
@@ -108,10 +109,8 @@ class Quiet:
             return
         self._has_begun = True
         self.watch.best_rate = max(self.watch.best_rate, self._store.best_rate())
-        shortage = self.watch.shortage()
-        if shortage is not None and shortage not in _warned:
-            _warned.add(shortage)
-            warn(shortage, stacklevel=2)
+        if shortage := self.watch.shortage():
+            say_once(shortage)
 
     def _remembered(self, search: ProfilingJob | QuickSearch) -> Iterator[Measurement | Failure]:
         for result in search.measure():
@@ -124,7 +123,6 @@ class Quiet:
         """Note whether the last measurement is doubtful."""
         if is_busy(load):
             self._doubtful.add((problem, of))
-            self._worst = max(self._worst, load or 0.0)
         else:
             self._doubtful.discard((problem, of))
 

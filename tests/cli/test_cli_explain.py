@@ -231,6 +231,12 @@ def test_without_a_gpu_it_says_so(memory: str, database: Path) -> None:
     assert not database.exists()
 
 
+@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")
+def test_without_a_gpu_nothing_is_solved_within_its_headroom(database: Path) -> None:
+    asked = ("solve", database, "--network", "some_models:two", *SIZES, "--workspace-limit", "headroom")
+    assert "device is 'cuda', but torch" in fail(*asked, "--device", "cuda")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.command_line import fail, invoke, one_layer
 from support.places import TESTS
-from support.torchrun import torchrun
+from support.ranks.launching import torchrun
 
 from mucudnn.cli.shared.rank_numbers import parse_ranks
 from mucudnn.words.errors import InvalidInputError
@@ -49,7 +49,7 @@ def test_ranks_of_torchrun_measure_their_link_and_one_of_them_tells(
     monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{TESTS.parent}")
     out = tmp_path / "out.json"
     arguments = ("scale", *TRAINED, "--batch", "8", "--ranks", "1,2", *QUICK, "--measure", "--json", out)
-    done = torchrun(2, "-m", "mucudnn", *arguments)
+    done = torchrun("-m", "mucudnn", *arguments, ranks=2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("strong scaling") == 1
     assert "measured on the running process group" in done.stdout

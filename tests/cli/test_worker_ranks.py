@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 from support.places import TESTS
-from support.ranks.failing_jobs import Failing, Refusing
+from support.ranks.failing_jobs import Failing, Refusing, Returning
 
-from mucudnn.cli.shared.launch import cores_of_each, ranks_here, ranks_of_torchrun
-from mucudnn.cli.shared.worker_ranks import on_every_rank
+from mucudnn.cli.shared.ranks import cores_of_each, on_every_rank, ranks_here, ranks_of_torchrun
 from mucudnn.words.errors import SharingError
 
 LIMIT_S = 120
 WAITING = """
 from support.ranks.failing_jobs import Waiting
-from mucudnn.cli.shared.worker_ranks import on_every_rank
+from mucudnn.cli.shared.ranks import on_every_rank
 
 if __name__ == "__main__":
     on_every_rank(Waiting(), 2, "cpu")
@@ -59,6 +58,12 @@ def test_ranks_end_with_the_command(how: signal.Signals, tmp_path: Path) -> None
         finally:
             command.kill()
     assert command.returncode in (-how, 1)
+
+
+def test_after_ctrl_c_ranks_may_return_what_is_ready() -> None:
+    assert on_every_rank(Returning(), 2, "cpu", interrupted_s=LIMIT_S) == "what is ready"
+    with pytest.raises(KeyboardInterrupt):
+        on_every_rank(Returning(), 2, "cpu")
 
 
 def test_torchrun_says_how_many_ranks_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

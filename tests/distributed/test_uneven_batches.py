@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import train_unevenly
-from support.torchrun import torchrun
+from support.ranks.launching import torchrun
 from torch.nn.functional import cross_entropy
 
 from mucudnn.distributed import UnevenBatchSampler, gradient_weight
@@ -95,7 +95,7 @@ def test_gradients_of_simulated_ranks_average_to_that_of_the_whole_batch() -> No
 
 
 def test_ranks_train_as_one_process_does_even_where_one_has_no_sample_of_the_last_batch() -> None:
-    done = torchrun(2, train_unevenly.__file__)
+    done = torchrun(train_unevenly.__file__, ranks=2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("relative difference") == 2
 

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from mucudnn.kernels.cuda import cupy_launcher
-from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, compiler_name
-from mucudnn.kernels.cuda.launcher import LaunchError
+from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, LaunchError, compiler_name
 from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS
 
 SOURCE = 'extern "C" __global__ void add(float* a, Sizes sizes) {}'

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from mucudnn.bench.contests.apart import Apart
-from mucudnn.bench.contests.own_process import OwnProcess, OwnProcessError, Ready
+from mucudnn.bench.contests.apart import Apart, OwnProcess, Ready
 from mucudnn.bench.contests.own_thread import OwnThread
-from mucudnn.bench.suites.memory import benchmark as memory_benchmark
+from mucudnn.bench.contests.processes import OwnProcessError
 from mucudnn.bench.suites.training import benchmark as training_benchmark
 from mucudnn.words.errors import first_line
 
@@ -23,11 +22,6 @@ def train_in_threads(monkeypatch: pytest.MonkeyPatch, device: str = "cpu") -> No
     """Let the command that trains do so."""
     made = partial(training_benchmark.TrainingOptions, apart=partial(InThreads, device))
     monkeypatch.setattr(training_benchmark, "TrainingOptions", made)
-
-
-def remember_in_threads(monkeypatch: pytest.MonkeyPatch, device: str = "cpu") -> None:
-    """Let the command that compares memory do so."""
-    monkeypatch.setattr(memory_benchmark, "Apart", partial(InThreads, device))
 
 
 class InThreads(Apart):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mucudnn.bench.contests.own_process import Ready
+from mucudnn.bench.contests.apart import Ready
 from mucudnn.words.errors import UnavailableError
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,8 +16,8 @@ from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.measuring.timing.comparison import Comparison
 from mucudnn.measuring.timing.load import Watch
 from mucudnn.tuning import quiet
-from mucudnn.tuning.busy_warning import BusyWarning, busy_told_once
 from mucudnn.tuning.tuner import Tuning
+from mucudnn.words import warning
 from mucudnn.words.config import Config
 from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun, passed_over
 
@@ -27,7 +26,7 @@ VERSIONS = {"native": 1, "quick": 1}
 
 @pytest.fixture(autouse=True)
 def nothing_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet, "_warned", set())
+    monkeypatch.setattr(warning, "_said", set())
 
 
 def chosen(tuning: Tuning) -> str:
@@ -41,7 +40,7 @@ def busy_bench(**changes: float) -> BusyBench:
 
 def tuned_busy(bench: BusyBench) -> Tuning:
     with pytest.warns(
-        UserWarning, match="the machine was busy or slow: .* mucudnn database refresh measures them again"
+        RuntimeWarning, match="the machine was busy or slow: .* mucudnn database refresh measures it again"
     ):
         return bench.tune()
 
@@ -205,7 +204,7 @@ def test_more_threads_than_cores_are_said_once(monkeypatch: pytest.MonkeyPatch) 
     bench = BusyBench(SharedProcessors(threads=4))
     watch = bench.processors.watch(cores=lambda: 2.0)
     monkeypatch.setattr(BusyBench, "machine", replace(bench.machine, watch=watch))
-    with pytest.warns(UserWarning, match=r"torch uses 4 threads, .* torch.set_num_threads\(2\)"):
+    with pytest.warns(RuntimeWarning, match=r"torch uses 4 threads, .* torch.set_num_threads\(2\)"):
         bench.tune()
     bench.tune(FORWARD.with_operation(FORWARD.operation))
 
@@ -219,39 +218,11 @@ def test_the_best_rate_is_kept_for_the_next_run(monkeypatch: pytest.MonkeyPatch)
     slow = replace(fast, watch=bench.processors.watch(rate=lambda: 50.0))
     monkeypatch.setattr(BusyBench, "machine", slow)
     other = replace(FORWARD, c=4)
-    with pytest.warns(UserWarning, match="up to 50% of its speed was missing"):
+    with pytest.warns(RuntimeWarning, match="the machine was busy or slow"):
         bench.tune(other)
 
 
-def warnings_of(function: Callable[[], object]) -> list[str]:
-    """Return what is warned of, without what is missing of the machine's speed."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        with suppress(KeyboardInterrupt), busy_told_once():
-            function()
-    return [str(one.message).partition(" may be")[0] for one in told]
-
-
 def test_many_tunings_are_warned_of_once() -> None:
-    """What two of them doubt counts once; other warnings are as ever."""
-    doubts = [(FORWARD, MicroConfig("native", size)) for size in (1, 2, 4)]
-    runs = [(FORWARD, Configuration((MicroConfig("native", 4),), 1.0, 0))]
-
-    def tune() -> None:
-        warnings.warn(BusyWarning(doubts[:2], 0.25), stacklevel=1)
-        warnings.warn("look out", stacklevel=1)
-        warnings.warn(BusyWarning([*doubts[1:], *runs], 0.5), stacklevel=1)
-
-    assert warnings_of(tune) == ["look out", "the machine was busy or slow: 3 measurements and 1 whole run"]
-
-
-def test_what_a_stopped_run_doubts_is_told() -> None:
-    def tune() -> None:
-        warnings.warn(BusyWarning([(FORWARD, MicroConfig("native", 1))], 0.25), stacklevel=1)
-        raise KeyboardInterrupt
-
-    assert warnings_of(tune) == ["the machine was busy or slow: 1 measurement"]
-
-
-def test_of_nothing_doubtful_nothing_is_told() -> None:
-    assert warnings_of(lambda: None) == []
+    bench = busy_bench()
+    tuned_busy(bench)
+    bench.tune(replace(FORWARD, c=4))  # warnings are errors

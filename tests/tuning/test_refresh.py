@@ -19,6 +19,7 @@ from mucudnn.database.database import Database
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.optimizing.optimize import optimize
 from mucudnn.tuning.refresh import Refreshed, refresh
+from mucudnn.words import warning
 from mucudnn.words.config import Config
 from mucudnn.words.results import MicroConfig, WholeRun, WithFreshWorkspace
 
@@ -26,9 +27,14 @@ VERSIONS = {"native": 1, "quick": 1}
 QUICK = (MicroConfig("quick", 8),)
 
 
+@pytest.fixture(autouse=True)
+def nothing_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warning, "_said", set())
+
+
 def tuned_busy() -> BusyBench:
     bench = BusyBench(SharedProcessors(others=1.0))
-    with pytest.warns(UserWarning, match="the machine was busy or slow"):
+    with pytest.warns(RuntimeWarning, match="the machine was busy or slow"):
         assert bench.tune().problems[0].configuration.algorithms == ("native",)
     return bench
 

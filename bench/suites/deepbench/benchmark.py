@@ -26,7 +26,6 @@ from mucudnn.bench.suites.deepbench.division import divisions
 from mucudnn.bench.suites.deepbench.order import Balance, Wanted
 from mucudnn.database.database import Database
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.tuning.busy_warning import busy_told_once
 from mucudnn.tuning.sharing import expected_s
 from mucudnn.tuning.tuner import machine_and_database
 from mucudnn.words.config import BatchSizePolicy, Config
@@ -79,7 +78,6 @@ def benchmark_deepbench(
     Raises what ``open_folder`` raises, and ``KeyboardInterrupt``, by then with all that was measured in the folder.
     """
     with (
-        busy_told_once(),
         machine_and_database(config, device, machine, database) as (on, opened),
         torch_variants(on.device) as variants,
         open_folder(out, _header(benchmark, table, config, choices, on)) as folder,

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mucudnn.bench.contests.apart import PAUSE_S
+from mucudnn.bench.contests.apart import PAUSE_S, OwnProcess, Ready
 from mucudnn.bench.contests.kind_times import median_by_kind
-from mucudnn.bench.contests.own_process import OwnProcess, OwnProcessError, Ready
+from mucudnn.bench.contests.processes import OwnProcessError
 from mucudnn.bench.contests.timing import MedianTime
 from mucudnn.bench.suites.inference.result import RuntimeResult, RuntimesComparison
 from mucudnn.bench.suites.inference.runtime import Runtime

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import mucudnn
-from mucudnn.bench.contests.apart import Stored, store
+from mucudnn.bench.contests.apart import Ready, Stored, store
 from mucudnn.bench.contests.kind_times import KindTimes
-from mucudnn.bench.contests.own_process import Ready
 from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.words.config import Config

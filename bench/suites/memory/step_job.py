@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mucudnn.bench.contests.own_process import Ready
+from mucudnn.bench.contests.apart import Ready
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes, repeatable_step
 from mucudnn.bench.contests.variants import Variant
 from mucudnn.measuring.timing.timer import Clock, T

@@ -16,7 +16,7 @@ from torch import nn
 
 from mucudnn.bench.contests.apart import SAMPLED, Apart, Entrant
 from mucudnn.bench.contests.kind_times import median_by_kind
-from mucudnn.bench.contests.own_process import OwnProcessError
+from mucudnn.bench.contests.processes import OwnProcessError
 from mucudnn.bench.contests.step_split import StepSplit
 from mucudnn.bench.contests.variants import Variant, chosen_variants
 from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.bench.contests.apart import Ready
 from mucudnn.bench.contests.kind_times import KindTimes
-from mucudnn.bench.contests.own_process import Ready
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
 from mucudnn.bench.contests.step_split import StepSplit
 from mucudnn.bench.contests.step_splitter import StepSplitter

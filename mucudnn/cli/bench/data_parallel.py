@@ -14,8 +14,7 @@ import click
 from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.kept_results import tell_nothing_is_left
-from mucudnn.cli.shared.launch import cores_of_each, rank_of_torchrun, ranks_here, ranks_of_torchrun
-from mucudnn.cli.shared.worker_ranks import on_every_rank
+from mucudnn.cli.shared.ranks import cores_of_each, on_every_rank, rank_of_torchrun, ranks_here, ranks_of_torchrun
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.communication import Communication
 from mucudnn.words.errors import InvalidInputError, SharingError, UnavailableError

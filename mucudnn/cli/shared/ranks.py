@@ -1,25 +1,28 @@
-"""Tuning a layer table on several devices: on the ranks that torchrun started, or on a worker process for each."""
+"""Runs a job on every rank of a process group: on those that torchrun has started, or in a process for each.
+
+The command itself is no rank then: it watches over them. So a rank that fails or is killed is named at once, whatever
+the others wait for, and all of them end with it and with Ctrl-C.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import sys
+import signal
+import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from math import inf
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from mucudnn.cli.shared.commands import in_options
-from mucudnn.cli.shared.launch import cores_of_each, ranks_of_torchrun
+from mucudnn.bench.contests.processes import Failed, OwnProcessError, Worker, attempt
+from mucudnn.cli.shared.commands import show_warning
 from mucudnn.cli.shared.layer_tables import load_limited, tune_with_progress, tuning_environment
 from mucudnn.cli.shared.options import use_threads
 from mucudnn.words.errors import MucudnnError, SharingError
@@ -28,20 +31,145 @@ if TYPE_CHECKING:
     from mucudnn.bench.sources.table_tuning import TableTuning
     from mucudnn.words.config import Config
 
-_LAST_WORDS_S = 5.0
+T = TypeVar("T")
+
+_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells each process
+_OTHERS_S = 2.0  # how long others may take to end after the first that failed: one of them may be the reason
+_INTERRUPTED_S = 60.0  # how long tuning may take after Ctrl-C to return what is ready: the sample under way is finished
+
+
+def ranks_of_torchrun() -> int | None:
+    """Return how many ranks torchrun has started; ``None``: this process is none of them."""
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _OF_TORCHRUN) else None
+
+
+def rank_of_torchrun() -> int | None:
+    """Return the rank that torchrun has given this process; ``None``: it has started none."""
+    return None if ranks_of_torchrun() is None else int(os.environ["RANK"])
+
+
+def ranks_here(ranks: int) -> int:
+    """Return how many of so many ranks are on this machine."""
+    return ranks if ranks_of_torchrun() is None else int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+
+
+def cores_of_each(processes: int) -> int:
+    """Return how many cores each of so many processes has to itself, at least one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // processes)
+
+
+def on_every_rank(job: Callable[[], T], ranks: int, device: str, *, interrupted_s: float = 0.0) -> T | None:
+    """Run a job on every rank, inside of their process group. Returns what rank 0 returns; ``None`` on others.
+
+    job: as it can be pickled. ranks: how many to start; torchrun's own are as many as they are. device: ``cpu`` or
+    ``cuda``, where each rank of a machine has the GPU of its number. interrupted_s: after Ctrl-C all ranks are
+    interrupted, and rank 0 has so long to return all the same.
+
+    Raises ``SharingError`` that names the rank that failed first, if it was started here.
+    """
+    if ranks_of_torchrun() is None:
+        return _in_workers(job, ranks, device, interrupted_s)
+    from mucudnn.distributed.link import joined
+
+    is_first = os.environ["RANK"] == "0"
+    with joined(device):
+        if not is_first:
+            warnings.simplefilter("ignore")  # rank 0 tells
+        result = job()
+    return result if is_first else None
+
+
+def _in_workers(job: Callable[[], T], ranks: int, device: str, interrupted_s: float) -> T:
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        meeting = (Path(folder) / "ranks").as_uri()
+        workers = [stack.enter_context(Worker(_work, job, rank, ranks, device, meeting)) for rank in range(ranks)]
+        try:
+            outcomes = _outcomes(workers)
+        except KeyboardInterrupt:
+            outcomes = _interrupted(workers, interrupted_s)
+    failed = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, Failed)}
+    if failed:
+        raise _blame(failed, ranks)
+    return cast(T, outcomes[0])
+
+
+def _outcomes(workers: Sequence[Worker]) -> dict[int, object]:
+    """Wait for all ranks, or after a failure for those that end soon."""
+    outcomes: dict[int, object] = {}
+    left = {rank: worker.told for rank, worker in enumerate(workers)}
+    left_s: float | None = None
+    until_s = inf
+    while left and (ready := wait([*left.values()], left_s)):
+        for rank in [rank for rank, told in left.items() if told in ready]:
+            del left[rank]
+            outcomes[rank] = _outcome(workers[rank])
+            if isinstance(outcomes[rank], Failed):
+                until_s = min(until_s, time.monotonic() + _OTHERS_S)
+        left_s = None if until_s == inf else max(0.0, until_s - time.monotonic())
+    return outcomes
+
+
+def _outcome(worker: Worker) -> object:
+    try:
+        return worker.receive()
+    except OwnProcessError as error:
+        return Failed(str(error), moment_s=0.0)  # before all others: they have only lost it
+
+
+def _interrupted(workers: Sequence[Worker], limit_s: float) -> dict[int, object]:
+    """Interrupt all ranks and return what rank 0 has ready. Raises ``KeyboardInterrupt`` if that is nothing."""
+    if limit_s:
+        for worker in workers:
+            worker.process.terminate()
+        if workers[0].told.poll(limit_s) and not isinstance(outcome := _outcome(workers[0]), Failed):
+            return {0: outcome}
+    raise KeyboardInterrupt
+
+
+def _blame(failed: Mapping[int, Failed], ranks: int) -> MucudnnError:
+    """Return the error of the rank that failed first, without naming it where all have met the same."""
+    rank, first = min(failed.items(), key=lambda item: item[1].moment_s)
+    if first.trace:
+        click.echo(first.trace, err=True)
+    reasons = {outcome.reason for outcome in failed.values()}
+    if len(failed) == ranks and reasons == {first.reason}:
+        return SharingError(first.reason)
+    return SharingError(f"rank {rank}: {first.reason}; all others were ended with it")
+
+
+def _work(told: Connection, job: Callable[[], object], rank: int, ranks: int, device: str, meeting: str) -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    warnings.showwarning = show_warning
+    if rank:
+        warnings.simplefilter("ignore")  # rank 0 tells
+    here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    here["TORCH_DIST_INIT_BARRIER"] = 1  # none is done, and gone, before all have joined
+    os.environ.update({name: str(value) for name, value in here.items()})
+    from mucudnn.distributed.link import joined
+
+    with joined(device, meeting):
+        outcome = attempt(job)
+        told.send(outcome if rank == 0 or isinstance(outcome, Failed) else None)
+        # and only then leave the group, which others would notice
 
 
 @dataclass(frozen=True, slots=True)
 class TuneTable:
     """A layer table to tune, on every rank alike.
 
-    sizes: as for ``load_source``. threads: None: as many as torch takes.
+    sizes: as for ``load_source``. threads: None: as many as torch takes. devices: of each rank; empty: it is given.
     """
 
     source: str
     sizes: Mapping[str, Any]
     config: Config
     threads: int | None
+    devices: tuple[str, ...] = ()
+
+    def __call__(self) -> TableTuning:
+        """Tune on the device of this rank."""
+        return self.tune(self.devices[int(os.environ["RANK"]) % len(self.devices)])
 
     def tune(self, device: str) -> TableTuning:
         """Tune on a device; with other ranks, where this process is in a group of several."""
@@ -60,32 +188,24 @@ def tune_on_ranks(order: TuneTable, device: str, devices: Sequence[str]) -> Tabl
 
     device: of this process; ``cuda``: under torchrun the GPU of its local rank.
     """
-    if is_of_torchrun():
+    if (ranks_of_torchrun() or 1) > 1:
         if devices:
             raise click.UsageError("torchrun starts a process for each device: give it or --devices, not both")
-        return _tune_under_torchrun(order, device)
-    if len(devices) < 2:
+        devices = (_of_local_rank(device),)
+    elif len(devices) < 2:
         return order.tune(devices[0] if devices else device)
-    with _workers(_with_own_cores(order, devices), devices):
-        return _with_own_cores(order, devices).tune(devices[0])
+    else:
+        order = _with_own_cores(order, devices)
+    job = replace(order, devices=tuple(devices))
+    return on_every_rank(job, len(devices), "cpu", interrupted_s=_INTERRUPTED_S)  # they exchange text alone
 
 
-def is_of_torchrun() -> bool:
-    """Whether this process is one of several that were started to work together."""
-    return (ranks_of_torchrun() or 1) > 1
-
-
-def _tune_under_torchrun(order: TuneTable, device: str) -> TableTuning | None:
+def _of_local_rank(device: str) -> str:
     import torch
 
-    if device == "cuda" and torch.cuda.device_count() > 1:
-        device = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
-    rank = int(os.environ["RANK"])
-    with _joined("env://", rank, int(os.environ["WORLD_SIZE"])):
-        if rank:
-            warnings.simplefilter("ignore")  # rank 0 tells
-        tuning = order.tune(device)
-    return None if rank else tuning
+    if device != "cuda" or torch.cuda.device_count() < 2:
+        return device
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
 
 
 def _with_own_cores(order: TuneTable, devices: Sequence[str]) -> TuneTable:
@@ -94,66 +214,3 @@ def _with_own_cores(order: TuneTable, devices: Sequence[str]) -> TuneTable:
     if order.threads is not None or on_cpu == 0:
         return order
     return replace(order, threads=cores_of_each(on_cpu))
-
-
-@contextmanager
-def _joined(meeting: str, rank: int, size: int) -> Iterator[None]:
-    """Be a rank of a group. meeting: where the ranks find each other, as torch has it."""
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-@contextmanager
-def _workers(order: TuneTable, devices: Sequence[str]) -> Iterator[None]:
-    """Join a process for each device but the first, which is this process's; they end with it."""
-    spawn, size = multiprocessing.get_context("spawn"), len(devices)
-    with TemporaryDirectory() as folder, ExitStack() as stack:
-        meeting = (Path(folder) / "ranks").as_uri()
-        for rank, device in list(enumerate(devices))[1:]:
-            here, there = spawn.Pipe(duplex=False)
-            worker = spawn.Process(target=_work, args=(order, device, meeting, rank, size, there), daemon=True)
-            worker.start()
-            stack.push(partial(_end, worker))
-            there.close()
-            wait([here, worker.sentinel])
-            if not here.poll():  # it would be waited for in vain
-                raise SharingError(f"the worker process for {device} ended before it began; see above what it said")
-        stack.enter_context(_joined(meeting, 0, size))
-        yield
-
-
-def _end(worker: BaseProcess, kind: type[BaseException] | None, *_: object) -> None:
-    """Wait until a worker has ended; after an error here only for so long that it can say what it met."""
-    worker.join(None if kind is None else _LAST_WORDS_S)
-    worker.terminate()
-
-
-def _work(order: TuneTable, device: str, meeting: str, rank: int, size: int, ready: Connection) -> None:
-    """Tune as a rank, in a process of its own, without a word but of errors. Never returns.
-
-    Threads that torch leaves behind sometimes abort a process that ends as usual, with a word on standard error.
-    """
-    warnings.simplefilter("ignore")
-    status = 0
-    try:
-        import mucudnn.bench.sources.table_tuning  # noqa: F401  # all that is slow to load
-
-        ready.send(True)
-        with _joined(meeting, rank, size):
-            order.tune(device)
-    except KeyboardInterrupt:
-        status = 130
-    except MucudnnError as error:
-        click.echo(f"rank {rank}, {device}: {in_options(error)}", err=True)
-        status = 2
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        status = 1
-    finally:
-        sys.stderr.flush()
-        os._exit(status)

@@ -1,6 +1,6 @@
-"""Reads what Linux counts of the processors: time of all and of this process, and a container's limits.
+"""Reads what the system counts of the processors: time of all and of this process, and a container's limits.
 
-Files that are not there, or cannot be read, make what they tell unknown, and are no error.
+What is not there, or cannot be read, is unknown, and no error.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_PROC, _CGROUPS, _CORES = Path("/proc"), Path("/sys/fs/cgroup"), Path("/sys/devices/system/cpu")
-_IDLE = slice(3, 5)  # of a line of /proc/stat after the name: idle, and waiting for a disk
-_STOLEN = 7
+import psutil
+
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _COUNTED = 8  # user to steal: what guests use is part of the first two
-_NS_PER_S, _US_PER_S = 1e9, 1e6
-_HZ_PER_KHZ, _HZ_PER_MHZ = 1e3, 1e6
+_NS_PER_S, _US_PER_S, _HZ_PER_MHZ = 1e9, 1e6, 1e6
+# What psutil raises where a system or a container hides what it reads, and we on an empty answer.
+_UNREADABLE = (OSError, NotImplementedError, ValueError, TypeError, LookupError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +43,19 @@ class ProcessorUse:
 class Processors:
     """The cores that this process may use, and the limits of the containers that it is in.
 
-    proc, cgroups, cores: where the system tells of them.
+    proc, cgroups: where Linux tells of those limits.
     """
 
-    def __init__(self, proc: Path = _PROC, cgroups: Path = _CGROUPS, cores: Path = _CORES) -> None:
-        self._proc, self._cores = proc, cores
+    def __init__(self, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> None:
         self._groups = [*_groups(proc, cgroups)]
 
     def use(self) -> ProcessorUse:
-        """Read all counters now: two or three small files, in a fifth of a millisecond."""
+        """Read all counters now, in a fifth of a millisecond."""
         import torch  # here: it is slow to load
 
         cores = _affinity()
         own = resource.getrusage(resource.RUSAGE_SELF)
-        busy_s, stolen_s = _busy_and_stolen_s(self._proc / "stat", cores)
+        busy_s, stolen_s = _busy_and_stolen_s(cores)
         return ProcessorUse(
             now_s=time.perf_counter(),
             busy_s=busy_s,
@@ -67,14 +67,14 @@ class Processors:
         )
 
     def clock_hz(self) -> float | None:
-        """Return the clock now of the fastest of the cores, which is one that has work; None: nobody tells.
+        """Return the clock now of the fastest core, which is one that has work; None: nobody tells.
 
         In a virtual machine it often is the nominal one, whatever the real one does.
         """
-        cores = _affinity()
-        told = (_text(self._cores / f"cpu{core}" / "cpufreq" / "scaling_cur_freq") for core in cores)
-        found = [int(text) * _HZ_PER_KHZ for text in told if text.strip().isdecimal()]
-        return max(found or _clocks_hz(self._proc / "cpuinfo", cores), default=None)
+        with suppress(*_UNREADABLE):
+            clock_hz: float = max(core.current for core in psutil.cpu_freq(percpu=True)) * _HZ_PER_MHZ
+            return clock_hz or None
+        return None
 
     def allowed_cores(self) -> float:
         """Return how many cores may be kept busy: those that this process may run on, or fewer by a limit."""
@@ -89,36 +89,16 @@ def _affinity() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def _busy_and_stolen_s(stat: Path, cores: frozenset[int]) -> tuple[float | None, float | None]:
-    """Return the sums over these cores; None where the file lacks one of them, or does not count what is stolen."""
-    names = {f"cpu{core}" for core in cores}
-    ticks, stolen, counts_stolen = 0, 0, True
-    with suppress(ValueError):
-        for line in _text(stat).splitlines():
-            name, *fields = line.split() or [""]
-            if name in names:
-                counted = [int(field) for field in fields[:_COUNTED]]
-                ticks += sum(counted) - sum(counted[_IDLE])
-                stolen += sum(counted[_STOLEN:])
-                counts_stolen = counts_stolen and len(counted) == _COUNTED
-                names.discard(name)
-        if not names:
-            per_s = os.sysconf("SC_CLK_TCK")
-            return ticks / per_s, stolen / per_s if counts_stolen else None
+def _busy_and_stolen_s(cores: frozenset[int]) -> tuple[float | None, float | None]:
+    """Return the sums over these cores; None where the system does not tell, or does not count what is stolen."""
+    with suppress(*_UNREADABLE):
+        every = psutil.cpu_times(percpu=True)
+        if len(every) != len(cores):  # where some cores are off, the last numbers are missing
+            every = [every[core] for core in cores]
+        busy_s = sum(sum(times[:_COUNTED]) - times.idle - getattr(times, "iowait", 0.0) for times in every)
+        stolen_s = sum(times.steal for times in every) if hasattr(every[0], "steal") else None
+        return busy_s, stolen_s
     return None, None
-
-
-def _clocks_hz(cpuinfo: Path, cores: frozenset[int]) -> list[float]:
-    """Return the clocks of these cores, as far as the file has them: ``cpu MHz`` of each ``processor``."""
-    found, core = [], None
-    with suppress(ValueError):
-        for line in _text(cpuinfo).splitlines():
-            name, _, value = (part.strip() for part in line.partition(":"))
-            if name == "processor":
-                core = int(value)
-            elif name == "cpu MHz" and core in cores:
-                found.append(float(value) * _HZ_PER_MHZ)
-    return found
 
 
 def _throttled_s(group: Path) -> float | None:

@@ -11,11 +11,16 @@ from types import SimpleNamespace
 
 import pytest
 from support.command_line import HEADING, fail, invoke
-from support.cudnn.recording import RecordedDevice, recorded_device, recorded_offers
+from support.cudnn.recording import (
+    MICRO_BATCH_SIZES,
+    RecordedDevice,
+    recorded_device,
+    recorded_offers,
+    recorded_problems,
+)
 from support.snapshots import assert_as_stored
 
 from mucudnn.bench.analyses.engines import list_engines
-from mucudnn.bench.suites.gpu.record_engines import MICRO_BATCH_SIZES, recorded_problems
 from mucudnn.kernels.cudnn import device as module
 from mucudnn.kernels.cudnn import library as library_module
 from mucudnn.kernels.cudnn.constants import NumericalNote

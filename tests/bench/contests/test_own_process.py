@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from support import own_jobs
 
-from mucudnn.bench.contests.own_process import OwnProcess, OwnProcessError
+from mucudnn.bench.contests.apart import OwnProcess
+from mucudnn.bench.contests.processes import OwnProcessError
 from mucudnn.measuring.timing.timer import Stop, Timer
 
 LONG_S = 120.0

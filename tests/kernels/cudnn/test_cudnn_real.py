@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 from support.command_line import invoke
-from support.cudnn.recording import recorded, recorded_offers
+from support.cudnn import recording as recordings
+from support.cudnn.recording import recorded, recorded_offers, recorded_problems, recording
 
-from mucudnn.bench.suites.gpu.record_engines import recorded_problems, recording
 from mucudnn.kernels.cudnn import constants
 from mucudnn.kernels.cudnn import operation_graph as graphs
 from mucudnn.kernels.cudnn.constants import Attribute, BehaviorNote, DescriptorKind, HeuristicMode, NumericalNote
@@ -113,7 +113,7 @@ def test_what_is_offered_equals_the_recording(device: Device) -> None:
 
 def test_a_recording_can_be_read_back(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     problems = list(recorded_problems())[:2]
-    monkeypatch.setattr("mucudnn.bench.suites.gpu.record_engines.recorded_problems", lambda: iter(problems))
+    monkeypatch.setattr(recordings, "recorded_problems", lambda: iter(problems))
     made = json.loads(json.dumps(recording(device)))
     assert made["device"]["deviceName"] == device.name == "NVIDIA H200"
     if made["cudnn"] == recorded()["cudnn"]:

@@ -1,24 +1,25 @@
-"""What is read of the processors: from made-up files, from none, and from those of this machine."""
+"""What is read of the processors: of made-up ones, from made-up files, from none, and of this machine."""
 
 from __future__ import annotations
 
-import os
+from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
 from mucudnn.measuring.timing import processor_use
 from mucudnn.measuring.timing.processor_use import Processors
 
-STAT = """cpu  600 30 300 9000 100 10 20 30 0 0
-cpu0 100 10 100 3000 50 5 10 15 40 0
-cpu1 200 10 100 3000 50 5 10 15 0 0
-cpu2 300 10 100 3000 0 0 0 0 0 0
-intr 12345 0 0
-ctxt 99
-"""
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+Times = namedtuple("Times", "user nice system idle iowait irq softirq steal guest guest_nice")
+OldTimes = namedtuple("OldTimes", "user nice system idle iowait irq softirq")
+THREE_CORES = [
+    Times(1.0, 0.1, 1.0, 30.0, 0.5, 0.05, 0.1, 0.15, 0.4, 0.0),
+    Times(2.0, 0.1, 1.0, 30.0, 0.5, 0.05, 0.1, 0.15, 0.0, 0.0),
+    Times(3.0, 0.1, 1.0, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +28,10 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def proc(tmp_path: Path) -> Path:
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: THREE_CORES)
     folder = tmp_path / "proc"
     (folder / "self").mkdir(parents=True)
-    (folder / "stat").write_text(STAT)
     return folder
 
 
@@ -47,59 +48,54 @@ def group(tmp_path: Path, proc: Path, line: str, folder: str, **files: str) -> P
 def test_busy_is_what_the_allowed_cores_did_by_anybody(tmp_path: Path, proc: Path) -> None:
     """Neither idle, nor waiting for a disk; guests are counted once; the time that a hypervisor took is gone, too."""
     use = Processors(proc, tmp_path).use()
-    assert use.busy_s == pytest.approx((100 + 10 + 100 + 5 + 10 + 15 + 200 + 10 + 100 + 5 + 10 + 15) * TICK_S)
+    assert use.busy_s == pytest.approx((1.0 + 0.1 + 1.0 + 0.05 + 0.1 + 0.15) + (2.0 + 0.1 + 1.0 + 0.05 + 0.1 + 0.15))
     assert use.cores == 2
     assert use.threads == torch.get_num_threads()
     assert use.throttled_s is None
 
 
 def test_stolen_is_what_a_hypervisor_took_of_the_allowed_cores(tmp_path: Path, proc: Path) -> None:
-    assert Processors(proc, tmp_path).use().stolen_s == pytest.approx((15 + 15) * TICK_S)
+    assert Processors(proc, tmp_path).use().stolen_s == pytest.approx(0.15 + 0.15)
 
 
-def test_an_old_kernel_that_counts_nothing_stolen_makes_that_unknown(tmp_path: Path, proc: Path) -> None:
-    (proc / "stat").write_text("cpu0 1 2 3 4 5 6 7\ncpu1 1 2 3 4 5 6 7\n")
+def test_an_old_kernel_that_counts_nothing_stolen_makes_that_unknown(
+    tmp_path: Path, proc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [OldTimes(1, 2, 3, 4, 5, 6, 7)] * 2)
     use = Processors(proc, tmp_path).use()
-    assert (use.busy_s, use.stolen_s) == (pytest.approx(2 * (1 + 2 + 3 + 6 + 7) * TICK_S), None)
+    assert (use.busy_s, use.stolen_s) == (2 * (1 + 2 + 3 + 6 + 7), None)
 
 
-CPUINFO = """processor\t: 0
-cpu MHz\t\t: 1200.5
-
-processor\t: 1
-cpu MHz\t\t: 2400.25
-
-processor\t: 2
-cpu MHz\t\t: 5000.0
-"""
-
-
-def test_the_clock_is_that_of_the_fastest_allowed_core(tmp_path: Path, proc: Path) -> None:
-    cores = tmp_path / "cores"
-    (proc / "cpuinfo").write_text(CPUINFO)
-    assert Processors(proc, tmp_path, cores).clock_hz() == 2400.25e6
-    for core, khz in enumerate(("3100000\n", "2900000\n", "5000000\n")):
-        (cores / f"cpu{core}" / "cpufreq").mkdir(parents=True)
-        (cores / f"cpu{core}" / "cpufreq" / "scaling_cur_freq").write_text(khz)
-    assert Processors(proc, tmp_path, cores).clock_hz() == 3100000e3
-
-
-@pytest.mark.parametrize("text", ["", "processor\t: x\n", "processor: 0\ncpu MHz: fast\n", "cpu MHz: 100\n", "\0"])
-def test_a_cpuinfo_that_tells_no_clock_makes_it_unknown(tmp_path: Path, proc: Path, text: str) -> None:
-    (proc / "cpuinfo").write_text(text)
-    assert Processors(proc, tmp_path, tmp_path / "no cores").clock_hz() is None
-
-
-@pytest.mark.parametrize(
-    "text", ["", "cpu  1 2 3 4\n", "cpu0 1 2 3 4 5 6 7 8\n", "cpu0 a b\ncpu1 c d\n", "\0\0", STAT.replace("cpu1", "x")]
-)
-def test_a_stat_that_tells_nothing_makes_it_unknown(tmp_path: Path, proc: Path, text: str) -> None:
-    (proc / "stat").write_text(text)
+def test_all_online_cores_count_by_any_numbers_and_others_that_are_missing_are_unknown(
+    tmp_path: Path, proc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor_use, "_affinity", lambda: frozenset({0, 2, 4}))
+    assert Processors(proc, tmp_path).use().stolen_s == pytest.approx(0.3)
+    monkeypatch.setattr(processor_use, "_affinity", lambda: frozenset({2, 4}))
     assert Processors(proc, tmp_path).use().busy_s is None
 
 
-def test_without_files_all_is_unknown_and_nothing_fails(tmp_path: Path) -> None:
-    processors = Processors(tmp_path / "no proc", tmp_path / "no cgroups", tmp_path / "no cores")
+@pytest.mark.parametrize(
+    ("told", "expected"), [([1200.5, 2400.25], 2400.25e6), ([0.0, 0.0], None), ([], None), (None, None)]
+)
+def test_the_clock_is_that_of_the_fastest_core(
+    told: list[float] | None, expected: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = None if told is None else [SimpleNamespace(current=mhz) for mhz in told]
+    monkeypatch.setattr(psutil, "cpu_freq", lambda percpu: found)
+    assert Processors().clock_hz() == expected
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, NotImplementedError, ValueError, TypeError, IndexError])
+def test_what_cannot_be_read_is_unknown_and_nothing_fails(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(percpu: bool) -> None:
+        raise error
+
+    monkeypatch.setattr(psutil, "cpu_times", fail)
+    monkeypatch.setattr(psutil, "cpu_freq", fail)
+    processors = Processors(tmp_path / "no proc", tmp_path / "no cgroups")
     use = processors.use()
     assert (use.busy_s, use.stolen_s, use.throttled_s, use.cores) == (None, None, None, 2)
     assert processors.clock_hz() is None
@@ -108,10 +104,10 @@ def test_without_files_all_is_unknown_and_nothing_fails(tmp_path: Path) -> None:
 
 
 def test_folders_in_place_of_files_are_no_error(tmp_path: Path) -> None:
-    for name in ("proc/stat", "proc/self/cgroup", "cgroups/cpu.max", "cgroups/cpu.stat"):
+    for name in ("proc/self/cgroup", "cgroups/cpu.max", "cgroups/cpu.stat"):
         (tmp_path / name).mkdir(parents=True)
     processors = Processors(tmp_path / "proc", tmp_path / "cgroups")
-    assert processors.use().busy_s is None
+    assert processors.use().throttled_s is None
     assert processors.allowed_cores() == 2.0
 
 

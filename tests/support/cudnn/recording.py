@@ -1,22 +1,40 @@
-"""What cuDNN 9.19 offers for an H200, recorded by ``mucudnn.bench.suites.gpu.record_engines``: no cuDNN is needed."""
+"""Reads what cuDNN 9.19 offers for an H200, as it was recorded, for which no cuDNN is needed.
+
+``PYTHONPATH=.:tests python -m support.cudnn.recording [FILE]`` records it anew.
+"""
 
 from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from support.places import DATA
 
 from mucudnn.kernels.cudnn.constants import BehaviorNote, NumericalNote
+from mucudnn.kernels.cudnn.device import Device, described_device
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 RECORDING = DATA / "cudnn_919_h200.json.gz"
 Offers = dict[ConvProblem, dict[int, list[Engine]]]
+_FIRST = Operation.FORWARD
+GEOMETRIES = (
+    ConvProblem(_FIRST, 128, 56, 56, 256, 3, 3, padding=(1, 1)),  # conv3_1 of VGG
+    ConvProblem(_FIRST, 256, 56, 56, 64, 1, 1),
+    ConvProblem(_FIRST, 3, 227, 227, 96, 11, 11, stride=(4, 4)),  # odd sizes: samples are aligned to 4 bytes, or 2
+    ConvProblem(_FIRST, 64, 27, 27, 192, 5, 5, padding=(2, 2), dilation=(2, 2)),
+    ConvProblem(_FIRST, 64, 28, 28, 64, 3, 3, padding=(1, 0), groups=64),  # depthwise
+)
+DTYPES = ("float32", "float16")
+MICRO_BATCH_SIZES = (1, 4, 32)
 
 
 @dataclass
@@ -60,3 +78,36 @@ def _problem(values: dict[str, Any]) -> ConvProblem:
 def _engine(name: str, numerical: list[int], behavior: list[int], workspace_bytes: int) -> Engine:
     notes = frozenset(map(NumericalNote, numerical)), frozenset(map(BehaviorNote, behavior))
     return Engine(EngineConfig.named(name), *notes, workspace_bytes)
+
+
+def recorded_problems() -> Iterator[ConvProblem]:
+    """Every geometry with every operation, dtype and memory format, and one in the other dtypes."""
+    for geometry, operation, dtype, memory_format in product(GEOMETRIES, Operation, DTYPES, MemoryFormat):
+        yield replace(geometry, operation=operation, dtype=dtype, memory_format=memory_format)
+    for operation, dtype in product(Operation, ("bfloat16", "float64")):
+        yield replace(GEOMETRIES[0], operation=operation, dtype=dtype)
+
+
+def recording(device: Device) -> dict[str, Any]:
+    """Record of a device's engines: name, numerical notes, behaviour notes and workspace in bytes."""
+    return {
+        "cudnn": device.library.version_text,
+        "device": json.loads(device.properties_json),
+        "problems": [
+            {
+                "problem": asdict(problem),
+                "engines": {n: [_recorded(engine) for engine in device.engines(problem, n)] for n in MICRO_BATCH_SIZES},
+            }
+            for problem in recorded_problems()
+        ],
+    }
+
+
+def _recorded(engine: Engine) -> list[object]:
+    numerical, behavior = sorted(engine.numerical_notes), sorted(engine.behavior_notes)
+    return [engine.config.name, numerical, behavior, engine.workspace_bytes]
+
+
+if __name__ == "__main__":
+    text = json.dumps(recording(described_device("h200")), separators=(",", ":"))
+    Path(*sys.argv[1:2] or [RECORDING]).write_bytes(gzip.compress(text.encode(), mtime=0))

@@ -9,7 +9,7 @@ from support.ranks.measured_steps import PARTING, ROUNDS, SETTING, SMALL_CAP, St
 
 from mucudnn.bench.scaling.local_batches import Convolutions
 from mucudnn.bench.suites.data_parallel.result import Equality, StepTimes
-from mucudnn.cli.shared.worker_ranks import on_every_rank
+from mucudnn.cli.shared.ranks import on_every_rank
 from mucudnn.words.communication import Communication
 
 SLOWEST_S = 200 + 1  # of a step of rank 1, and for the clock to be read

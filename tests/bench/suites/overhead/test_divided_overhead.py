@@ -135,3 +135,7 @@ def test_what_the_folder_has_is_not_measured_again(
 def test_without_a_gpu_it_says_so() -> None:
     with pytest.raises(UnavailableError, match="device is 'cuda', but torch"):
         next(measure_overheads("cuda"))
+    result = CliRunner().invoke(main, ["--device", "cuda"])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: device is 'cuda', but torch")
+    assert len(result.output.splitlines()) == 1

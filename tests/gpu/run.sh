@@ -1,0 +1,89 @@
+#!/bin/sh
+# Runs the tests of an NVIDIA GPU, then benchmarks on it: make gpu [ONLY=limits,recipe] [MINUTES=60] [OUT=folder]
+#
+# Each part is a process of its own, with a log in the folder, and takes at most a quarter of the time that is left. One
+# that fails or is stopped does not stop the others: an engine that breaks the CUDA context takes only its part with it.
+# Results and measurements stay in the folder, and the next run goes on with them. Not run on a GPU yet.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+PYTHON=${PYTHON:-python3}
+ONLY=${ONLY:-}
+OUT=${OUT:-gpu-results}
+end_s=$(($(date +%s) + 60 * ${MINUTES:-9}))
+failed=0
+"$PYTHON" -c 'import sys, torch
+torch.cuda.is_available() or sys.exit("torch finds no GPU: python -m mucudnn doctor says why")' || exit 1
+mkdir -p "$OUT" || exit 1
+: > "$OUT/summary.txt"
+export MUCUDNN_DATABASE="$OUT/measurements.sqlite" PYTHONUNBUFFERED=1
+
+is_wanted() { # NAME
+	[ -n "$ONLY" ] || return 0
+	for prefix in $(echo "$ONLY" | tr , ' '); do
+		case $1 in "$prefix"*) return 0 ;; esac
+	done
+	return 1
+}
+
+limit_s() {
+	echo $(((end_s - $(date +%s)) / 4))
+}
+
+part() { # NAME MODULE ARGUMENT...
+	name=$1
+	shift
+	is_wanted "$name" || return 0
+	limit=$(limit_s)
+	if [ "$limit" -lt 5 ]; then
+		outcome="left out: the time is over"
+	else
+		timeout --foreground --signal=INT --kill-after=10 "$limit" "$PYTHON" -m "$@" > "$OUT/$name.log" 2>&1
+		status=$?
+		case $status in
+			0) outcome=passed ;;
+			124 | 137) outcome="stopped after $limit s" ;;
+			*) outcome="failed with exit status $status" ;;
+		esac
+	fi
+	[ "$outcome" = passed ] || failed=1
+	echo "$name: $outcome" | tee -a "$OUT/summary.txt"
+}
+
+bench() { # NAME ARGUMENT...: a benchmark with a folder of results
+	name=$1
+	shift
+	part "$name" mucudnn bench "$@" --device cuda --out "$OUT/$name"
+}
+
+seconds() { # that a part should take
+	echo $(($(limit_s) * 4 / 5 + 1))
+}
+
+part doctor mucudnn doctor
+nvidia-smi -q > "$OUT/nvidia-smi.log" 2>&1
+
+# Warnings of other versions of libraries are no errors.
+for file in tests/gpu/test_gpu*.py; do
+	name=$(basename "$file" .py)
+	part "$name" pytest -m gpu -vv -W default -p no:cacheprovider --durations=10 --junitxml="$OUT/$name.xml" "$file"
+done
+
+of_vgg="engines vgg16 --layer features.10 --batch 64"
+part engines-contiguous mucudnn $of_vgg --json "$OUT/engines-contiguous.json"
+part engines-channels-last mucudnn $of_vgg --memory-format channels-last --json "$OUT/engines-channels-last.json"
+part engines-bfloat16 mucudnn $of_vgg --memory-format channels-last --dtype bfloat16 --json "$OUT/engines-bfloat16.json"
+bench limits-contiguous limits --seconds "$(seconds)"
+bench limits-channels-last limits --memory-format channels-last --seconds "$(seconds)"
+part overhead mucudnn.bench.suites.overhead.divided --device cuda --out "$OUT/overhead"
+bench network-alexnet network alexnet --batch 64 --time-limit 1s
+bench network-resnet18 network resnet18 --batch 64 --time-limit 1s
+bench network-vgg16 network vgg16 --batch 32 --time-limit 1s
+for network in alexnet resnet50 vgg16; do
+	bench "training-$network" training $network --time-limit 1s --variants torch-benchmark,mucudnn --seconds "$(seconds)"
+done
+# The paper's experiments, the shorter ones first.
+for recipe in at-the-limit conv2-desirable-set three-policies reuse-against-division budget-division integer-program \
+	training-equality memory-per-layer deepbench networks-by-limit; do
+	part "recipe-$recipe" mucudnn recipe run $recipe --device cuda --out "$OUT/recipe-$recipe"
+done
+exit $failed

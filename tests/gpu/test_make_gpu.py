@@ -1,0 +1,97 @@
+"""What ``make gpu`` runs, and that one part that fails does not stop the others; with a stand-in for Python."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from support.places import TESTS
+
+from mucudnn.bench.recipes.shipped_recipes import shipped_recipes
+from mucudnn.bench.suites.overhead import divided
+from mucudnn.cli.main import main
+
+PYTHON = """#!/bin/sh
+[ "$1" = -c ] && exit $NO_GPU
+echo "$@" >> calls
+echo "$MUCUDNN_DATABASE"
+case "$*" in *resnet18*) exit 3 ;; esac
+"""
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    path = tmp_path / "python"
+    path.write_text(PYTHON.replace("calls", str(tmp_path / "calls")))
+    path.chmod(0o755)
+    return tmp_path / "out"
+
+
+def run(out: Path, **variables: str) -> tuple[int, dict[str, str], list[list[str]]]:
+    """The exit status, the outcome of each part, and the calls of Python."""
+    environment = {**os.environ, "PYTHON": str(out.parent / "python"), "OUT": str(out), "NO_GPU": "0", **variables}
+    done = subprocess.run([TESTS / "gpu" / "run.sh"], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == (out / "summary.txt").read_text()
+    calls = out.parent / "calls"
+    called = [line.split() for line in calls.read_text().splitlines()] if calls.exists() else []
+    return done.returncode, dict(line.split(": ", 1) for line in done.stdout.splitlines()), called
+
+
+def test_a_part_that_fails_does_not_stop_the_others(out: Path) -> None:
+    status, outcomes, called = run(out)
+    assert status == 1
+    assert [name for name, outcome in outcomes.items() if outcome != "passed"] == ["network-resnet18"]
+    assert outcomes["network-resnet18"] == "failed with exit status 3"
+    assert len(called) == len(outcomes)
+    assert (out / "training-vgg16.log").read_text() == f"{out / 'measurements.sqlite'}\n"
+
+
+def test_the_parts_whose_names_begin_so_are_run(out: Path) -> None:
+    status, outcomes, _ = run(out, ONLY="engines,limits-c")
+    assert status == 0
+    assert [*outcomes] == [
+        *("engines-contiguous", "engines-channels-last", "engines-bfloat16"),
+        *("limits-contiguous", "limits-channels-last"),
+    ]
+
+
+def test_parts_that_the_time_does_not_suffice_for_are_left_out(out: Path) -> None:
+    status, outcomes, called = run(out, MINUTES="0")
+    assert (status, called) == (1, [])
+    assert {*outcomes.values()} == {"left out: the time is over"}
+
+
+def test_the_commands_are_ones_that_there_are(out: Path) -> None:
+    """Their options, too; every file of tests and every recipe is among them."""
+    _, _, called = run(out)
+    files = {Path(arguments[-1]).name for _, module, *arguments in called if module == "pytest"}
+    assert files == {path.name for path in (TESTS / "gpu").glob("test_gpu*.py")}
+    recipes = {arguments[2] for _, module, *arguments in called if arguments[:2] == ["recipe", "run"]}
+    assert recipes == {*shipped_recipes()}
+    for _, module, *arguments in called:
+        if module != "pytest":
+            command: click.Command = {"mucudnn": main, "mucudnn.bench.suites.overhead.divided": divided.main}[module]
+            while isinstance(command, click.Group):
+                command = command.commands[arguments.pop(0)]
+            command.make_context(module, arguments)
+
+
+def test_nothing_is_run_without_a_gpu(out: Path) -> None:
+    environment = {**os.environ, "PYTHON": str(out.parent / "python"), "OUT": str(out), "NO_GPU": "1"}
+    done = subprocess.run([TESTS / "gpu" / "run.sh"], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, out.exists()) == (1, "", False)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_says_what_a_python_lacks() -> None:
+    """One without installed packages."""
+    command = ["make", "gpu", f"PYTHON={sys.executable} -S"]
+    made = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)
+    assert made.returncode != 0
+    assert "lacks torch, numpy, " in made.stderr
+    assert "Traceback" not in made.stderr
