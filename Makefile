@@ -22,7 +22,7 @@ help:
 	@echo "make fuzz   random problems, values and kills against every algorithm, command and file; 5,000 random"
 	@echo "            geometries tuned and run in child processes (hours)"
 	@echo "make sanitize  the compiled code and its tests under AddressSanitizer and UndefinedBehaviorSanitizer (g++)"
-	@echo "make bench-track  measure a few layers of each kind into bench/results, and draw the history of this machine"
+	@echo "make bench-track  measure a few layers of each kind into build/track, and show the history of this machine"
 	@echo "            (a few minutes; let nothing else run)"
 	@echo "make lint   ruff (check and format), mypy and import-linter"
 	@echo "make docs   the documentation site, built strictly into build/site"
@@ -71,9 +71,9 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
 
-# TRACK_OPTIONS: for example TRACK_OPTIONS="--machine my-machine --threads 2", or "--history" to draw without measuring.
+# TRACK_OPTIONS: for example TRACK_OPTIONS="--machine my-machine --threads 2", or "--history" to measure nothing.
 bench-track: $(VENV)/.installed
-	$(BIN)/python -m mucudnn bench track bench/results $(TRACK_OPTIONS)
+	$(BIN)/python -m mucudnn bench track build/track $(TRACK_OPTIONS)
 
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(CURDIR)/build/site

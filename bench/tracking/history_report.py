@@ -1,27 +1,20 @@
-"""Tells the history of a machine: tables over versions, and a plot."""
+"""Tells the history of a machine: tables over versions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from math import isnan
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from mucudnn.bench.folders.rows import Key
 from mucudnn.bench.folders.speedups import Speedup
-from mucudnn.bench.report.plots import OURS_COLOUR, TORCH_COLOUR, label, new_figure, ratio_axis
 from mucudnn.bench.report.records import Record
 from mucudnn.bench.report.tables import new_table
 from mucudnn.bench.tracking.history import History, Version
 from mucudnn.bench.tracking.verdicts import Verdict
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 _SHOWN = 5  # versions beside each other in the table of layers
-_INCHES = 0.45  # of a version in the plot
 
 
 def versions_table(history: History) -> Table:
@@ -87,29 +80,3 @@ def _rows(version: Version) -> Iterator[Record]:
             **dict(zip(header.subject_columns, key, strict=True)),
             **{"speedup": speedup.ratio, "speedup_low": speedup.low, "speedup_high": speedup.high},
         }
-
-
-def draw_history(history: History) -> Figure:
-    """Draw the speedups of each version: their geometric mean with its interval, and those of each operation."""
-    figure = new_figure(max(6.0, 3 + _INCHES * len(history.versions)), 5, f"Speedup over torch: {history.path.name}")
-    axes = figure.subplots()
-    for key in history.subjects:
-        _draw(axes, [version.speedups.get(key, Speedup()) for version in history.versions], TORCH_COLOUR, 0.6)
-    _draw(axes, [version.mean for version in history.versions], OURS_COLOUR, 2.0)
-    places = range(len(history.versions))
-    axes.set_xticks(places, [version.name for version in history.versions], rotation=60, ha="right", fontsize=7)
-    label(axes, "geometric mean with its 95 % interval (thick), and each operation", "", "speedup")
-    if history.versions:
-        ratio_axis(axes)
-    return figure
-
-
-def _draw(axes: Axes, speedups: list[Speedup], colour: str, width: float) -> None:
-    ratios = [one.ratio for one in speedups]
-    errors = [[_or_none(one.ratio - one.low) for one in speedups], [_or_none(one.high - one.ratio) for one in speedups]]
-    axes.errorbar(range(len(speedups)), ratios, errors, color=colour, linewidth=width, marker="o", markersize=width + 1)
-
-
-def _or_none(length: float) -> float:
-    """Return the length of a bar; the bootstrap's interval may lie beside the ratio by a rounding error."""
-    return 0.0 if isnan(length) else max(0.0, length)

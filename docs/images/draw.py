@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
+import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -24,12 +23,12 @@ NETWORKS = {
 TORCH, OURS, LIGHT = "#9a9a9a", "#1b6ca8", "#9cc3e0"
 
 
-def result(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / f"amd-epyc-{name}.json").read_text())
-    return found
+def rows(machine: str, source: str, part: str) -> pandas.DataFrame:
+    every = pandas.read_csv(RESULTS / f"amd-epyc-{machine}.csv")
+    return every[(every["source"] == source) & (every["part"] == part)]
 
 
-def best_ms(total: dict[str, float], whose: str) -> float:
+def best_ms(total: pandas.Series, whose: str) -> float:
     """Milliseconds in the memory format that is the faster one for ``whose``."""
     return 1e3 * min(total[f"{whose}_contiguous_s"], total[f"{whose}_channels_last_s"])
 
@@ -38,7 +37,7 @@ def draw_networks(axes: Axes) -> None:
     """Torch beside mucudnn, each in its better memory format, as shares of torch's time."""
     for place, (name, shown) in enumerate(NETWORKS.items()):
         row = 1.35 * place  # two bars and their name
-        total = result(f"zen5-2-cores-64-mib/{name}")["total"]
+        total = rows("zen5-2-cores", f"{name}, 64 MiB", "total").iloc[0]
         torch_ms, ours_ms = best_ms(total, "torch"), best_ms(total, "mucudnn")
         axes.barh(row - 0.2, 1, 0.38, color=TORCH)
         axes.barh(row + 0.2, ours_ms / torch_ms, 0.38, color=OURS)
@@ -52,13 +51,14 @@ def draw_networks(axes: Axes) -> None:
 
 def draw_origin(axes: Axes) -> None:
     """Fastest undivided algorithm over ours, under each workspace limit. A bar begins at 1: nothing is gained."""
-    limits = result("zen4-2-cores/limits-batch16")["limits"]
-    shown = ["none" if limit["limit_bytes"] is None else f"{limit['limit_bytes'] >> 20} MiB" for limit in limits]
-    for row, limit in enumerate(limits):
+    long = rows("zen4-2-cores", "limits-batch16", "limits")
+    shown = [*dict.fromkeys(long["subject"])]
+    limits = long.pivot_table("value", "subject", "quantity").loc[shown]
+    for row, (_, limit) in enumerate(limits.iterrows()):
         axes.barh(row, limit["geometric_mean"] - 1, color=OURS)
         told = f"{limit['geometric_mean']:.2f}×"
         if limit["without_rival"]:
-            told += f"; {limit['without_rival']} of 44: nothing undivided fits"
+            told += f"; {limit['without_rival']:.0f} of 44: nothing undivided fits"
         axes.text(limit["geometric_mean"] - 0.99, row, told, va="center")
     axes.set(yticks=range(len(limits)), yticklabels=shown, xlim=(0, 0.6), xticks=[])
     axes.invert_yaxis()

@@ -8,14 +8,14 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from mucudnn.bench.report.export import write_csv, write_each
+from mucudnn.bench.report.export import write_csv
 from mucudnn.cli.shared import options
 from mucudnn.terminal.command_files import FileCommand, OutputFolder
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 
 _TOLERANCE = 0.05
-_PLOT, _TABLE = "history.png", "history.csv"
+_TABLE = "history.csv"
 
 
 def parse_name(text: str) -> str:
@@ -63,11 +63,9 @@ def track(
     """Measure a fixed set of layers into DIR/MACHINE/VERSION, and show the history of the machine.
 
     The layers are few and small, one of each kind, and tuned anew: it takes some minutes. A version that is there is
-    not measured again. The history is printed, drawn into DIR/MACHINE/history.png, and written to history.csv. Needs
-    matplotlib and scipy.
+    not measured again. The history is printed, and written to DIR/MACHINE/history.csv. Needs scipy.
     """
     from mucudnn.bench.folders.header import SUMMARY_FILE
-    from mucudnn.bench.report.plots import require_matplotlib, save_png
     from mucudnn.bench.sources.tracked import TRACKED, tracked_layers
     from mucudnn.bench.suites.network.benchmark import benchmark_network
     from mucudnn.bench.tracking import history_report as report
@@ -77,7 +75,6 @@ def track(
     from mucudnn.terminal.console import output, progress_bar
     from mucudnn.words.config import Config
 
-    require_matplotlib()
     require_scipy()
     options.use_threads(threads)
     here = current_environment(device)
@@ -102,7 +99,4 @@ def track(
     for text in (report.slower_in_words(history), *history.problems):
         if text:
             console.print(text, soft_wrap=True)
-    write_each(
-        (folder / _PLOT, lambda path: save_png(report.draw_history(history), path)),
-        (folder / _TABLE, lambda path: write_csv(path, report.history_rows(history))),
-    )
+    write_csv(folder / _TABLE, report.history_rows(history))

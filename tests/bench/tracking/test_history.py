@@ -24,7 +24,6 @@ from mucudnn.bench.sources.layers import LayerTable, read_csv
 from mucudnn.bench.sources.tracked import TRACKED, tracked_layers
 from mucudnn.bench.tracking.history import History, current_version, mean_speedup, read_history
 from mucudnn.bench.tracking.history_report import (
-    draw_history,
     history_rows,
     slower_in_words,
     subjects_table,
@@ -112,17 +111,11 @@ def test_without_samples_nothing_is_made_up() -> None:
     assert isnan(few.low)
 
 
-def test_tables_plot_and_csv_have_the_same_numbers(machine: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_tables_and_csv_have_the_same_numbers(machine: Path) -> None:
     history = history_of(machine)
-    rows = history_rows(history)
-    assert len(rows) == 2 + 3 + 3
+    assert len(history_rows(history)) == 2 + 3 + 3
     assert versions_table(history).row_count == len(history.versions)
     assert subjects_table(history).row_count == len(history.subjects)
-    (axes,) = draw_history(history).axes
-    drawn = {round(float(y), 9) for line in axes.lines for y in np.asarray(line.get_ydata(), dtype=float)}
-    assert {round(row["speedup"], 9) for row in rows} | {round(v.mean.ratio, 9) for v in history.versions} <= drawn
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["z-first", "m-second", "a-third"]
 
 
 def test_what_cannot_be_read_is_told_and_the_rest_is_there(machine: Path) -> None:
@@ -155,7 +148,6 @@ def test_this_version_can_be_a_folder() -> None:
 
 
 def test_the_command_measures_once_and_shows_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
     tiny = tmp_path / "tiny.csv"
     tiny.write_text("name,n,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w\nsmall,2,3,6,6,4,1,1,0,0,1,1\n")
     limits = MachineLimits(1e9, 1e9)  # measuring them takes seconds
