@@ -1,9 +1,11 @@
-"""Shares what the pictures of reports have in common: labels, series and their colours, empty axes."""
+"""Shares what the pictures of reports have in common: style, labels, series and their colours, empty axes."""
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -11,8 +13,7 @@ import pandas
 
 from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.pages.measured import CONTESTANT
-from mucudnn.bench.pages.svg import FAINT, SERIES
-from mucudnn.bench.report.plots import new_figure
+from mucudnn.bench.report.plots import new_figure, write_figure
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes
 
@@ -21,6 +22,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+INK, FAINT, LINE = "#1f2328", "#59636e", "#d0d7de"
+SERIES = ("#0b62a8", "#b35900", "#1a7f37", "#8250df", "#b3202b", "#0a7b83", "#9a6700", "#6e7781")
+# Text stays text, in the reader's own font; equal pictures are equal files.
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mucudnn",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.titlecolor"), INK),
+    "axes.edgecolor": FAINT,
+    "grid.color": LINE,
+}
 TORCH_COLOUR = SERIES[-1]
 Rectangle = tuple[float, float, float, float]  # left, right, upper, lower
 MARKERS = "os^vD<>"
@@ -28,6 +41,13 @@ _MOST_LETTERS = 34
 _COLUMNS = 3  # of panels
 _PANEL_INCHES = 4.4
 _LEGEND_INCHES = 2.8  # of a column of a legend
+
+
+def embedded(figure: Figure) -> str:
+    """Return the figure as an address that holds the whole SVG file, as an ``img`` of a page has it."""
+    stream = BytesIO()
+    write_figure(figure, stream, "svg", metadata={"Date": None})
+    return f"data:image/svg+xml;base64,{b64encode(stream.getvalue()).decode()}"
 
 
 def one_line(text: str) -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pandas
 
 from mucudnn.bench.folders.reading import ResultFolder
-from mucudnn.bench.pages.layer_pictures import layer_pictures
 from mucudnn.bench.pages.layer_rows import layer_rows, summary_rows
 from mucudnn.bench.pages.material import Material
 from mucudnn.bench.pages.measured import has_problems, measured, not_numbers, unmatched_published
@@ -152,7 +151,6 @@ def html_of(report: Report, pictures: Sequence[Picture] = (), without_pictures: 
         report=report,
         pictures=pictures,
         without_pictures=without_pictures,
-        layer_pictures=layer_pictures(report.material),
     )
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas
 
@@ -14,15 +12,11 @@ import mucudnn
 from mucudnn.bench.folders.header import HEADER_FILE, folders_below
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.folders.result_files import read_result_file
-from mucudnn.bench.pages.layer_pictures import layer_pictures
 from mucudnn.bench.pages.page import Report, html_of, rendered, report_of
 from mucudnn.bench.pages.pictures.drawn import Picture, pictures_or_reason
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.units import format_bytes
 
-MOST_BYTES = 5 * 2**20  # of a page: more takes a browser long
 RESULT_FOLDER = "result_folder"  # column that says which folder a row is from
-_NO_LAYERS: dict[str, Any] = {"layers": []}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,54 +73,19 @@ class _Part:
     report: Report
     pictures: Sequence[Picture]
     without_pictures: str
-    layer_pictures: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def drawn_bytes(self) -> int:
-        return sum(len(one.svg.encode()) for one in self.pictures) + len(json.dumps(self.layer_pictures))
 
 
-def html_of_all(reports: Reports, most_bytes: int = MOST_BYTES) -> str:
-    """Return one page of all, each folder a section.
-
-    Where it would be larger than ``most_bytes``, the folders with the largest pictures have none, which is said.
-    Raises ``UnavailableError`` where jinja2 is not installed.
-    """
+def html_of_all(reports: Reports) -> str:
+    """Return one page of all, each folder a section. Raises ``UnavailableError`` where jinja2 is not installed."""
     if reports.only is not None:
         return html_of(reports.only, *pictures_or_reason(reports.only.material))
-    every = [
-        _part(f"folder-{number}", name, report) for number, (name, report) in enumerate(reports.by_name.items(), 1)
-    ]
-    page = _rendered(reports, every)
-    excess = len(page.encode()) - most_bytes
-    if excess <= 0:
-        return page
-    undrawn: set[str] = set()
-    for part in sorted(every, key=lambda part: -part.drawn_bytes):
-        if excess > 0:
-            undrawn.add(part.identity)
-            excess -= part.drawn_bytes
-    return _rendered(reports, [_undrawn(part, most_bytes) if part.identity in undrawn else part for part in every])
-
-
-def _part(identity: str, name: str, report: Report) -> _Part:
-    drawn, reason = pictures_or_reason(report.material, f"{identity}-")
-    return _Part(identity, name, report, drawn, reason, layer_pictures(report.material))
-
-
-def _undrawn(part: _Part, most_bytes: int) -> _Part:
-    reason = (
-        f"this page would be larger than {format_bytes(most_bytes)}; mucudnn report {part.report.folder.path} "
-        "--html FILE.html has them"
-    )
-    return replace(part, pictures=(), without_pictures=reason, layer_pictures=_NO_LAYERS)
-
-
-def _rendered(reports: Reports, parts: Sequence[_Part]) -> str:
     return rendered(
         "folders.html",
         path=str(reports.path),
-        parts=parts,
+        parts=[
+            _Part(f"folder-{number}", name, report, *pictures_or_reason(report.material))
+            for number, (name, report) in enumerate(reports.by_name.items(), 1)
+        ],
         unreadable=reports.unreadable,
         version=mucudnn.__version__,
     )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mucudnn.bench.pages.drawing import plain
+from mucudnn.bench.pages.drawing import SERIES, plain
 from mucudnn.bench.pages.material import Material, Subject
-from mucudnn.bench.pages.svg import SERIES
 from mucudnn.bench.report.budget_plot import draw_curve, draw_segments
 from mucudnn.bench.report.plots import new_figure
 from mucudnn.solver.curve import next_faster, time_curve

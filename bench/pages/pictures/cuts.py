@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mucudnn.bench.pages.drawing import (
+    SERIES,
     Rectangle,
     draw_rectangles,
     height,
@@ -18,7 +19,6 @@ from mucudnn.bench.pages.drawing import (
 from mucudnn.bench.pages.material import Material
 from mucudnn.bench.pages.measured import has_problems
 from mucudnn.bench.pages.pictures.kinds import MOST_PIECES
-from mucudnn.bench.pages.svg import SERIES
 from mucudnn.bench.report.plots import label, new_figure
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation

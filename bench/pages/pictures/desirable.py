@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mucudnn.bench.pages.drawing import TORCH_COLOUR, legend_above, panels, plain
+from mucudnn.bench.pages.drawing import SERIES, TORCH_COLOUR, legend_above, panels, plain
 from mucudnn.bench.pages.material import Material, Subject
 from mucudnn.bench.pages.pictures.kinds import MOST_SUBJECTS
-from mucudnn.bench.pages.svg import SERIES
 from mucudnn.bench.report.plots import label
 from mucudnn.words.torch_settings import TORCHS_OWN
 

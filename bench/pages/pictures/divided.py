@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas
 
-from mucudnn.bench.pages.drawing import height, legend_above, plain, ranked_colours, series_label
+from mucudnn.bench.pages.drawing import FAINT, SERIES, height, legend_above, plain, ranked_colours, series_label
 from mucudnn.bench.pages.gains import gains, published_gains_of
 from mucudnn.bench.pages.material import Material
-from mucudnn.bench.pages.svg import FAINT, SERIES
 from mucudnn.bench.report.plots import label, new_figure
 
 if TYPE_CHECKING:

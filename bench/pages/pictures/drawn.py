@@ -1,4 +1,4 @@
-"""Pictures of a result folder: for its page, as SVG inside of it, and as files."""
+"""Pictures of a result folder: for its page, which holds them, and as files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mucudnn.bench.folders.reading import ResultFolder
+from mucudnn.bench.pages.drawing import STYLE, embedded
 from mucudnn.bench.pages.material import Material
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.pages.pictures import (
@@ -25,7 +26,6 @@ from mucudnn.bench.pages.pictures import (
     tuning,
 )
 from mucudnn.bench.pages.pictures.kinds import KINDS
-from mucudnn.bench.pages.svg import STYLE, inline_svg
 from mucudnn.bench.report.plots import require_matplotlib, save_figure
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 
@@ -52,18 +52,16 @@ _TOLD_BY_TABLE = "What was measured of each operation is in the table of operati
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture in the page: its SVG, what it is called, and what it shows."""
+    """A picture in the page: what it is called, what it shows, its address, and a text for those who do not see it."""
 
     title: str
     caption: str
-    svg: str
+    address: str
+    alternative: str
 
 
-def pictures_or_reason(material: Material, prefix: str = "") -> tuple[list[Picture], str]:
-    """Return all pictures that the material suffices for, or none and the reason.
-
-    prefix: begins the names in them, which are unique in a page.
-    """
+def pictures_or_reason(material: Material) -> tuple[list[Picture], str]:
+    """Return all pictures that the material suffices for, or none and the reason."""
     try:
         require_matplotlib()
     except UnavailableError as error:
@@ -73,7 +71,7 @@ def pictures_or_reason(material: Material, prefix: str = "") -> tuple[list[Pictu
     with rc_context(STYLE):
         figures = {name: _DRAW[name](material) for name in KINDS}
         return [
-            Picture(kind.title, kind.caption, inline_svg(figure, prefix + name, f"{kind.title}. {_TOLD_BY_TABLE}"))
+            Picture(kind.title, kind.caption, embedded(figure), f"{kind.title}. {_TOLD_BY_TABLE}")
             for name, kind in KINDS.items()
             if (figure := figures[name]) is not None
         ], ""

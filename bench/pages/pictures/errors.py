@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mucudnn.bench.pages.drawing import MARKERS, height, legend_above, plain
+from mucudnn.bench.pages.drawing import MARKERS, SERIES, height, legend_above, plain
 from mucudnn.bench.pages.material import Material
-from mucudnn.bench.pages.svg import SERIES
 from mucudnn.bench.report.plots import label, new_figure
 
 if TYPE_CHECKING:

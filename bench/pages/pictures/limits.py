@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mucudnn.bench.pages.drawing import MARKERS, colours, height, legend_above, plain, with_series
+from mucudnn.bench.pages.drawing import FAINT, MARKERS, colours, height, legend_above, plain, with_series
 from mucudnn.bench.pages.material import Material
 from mucudnn.bench.pages.measured import has_problems
-from mucudnn.bench.pages.svg import FAINT
 from mucudnn.bench.report.plots import label, new_figure
 
 if TYPE_CHECKING:

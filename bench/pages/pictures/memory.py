@@ -10,6 +10,7 @@ import pandas
 
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
 from mucudnn.bench.pages.drawing import (
+    SERIES,
     Rectangle,
     colours,
     draw_rectangles,
@@ -21,7 +22,6 @@ from mucudnn.bench.pages.drawing import (
 )
 from mucudnn.bench.pages.material import Material
 from mucudnn.bench.pages.measured import has_problems
-from mucudnn.bench.pages.svg import SERIES
 from mucudnn.bench.report.plots import label, new_figure
 
 if TYPE_CHECKING:

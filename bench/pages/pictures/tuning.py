@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import pandas
 
-from mucudnn.bench.pages.drawing import height, plain, with_series
+from mucudnn.bench.pages.drawing import SERIES, height, plain, with_series
 from mucudnn.bench.pages.material import Material
-from mucudnn.bench.pages.svg import SERIES
 from mucudnn.bench.report.plots import label, new_figure
 
 if TYPE_CHECKING:

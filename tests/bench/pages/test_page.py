@@ -59,11 +59,11 @@ def test_text_of_the_folder_is_text_on_the_page(tmp_path: Path) -> None:
     page = page_of(path, with_pictures=True)
     parsed = PageParser(page)
     scripts = [attributes.get("type") for tag, attributes in parsed.elements if tag == "script"]
-    assert scripts == ["application/json", None]  # numbers, and the page's own
+    assert scripts == [None]  # the page's own
     assert not any(tag in ("b", "i") for tag, _ in parsed.elements)
     assert f"{EVIL}0" in parsed.tables["problems"].rows[0]
     assert parsed.text.count("alert('x')") > 20
-    assert page.count("<svg ") == len(KINDS) - 1  # the run had no budget
+    assert page.count("<img ") == len(KINDS) - 1  # the run had no budget
 
 
 def test_the_page_needs_nothing_else(folder: Path) -> None:
@@ -204,7 +204,7 @@ def test_benchmarks_without_convolutions_have_their_own_subjects(tmp_path: Path)
     assert (ours["whole model: images/s"], ours["more: bound"]) == (f"{8 / 0.11:.4g}", "headroom")
     assert (ours["more: peak, MiB"], ours["more: alone, ms"]) == ("3.000", "250.0000")
     assert ours["whole model: share of time by kind of layer"] == "3x3 75%, rest 25%"
-    assert page.count("<svg ") == 1  # the samples
+    assert page.count("<img ") == 1  # the samples
 
 
 def test_markdown_shows_the_same_tables(folder: Path) -> None:
@@ -214,17 +214,6 @@ def test_markdown_shows_the_same_tables(folder: Path) -> None:
         for row in tables[name].rows:
             plain = [re.sub(r"([\\`*_{}\[\]<>|#&$~])", r"\\\1", cell) for cell in row]
             assert "| " + " | ".join(plain) + " |" in text
-
-
-def test_the_page_of_all_of_deepbench_is_below_five_mib(tmp_path: Path) -> None:
-    """A third of its training table, thrice; pictures of a few operations are once in it."""
-    pytest.importorskip("matplotlib")
-    report = report_of(read_folder(write_random_folder(tmp_path / "folder", training_layers()[::3])))
-    pictures, _ = pictures_or_reason(report.material)
-    few = {KINDS[name].title for name in ("samples", "algorithms", "desirable", "micro-batches", "tuning")}
-    once = sum(len(picture.svg.encode()) for picture in pictures if picture.title in few)
-    whole = len(html_of(report, pictures).encode())
-    assert once + 3 * (whole - once) < 5 * MIB
 
 
 def test_published_layers_are_missed_in_folders_of_their_table_alone(folder: Path) -> None:

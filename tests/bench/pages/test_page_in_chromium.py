@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import importlib
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,15 +118,6 @@ def press(browser: Browser, table: str, title: str) -> str:
     return str(browser.execute_script(script, table, title))
 
 
-def pick_layer(browser: Browser, name: str, prefix: str = "") -> list[str]:
-    """Pick a layer to be drawn, as people do; returns the titles of its pictures."""
-    select = browser.find_element("css selector", f"#{prefix}layer-pictures select")
-    importlib.import_module("selenium.webdriver.support.ui").Select(select).select_by_visible_text(name)
-    titles = "return [...document.querySelectorAll('.drawn figcaption')].map((each) => each.textContent)"
-    found: list[str] = browser.execute_script(titles)
-    return found
-
-
 def numbers(texts: list[str]) -> list[float]:
     return [float(text) for text in texts if text]
 
@@ -140,7 +130,6 @@ def test_nothing_is_wrong_in_the_console(opened: Browser) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_only_boxes_scroll_sideways(opened: Browser, width: int) -> None:
     resize(opened, width)
-    pick_layer(opened, "line 2")
     assert opened.execute_script("return document.documentElement.scrollWidth") <= width
     beyond = """
         const every = [...document.querySelectorAll('h1, h2, p, dl, summary, form, figcaption, .box, section, figure')];
@@ -208,52 +197,6 @@ def test_rows_are_filtered_by_words_and_choices(opened: Browser) -> None:
     assert column(opened, "problems", "operation") == every
 
 
-def test_pictures_of_a_layer_are_drawn_when_it_is_picked(opened: Browser, page: Path) -> None:
-    """Five of each operation: what they say to those who do not see them is what the folder has."""
-    assert opened.execute_script("return document.querySelectorAll('.drawn svg').length") == 0
-    titles = pick_layer(opened, "line 3")
-    assert len(titles) == 3 * 5
-    assert titles[:2] == ["forward: samples", "forward: the mini-batch of 8, cut"]
-    assert opened.find_element("css selector", "#layer-pictures output").text == "15 pictures of line 3"
-    (told,) = opened.execute_script(
-        "return [...document.querySelectorAll('.drawn svg')].map((e) => e.ariaLabel)"
-        ".filter((text) => text.startsWith('backward data: samples'))"
-    )
-    rows = read_folder(page.parent / "folder").rows
-    (torch,) = rows.query("layer == 'line 3' and operation == 'backward_data' and contestant == 'torch'")["time_s"]
-    median = re.search(r"torch: 5 samples, median ([\d.e-]+) ms", told)
-    assert median is not None
-    assert float(median[1]) == pytest.approx(torch * 1e3, rel=0.01)  # as it is written, with three digits
-    outside = """
-        const wide = (text, box) => text.left < box.left - 1 || text.right > box.right + 1;
-        return [...document.querySelectorAll('.drawn svg')].flatMap((svg) =>
-            [...svg.querySelectorAll('text')].filter((text) =>
-                wide(text.getBoundingClientRect(), svg.getBoundingClientRect())).map((text) => text.textContent));"""
-    assert opened.execute_script(outside) == []
-    assert not opened.execute_script("return document.querySelector('.drawn').innerHTML.includes('NaN')")
-    assert pick_layer(opened, "none") == []
-    assert opened.get_log("browser") == []
-
-
-def test_pictures_follow_the_colours_of_the_screen(opened: Browser) -> None:
-    ink = """
-        const text = document.querySelector('figure svg text');
-        return [getComputedStyle(text).fill, getComputedStyle(document.body).backgroundColor];"""
-    light = opened.execute_script(ink)
-    emulate(opened, media="", scheme="dark")
-    dark = opened.execute_script(ink)
-    assert light == ["rgb(31, 35, 40)", "rgb(255, 255, 255)"]
-    assert dark == ["rgb(230, 237, 243)", "rgb(13, 17, 23)"]
-
-
-def test_colours_of_pictures_are_the_pages(opened: Browser) -> None:
-    """No colour is left that would be the same on dark and on light."""
-    left = "return [...document.querySelectorAll('figure svg [style]')].map((e) => e.getAttribute('style')).join()"
-    styles = opened.execute_script(left)
-    assert "var(--s1)" in styles
-    assert "#" not in styles.replace("url(#", "")
-
-
 def test_paper_has_all_rows_and_no_controls(opened: Browser) -> None:
     emulate(opened, media="print", scheme="dark")
     opened.execute_script("window.dispatchEvent(new Event('beforeprint'))")
@@ -273,7 +216,6 @@ def test_paper_has_all_rows_and_no_controls(opened: Browser) -> None:
 def test_axe_finds_no_violation(opened: Browser, scheme: str, width: int) -> None:
     resize(opened, width)
     emulate(opened, media="", scheme=scheme)
-    pick_layer(opened, "line 2")
     require_accessible(opened)
 
 
@@ -291,15 +233,12 @@ def require_accessible(opened: Browser) -> None:
     assert found["passes"]
 
 
-def test_each_of_several_folders_sorts_and_draws_its_own(browser: Browser, page_of_several: Path) -> None:
+def test_each_of_several_folders_sorts_its_own(browser: Browser, page_of_several: Path) -> None:
     opened = open_page(browser, page_of_several)
     before = [numbers(column(opened, f"folder-{number}-problems", "median, ms")) for number in (1, 2)]
     assert press(opened, "folder-1-problems", "median, ms") == "ascending"
     after = [numbers(column(opened, f"folder-{number}-problems", "median, ms")) for number in (1, 2)]
     assert after == [sorted(before[0]), before[1]]
-    assert len(pick_layer(opened, "line 2", "folder-2-")) == 3 * 5
-    drawn = "return [...document.querySelectorAll('.drawn')].map((each) => each.children.length)"
-    assert opened.execute_script(drawn) == [0, 15]
     resize(opened, WIDTHS[0])
     assert opened.execute_script("return document.documentElement.scrollWidth") <= WIDTHS[0]
     assert opened.get_log("browser") == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from base64 import b64decode
 from collections.abc import Callable
 from xml.etree import ElementTree
 
@@ -12,11 +12,10 @@ import pytest
 from support.result_folders import MIB, training_layers, write_random_folder
 
 from mucudnn.bench.folders.reading import read_folder
-from mucudnn.bench.pages.drawing import one_line, plain, series_label
+from mucudnn.bench.pages.drawing import SERIES, STYLE, embedded, one_line, plain, series_label
 from mucudnn.bench.pages.material import Material
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.pages.pictures import cuts, limits, samples, speedups
-from mucudnn.bench.pages.svg import SERIES, STYLE, inline_svg
 from mucudnn.bench.report.plots import new_figure
 from mucudnn.words.results import MicroConfig, counts_in
 
@@ -96,37 +95,14 @@ def test_without_rows_there_is_no_picture(rows: pandas.DataFrame, draw: Callable
     assert draw(of(rows.iloc[:0])) is None
 
 
-def test_pictures_in_one_page_share_no_names_and_have_a_description() -> None:
-    def drawn(identity: str) -> str:
-        with matplotlib.rc_context(STYLE):
-            figure = new_figure(5, 3, "")
-            figure.subplots().plot([1, 2], [3, 4], "o", color=SERIES[0], label=one_line("a <b> & $x$"))
-            figure.axes[0].legend()
-            return inline_svg(figure, identity, 'what it "shows" <here>')
-
-    first, second = (ElementTree.fromstring(drawn(identity)) for identity in ("one", "two"))
-    names = [{each.get("id") for each in root.iter() if each.get("id")} for root in (first, second)]
-    assert names[0]
-    assert names[0].isdisjoint(names[1])
-    assert first.get("role") == "img"
-    assert first.get("aria-label") == 'what it "shows" <here>'
-    assert "a <b> & $x$" in "".join(first.itertext())
-    text = drawn("one")
-    assert "var(--s1)" in text
-    assert SERIES[0] not in text
-    for target in re.findall(r'(?:url\(|href=")#([^)"]+)', text):
-        assert f'id="{target}"' in text
-
-
-def test_pictures_have_no_groups_that_say_nothing() -> None:
+def test_a_page_holds_the_whole_picture() -> None:
     with matplotlib.rc_context(STYLE):
         figure = new_figure(5, 3, "")
-        figure.subplots().plot([1, 2], [3, 4], "o")
-        root = ElementTree.fromstring(inline_svg(figure, "one", "it"))
-    groups = [each for each in root.iter() if each.tag.endswith("}g")]
-    assert all(group.attrib for group in groups)
-    assert len([each for each in root.iter() if each.tag.endswith("}use")]) > 2, "marks are still there"
-    assert "-0 " not in ElementTree.tostring(root, encoding="unicode")
+        figure.subplots().plot([1, 2], [3, 4], "o", color=SERIES[0], label=one_line("a <b> & $x$"))
+        figure.axes[0].legend()
+        kind, _, data = embedded(figure).partition(",")
+    assert kind == "data:image/svg+xml;base64"
+    assert "a <b> & $x$" in "".join(ElementTree.fromstring(b64decode(data)).itertext())
 
 
 def test_labels_are_one_short_line() -> None:
