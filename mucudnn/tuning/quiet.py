@@ -33,16 +33,16 @@ class Quiet:
     ) -> None:
         self.watch, self._store, self._tell = watch, store, tell
         self._patience_s = most_s
-        self._has_begun = self._is_blind = False
+        self._has_begun = self._load_unknown = False
         self._doubtful: set[tuple[ConvProblem, MicroConfig | Configuration]] = set()
 
     def is_now(self) -> bool:
         """Whether nothing disturbs at this moment, as far as that can be seen, if need be in half a second."""
         self._begin()
-        if not self.watch.current().is_known and not self._is_blind:
+        if not self.watch.current().is_known and not self._load_unknown:
             self.watch.pause()
-            self._is_blind = not self.watch.current().is_known
-        return not self._is_blind and self.watch.current().is_quiet
+            self._load_unknown = not self.watch.current().is_known
+        return not self._load_unknown and self.watch.current().is_quiet
 
     def wait(self) -> Load:
         """Wait for free cores, as long as there is patience. Returns the load then."""
