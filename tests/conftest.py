@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mucudnn.kernels import registry
 from mucudnn.optimizing import confirm_model
-from mucudnn.running.recipe import Recipe
+from mucudnn.running.executable import Executable
 from mucudnn.words.errors import first_line
 
 with suppress(ModuleNotFoundError):  # make gpu does without it
@@ -76,15 +76,15 @@ def unconfirmed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def preparations(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
+def preparations(monkeypatch: pytest.MonkeyPatch) -> list[Executable]:
     """Every preparation of a filter that is kept, as they come."""
-    prepare, seen = Recipe.prepare, []
+    prepare, seen = Executable.prepare, []
 
-    def recorded(recipe: Recipe, w: Tensor) -> Tensor:
-        seen.append(recipe)
-        return prepare(recipe, w)
+    def recorded(executable: Executable, w: Tensor) -> Tensor:
+        seen.append(executable)
+        return prepare(executable, w)
 
-    monkeypatch.setattr(Recipe, "prepare", recorded)
+    monkeypatch.setattr(Executable, "prepare", recorded)
     return seen
 
 

@@ -48,7 +48,7 @@ def local_batches(tuning: TableTuning, up_to: int, largest: int) -> LocalBatches
     if tuning.interrupted:
         raise InvalidInputError(f"only {len(tuning.rows)} of {tuning.wanted} problems are tuned; tune them all first")
     limit = tuning.config.workspace_limit_bytes
-    torchs_own_fits = tuning.config.torchs_own_fits or limit is None
+    baseline_exempt = tuning.config.baseline_exempt or limit is None
     torchs, ours, sizes = np.zeros(largest + 1), np.zeros(largest + 1), set(range(1, up_to + 1))
     for row in tuning.rows:
         fold = row.tuned.batch_size // up_to
@@ -56,7 +56,7 @@ def local_batches(tuning: TableTuning, up_to: int, largest: int) -> LocalBatches
         torch_s = along(known, largest)
         divided_s = desirable_sets(row.tuned.allowed_measurements, largest * fold).fastest_s(limit)[::fold]
         torchs += row.count * torch_s
-        ours += row.count * (np.minimum(divided_s, torch_s) if torchs_own_fits else divided_s)
+        ours += row.count * (np.minimum(divided_s, torch_s) if baseline_exempt else divided_s)
         sizes &= known.keys()
     return LocalBatches(tuple(sorted(sizes)), {Convolutions.TORCH: torchs, Convolutions.MUCUDNN: ours})
 

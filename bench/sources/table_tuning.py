@@ -113,7 +113,7 @@ def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None)
             count=layer.count,
             name=f"{layer.name}, {problem}",
             in_headroom=limits is not None,
-            torchs_own_fits=config.torchs_own_fits,
+            baseline_exempt=config.baseline_exempt,
         )
         for layer, problem in wanted
     ]

@@ -26,8 +26,8 @@ def operation_graph(
 
     x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format. w begins on a
     multiple of 16 bytes, and so do the mini-batches whose slices x and y are; a slice of n samples begins at a sample
-    whose number is a multiple of the largest power of two that divides n (``Recipe`` places them so). handle: of the
-    device, 0 where there is none. Sums are in float32, those of float64 in float64.
+    whose number is a multiple of the largest power of two that divides n (``Executable`` places them so). handle: of
+    the device, 0 where there is none. Sums are in float32, those of float64 in float64.
 
     Raises ``CudnnError`` where cuDNN refuses the geometry.
     """

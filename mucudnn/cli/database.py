@@ -198,13 +198,13 @@ def samples(
     from mucudnn.bench.report import samples as report
     from mucudnn.bench.report.export import write_csv, write_each, write_json
     from mucudnn.database.database import Database
-    from mucudnn.database.queries import that_count
+    from mucudnn.database.queries import latest_valid
     from mucudnn.terminal.console import output
 
     with Database(database, read_only=True) as opened:
         every = opened.every_row()
         environments = chosen_environments(opened.environments(), environment)
-    rows = report.wanted(every if everything else that_count(every), environments, operations, algorithms, problem)
+    rows = report.wanted(every if everything else latest_valid(every), environments, operations, algorithms, problem)
     if not rows:
         raise InvalidInputError(
             "nothing that is stored is what you ask for; ask for less, or see mucudnn database info"

@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, Self, TextIO, TypeVar, cast
 
 from mucudnn.database import maintenance, queries, samples, schema
 from mucudnn.database.contents import DatabaseInfo, EnvironmentRows, MergeCounts
-from mucudnn.database.queries import StoredRow, every_row, that_count
+from mucudnn.database.queries import StoredRow, every_row, latest_valid
 from mucudnn.database.sqlite_file import MEMORY, SqliteFile, can_be_made, memory_of_thread
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DATABASE_OPTION, DatabaseError, InvalidInputError
@@ -265,7 +265,7 @@ class Database:
         condition = "TRUE" if problems is None else schema.of_owners(self._ids([environment]), self._ids(problems))
         here = schema.named(environment).items()
         rows = (row for row in every_row(self._file, condition) if here <= row.values.items())
-        return that_count(row for row in rows if row.table != "confirmations")
+        return latest_valid(row for row in rows if row.table != "confirmations")
 
     def doubtful_rows(self, environment: Environment) -> list[StoredRow]:
         """Return those of the rows that count that should be measured again."""

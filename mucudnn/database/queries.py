@@ -50,7 +50,7 @@ def every_row(file: SqliteFile, condition: str = "TRUE") -> Iterator[StoredRow]:
         yield StoredRow((environment_id, problem_id), dict(zip(schema.ROW_COLUMNS, columns, strict=True)))
 
 
-def that_count(rows: Iterable[StoredRow]) -> list[StoredRow]:
+def latest_valid(rows: Iterable[StoredRow]) -> list[StoredRow]:
     """Return the row of each key that counts, of rows in the order in which they were made."""
     found: dict[tuple[Any, ...], StoredRow] = {}
     for row in rows:

@@ -58,7 +58,7 @@ class Exchange:
         return [cast(T, message) for message, _ in said]
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def propagate_errors(self) -> Iterator[None]:
         """Tell the other ranks of an error that this one meets inside; it tells them instead of its next message.
 
         An error that they all know of is not told, nor one after ``end``. Ctrl-C is not either: this process ends.

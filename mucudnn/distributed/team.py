@@ -72,9 +72,9 @@ class Team:
         """Whether this rank is the first of its kind."""
         return self._mates[0] == self._exchange.rank
 
-    def telling(self) -> AbstractContextManager[None]:
+    def propagate_errors(self) -> AbstractContextManager[None]:
         """Tell the others of an error inside, so that they do not wait."""
-        return self._exchange.telling()
+        return self._exchange.propagate_errors()
 
     def again(self) -> Self:
         """Return the same ranks, which agree on something else."""
@@ -126,6 +126,6 @@ class Team:
         self._exchange.end()
 
 
-def telling(team: Team | None) -> AbstractContextManager[None]:
+def propagate_errors(team: Team | None) -> AbstractContextManager[None]:
     """Tell a team of an error inside, if there is one."""
-    return nullcontext() if team is None else team.telling()
+    return nullcontext() if team is None else team.propagate_errors()

@@ -14,7 +14,7 @@ from threading import get_ident
 
 import torch
 
-from mucudnn.enabling.met import Met
+from mucudnn.enabling.shape_stats import ShapeStats
 
 SHARE = 0.05  # of the time, for measuring
 _ALONE_S = 1.0  # since another thread computed a convolution
@@ -23,14 +23,14 @@ _ALONE_S = 1.0  # since another thread computed a convolution
 class Background:
     """Queue of what is to be measured later. measure: does it. clock: seconds."""
 
-    def __init__(self, measure: Callable[[Met], None], clock: Callable[[], float]) -> None:
-        self.queue: deque[Met] = deque()
+    def __init__(self, measure: Callable[[ShapeStats], None], clock: Callable[[], float]) -> None:
+        self.queue: deque[ShapeStats] = deque()
         self.spent_s = 0.0
         self._measure, self._clock, self._began = measure, clock, clock()
         self._computed_at: dict[int, float] = {}  # thread -> when it last computed a convolution
         self._is_asked = False
 
-    def put_off(self, met: Met) -> None:
+    def put_off(self, met: ShapeStats) -> None:
         """Have it measured later."""
         self.queue.append(met)
 

@@ -7,7 +7,7 @@ from math import inf, log
 
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.measuring.candidates import is_foreign
-from mucudnn.running.recipe import Recipe
+from mucudnn.running.executable import Executable
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.result import TunedProblem, configurations_of
 from mucudnn.words.errors import InvalidInputError, LibraryError, UnavailableError
@@ -88,7 +88,7 @@ def _workspace_bytes(problem: ConvProblem, configuration: Configuration, device_
             unproven = is_foreign(found, problem)
             if unproven or found.supports_micro_batch(problem, part.micro_batch_size) is not None:
                 return None
-        return Recipe.of(problem, configuration, device_type=device_type).workspace_bytes
+        return Executable.of(problem, configuration, device_type=device_type).workspace_bytes
     except (InvalidInputError, LibraryError, UnavailableError):
         return None
 

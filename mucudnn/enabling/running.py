@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mucudnn.enabling.met import Met
 from mucudnn.enabling.session import Call, Session
+from mucudnn.enabling.shape_stats import ShapeStats
 from mucudnn.enabling.shapes import as_images
 from mucudnn.running import operators
 from mucudnn.running.dispatcher import Kernel, untouched
@@ -88,7 +88,11 @@ def _call(
 
 
 def _ours(
-    session: Session, met: Met | None, compute: Callable[..., Tensor | None], call: Call, *operands: Tensor | None
+    session: Session,
+    met: ShapeStats | None,
+    compute: Callable[..., Tensor | None],
+    call: Call,
+    *operands: Tensor | None,
 ) -> Tensor | None:
     """Compute what was decided for a problem; ``None``: torch's own is to run."""
     if met is None:
@@ -104,7 +108,7 @@ def _ours(
     return result
 
 
-def _result(met: Met, call: Call, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor | None:
+def _result(met: ShapeStats, call: Call, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor | None:
     shape, choices = call.shape, met.choices
     assert choices is not None
     if shape.is_1d:
@@ -121,15 +125,15 @@ def _result(met: Met, call: Call, x: Tensor, w: Tensor, bias: Tensor | None) -> 
     return y.squeeze(2) if y is not None and shape.is_1d else y
 
 
-def _input_gradient(met: Met, call: Call, dy: Tensor, x: Tensor, w: Tensor) -> Tensor | None:
+def _input_gradient(met: ShapeStats, call: Call, dy: Tensor, x: Tensor, w: Tensor) -> Tensor | None:
     return _gradient(met, call, call.shape.of_input_gradient, dy, x, w)
 
 
-def _filter_gradient(met: Met, call: Call, dy: Tensor, x: Tensor, w: Tensor) -> Tensor | None:
+def _filter_gradient(met: ShapeStats, call: Call, dy: Tensor, x: Tensor, w: Tensor) -> Tensor | None:
     return _gradient(met, call, Operation.BACKWARD_FILTER, dy, x, w)
 
 
-def _gradient(met: Met, call: Call, operation: Operation, dy: Tensor, x: Tensor, w: Tensor) -> Tensor | None:
+def _gradient(met: ShapeStats, call: Call, operation: Operation, dy: Tensor, x: Tensor, w: Tensor) -> Tensor | None:
     shape, choices = call.shape, met.choices
     assert choices is not None
     if shape.is_1d:

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from mucudnn.enabling.background import Background
-from mucudnn.enabling.met import Met, Origin
 from mucudnn.enabling.nearest import nearest
+from mucudnn.enabling.shape_stats import Origin, ShapeStats
 from mucudnn.enabling.shapes import Shape, shape_of
 from mucudnn.enabling.workshop import Workshop
 from mucudnn.running.dispatcher import untouched
@@ -63,9 +63,9 @@ class Call:
     """One shape of call, with what computes its result and both gradients; ``None``: torch's own."""
 
     shape: Shape
-    y: Met | None = None
-    dx: Met | None = None
-    dw: Met | None = None
+    y: ShapeStats | None = None
+    dx: ShapeStats | None = None
+    dw: ShapeStats | None = None
 
 
 class Session:
@@ -80,15 +80,15 @@ class Session:
         self.config, self.clock = config, clock
         self.workshop = workshop or Workshop(config)
         self.limit_bytes = config.workspace_limit_bytes
-        self.torchs_limit_bytes = None if config.torchs_own_fits else self.limit_bytes
+        self.torchs_limit_bytes = None if config.baseline_exempt else self.limit_bytes
         self.calls: dict[tuple[object, ...], Call | None] = {}
-        self.met: dict[tuple[object, ...], Met] = {}
+        self.met: dict[tuple[object, ...], ShapeStats] = {}
         self.passed_by: Counter[str] = Counter()
         self.spent_s = 0.0
         self.is_deciding = False
         self.failures = 0
         self.background = Background(self._measure, clock) if config.background else None
-        self._layers: dict[tuple[object, ...], list[Met]] = {}
+        self._layers: dict[tuple[object, ...], list[ShapeStats]] = {}
         self._lock = threading.RLock()
 
     def meet(self, key: tuple[object, ...], x: Tensor, w: Tensor, *geometry: object) -> Call | None:
@@ -102,7 +102,7 @@ class Session:
         self.calls[key] = call
         return call
 
-    def met_as(self, operation: Operation, shape: Shape, of_call: Operation | None = None) -> Met | None:
+    def met_as(self, operation: Operation, shape: Shape, of_call: Operation | None = None) -> ShapeStats | None:
         """Return the problem that an operation of a call is; ``None`` where the config leaves it out.
 
         of_call: the operation of the call itself, if it is another, as in transposed ones: the config means that.
@@ -114,12 +114,12 @@ class Session:
             if len(self.met) >= _MOST_KEPT:
                 self.passed_by["too many shapes"] += 1
                 return None
-            new = Met(shape.problem.with_operation(operation), shape.batch_size, shape.device, threads)
+            new = ShapeStats(shape.problem.with_operation(operation), shape.batch_size, shape.device, threads)
             with self._lock:
                 self._layers.setdefault(new.layer, []).append(self.met.setdefault(key, new))
         return self.met[key]
 
-    def decide(self, met: Met) -> None:
+    def decide(self, met: ShapeStats) -> None:
         """Decide what runs from now on. Nothing of the user's is touched, and no error gets out, but for Ctrl-C."""
         if met.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return  # nothing can be measured now: the next call asks again
@@ -127,7 +127,7 @@ class Session:
             if met.calls >= met.ask_at:  # no other thread has decided meanwhile
                 self._deciding(met, self._decide)
 
-    def make_room(self, met: Met | None) -> None:
+    def make_room(self, met: ShapeStats | None) -> None:
         """Give back what is kept of the workspace where the limit does not hold that and torch's own, which is next."""
         if self.torchs_limit_bytes is not None and met is not None and met.configuration is not None:
             make_room(self.torchs_limit_bytes - met.configuration.workspace_bytes)
@@ -137,12 +137,12 @@ class Session:
         with self._lock:
             pass
 
-    def _measure(self, met: Met) -> None:
+    def _measure(self, met: ShapeStats) -> None:
         """Tune now what was put off."""
         with self._lock:
             self._deciding(met, self._tune)
 
-    def _deciding(self, met: Met, decide: Callable[[Met], None]) -> None:
+    def _deciding(self, met: ShapeStats, decide: Callable[[ShapeStats], None]) -> None:
         began, self.is_deciding = self.clock(), True
         try:
             with aside(met.device.type):
@@ -156,7 +156,7 @@ class Session:
             self.is_deciding = False
             self.spent_s += self.clock() - began
 
-    def _decide(self, met: Met) -> None:
+    def _decide(self, met: ShapeStats) -> None:
         if self.failures >= _MOST_FAILURES:
             met.ask_at = inf
             met.use_torchs_own(f"the tuning of others failed {_MOST_FAILURES} times in a row")
@@ -179,7 +179,7 @@ class Session:
         else:
             self._tune(met)
 
-    def _tune(self, met: Met) -> None:
+    def _tune(self, met: ShapeStats) -> None:
         try:
             tuned = self.workshop.tune(self._task(met), met.device)
         except InfeasibleError as error:  # nobody can keep torch's own from running
@@ -190,13 +190,13 @@ class Session:
         self.failures = 0
         self._spread(met)
 
-    def _spread(self, tuned: Met) -> None:
+    def _spread(self, tuned: ShapeStats) -> None:
         """Let other sizes of the layer, which are not tuned, run what is now near."""
         for other in self._layers[tuned.layer]:
             if other.tuned is None and not other.has_failed:
                 self._use_nearest(other)
 
-    def _use_nearest(self, met: Met) -> None:
+    def _use_nearest(self, met: ShapeStats) -> None:
         tuned = [one.tuned for one in self._layers[met.layer] if one.tuned is not None]
         found = nearest(met.problem, met.batch_size, tuned, met.device.type)
         if found is not None:
@@ -205,10 +205,10 @@ class Session:
             when = "between steps" if met.ask_at == inf else f"when it has been met {met.ask_at} times"
             met.use_torchs_own(f"to be measured {when}")
 
-    def _task(self, met: Met) -> Task:
-        return Task(met.problem, met.batch_size, self.limit_bytes, torchs_own_fits=self.config.torchs_own_fits)
+    def _task(self, met: ShapeStats) -> Task:
+        return Task(met.problem, met.batch_size, self.limit_bytes, baseline_exempt=self.config.baseline_exempt)
 
-    def every_met(self) -> Sequence[Met]:
+    def every_met(self) -> Sequence[ShapeStats]:
         """List what was met, in the order of the first meetings."""
         with self._lock:
             return list(self.met.values())

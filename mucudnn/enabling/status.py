@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from mucudnn.enabling.met import Met, Origin
 from mucudnn.enabling.session import Session
+from mucudnn.enabling.shape_stats import Origin, ShapeStats
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, source_of
 from mucudnn.words.units import format_seconds
@@ -135,7 +135,7 @@ def status_of(session: Session | None) -> Status:
     return Status(problems, session.spent_s, waiting, tuple(session.passed_by.items()))
 
 
-def _recorded(met: Met) -> MetProblem:
+def _recorded(met: ShapeStats) -> MetProblem:
     return MetProblem(
         met.problem,
         met.batch_size,

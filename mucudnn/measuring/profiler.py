@@ -130,7 +130,7 @@ class ProfilingJob:
     left out, except torch's own. max_relative_error: an algorithm above it is measured once and no more. time_limit_s:
     limit of all measuring together; torch's own, and the first that fits the limit, are measured even if it is over.
     may_keep: what algorithms prepare may be cached from call to call; then neither its bytes nor the setup count.
-    torchs_own_fits: the limit does not hold torch's own, undivided.
+    baseline_exempt: the limit does not hold torch's own, undivided.
     watch: of the machine's load.
     """
 
@@ -143,7 +143,7 @@ class ProfilingJob:
     max_relative_error: float = inf
     time_limit_s: float | None = None
     may_keep: bool = False
-    torchs_own_fits: bool = False
+    baseline_exempt: bool = False
     device: str = "cpu"
     clock: Clock = field(default_factory=WallClock)
     watch: Watch = field(default_factory=Watch)
@@ -187,7 +187,7 @@ class ProfilingJob:
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether the candidate's workspace is within the limit."""
-        if self.torchs_own_fits and self.is_baseline(candidate):
+        if self.baseline_exempt and self.is_baseline(candidate):
             return True
         kept_bytes = candidate.workspace.prepared_bytes if self.may_keep else 0
         return candidate.fits(None if self.limit_bytes is None else self.limit_bytes + kept_bytes)

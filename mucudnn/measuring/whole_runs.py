@@ -45,7 +45,7 @@ def whole_run(
     It goes the way of users' calls. The baseline is torch's own call. keeps_workspace: from call to call. Where the
     operands have an epilogue it is a call of a ``FusedConvolution``, without gradients.
 
-    Raises what ``Recipe.of`` and ``Recipe.build`` raise. A call raises what fails in it: nothing replaces it.
+    Raises what ``Executable.of`` and ``Executable.build`` raise. A call raises what fails in it: nothing replaces it.
     """
     if configuration.is_baseline:
         return partial(run_torch, problem, operands)

@@ -12,7 +12,7 @@ from torch import nn
 
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
-from mucudnn.distributed.team import Team, telling
+from mucudnn.distributed.team import Team, propagate_errors
 from mucudnn.measuring.timing.candidate_errors import give_back_cache
 from mucudnn.measuring.timing.load import watch_of
 from mucudnn.measuring.timing.synchronized_clock import wall_clock
@@ -74,7 +74,7 @@ def confirm_model(
         return None
     ranks = Alone() if team is None else Together(team)
     try:
-        with telling(team), _restored_on_failure(modules.values()):
+        with propagate_errors(team), _restored_on_failure(modules.values()):
             if not ranks.anywhere(any(map(_runs_ours, modules.values()))):
                 return None
             if ranks.anywhere(any(one.barred for module in modules.values() for one in tuned_of(module))):
@@ -228,7 +228,7 @@ class _ModelSteps:
         return has_cached_filter or not tuned.configuration.is_baseline
 
     def may_run_torchs_own(self, tuned: TunedProblem) -> bool:
-        if self.config.has_headroom_limit or self.config.torchs_own_fits or tuned.limit_bytes is None:
+        if self.config.has_headroom_limit or self.config.baseline_exempt or tuned.limit_bytes is None:
             return True
         baseline = baseline_of(tuned.measurements, tuned.batch_size)
         return baseline is not None and baseline.workspace_bytes <= tuned.limit_bytes

@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
-from mucudnn.distributed.team import Team, telling
+from mucudnn.distributed.team import Team, propagate_errors
 from mucudnn.modules.conv3d import Conv3d, DividedOperation
 from mucudnn.modules.fused import FusedConvolution
 from mucudnn.modules.tuned_classes import make_tunable, why_left_alone
@@ -114,7 +114,7 @@ def optimize(
     team = Team.of(config, process_group)
     with made_current(device), undisturbed(model):
         sample_input = tree_map(_recordable, sample_input)
-        with telling(team), untouched:
+        with propagate_errors(team), untouched:
             tuned = _tune(model, sample_input, config, device.type, progress, team)
         confirm_model(
             model,
@@ -213,7 +213,7 @@ def _tasks(wanted: _Wanted, in_headroom: bool, config: Config) -> dict[_Key, Tas
             count=len(names),
             name=_task_name(key, names),
             in_headroom=in_headroom,
-            torchs_own_fits=config.torchs_own_fits,
+            baseline_exempt=config.baseline_exempt,
             epilogue=key.epilogue,
         )
         for key, names in ordered
@@ -276,7 +276,7 @@ def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str, 
             if n == tuned.batch_size or configuration.algorithms != (TORCHS_OWN,):
                 configurations.setdefault(tuned.problem, {})[n] = configuration
     limit_bytes = None if config.has_headroom_limit else config.workspace_limit_bytes
-    if config.torchs_own_fits:  # whatever it takes
+    if config.baseline_exempt:  # whatever it takes
         configurations = {
             problem: {n: replace(c, workspace_bytes=0) if c.is_baseline else c for n, c in by_size.items()}
             for problem, by_size in configurations.items()

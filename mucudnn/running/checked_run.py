@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.running.devices import made_current
-from mucudnn.running.recipe import Recipe
+from mucudnn.running.executable import Executable
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration
@@ -35,23 +35,23 @@ def run(
     is torch's own call, without this module around it.
 
     Raises ``InvalidInputError`` for tensors that do not fit the problem or the configuration, and what the methods of
-    ``Recipe`` raise: what fails is not replaced here.
+    ``Executable`` raise: what fails is not replaced here.
     """
     _check(problem, configuration, x, w, y)
     _check_bias(problem, x, bias)
     with made_current(x.device):
-        recipe = _cached_recipe(problem, configuration, x.device, torch.get_num_threads(), keeps_workspace)
-        recipe.execute(x, w, y, bias)
+        executable = _cached_executable(problem, configuration, x.device, torch.get_num_threads(), keeps_workspace)
+        executable.execute(x, w, y, bias)
 
 
 @lru_cache(maxsize=1024)
-def _cached_recipe(
+def _cached_executable(
     problem: ConvProblem, configuration: Configuration, device: torch.device, threads: int, keeps_workspace: bool
-) -> Recipe:
-    """Make a recipe once. threads: part of the key, since what algorithms need can depend on them."""
-    recipe = Recipe.of(problem, configuration, device_type=device.type, keeps_workspace=keeps_workspace)
-    recipe.build()
-    return recipe
+) -> Executable:
+    """Make an executable once. threads: part of the key, since what algorithms need can depend on them."""
+    executable = Executable.of(problem, configuration, device_type=device.type, keeps_workspace=keeps_workspace)
+    executable.build()
+    return executable
 
 
 def _check(problem: ConvProblem, configuration: Configuration, x: Tensor, w: Tensor, y: Tensor) -> None:

@@ -25,9 +25,9 @@ from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.running.eager.hot_path import known_key
 from mucudnn.running.eager.plain import is_plain
+from mucudnn.running.executable import Executable, ExecutableKey, executable_of
 from mucudnn.running.fallback import note_lack_of_memory
 from mucudnn.running.operators import run_forward
-from mucudnn.running.recipe import Recipe, RecipeKey, recipe_of
 from mucudnn.running.workspace import make_releasable
 from mucudnn.words.errors import LibraryError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -86,7 +86,7 @@ class FilterCache:
     def __init__(self, filters: Iterable[CachedFilter], keeps_workspace: bool = True) -> None:
         self.filters, self.keeps_workspace = tuple(filters), keeps_workspace
         self.x_shapes = frozenset(each.problem.x_shape(n) for each in self.filters for n in each.configurations)
-        self.recipes: dict[RecipeKey, Recipe | None] = {}
+        self.executables: dict[ExecutableKey, Executable | None] = {}
         self._of_problem = {each.problem: each for each in self.filters}
         self.kept: dict[bytes, tuple[int, int, Tensor]] = {}
         self._prepared: dict[ConvProblem, _Prepared] = {}
@@ -110,13 +110,13 @@ class FilterCache:
         """Forget a lock that another thread held while it prepared: in a process that was forked off."""
         self._preparing = Lock()
 
-    def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
+    def executable(self, problem: ConvProblem, n: int) -> Executable | None:
         """Make what runs ``problem`` on ``n`` samples with a cached filter, if there is one; else ``None``."""
         cached = self._of_problem.get(problem)
         configuration = None if cached is None else cached.configurations.get(n)
         if cached is None or configuration is None:
             return None
-        return Recipe.of(problem, configuration, cached.algorithm, keeps_workspace=self.keeps_workspace)
+        return Executable.of(problem, configuration, cached.algorithm, keeps_workspace=self.keeps_workspace)
 
     def convolve(
         self,
@@ -132,54 +132,54 @@ class FilterCache:
         """Compute y: (N, K, P, Q), newly allocated; ``None``: no cached filter is for this call, or memory is lacking.
 
         x: (N, C, H, W), w: (K, C // groups, R, S), bias: (K,). Only where no gradient is wanted, and
-        nobody watches (``plain``). epilogue: of y; ``None`` too where no algorithm of the recipe computes it.
+        nobody watches (``plain``). epilogue: of y; ``None`` too where no algorithm of the executable computes it.
         """
         if x.shape not in self.x_shapes or loaded_build().library is None or not _can_be_cached(w):
             return None
         if not is_plain(x) or not (bias is None or is_plain(bias)):
             return None
-        recipe = recipe_of(self, Operation.FORWARD, x, w, bias, stride, padding, dilation, groups)
-        if recipe is None or not (epilogue is None or recipe.takes(epilogue, x)):
+        executable = executable_of(self, Operation.FORWARD, x, w, bias, stride, padding, dilation, groups)
+        if executable is None or not (epilogue is None or executable.takes(epilogue, x)):
             return None
         try:
-            prepared = self._prepared_from(w, recipe)
-            y = run_forward(recipe, x, w, bias, prepared.buffer, epilogue)
+            prepared = self._prepared_from(w, executable)
+            y = run_forward(executable, x, w, bias, prepared.buffer, epilogue)
             key = known_key(Operation.FORWARD, x, w, bias, stride, padding, dilation, groups)
             if key is not None:
                 self.kept[key] = prepared.source.fingerprint, _fingerprint_address(), prepared.buffer
             return y
         except LibraryError as error:
-            say_once(f"{recipe.problem}: {error}; its filter is not kept")
+            say_once(f"{executable.problem}: {error}; its filter is not kept")
             return None
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            note_lack_of_memory(f"no memory to keep the filter of {recipe.problem}; it is not kept", x.device)
+            note_lack_of_memory(f"no memory to keep the filter of {executable.problem}; it is not kept", x.device)
             return None
 
-    def _prepared_from(self, w: Tensor, recipe: Recipe) -> _Prepared:
+    def _prepared_from(self, w: Tensor, executable: Executable) -> _Prepared:
         source = _Source.of(w)
-        prepared = self._prepared.get(recipe.problem)
+        prepared = self._prepared.get(executable.problem)
         if prepared is None or prepared.source != source:
-            prepared = self._prepare(w, source, recipe)
+            prepared = self._prepare(w, source, executable)
         return prepared
 
-    def _prepare(self, w: Tensor, source: _Source, recipe: Recipe) -> _Prepared:
+    def _prepare(self, w: Tensor, source: _Source, executable: Executable) -> _Prepared:
         """Prepare w into a new buffer: another thread may be reading the old one.
 
         It is prepared from a copy: should another thread write to w meanwhile, fingerprint and buffer still belong
         together.
         """
         with self._preparing:
-            prepared = self._prepared.get(recipe.problem)
+            prepared = self._prepared.get(executable.problem)
             if prepared is not None and prepared.source == source:  # by another thread, while this one waited
                 return prepared
-            self._prepared.pop(recipe.problem, None)  # freed first if nobody reads it
+            self._prepared.pop(executable.problem, None)  # freed first if nobody reads it
             self.kept = {}
             copy = w.detach().clone()
-            torch_format = TORCH_FORMATS[recipe.problem.memory_format]
-            buffer = recipe.prepare(copy.contiguous(memory_format=torch_format))
-            prepared = self._prepared[recipe.problem] = _Prepared(_Source.of(copy), buffer)
+            torch_format = TORCH_FORMATS[executable.problem.memory_format]
+            buffer = executable.prepare(copy.contiguous(memory_format=torch_format))
+            prepared = self._prepared[executable.problem] = _Prepared(_Source.of(copy), buffer)
             return prepared
 
 

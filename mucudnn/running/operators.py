@@ -28,18 +28,18 @@ from mucudnn.running.autocast import autocast_computes
 from mucudnn.running.devices import made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.eager.hot_path import run_known
-from mucudnn.running.fallback import note_lack_of_memory
-from mucudnn.running.flops import count_flops
-from mucudnn.running.recipe import (
-    Recipe,
-    RecipeKey,
-    RecipeSource,
+from mucudnn.running.executable import (
+    Executable,
+    ExecutableKey,
+    ExecutableSource,
     StepError,
+    executable_of,
     forget,
     note_failure,
-    recipe_of,
-    working_recipe,
+    working_executable,
 )
+from mucudnn.running.fallback import note_lack_of_memory
+from mucudnn.running.flops import count_flops
 from mucudnn.running.workspace import make_room, on_huge_pages
 from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -67,10 +67,10 @@ class Choices:
         "beside_torchs",
         "configurations",
         "device_type",
+        "executables",
         "handle",
         "keeps_workspace",
         "limit_bytes",
-        "recipes",
         "x_shapes",
     )
 
@@ -90,7 +90,7 @@ class Choices:
             if limit_bytes is not None and needed:
                 self.beside_torchs[problem.operation] = limit_bytes - max(needed)
         self.x_shapes = frozenset(p.x_shape(n) for p, by_size in self.configurations.items() for n in by_size)
-        self.recipes: dict[RecipeKey, Recipe | None] = {}
+        self.executables: dict[ExecutableKey, Executable | None] = {}
 
     @classmethod
     def of(
@@ -112,21 +112,21 @@ class Choices:
         chosen = self.configurations.get(problem, {}).get(n)
         return None if chosen is None or chosen.is_baseline else chosen
 
-    def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
-        """Make the configuration ready to run on the current device. Raises as ``working_recipe``."""
+    def executable(self, problem: ConvProblem, n: int) -> Executable | None:
+        """Make the configuration ready to run on the current device. Raises as ``working_executable``."""
         configuration = self.configuration(problem, n)
         if configuration is None:
             return None
-        recipe = working_recipe(problem, configuration, self.device_type, keeps_workspace=self.keeps_workspace)
-        return recipe if recipe is None or self.limit_bytes is None else _within(self.limit_bytes, recipe)
+        executable = working_executable(problem, configuration, self.device_type, keeps_workspace=self.keeps_workspace)
+        return executable if executable is None or self.limit_bytes is None else _within(self.limit_bytes, executable)
 
 
-def _within(limit_bytes: int, recipe: Recipe) -> Recipe:
+def _within(limit_bytes: int, executable: Executable) -> Executable:
     """Return the same with a kept workspace that is within a limit beside what is allocated inside."""
-    scratch = min(algorithm.workspace(recipe.problem, n).scratch_bytes for algorithm, n in recipe.steps)
-    handed = scratch + sum(stage.prepared.stop - stage.prepared.start for stage in recipe.stages)
-    internal_bytes = recipe.configuration.workspace_bytes - handed
-    return replace(recipe, most_kept_bytes=limit_bytes - internal_bytes) if internal_bytes > 0 else recipe
+    scratch = min(algorithm.workspace(executable.problem, n).scratch_bytes for algorithm, n in executable.steps)
+    handed = scratch + sum(stage.prepared.stop - stage.prepared.start for stage in executable.stages)
+    internal_bytes = executable.configuration.workspace_bytes - handed
+    return replace(executable, most_kept_bytes=limit_bytes - internal_bytes) if internal_bytes > 0 else executable
 
 
 _registered: dict[int, Choices] = {}
@@ -135,21 +135,24 @@ _registered: dict[int, Choices] = {}
 class Measured:
     """One configuration under a handle of its own, as it is timed: what fails is an error, and nothing replaces it.
 
-    The handle is negative, and free again when the object is gone. Errors of making the recipe ready are raised here.
+    The handle is negative, and free again when the object is gone. Errors of making the executable ready are
+    raised here.
     """
 
     def __init__(
         self, problem: ConvProblem, configuration: Configuration, device_type: str, keeps_workspace: bool
     ) -> None:
         self.device_type, self.handle = device_type, -next(_numbers)
-        self.recipes: dict[RecipeKey, Recipe | None] = {}
-        self._recipe = Recipe.of(problem, configuration, device_type=device_type, keeps_workspace=keeps_workspace)
-        self._recipe.build()
+        self.executables: dict[ExecutableKey, Executable | None] = {}
+        self._executable = Executable.of(
+            problem, configuration, device_type=device_type, keeps_workspace=keeps_workspace
+        )
+        self._executable.build()
         _measured[self.handle] = self
 
-    def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
+    def executable(self, problem: ConvProblem, n: int) -> Executable | None:
         """Return the one that there is; ``None`` for another number of samples."""
-        return self._recipe if n == self._recipe.configuration.batch_size else None
+        return self._executable if n == self._executable.configuration.batch_size else None
 
 
 _measured: WeakValueDictionary[int, Measured] = WeakValueDictionary()
@@ -174,7 +177,7 @@ def computed(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    choices: RecipeSource,
+    choices: ExecutableSource,
     epilogue: Epilogue | None = None,
 ) -> Tensor | None:
     """Compute a call as it was tuned, newly allocated; ``None`` where nothing is tuned, or it cannot be done now.
@@ -186,17 +189,17 @@ def computed(
 
     A call of which a step fails starts anew with what runs in its place; each failure is remembered, so that it ends.
     """
-    recipe = None
+    executable = None
     while True:
         try:
-            call = choices.recipes, operation, x, w, third, stride, padding, dilation, groups
+            call = choices.executables, operation, x, w, third, stride, padding, dilation, groups
             result: Tensor | None = NotImplemented if epilogue is not None else run_known(*call)
             if result is not NotImplemented:
                 return result
-            recipe = recipe_of(choices, operation, x, w, third, stride, padding, dilation, groups)
-            if recipe is None:
+            executable = executable_of(choices, operation, x, w, third, stride, padding, dilation, groups)
+            if executable is None:
                 return None
-            return _run(recipe, x, w, third) if epilogue is None else _run_fused(recipe, x, w, third, epilogue)
+            return _run(executable, x, w, third) if epilogue is None else _run_fused(executable, x, w, third, epilogue)
         except MisalignedError:
             return None
         except StepError as error:
@@ -204,7 +207,7 @@ def computed(
                 say_once(f"{error.problem}: {error}; {_INSTEAD}")
                 return None
             note_failure(error, x.device)
-            forget(choices, recipe)
+            forget(choices, executable)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -268,72 +271,72 @@ def as_measured(
     measured: Measured,
     epilogue: Epilogue | None = None,
 ) -> Tensor:
-    """Compute a call by the recipe that is measured, as ``computed`` does. Raises whatever fails.
+    """Compute a call by the executable that is measured, as ``computed`` does. Raises whatever fails.
 
-    epilogue: of y, in FORWARD: computed by the recipe, or after it, in place, where that does not take it.
+    epilogue: of y, in FORWARD: computed by the executable, or after it, in place, where that does not take it.
     """
     call = operation, x, w, third, stride, padding, dilation, groups
-    result: object = None if epilogue is not None else run_known(measured.recipes, *call)
+    result: object = None if epilogue is not None else run_known(measured.executables, *call)
     if isinstance(result, Tensor):
         return result
-    recipe = recipe_of(measured, *call)
-    if recipe is None:
+    executable = executable_of(measured, *call)
+    if executable is None:
         raise InvalidInputError(f"what is measured does not fit {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}")
     if epilogue is None:
-        return _run(recipe, x, w, third)
-    y = _run_fused(recipe, x, w, third, epilogue)
-    return epilogue.apply(_run(recipe, x, w, third)) if y is None else y
+        return _run(executable, x, w, third)
+    y = _run_fused(executable, x, w, third, epilogue)
+    return epilogue.apply(_run(executable, x, w, third)) if y is None else y
 
 
-def _run_fused(recipe: Recipe, x: Tensor, w: Tensor, bias: Tensor | None, epilogue: Epilogue) -> Tensor | None:
-    """Compute y with an epilogue; ``None`` where the recipe does not take it."""
-    if not recipe.takes(epilogue, x):
+def _run_fused(executable: Executable, x: Tensor, w: Tensor, bias: Tensor | None, epilogue: Epilogue) -> Tensor | None:
+    """Compute y with an epilogue; ``None`` where the executable does not take it."""
+    if not executable.takes(epilogue, x):
         return None
     with untouched, made_current(x.device):
-        return run_forward(recipe, x, w, bias, None, epilogue)
+        return run_forward(executable, x, w, bias, None, epilogue)
 
 
-def _run(recipe: Recipe, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
-    if recipe.bound is not None:
-        return recipe.bound(x, w, third)
+def _run(executable: Executable, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
+    if executable.bound is not None:
+        return executable.bound(x, w, third)
     with untouched, made_current(x.device):  # a step may be torch's own convolution
-        return _RUNS[recipe.problem.operation](recipe, x, w, third)
+        return _RUNS[executable.problem.operation](executable, x, w, third)
 
 
 def run_forward(
-    recipe: Recipe,
+    executable: Executable,
     x: Tensor,
     w: Tensor,
     bias: Tensor | None,
     cached: Tensor | None = None,
     epilogue: Epilogue | None = None,
 ) -> Tensor:
-    """Compute y, newly allocated, by a recipe that fits the tensors. cached, epilogue: as for ``Recipe.execute``."""
-    bound = recipe.bound_in_python
-    if bound is not None and (epilogue is None or all(stage.fuses for stage in recipe.stages)):
+    """Compute y, newly allocated, by an executable that fits the tensors. cached, epilogue: as for ``execute``."""
+    bound = executable.bound_in_python
+    if bound is not None and (epilogue is None or all(stage.fuses for stage in executable.stages)):
         return bound(x, w, bias, cached, epilogue)
-    torch_format = TORCH_FORMATS[recipe.problem.memory_format]
+    torch_format = TORCH_FORMATS[executable.problem.memory_format]
     y = on_huge_pages(
-        torch.empty(recipe.problem.y_shape(len(x)), dtype=x.dtype, device=x.device, memory_format=torch_format)
+        torch.empty(executable.problem.y_shape(len(x)), dtype=x.dtype, device=x.device, memory_format=torch_format)
     )
     x, w = x.contiguous(memory_format=torch_format), w.contiguous(memory_format=torch_format)
     if epilogue is not None and epilogue.added is not None:
         epilogue = Epilogue(epilogue.activation, epilogue.added.contiguous(memory_format=torch_format))
-    recipe.execute(x, w, y, None if bias is None else bias.contiguous(), cached, epilogue)
+    executable.execute(x, w, y, None if bias is None else bias.contiguous(), cached, epilogue)
     return y
 
 
-def _run_backward_data(recipe: Recipe, x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
-    torch_format = TORCH_FORMATS[recipe.problem.memory_format]
+def _run_backward_data(executable: Executable, x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
+    torch_format = TORCH_FORMATS[executable.problem.memory_format]
     dx = on_huge_pages(torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch_format))
-    recipe.execute(dx, w.contiguous(memory_format=torch_format), dy.contiguous(memory_format=torch_format))
+    executable.execute(dx, w.contiguous(memory_format=torch_format), dy.contiguous(memory_format=torch_format))
     return dx
 
 
-def _run_backward_filter(recipe: Recipe, x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
-    torch_format = TORCH_FORMATS[recipe.problem.memory_format]
+def _run_backward_filter(executable: Executable, x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
+    torch_format = TORCH_FORMATS[executable.problem.memory_format]
     dw = on_huge_pages(torch.empty(w.shape, dtype=w.dtype, device=w.device, memory_format=torch_format))
-    recipe.execute(x.contiguous(memory_format=torch_format), dw, dy.contiguous(memory_format=torch_format))
+    executable.execute(x.contiguous(memory_format=torch_format), dw, dy.contiguous(memory_format=torch_format))
     return dw
 
 

@@ -33,7 +33,7 @@ from mucudnn.kernels.contract.buffers import empty_activation
 from mucudnn.kernels.contract.caching_allocator import largest_within, peak_requested_bytes
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running.devices import device_of, made_current
-from mucudnn.running.recipe import BUFFER_BYTES
+from mucudnn.running.executable import BUFFER_BYTES
 from mucudnn.tracing.memory_timeline import MemoryTimeline
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation

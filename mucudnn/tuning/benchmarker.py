@@ -152,7 +152,7 @@ class Benchmarker:
             max_relative_error=job.error_bound,
             time_limit_s=self.config.time_limit_s,
             may_keep=problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
-            torchs_own_fits=job.task.torchs_own_fits,
+            baseline_exempt=job.task.baseline_exempt,
             device=self.machine.device,
             clock=self.machine.clock,
             watch=self.machine.watch,

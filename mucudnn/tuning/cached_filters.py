@@ -88,7 +88,7 @@ def cache_filters_together(
 
     Raises ``SharingError`` where a rank fails, or chooses differently.
     """
-    with team.telling(), closing(CopyingDatabase(database)) as known:
+    with team.propagate_errors(), closing(CopyingDatabase(database)) as known:
         modules = {name: module for name, module in model.named_modules() if isinstance(module, Conv2d)}
         cache, rows = partial(cache_filters, model, config, machine=machine, database=known), []
         if team.is_first:
@@ -128,7 +128,7 @@ def cached_run(
 ) -> Callable[[], object]:
     """Return a call of the convolution with a cached filter of ``algorithm``; the first call prepares it.
 
-    The epilogue of the operands is computed by the recipe, or after it, in place, where that does not take it.
+    The epilogue of the operands is computed by the executable, or after it, in place, where that does not take it.
     """
     cache = FilterCache([CachedFilter(problem, algorithm, 0, {configuration.batch_size: configuration})])
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)

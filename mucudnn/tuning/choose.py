@@ -172,7 +172,7 @@ def divide(
 
 def is_solvable(task: Task, measurements: Sequence[Measurement]) -> bool:
     """Return whether something covers the batch: what was measured within the limit, or torch's own without one."""
-    if task.in_headroom or task.torchs_own_fits:
+    if task.in_headroom or task.baseline_exempt:
         return True
     return bool(fastest_within(measurements, task.batch_size, task.limit_bytes))
 
@@ -414,7 +414,7 @@ def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configurati
 
 
 def _fits(task: Task, baseline: Configuration) -> bool:
-    if task.in_headroom or task.torchs_own_fits or task.limit_bytes is None:
+    if task.in_headroom or task.baseline_exempt or task.limit_bytes is None:
         return True
     return baseline.workspace_bytes <= task.limit_bytes
 

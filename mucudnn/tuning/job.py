@@ -66,9 +66,9 @@ class Job:
 
     def measured_task(self, limit_bytes: int | None) -> Task:
         """Return the task under another limit. Torch's own is no way out of it where it is barred."""
-        fits = self.task.torchs_own_fits and self.barred is None
+        fits = self.task.baseline_exempt and self.barred is None
         in_headroom = self.task.in_headroom and self.barred is None
-        return replace(self.task, limit_bytes=limit_bytes, torchs_own_fits=fits, in_headroom=in_headroom)
+        return replace(self.task, limit_bytes=limit_bytes, baseline_exempt=fits, in_headroom=in_headroom)
 
     def baseline_bytes(self) -> int | None:
         """Count what torch's own needs where it was not measured, by running it; None: measured, or not to be told.
@@ -138,7 +138,7 @@ class Job:
         """Whether anything fits. Torch's own comes first: mostly it does, and little must run to know."""
         if self.told is not None:
             return self.told.has_choice
-        if (self.task.in_headroom or self.task.torchs_own_fits) and self.barred is None:
+        if (self.task.in_headroom or self.task.baseline_exempt) and self.barred is None:
             return True
         usable = self._usable()
         limit = inf if self.task.limit_bytes is None else self.task.limit_bytes

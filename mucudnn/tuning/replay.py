@@ -88,5 +88,5 @@ def _surely_fits(task: Task, measurements: Sequence[Measurement]) -> bool:
     limit = inf if task.limit_bytes is None else task.limit_bytes
     dividing = (m for m in measurements if task.batch_size % m.micro_config.micro_batch_size == 0)
     return (
-        task.in_headroom or task.torchs_own_fits or any(m.prepared_bytes + m.scratch_bytes <= limit for m in dividing)
+        task.in_headroom or task.baseline_exempt or any(m.prepared_bytes + m.scratch_bytes <= limit for m in dividing)
     )

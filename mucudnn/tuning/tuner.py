@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
-from mucudnn.distributed.team import Team, telling
+from mucudnn.distributed.team import Team, propagate_errors
 from mucudnn.measuring.timing.kept_heap import kept_heap
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.devices import device_named, largest_batch_size, made_current
@@ -70,8 +70,8 @@ def tune(
     samples, limit = whole(batch_size, "batch_size", 1), config.workspace_limit_bytes
     given = [instance(ConvProblem, problem, "one of problems") for problem in several(problems)]
     wanted = dict.fromkeys(problem for problem in given if problem.operation in config.operations)
-    fits = config.torchs_own_fits
-    tasks = [Task(p, samples, limit, name=names.get(p, ""), torchs_own_fits=fits) for p in wanted]
+    fits = config.baseline_exempt
+    tasks = [Task(p, samples, limit, name=names.get(p, ""), baseline_exempt=fits) for p in wanted]
     team = Team.of(config, process_group)
     with made_current(place):
         return tune_tasks(
@@ -103,7 +103,7 @@ def tune_tasks(
     if machine is not None:
         instance(Machine, machine, "machine")
     with ExitStack() as stack:
-        for context in (telling(team), untouched, kept_heap()):
+        for context in (propagate_errors(team), untouched, kept_heap()):
             stack.enter_context(context)
         on, opened = stack.enter_context(machine_and_database(config, device, machine, database))
         _require_countable(tasks, on.device)

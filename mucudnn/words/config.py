@@ -150,7 +150,7 @@ class Config:
         return None if self.workspace_budget_bytes is not None else parse_bytes(self.workspace_limit)
 
     @property
-    def torchs_own_fits(self) -> bool:
+    def baseline_exempt(self) -> bool:
         """Whether torch's own convolution may run whatever workspace it takes."""
         if self.workspace_budget is not None:
             return False

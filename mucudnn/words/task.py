@@ -18,7 +18,7 @@ class Task:
     limit_bytes: the most workspace of its own, inclusive; None: no limit. count: how often it occurs in the network.
     name: for progress, errors and accounts. in_headroom: the limit is what is free below the peak of a training step.
     Torch's own convolution, which makes the peak, is then within it whatever it takes, and a workspace is there for one
-    call only. torchs_own_fits: torch's own is within the limit whatever it takes, since it is not held to it.
+    call only. baseline_exempt: torch's own is within the limit whatever it takes, since it is not held to it.
     epilogue: what follows y in a fused convolution, and is part of its whole runs; ``None``: nothing.
 
     Raises ``InvalidInputError`` for other values, for batches of more than ``MOST_SAMPLES``, and for an epilogue of
@@ -31,7 +31,7 @@ class Task:
     count: int = 1
     name: str = ""
     in_headroom: bool = False
-    torchs_own_fits: bool = False
+    baseline_exempt: bool = False
     epilogue: WithEpilogue | None = None
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Task:
             count=whole(self.count, "count", 1),
             name=text(self.name, "name"),
             in_headroom=flag(self.in_headroom, "in_headroom"),
-            torchs_own_fits=flag(self.torchs_own_fits, "torchs_own_fits"),
+            baseline_exempt=flag(self.baseline_exempt, "baseline_exempt"),
             epilogue=None if self.epilogue is None else instance(WithEpilogue, self.epilogue, "epilogue"),
         )
         if self.epilogue is not None and (self.in_headroom or self.problem.operation is not Operation.FORWARD):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import mucudnn
 from mucudnn.database import sqlite_file
 from mucudnn.enabling import switch
-from mucudnn.enabling.met import Origin
+from mucudnn.enabling.shape_stats import Origin
 from mucudnn.measuring.timing.load import Watch
 from mucudnn.words import warning
 from mucudnn.words.config import Config

@@ -110,5 +110,5 @@ def test_loss_scaling_finds_the_overflow_and_skips_the_step(name: str, r: int, h
         assert module.weight.isfinite().all()
         assert not module.weight.equal(w)
     assert layer.choices is not None
-    ran = {recipe.problem.operation for recipe in layer.choices.recipes.values() if recipe is not None}
+    ran = {executable.problem.operation for executable in layer.choices.executables.values() if executable is not None}
     assert ran == (set() if name == "native" else set(Operation))

@@ -147,10 +147,10 @@ def test_torchs_own_runs_where_the_package_is_missing_and_it_is_said_once() -> N
     tuned = tuned_layer(layer)
     expected = tuned(x)
     registry._registered.clear()
-    tuned.choices.recipes.clear()
+    tuned.choices.executables.clear()
     with pytest.warns(RuntimeWarning, match="'test/pointwise' is of a package that is not here.*torch's own"):
         actual = tuned(x)
-    tuned.choices.recipes.clear()
+    tuned.choices.executables.clear()
     tuned(x)  # in silence: any warning is an error here
     torch.testing.assert_close(actual, layer(x))
     torch.testing.assert_close(actual, expected)

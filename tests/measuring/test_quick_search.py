@@ -89,7 +89,7 @@ def test_a_last_resort_is_looked_at_where_nothing_else_fits_and_on_a_small_part_
     for per_sample_s in (0.001, 0.5):
         assert sizes_of_resort(per_sample_s) == set()
         assert sizes_of_resort(per_sample_s, limit_bytes=20) == set()
-        assert sizes_of_resort(per_sample_s, limit_bytes=5, torchs_own_fits=True) == set()
+        assert sizes_of_resort(per_sample_s, limit_bytes=5, baseline_exempt=True) == set()
         assert sizes_of_resort(per_sample_s, limit_bytes=5) == set(SIZES)
         assert sizes_of_resort(per_sample_s, every_size=True, limit_bytes=200) == {1}
 
@@ -159,7 +159,7 @@ def test_torchs_own_that_no_limit_holds_is_looked_at_undivided_alone() -> None:
         return {size for name, size in results if name == "native"}
 
     assert sizes_of_torchs(limit_bytes=20) == {2, LARGEST}
-    assert sizes_of_torchs(limit_bytes=20, torchs_own_fits=True) == {LARGEST}
+    assert sizes_of_torchs(limit_bytes=20, baseline_exempt=True) == {LARGEST}
 
 
 def test_torchs_own_that_takes_fresh_pages_is_looked_at_divided_too() -> None:
@@ -176,7 +176,7 @@ def test_torchs_own_that_takes_fresh_pages_is_looked_at_divided_too() -> None:
 
 def test_the_other_format_is_held_by_the_limit() -> None:
     other = fake("native-other-format", 0.01, scratch_bytes_per_sample=10)
-    results = search(job_of(fake("native", 0.02), other, limit_bytes=20, torchs_own_fits=True))
+    results = search(job_of(fake("native", 0.02), other, limit_bytes=20, baseline_exempt=True))
     assert {size for name, size in results if name == "native-other-format"} == {1, 2}
 
 
@@ -320,7 +320,7 @@ def test_what_a_limit_bars_makes_nothing_hopeless() -> None:
     algorithms = fake("native", 0.05), fake("large", scratch_bytes_per_sample=125), fake("slow", 0.04)
     counted = Counted("counted", CLOCK, lambda size: 0.03 * size)
     passed = [passed_over(MicroConfig(name, LARGEST), "under another limit") for name in ("slow", "counted")]
-    job = job_of(*algorithms, counted, known=known, known_failures=passed, limit_bytes=100, torchs_own_fits=True)
+    job = job_of(*algorithms, counted, known=known, known_failures=passed, limit_bytes=100, baseline_exempt=True)
     results = search(job, prior, flops_per_s=0.5e8)
     assert all(isinstance(results[name, LARGEST], Measurement) for name in ("slow", "counted"))
     unlimited = search(replace(job, limit_bytes=None), prior, flops_per_s=0.5e8)

@@ -20,7 +20,7 @@ from mucudnn.measuring.operands import Operands, followed_operands
 from mucudnn.measuring.timing.comparison import QUICK
 from mucudnn.measuring.whole_runs import Machine, run_torch, run_whole, training_operands, whole_run
 from mucudnn.running import operators
-from mucudnn.running.recipe import Recipe
+from mucudnn.running.executable import Executable
 from mucudnn.running.workspace import release_workspaces
 from mucudnn.words import results
 from mucudnn.words.errors import InvalidInputError
@@ -125,9 +125,9 @@ def test_every_activation_can_be_named_in_a_whole_run() -> None:
     assert (*ACTIVATIONS,) == results.ACTIVATIONS
 
 
-def test_the_recipe_is_ready_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_executable_is_ready_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     call = whole_run(PROBLEM, DIVIDED, training_operands(PROBLEM, 3))
-    monkeypatch.setattr(Recipe, "of", None)
+    monkeypatch.setattr(Executable, "of", None)
     call()
 
 
@@ -167,7 +167,7 @@ def test_what_cannot_be_made_ready_is_an_outcome_too(monkeypatch: pytest.MonkeyP
     def fail(*_: object) -> None:
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr(Recipe, "build", fail)
+    monkeypatch.setattr(Executable, "build", fail)
     (failed,) = Machine.current().compare(PROBLEM, 3, [DIVIDED], keeps_workspace=True)
     assert isinstance(failed, MemoryError)
 

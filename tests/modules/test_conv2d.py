@@ -67,14 +67,16 @@ def pair(*args: Any, n: int = 3, size: int = 7, **options: Any) -> tuple[nn.Conv
     mucudnn.optimize(ours, x)
     assert isinstance(ours, mucudnn.Conv2d)
     assert ours.choices is not None
-    ours.choices.recipes.clear()
+    ours.choices.executables.clear()
     return torchs, ours
 
 
 def ran(module: mucudnn.Conv2d) -> set[str]:
     """The operations that ran a configuration."""
     assert module.choices is not None
-    return {recipe.problem.operation for recipe in module.choices.recipes.values() if recipe is not None}
+    return {
+        executable.problem.operation for executable in module.choices.executables.values() if executable is not None
+    }
 
 
 def results(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
@@ -199,7 +201,7 @@ def test_unbatched_input(tuned: bool) -> None:
     if not tuned:
         assert ours.choices is not None
         ours.choices = Choices.of({p: {3: by_size[3]} for p, by_size in ours.choices.configurations.items()})
-        ours.choices.recipes.clear()
+        ours.choices.executables.clear()
     assert_same(torchs, ours, torch.randn(4, 7, 7))
     assert ran(ours) == (set(Operation) if tuned else set())
 

@@ -17,7 +17,7 @@ from mucudnn.kernels.registry import algorithm
 from mucudnn.modules.tuned_classes import make_tunable
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.optimize import _most_kept, _put_in
-from mucudnn.running.recipe import BUFFER_BYTES
+from mucudnn.running.executable import BUFFER_BYTES
 from mucudnn.tracing.convolutions import trace
 from mucudnn.tracing.headroom import find_headroom
 from mucudnn.tuning.result import TunedProblem

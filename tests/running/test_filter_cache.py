@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithms
+from mucudnn.running.executable import Executable
 from mucudnn.running.filter_cache import FilterCache
 from mucudnn.running.operators import Choices
-from mucudnn.running.recipe import Recipe
 from mucudnn.words.problem import ConvProblem, MemoryFormat
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is kept")
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("torch_format", [torch.contiguous_format, torch.channels_last])
 def test_a_filter_is_prepared_once_for_all_calls_and_batch_sizes(
-    preparations: list[Recipe], mode: Callable[[], Any], torch_format: torch.memory_format
+    preparations: list[Executable], mode: Callable[[], Any], torch_format: torch.memory_format
 ) -> None:
     module = layer().to(memory_format=torch_format)  # type: ignore[call-overload]
     with mode():
@@ -52,15 +52,15 @@ def test_steps_of_every_algorithm_only_read_what_is_kept(name: str, problem: Con
     shapes = problem.x_shape(3), problem.w_shape(), problem.y_shape(3), problem.y_shape(3)
     x, w, y, expected = (torch.randn(shape).contiguous(memory_format=torch_format) for shape in shapes)
     bias, mixed = torch.randn(problem.k), configuration((name, 2), ("gemm", 1))
-    recipe = Recipe.of(problem, mixed, cached=name)
-    prepared = recipe.prepare(w)
+    executable = Executable.of(problem, mixed, cached=name)
+    prepared = executable.prepare(w)
     before = prepared.clone()
     for _ in range(2):
-        recipe.execute(x, w, y.zero_(), bias, prepared)
-        Recipe.of(problem, mixed).execute(x, w, expected, bias)
+        executable.execute(x, w, y.zero_(), bias, prepared)
+        Executable.of(problem, mixed).execute(x, w, expected, bias)
         assert torch.equal(y, expected)
         assert torch.equal(prepared, before)
-    assert recipe.workspace_bytes < Recipe.of(problem, mixed).workspace_bytes
+    assert executable.workspace_bytes < Executable.of(problem, mixed).workspace_bytes
 
 
 class Subclass(Tensor):
@@ -165,7 +165,7 @@ def negated(module: nn.Module, x: Tensor) -> Tensor:
     ],
 )
 def test_nothing_is_kept_where_more_than_inference_goes_on(
-    preparations: list[Recipe], call: Callable[[nn.Module, Tensor], Tensor]
+    preparations: list[Executable], call: Callable[[nn.Module, Tensor], Tensor]
 ) -> None:
     module, x = layer(), images()
     tolerance = 2e-2 if call is under_autocast else 1e-4
@@ -174,13 +174,13 @@ def test_nothing_is_kept_where_more_than_inference_goes_on(
     assert preparations == []
 
 
-def test_a_weight_whose_bytes_are_not_what_it_means_is_not_kept(preparations: list[Recipe]) -> None:
+def test_a_weight_whose_bytes_are_not_what_it_means_is_not_kept(preparations: list[Executable]) -> None:
     difference = negated(layer(), images())
     torch.testing.assert_close(difference, torch.zeros_like(difference), rtol=0, atol=1e-4)
     assert preparations == []
 
 
-def test_a_weight_that_is_not_dense_is_not_kept(preparations: list[Recipe]) -> None:
+def test_a_weight_that_is_not_dense_is_not_kept(preparations: list[Executable]) -> None:
     module, x = layer(), images()
     module.weight = nn.Parameter(torch.randn(6, 4, 3, 6)[..., ::2])
     with torch.no_grad():
@@ -188,10 +188,10 @@ def test_a_weight_that_is_not_dense_is_not_kept(preparations: list[Recipe]) -> N
     assert preparations == []
 
 
-def test_other_shapes_dtypes_and_batch_sizes_run_what_is_tuned_for_them(preparations: list[Recipe]) -> None:
+def test_other_shapes_dtypes_and_batch_sizes_run_what_is_tuned_for_them(preparations: list[Executable]) -> None:
     module = layer()
     module.choices = Choices.of({PROBLEM: {4: configuration(("gemm", 2), ("gemm", 2))}})
-    module.choices.recipes.clear()
+    module.choices.executables.clear()
     with torch.no_grad():
         for x in (images(4), torch.randn(2, 4, 9, 8), torch.randn(0, 4, 8, 8)):
             torch.testing.assert_close(module(x), F.conv2d(x, module.weight, module.bias, padding=1))
@@ -199,7 +199,7 @@ def test_other_shapes_dtypes_and_batch_sizes_run_what_is_tuned_for_them(preparat
         x = images().double()
         torch.testing.assert_close(wide(x), F.conv2d(x, wide.weight, wide.bias, padding=1))
     assert preparations == []
-    assert [recipe for recipe in module.choices.recipes.values() if recipe is not None] != []
+    assert [executable for executable in module.choices.executables.values() if executable is not None] != []
 
 
 def test_bad_input_gets_torchs_error() -> None:
@@ -213,7 +213,7 @@ def test_bad_input_gets_torchs_error() -> None:
 
 
 @pytest.mark.parametrize("padding", [{"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}], ids=str)
-def test_padding_of_every_kind(preparations: list[Recipe], padding: dict[str, Any]) -> None:
+def test_padding_of_every_kind(preparations: list[Executable], padding: dict[str, Any]) -> None:
     module, x = layer(**padding), images()
     if "padding_mode" in padding:
         module.filter_cache = FilterCache([kept_filter(replace(PROBLEM, h=10, w=10, padding=(0, 0)))])
@@ -223,7 +223,7 @@ def test_padding_of_every_kind(preparations: list[Recipe], padding: dict[str, An
     assert len(preparations) == 1
 
 
-def test_unbatched_and_non_contiguous_input(preparations: list[Recipe]) -> None:
+def test_unbatched_and_non_contiguous_input(preparations: list[Executable]) -> None:
     module, x = layer(), images(1)
     with torch.no_grad():
         assert torch.equal(module(x[0]), fresh(module, x)[0])

@@ -23,8 +23,8 @@ from torch.nn import functional as F
 import mucudnn
 from mucudnn.kernels.compiled import library
 from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.running.executable import Executable
 from mucudnn.running.filter_cache import FilterCache
-from mucudnn.running.recipe import Recipe
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is kept")
 
@@ -96,15 +96,15 @@ def test_nothing_kept_is_in_the_state_dict_or_adds_to_a_pickle() -> None:
     assert len(pickle.dumps(module)) == before
 
 
-def test_threads_share_one_preparation(preparations: list[Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_one_preparation(preparations: list[Executable], monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = layer(), images()
-    prepare = Recipe.prepare
+    prepare = Executable.prepare
 
-    def slow(recipe: Recipe, w: Tensor) -> Tensor:
+    def slow(executable: Executable, w: Tensor) -> Tensor:
         time.sleep(0.05)
-        return prepare(recipe, w)
+        return prepare(executable, w)
 
-    monkeypatch.setattr(Recipe, "prepare", slow)
+    monkeypatch.setattr(Executable, "prepare", slow)
     expected, together = fresh(module, x), threading.Barrier(4)
 
     def call() -> list[bool]:
@@ -151,7 +151,7 @@ def test_what_is_prepared_while_the_weight_is_written_is_not_taken_for_another(
     module, x = layer(), images()
     first, second = torch.randn(2, *module.weight.shape)
     module.weight.data.copy_(first)
-    owner, name = (FilterCache, "_prepare") if where == "before the copy" else (Recipe, "prepare")
+    owner, name = (FilterCache, "_prepare") if where == "before the copy" else (Executable, "prepare")
     uninterrupted = getattr(owner, name)
 
     def interrupted(*args: Any) -> Any:  # as by another thread
@@ -170,7 +170,7 @@ def test_what_is_prepared_while_the_weight_is_written_is_not_taken_for_another(
             assert torch.equal(module(x), fresh(module, x))
 
 
-def test_another_number_of_threads_prepares_again(preparations: list[Recipe]) -> None:
+def test_another_number_of_threads_prepares_again(preparations: list[Executable]) -> None:
     module, x = layer(), images()
     with torch.no_grad():
         for threads in (1, 2, 2, 1):
@@ -179,7 +179,9 @@ def test_another_number_of_threads_prepares_again(preparations: list[Recipe]) ->
     assert len(preparations) == 3
 
 
-def test_where_nothing_is_compiled_nothing_is_kept(preparations: list[Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_is_compiled_nothing_is_kept(
+    preparations: list[Executable], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(library, "_path", lambda build: None)
     loaded_build.cache_clear()
     try:

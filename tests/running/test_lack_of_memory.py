@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.running import executable as executables
 from mucudnn.running import operators, workspace
-from mucudnn.running import recipe as recipes
+from mucudnn.running.executable import Executable
 from mucudnn.running.operators import Choices
-from mucudnn.running.recipe import Recipe
 from mucudnn.running.workspace import release_workspaces
 from mucudnn.words import warning
 from mucudnn.words.problem import ConvProblem, Operation
@@ -155,7 +155,7 @@ def test_every_algorithm_may_lack_memory_when_it_has_done_a_part(
     with monkeypatch.context() as patch:
         patch.setattr(algorithm, "bound", lambda *_, **__: None, raising=False)
         patch.setattr(algorithm, method, lack_memory_at_the_end)
-        call.choices.recipes.clear()
+        call.choices.executables.clear()
         with pytest.warns(RuntimeWarning) as said:
             computed = [call() for _ in range(2)]
     assert all(torch.equal(result, call.torchs()) for result in computed)
@@ -163,14 +163,14 @@ def test_every_algorithm_may_lack_memory_when_it_has_done_a_part(
         f"no memory for what was tuned for {operation}, x (3, 4, 9, 8), w (6, 4, 3, 3); torch's own convolution runs "
         "instead"
     ]
-    call.choices.recipes.clear()
+    call.choices.executables.clear()
     assert torch.equal(call(), tuned)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("std::bad_alloc")], ids=repr)
 def test_python_and_cpp_may_lack_memory_too(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     call = Call(Operation.FORWARD, "gemm")
-    monkeypatch.setattr(recipes, "workspace_of", failing(error))
+    monkeypatch.setattr(executables, "workspace_of", failing(error))
     with pytest.warns(RuntimeWarning, match="no memory"):
         assert torch.equal(call(), call.torchs())
 
@@ -178,8 +178,8 @@ def test_python_and_cpp_may_lack_memory_too(monkeypatch: pytest.MonkeyPatch, err
 @pytest.mark.parametrize("error", [RuntimeError("expected a tensor"), ValueError("a number")], ids=repr)
 def test_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     call, module = Call(Operation.FORWARD, "gemm"), layer()
-    monkeypatch.setattr(recipes, "_bound", lambda *_: (None, None))  # part by part
-    monkeypatch.setattr(Recipe, "execute", failing(error))
+    monkeypatch.setattr(executables, "_bound", lambda *_: (None, None))  # part by part
+    monkeypatch.setattr(Executable, "execute", failing(error))
     with pytest.raises(type(error), match=str(error)):
         call()
     with torch.no_grad(), pytest.raises(type(error), match=str(error)):
@@ -196,7 +196,7 @@ def test_what_was_allocated_and_kept_is_free_when_torchs_own_runs(monkeypatch: p
     assert kept.buffer is not None
     begun: list[weakref.ref[Tensor]] = []
 
-    def begin(recipe: Recipe, x: Tensor, w: Tensor, y: Tensor, *_: object) -> None:
+    def begin(executable: Executable, x: Tensor, w: Tensor, y: Tensor, *_: object) -> None:
         begun.extend(map(weakref.ref, (x, y)))
         raise cpu_lacks_memory()
 
@@ -204,7 +204,7 @@ def test_what_was_allocated_and_kept_is_free_when_torchs_own_runs(monkeypatch: p
         live.append([tensor() for tensor in begun])
         return torch_convolution(*arguments)
 
-    monkeypatch.setattr(Recipe, "execute", begin)
+    monkeypatch.setattr(Executable, "execute", begin)
     monkeypatch.setattr(operators, "torch_convolution", torchs_own)
     with pytest.warns(RuntimeWarning, match="no memory"):
         call()
@@ -216,13 +216,13 @@ def test_what_was_allocated_and_kept_is_free_when_torchs_own_runs(monkeypatch: p
 @pytest.mark.parametrize("method", ["prepare", "execute"])
 @torch.no_grad()
 def test_a_filter_that_there_is_no_memory_to_keep(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    monkeypatch.setattr(recipes, "_bound", lambda *_: (None, None))  # part by part
+    monkeypatch.setattr(executables, "_bound", lambda *_: (None, None))  # part by part
     module, x = layer(), images()
     tuned = module(x)
     assert module.filter_cache is not None
     release_workspaces()
     with monkeypatch.context() as patch:
-        patch.setattr(Recipe, method, failing(cpu_lacks_memory()))
+        patch.setattr(Executable, method, failing(cpu_lacks_memory()))
         with pytest.warns(RuntimeWarning) as said:
             computed = [module(x) for _ in range(2)]
         assert module.filter_cache.bytes_in_use == 0

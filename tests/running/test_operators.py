@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mucudnn.running import executable as executables
 from mucudnn.running import operators
-from mucudnn.running import recipe as recipes
 from mucudnn.running.operators import UNTUNED, Choices
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
@@ -53,20 +53,20 @@ def torchs(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 
 def ran(choices: Choices) -> set[str]:
     """The operations that ran a configuration."""
-    return {recipe.problem.operation for recipe in choices.recipes.values() if recipe is not None}
+    return {executable.problem.operation for executable in choices.executables.values() if executable is not None}
 
 
 @pytest.fixture
 def choices() -> Choices:
     chosen = choices_for("float64")
-    chosen.recipes.clear()
+    chosen.executables.clear()
     return chosen
 
 
 @pytest.mark.parametrize("memory_format", MemoryFormat)
 def test_results_and_gradients_are_torchs(memory_format: MemoryFormat) -> None:
     chosen = choices_for("float32", memory_format)
-    chosen.recipes.clear()
+    chosen.executables.clear()
     x, w, bias, dy = operands(torch.float32)
     if memory_format is MemoryFormat.CHANNELS_LAST:
         x = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
@@ -186,7 +186,7 @@ def test_non_contiguous_tensors(choices: Choices) -> None:
 def test_autocast_computes_in_bfloat16_and_leaves_float64_alone(choices: Choices) -> None:
     x, w, bias, _ = operands(torch.float32)
     chosen = choices_for("bfloat16")
-    chosen.recipes.clear()
+    chosen.executables.clear()
     with torch.autocast("cpu", torch.bfloat16):
         y, expected = operators.conv2d(x, w, bias, *rest(chosen)), torchs(x, w, bias)
         wide = operators.conv2d(*operands()[:3], *rest(choices))
@@ -209,7 +209,7 @@ def test_pickled_choices_have_the_same_handle_in_another_process() -> None:
     chosen = choices_for("float32")
     load = (
         "import pickle, sys\n"
-        "from mucudnn import operators\n"
+        "from mucudnn.running import operators\n"
         "loaded = pickle.load(sys.stdin.buffer)\n"
         "print(loaded.handle, operators._registered[loaded.handle] is loaded)"
     )
@@ -217,10 +217,10 @@ def test_pickled_choices_have_the_same_handle_in_another_process() -> None:
     assert done.stdout.decode().split() == [str(chosen.handle), "True"]
 
 
-def test_recipes_of_shapes_that_never_come_back_do_not_pile_up(
+def test_executables_of_shapes_that_never_come_back_do_not_pile_up(
     choices: Choices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipes, "_RECIPES_CACHED", 3)
+    monkeypatch.setattr(executables, "_RECIPES_CACHED", 3)
     for n in range(1, 9):
         operators.conv2d(*(t.detach() for t in operands(n=n)[:3]), *rest(choices))
-    assert len(choices.recipes) <= 3
+    assert len(choices.executables) <= 3

@@ -46,8 +46,8 @@ def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 def assert_tuned_and_right(model: nn.Module, torchs: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     x, runs = images(), []
-    lookup = operators.recipe_of
-    monkeypatch.setattr(operators, "recipe_of", lambda *given: runs.append(lookup(*given)) or runs[-1])
+    lookup = operators.executable_of
+    monkeypatch.setattr(operators, "executable_of", lambda *given: runs.append(lookup(*given)) or runs[-1])
     for ours, reference in zip(gradients(model, x), gradients(torchs, x), strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-4)
     assert len(runs) == 5  # three operations of two layers, but dx of the first

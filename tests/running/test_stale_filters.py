@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.running.recipe import Recipe
+from mucudnn.running.executable import Executable
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is kept")
 
@@ -156,7 +156,7 @@ WAYS: dict[str, Callable[[nn.Conv2d], object]] = {
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_change_a_weight_is_noticed(preparations: list[Recipe], way: str, mode: Any) -> None:
+def test_every_way_to_change_a_weight_is_noticed(preparations: list[Executable], way: str, mode: Any) -> None:
     module, x = layer(), images()
     with mode():
         before = module(x)
@@ -171,7 +171,7 @@ def test_every_way_to_change_a_weight_is_noticed(preparations: list[Recipe], way
     assert len(preparations) == 2
 
 
-def test_a_weight_that_is_changed_and_changed_back_runs_what_it_is_each_time(preparations: list[Recipe]) -> None:
+def test_a_weight_that_is_changed_and_changed_back_runs_what_it_is_each_time(preparations: list[Executable]) -> None:
     module, x = layer(), images()
     first, second = torch.randn(2, *module.weight.shape)
     with torch.no_grad():
@@ -233,7 +233,7 @@ def test_two_modules_that_share_one_weight() -> None:
             assert torch.equal(other(x), fresh(other, x))
 
 
-def test_a_changed_bias_needs_no_preparation(preparations: list[Recipe]) -> None:
+def test_a_changed_bias_needs_no_preparation(preparations: list[Executable]) -> None:
     module, x = layer(), images()
     with torch.no_grad():
         module(x)

@@ -28,7 +28,7 @@ def choices_of(
     shape = (C, 9, 8, K, 3, 3)
     problem = ConvProblem(Operation.FORWARD, *shape, padding=(1, 1), dtype=dtype, memory_format=memory_format)
     chosen = Choices.of({problem.with_operation(o): {n: Configuration(parts, 1.0, 0)} for o in Operation})
-    chosen.recipes.clear()
+    chosen.executables.clear()
     return chosen
 
 
@@ -53,4 +53,4 @@ def images(requires_grad: bool = False) -> Tensor:
 
 def ran(chosen: Choices | None) -> set[Operation]:
     assert chosen is not None
-    return {recipe.problem.operation for recipe in chosen.recipes.values() if recipe is not None}
+    return {executable.problem.operation for executable in chosen.executables.values() if executable is not None}

@@ -1,4 +1,4 @@
-"""Small networks of every shape, and recipes that ask for a workspace of any size and compute nothing."""
+"""Small networks of every shape, and executables that ask for a workspace of any size and compute nothing."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ NETS: tuple[Callable[[], nn.Module], ...] = (plain, residual, grouped, branched,
 
 @dataclass(frozen=True, slots=True)
 class Hungry:
-    """A recipe that allocates a workspace and computes zeros."""
+    """An executable that allocates a workspace and computes zeros."""
 
     problem: ConvProblem
     workspace_bytes: int
@@ -85,14 +85,14 @@ def make_hungry(model: nn.Module, workspaces: Limits, monkeypatch: pytest.Monkey
     modules = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
     for handle, (_, module) in enumerate(modules):
         module.__class__ = mucudnn.Conv2d
-        module.choices = SimpleNamespace(handle=handle, x_shapes=Everything(), recipes={})  # type: ignore[assignment]
+        module.choices = SimpleNamespace(handle=handle, x_shapes=Everything(), executables={})  # type: ignore[assignment]
 
-    def recipe(choices: Any, operation: Operation, x: Tensor, w: Tensor, third: Any, *geometry: Any) -> Any:
+    def executable(choices: Any, operation: Operation, x: Tensor, w: Tensor, third: Any, *geometry: Any) -> Any:
         problem = problem_of(operation, x, w, geometry)  # type: ignore[arg-type]
         return Hungry(problem, workspaces.get((modules[choices.handle][0], operation), 0))
 
     monkeypatch.setattr(operators, "_registered", {module.choices.handle: module.choices for _, module in modules})
-    monkeypatch.setattr(operators, "recipe_of", recipe)
+    monkeypatch.setattr(operators, "executable_of", executable)
 
 
 class Everything:

@@ -16,7 +16,7 @@ from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.operands import random_operands
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.checked_run import run
-from mucudnn.running.recipe import Recipe
+from mucudnn.running.executable import Executable
 from mucudnn.tuning.tuner import tune, tune_tasks
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, Config
 from mucudnn.words.errors import InfeasibleError
@@ -72,7 +72,7 @@ def test_every_bound_is_kept_and_what_runs_is_the_convolution(bound: dict[str, i
     assert len(used) == len(PROBLEMS)
     assert (sum(used) if "workspace_budget" in bound else max(used)) <= size
     for tuned in tuning.problems:
-        assert Recipe.of(tuned.problem, tuned.configuration).workspace_bytes <= size
+        assert Executable.of(tuned.problem, tuned.configuration).workspace_bytes <= size
         assert_computes(tuned.problem, tuned.configuration)
 
 

@@ -107,4 +107,4 @@ def test_confirming_is_asked_for_refused_or_left_open() -> None:
     ],
 )
 def test_which_limits_hold_torchs_own(given: dict[str, object], fits: bool) -> None:
-    assert Config(**given).torchs_own_fits is fits
+    assert Config(**given).baseline_exempt is fits

@@ -93,7 +93,7 @@ class Contests:
         """Return our choice under a limit, or the reason why there is none."""
         config = replace(self.config, policy=policy, workspace_limit=limit)
         name = f"{layer.name}, {problem}"
-        task = Task(problem, layer.batch_size, limit, layer.count, name, torchs_own_fits=config.torchs_own_fits)
+        task = Task(problem, layer.batch_size, limit, layer.count, name, baseline_exempt=config.baseline_exempt)
         try:
             tuning = tune_tasks(
                 [task],

@@ -130,7 +130,7 @@ def _choices(configuration: Configuration, problem: ConvProblem, operands: Opera
     """Choose the configuration for its operation alone."""
     n = operands.batch_size
     choices = Choices.of({problem: {n: configuration}}, operands.x.device.type)
-    recipe = choices.recipe(problem, n)
-    if recipe is None or recipe.configuration != choices.configuration(problem, n):
+    executable = choices.executable(problem, n)
+    if executable is None or executable.configuration != choices.configuration(problem, n):
         raise LibraryError(f"a module does not run {configuration} here: see the warning before")
     return choices

@@ -1,5 +1,5 @@
 // The hot path of a tuned call in eager code, as an extension of Python: what is asked of the operands, the look-up of
-// the recipe, and the call of a bound recipe. In Python each of these is several times as dear as its work, most of all in
+// the executable, and the call of a bound executable. In Python each of these is several times as dear as its work, most of all in
 // a training step, where little of the interpreter is in the caches when a convolution comes.
 //
 // It knows torch only by the objects that Python hands over, never by torch's headers: tensors describe themselves by
@@ -94,7 +94,7 @@ PyObject* values_in_python = nullptr;  // does what `values` does, for all cases
 PyObject* dimensions_of_bias = nullptr;  // those of dy over which the gradient of the bias is a sum
 
 struct Names {
-  PyObject *workspace, *buffer, *bound, *current_level, *recipes, *rest, *saved_tensors, *needs_input_grad, *sum;
+  PyObject *workspace, *buffer, *bound, *current_level, *executables, *rest, *saved_tensors, *needs_input_grad, *sum;
   PyObject *kept, *parameters, *weight, *bias, *training, *padding_mode, *zeros, *filter_cache, *choices;
   PyObject* geometry[4];  // stride, padding, dilation, groups
   PyObject* hooks[4];
@@ -222,7 +222,7 @@ bool is_alike(const Described& a, const Described& b) {
          std::memcmp(a.shape, b.shape, a.dims * sizeof(*a.shape)) == 0;
 }
 
-// They are described, and of the shapes that the recipe was bound for. kept: what was prepared in another call, or null.
+// They are described, and of the shapes that the executable was bound for. kept: what was prepared in another call, or null.
 // Null where Python has to do it, with or without an error.
 PyObject* run_dense(const Bound& bound, const Operands& operands, char* kept, const Following* following) {
   const bool is_forward = bound.operation == FORWARD;
@@ -314,7 +314,7 @@ void bound_dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-// All that decides what runs a call on the CPU, as numbers: the key of its recipe.
+// All that decides what runs a call on the CPU, as numbers: the key of its executable.
 class Key {
  public:
   void add(int64_t number) { numbers_[size_++] = number; }
@@ -377,13 +377,13 @@ PyObject* key(PyObject*, PyObject* const* call, Py_ssize_t count) {
   return found.release();
 }
 
-PyObject* run_call(PyObject* recipes, PyObject* const* call) {
+PyObject* run_call(PyObject* executables, PyObject* const* call) {
   Operands operands(call[1], call[2], call[3]);
   if (!operands.describe_all()) return Py_NewRef(Py_NotImplemented);
   const Ref key = key_of(call[0], operands, call + 4);
-  PyObject* found = key ? PyDict_GetItemWithError(recipes, key.get()) : nullptr;
+  PyObject* found = key ? PyDict_GetItemWithError(executables, key.get()) : nullptr;
   if (!found) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_NotImplemented);
-  const Ref recipe = Ref::borrowed(found);  // another thread may forget it meanwhile
+  const Ref executable = Ref::borrowed(found);  // another thread may forget it meanwhile
   if (found == Py_None) return Py_NewRef(Py_None);
   const Ref bound(PyObject_GetAttr(found, names.bound));
   if (!bound) return nullptr;
@@ -393,7 +393,7 @@ PyObject* run_call(PyObject* recipes, PyObject* const* call) {
 
 PyObject* run_known(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != CALL_SIZE + 1 || !PyDict_Check(arguments[0]))
-    return PyErr_Format(PyExc_TypeError, "it takes the recipes, and the arguments of a call");
+    return PyErr_Format(PyExc_TypeError, "it takes the executables, and the arguments of a call");
   return run_call(arguments[0], arguments + 1);
 }
 
@@ -445,9 +445,9 @@ PyObject* values_of(PyObject* operation, PyObject* x, PyObject* w, PyObject* thi
     return PyErr_Format(PyExc_TypeError, "the rest is stride, padding, dilation, groups and choices");
   PyObject* call[CALL_SIZE + 1] = {operation, x, w, third};
   for (Py_ssize_t i = 0; i < 5; ++i) call[4 + i] = PyTuple_GET_ITEM(rest, i);
-  const Ref recipes(PyObject_GetAttr(call[CALL_SIZE], names.recipes));
-  if (!recipes) return nullptr;
-  Ref result(run_call(recipes.get(), call));
+  const Ref executables(PyObject_GetAttr(call[CALL_SIZE], names.executables));
+  if (!executables) return nullptr;
+  Ref result(run_call(executables.get(), call));
   if (result && result.get() != Py_None && result.get() != Py_NotImplemented) return result.release();
   PyErr_Clear();  // for lack of memory, say: Python tries it again, and knows what to do
   return PyObject_Vectorcall(values_in_python, call, CALL_SIZE + 1, nullptr);
@@ -512,13 +512,13 @@ Ref kept_buffer(PyObject* filters, PyObject* key, const Described& of_w, Describ
   return is == expected ? std::move(kept) : Ref();
 }
 
-// By what one source of recipes has for the call; null where Python has to do it, with or without an error.
+// By what one source of executables has for the call; null where Python has to do it, with or without an error.
 PyObject* run_fused_by(PyObject* source, PyObject* key, const Operands& operands, const Following& following) {
-  const Ref recipes(PyObject_GetAttr(source, names.recipes));
-  if (!recipes || !PyDict_Check(recipes.get())) return nullptr;
-  PyObject* found = PyDict_GetItemWithError(recipes.get(), key);
+  const Ref executables(PyObject_GetAttr(source, names.executables));
+  if (!executables || !PyDict_Check(executables.get())) return nullptr;
+  PyObject* found = PyDict_GetItemWithError(executables.get(), key);
   if (!found || found == Py_None) return nullptr;
-  const Ref recipe = Ref::borrowed(found);
+  const Ref executable = Ref::borrowed(found);
   const Ref its_bound(PyObject_GetAttr(found, names.bound));
   if (!its_bound || Py_TYPE(its_bound.get()) != bound_type) return nullptr;
   const Bound& bound = *reinterpret_cast<Bound*>(its_bound.get());
@@ -618,15 +618,15 @@ PyMethodDef methods[] = {
     {"is_eager", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(is_eager)), METH_FASTCALL,
      "Tell whether nobody watches, and x, w and third are plain."},
     {"key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(key)), METH_FASTCALL,
-     "Make the key of a call's recipe; None: it is not for us."},
+     "Make the key of a call's executable; None: it is not for us."},
     {"run_known", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_known)), METH_FASTCALL,
-     "Run a call whose recipe is known and bound; None: torch's own runs it; NotImplemented: ask in Python."},
+     "Run a call whose executable is known and bound; None: torch's own runs it; NotImplemented: ask in Python."},
     {"values", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(values)), METH_FASTCALL,
      "Compute without autograd: operation, x, w, third, and the rest of the call."},
     {"gradients", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(gradients)), METH_FASTCALL,
      "Compute the gradients of a convolution; NotImplemented where they are recorded, or not eager."},
     {"fused", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(fused)), METH_FASTCALL,
-     "Run a convolution of a known recipe with what follows it; NotImplemented: ask in Python."},
+     "Run a convolution of a known executable with what follows it; NotImplemented: ask in Python."},
     {"set_values_in_python", set_values_in_python, METH_O, "Hand over what does the same as values, for all cases."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -656,7 +656,7 @@ bool intern_names() {
       {&names.buffer, "buffer"},
       {&names.bound, "bound"},
       {&names.current_level, "_current_level"},
-      {&names.recipes, "recipes"},
+      {&names.executables, "executables"},
       {&names.rest, "rest"},
       {&names.saved_tensors, "saved_tensors"},
       {&names.needs_input_grad, "needs_input_grad"},

@@ -1,4 +1,4 @@
-"""Binds recipes of compiled algorithms: all that does not change from call to call is resolved once.
+"""Binds executables of compiled algorithms: all that does not change from call to call is resolved once.
 
 A call is then one Python function and one call of C for each algorithm: what a convolution of some microseconds costs
 is otherwise mostly what surrounds it (views of slices, descriptions of tensors, conversions of arguments).
@@ -28,7 +28,7 @@ _Dense = Callable[[Tensor], Tensor]
 _CPU = torch.device("cpu")
 
 
-def bound_recipe(
+def bound_executable(
     problem: ConvProblem,
     batch_size: int,
     stages: Sequence[tuple[BoundStage, int | None]],
@@ -36,7 +36,7 @@ def bound_recipe(
     keeps_workspace: bool,
     fuses: bool,
 ) -> tuple[Bound, BoundInPython]:
-    """Bind a recipe on the CPU for mini-batches of this size: as fast as can be, and in Python.
+    """Bind an executable on the CPU for mini-batches of this size: as fast as can be, and in Python.
 
     stages: each with where its prepared bytes begin in the workspace, ``None``: in a buffer of their own; scratch:
     where that lies, at the end. fuses: whether every stage takes an epilogue.

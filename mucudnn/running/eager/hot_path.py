@@ -47,7 +47,7 @@ else:
 Bound = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-def _run_nothing(recipes: dict[Any, Any], *call: Any) -> Any:
+def _run_nothing(executables: dict[Any, Any], *call: Any) -> Any:
     return NotImplemented
 
 
@@ -62,21 +62,21 @@ def is_eager_in_python(x: Tensor, w: Tensor, third: Tensor | None) -> bool:
     return plain.is_plain(x) and plain.is_plain(w) and (third is None or plain.is_plain(third))
 
 
-# Runs a call whose recipe is among these, and bound. Takes recipes, and what ``operators.computed`` takes, without
-# choices. Returns None where torch's own runs it, NotImplemented where neither is known. Raises what torch raises for
-# lack of memory.
+# Runs a call whose executable is among these, and bound. Takes executables, and what ``operators.computed`` takes,
+# without choices. Returns None where torch's own runs it, NotImplemented where neither is known. Raises what torch
+# raises for lack of memory.
 run_known: Callable[..., Any] = _call.run_known if is_built else _run_nothing
 
-# Makes the key by which ``run_known`` finds the recipe of a call. Takes the same without recipes. ``None``: it runs no
-# such call.
+# Makes the key by which ``run_known`` finds the executable of a call. Takes the same without executables. ``None``:
+# it runs no such call.
 known_key: Callable[..., bytes | None] = _call.key if is_built else _no_key
 
 # Tells whether nobody watches, and x, w and the bias (or None) or dy are plain (``plain``). Not while torch compiles.
 is_eager: Callable[[Tensor, Tensor, Tensor | None], bool] = _call.is_eager if is_built else is_eager_in_python
 
-# Runs a fused convolution in inference, if its recipe is known and bound. Takes the ``Conv2d``, x, what is added to y
-# (or None), and the number of the activation in the libraries. Not while torch compiles, nor while modules have global
-# hooks. Returns NotImplemented where ``Conv2d.fused`` has to run it.
+# Runs a fused convolution in inference, if its executable is known and bound. Takes the ``Conv2d``, x, what is added to
+# y (or None), and the number of the activation in the libraries. Not while torch compiles, nor while modules have
+# global hooks. Returns NotImplemented where ``Conv2d.fused`` has to run it.
 fused: Callable[..., Any] = _call.fused if is_built else _run_nothing
 
 
@@ -101,9 +101,9 @@ def bound_in_cpp(
     new_large: Callable[[], Tensor] | None,
     otherwise: Bound,
 ) -> Bound:
-    """Bind a recipe to C++, where that can be done; else return ``otherwise``, which does the same in Python.
+    """Bind an executable to C++, where that can be done; else return ``otherwise``, which does the same in Python.
 
-    stages, fuses: as for ``bound_recipe``. result: shape, strides, dtype and device of what the operation writes.
+    stages, fuses: as for ``bound_executable``. result: shape, strides, dtype and device of what the operation writes.
     new_large: makes it where it is large; else ``None``. Where operands are not dense, this thread has no workspace
     yet, or a stage needs what another call has prepared, ``otherwise`` is called.
     """

@@ -169,11 +169,13 @@ def test_sums_are_in_float32_and_those_of_float64_in_float64(dtype: str, code: i
     dtype=st.sampled_from(["float64", "float32", "float16"]),
     n=st.integers(1, 24),
 )
-def test_slices_are_aligned_as_declared_where_recipes_place_them(c: int, h: int, w: int, dtype: str, n: int) -> None:
+def test_slices_are_aligned_as_declared_where_executables_place_them(
+    c: int, h: int, w: int, dtype: str, n: int
+) -> None:
     cudnn = FakeCudnn()
     problem = ConvProblem(Operation.FORWARD, c, h, w, 3, 1, 1, dtype=dtype)
     operation_graph(loaded(cudnn), problem, n)
-    power = n & -n  # slices of n samples begin at its multiples: see test_recipe.py
+    power = n & -n  # slices of n samples begin at its multiples: see test_executable.py
     for made in content(cudnn, DescriptorKind.TENSOR):
         (uid,), (alignment,) = made[Attribute.TENSOR_UNIQUE_ID], made[Attribute.TENSOR_BYTE_ALIGNMENT]
         sample_bytes = 0 if uid == 2 else prod((c, h, w) if uid == 1 else (3, h, w)) * problem.item_bytes

@@ -16,7 +16,7 @@ from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.measuring.operands import random_operands
 from mucudnn.measuring.whole_runs import run_whole
 from mucudnn.running.checked_run import run
-from mucudnn.running.recipe import Recipe, StepError
+from mucudnn.running.executable import Executable, StepError
 from mucudnn.testing.guarded_call import Call
 from mucudnn.words.errors import MisalignedError
 from mucudnn.words.problem import Operation
@@ -68,11 +68,11 @@ def test_an_engine_that_fails_says_which_step_in_cudnns_words(cudnn: FakeBackend
 
     cudnn.started = cudnn.building = fail
     step, operands = MicroConfig(STEADY.name, 2), random_operands(FORWARD, 2)
-    recipe = Recipe.of(FORWARD, Configuration((step,), 1.0, 0))
+    executable = Executable.of(FORWARD, Configuration((step,), 1.0, 0))
     with pytest.raises(StepError) as executing:
-        recipe.execute(operands.x, operands.w, operands.y)
+        executable.execute(operands.x, operands.w, operands.y)
     with pytest.raises(StepError) as building:
-        recipe.build()
+        executable.build()
     with pytest.raises(CudnnError, match="plan cudnn:99"):
         CudnnEngine(EngineConfig(99), cudnn).workspace(FORWARD, 2)
     for caught in (executing, building):

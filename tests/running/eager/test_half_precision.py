@@ -28,7 +28,9 @@ def derivatives(made: torch.nn.Conv2d, x: Tensor, dy: Tensor) -> list[Tensor]:
 def assert_bound(ours: mucudnn.Conv2d) -> None:
     assert ran(ours.choices) == set(Operation)
     assert ours.choices is not None
-    assert all(recipe is not None and recipe.bound is not None for recipe in ours.choices.recipes.values())
+    assert all(
+        executable is not None and executable.bound is not None for executable in ours.choices.executables.values()
+    )
 
 
 @by_dtype

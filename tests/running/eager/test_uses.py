@@ -157,7 +157,7 @@ def test_a_call_computes_without_autograd_and_takes_lists() -> None:
     for _ in range(2):
         y = operators.computed(Operation.FORWARD, x, ours.weight.detach(), ours.bias, *lists, ours.choices)
         torch.testing.assert_close(y, ours(x).detach())
-    assert len(ours.choices.recipes) == 1
+    assert len(ours.choices.executables) == 1
 
 
 def test_a_workspace_that_was_given_back_is_made_again() -> None:

@@ -20,7 +20,7 @@ from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.running import checked_run, operators
-from mucudnn.running import recipe as recipes
+from mucudnn.running import executable as executables
 from mucudnn.words import warning
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
@@ -94,9 +94,9 @@ def in_the_place_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     backend = FakeBackend()
     monkeypatch.setattr(registry, "cudnn_backend", lambda: backend)
     monkeypatch.setattr(operators, "_registered", {})
-    monkeypatch.setattr(recipes, "_failed", {})
+    monkeypatch.setattr(executables, "_failed", {})
     monkeypatch.setattr(warning, "_said", set())
-    checked_run._cached_recipe.cache_clear()
+    checked_run._cached_executable.cache_clear()
     return backend
 
 

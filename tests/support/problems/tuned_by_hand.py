@@ -31,15 +31,15 @@ def tune_by_hand(model: Model, x: Tensor, algorithm: str = "gemm") -> Model:
 def _choices(problem: ConvProblem, n: int, algorithm: str) -> Choices:
     by_size = {n: Configuration((MicroConfig(algorithm, 1),) * n, time_s=1e-3, workspace_bytes=0)}
     choices = Choices.of({problem.with_operation(operation): by_size for operation in Operation})
-    choices.recipes.clear()
+    choices.executables.clear()
     return choices
 
 
 def ran(model: nn.Module) -> set[str]:
     """The operations that ran a configuration anywhere in the model."""
     choices = [module.choices for module in model.modules() if isinstance(module, TunedModule)]
-    recipes = [recipe for chosen in choices if chosen is not None for recipe in chosen.recipes.values()]
-    return {recipe.problem.operation for recipe in recipes if recipe is not None}
+    executables = [executable for chosen in choices if chosen is not None for executable in chosen.executables.values()]
+    return {executable.problem.operation for executable in executables if executable is not None}
 
 
 def results(model: nn.Module, x: Tensor) -> tuple[Tensor, ...]:

@@ -66,12 +66,12 @@ def compared(name: str) -> Mapping[str, Any]:
     model = tune_by_hand(network(dtype), batch(0, dtype)[0], ALGORITHMS[name])
     ours, ours_unequal = trained(model, dtype)
     layers = [module for module in model.modules() if isinstance(module, Conv2d)]
-    recipes = [recipe for layer in layers for recipe in layer.choices.recipes.values()]  # of what ran
+    executables = [executable for layer in layers for executable in layer.choices.executables.values()]  # of what ran
     return {
         "difference": float((ours - theirs).norm() / theirs.norm()),
         "moved": float((theirs - start).norm() / start.norm()),
         "unequal": [*unequal, *ours_unequal],
-        "ran": sum(recipe is not None for recipe in recipes),
+        "ran": sum(executable is not None for executable in executables),
     }
 
 

@@ -50,7 +50,7 @@ class Trainer:
         assert [str(one) for _, one in mucudnn.report(ours).layers if one.configuration.is_baseline] == []
         for module in ours.modules():
             if isinstance(module, TunedModule) and module.choices is not None:
-                module.choices.recipes.clear()
+                module.choices.executables.clear()
         return ours
 
     def compare(self, way: Way, torchs_way: Way) -> Found:

@@ -24,7 +24,7 @@ class Origin(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Met:
+class ShapeStats:
     """One problem with its batch size on one device, with one number of threads.
 
     calls: how often it was met. ours: how often something else than torch's own has run. ask_at: the number of calls
@@ -78,7 +78,7 @@ class Met:
         self.baseline_s = self.time_s = None
 
     def _run(self, configuration: Configuration, limit_bytes: int | None) -> None:
-        """Set what runs. Its recipes are forgotten with it."""
+        """Set what runs. Its executables are forgotten with it."""
         self.configuration = configuration
         chosen = {self.problem: {self.batch_size: configuration}}
         self.choices = None if configuration.is_baseline else Choices(chosen, self.device.type, True, limit_bytes)

@@ -19,10 +19,10 @@ from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.running import executable as executables
 from mucudnn.running import operators
-from mucudnn.running import recipe as recipes
+from mucudnn.running.executable import StepError
 from mucudnn.running.operators import Choices
-from mucudnn.running.recipe import StepError
 from mucudnn.words import warning
 from mucudnn.words.errors import CapturingError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -198,7 +198,7 @@ def test_a_broken_context_is_not_survived(monkeypatch: pytest.MonkeyPatch) -> No
     words = CudnnError("execute", 5003, "CUDNN_STATUS_EXECUTION_FAILED", "")
     error = StepError(FORWARD, MicroConfig(STEADY.name, 4), words)
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
-        recipes.note_failure(error, torch.device("cuda", 0))
+        executables.note_failure(error, torch.device("cuda", 0))
 
 
 # What is not to be had now
@@ -212,7 +212,7 @@ def test_without_memory_for_the_workspace_torchs_own_computes_the_call(
 
     layer = Layer((STEADY, 4))
     with monkeypatch.context() as patch:
-        patch.setattr(recipes, "workspace_of", no_memory)
+        patch.setattr(executables, "workspace_of", no_memory)
         with pytest.warns(RuntimeWarning, match=r"no memory for .* forward, x \(4, 4, 5, 4\), .* torch's own"):
             layer()
         with silence():

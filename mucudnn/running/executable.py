@@ -1,4 +1,4 @@
-"""Recipes: configurations made ready to run; how they are cached, and repaired where a step fails.
+"""Executables: configurations made ready to run; how they are cached, and repaired where a step fails.
 
 What can be known beforehand (algorithms, slices, where everything lies in the workspace) is resolved once, so that a
 call does little more than the arithmetic.
@@ -20,7 +20,7 @@ from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.libraries import settings_that_bar
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.running.devices import made_current
-from mucudnn.running.eager.bound import BoundInPython, bound_recipe
+from mucudnn.running.eager.bound import BoundInPython, bound_executable
 from mucudnn.running.eager.hot_path import Bound, known_key
 from mucudnn.running.eager.plain import is_plain
 from mucudnn.running.problems import DTYPE_NAMES, problem_of
@@ -32,15 +32,15 @@ from mucudnn.words.warning import say_once
 
 BUFFER_BYTES = 256  # on whose multiples each buffer begins: as CUDA allocates, and libraries may count on
 
-RecipeKey = bytes | tuple[Any, ...]
-_RECIPES_CACHED = 4096  # of one ``RecipeSource``; shapes that never come back must not pile up
+ExecutableKey = bytes | tuple[Any, ...]
+_RECIPES_CACHED = 4096  # of one ``ExecutableSource``; shapes that never come back must not pile up
 
 # Steps that have failed, with the words of their library: for the rest of the process
 _failed: dict[tuple[torch.device, ConvProblem, MicroConfig], str] = {}
 
 
 class StepError(LibraryError):
-    """A step of a recipe cannot be built or executed: its library's words. Raised from the ``LibraryError``."""
+    """A step of an executable cannot be built or executed: its library's words. Raised from the ``LibraryError``."""
 
     def __init__(self, problem: ConvProblem, micro_config: MicroConfig, error: LibraryError) -> None:
         super().__init__(str(error))
@@ -90,12 +90,12 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class Executable:
     """A configuration of one problem, resolved for one thread count and one device.
 
     ``workspace_bytes`` is what is handed to the algorithms: their prepared buffers side by side, then the largest
     scratch, each from a multiple of ``BUFFER_BYTES``. What libraries allocate by themselves comes on top: a workspace
-    that is kept may have ``most_kept_bytes`` beside it, or what the recipe itself needs.
+    that is kept may have ``most_kept_bytes`` beside it, or what the executable itself needs.
 
     bound: the same in fewer calls, where all of its algorithms can be bound; else ``None``. bound_in_python: that in
     Python, which in FORWARD takes a prepared buffer and an epilogue, too.
@@ -120,7 +120,7 @@ class Recipe:
         *,
         device_type: str = "cpu",
         keeps_workspace: bool = True,
-    ) -> Recipe:
+    ) -> Executable:
         """Resolve a configuration for the current device, which is of this type.
 
         cached: the algorithm whose prepared buffer is handed to ``execute``, as ``prepare`` has filled it.
@@ -215,8 +215,8 @@ class Recipe:
 
         x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,) or None. All are dense, in the
         problem's memory format, and N is the configuration's: this is not checked here. cached: what ``prepare``
-        returned for this w; only for a recipe with a cached algorithm. epilogue: of y, in FORWARD. Their device is the
-        current one.
+        returned for this w; only for an executable with a cached algorithm. epilogue: of y, in FORWARD. Their device is
+        the current one.
 
         Raises ``MisalignedError``; ``StepError`` where a library fails; what torch raises for lack of memory.
         """
@@ -262,7 +262,7 @@ def _bound(
         if one is None:
             return None, None
         bound.append((one, None if stage.is_cached else stage.prepared.start))
-    return bound_recipe(problem, batch_size, bound, scratch, keeps_workspace, all(stage.fuses for stage in stages))
+    return bound_executable(problem, batch_size, bound, scratch, keeps_workspace, all(stage.fuses for stage in stages))
 
 
 def _capable(name: str, problem: ConvProblem, device_type: str) -> Algorithm:
@@ -302,18 +302,18 @@ def _placed(sizes: Sequence[int]) -> list[slice]:
 # The cache
 
 
-class RecipeSource(Protocol):
-    """Maker of recipes, with a cache of those that were asked for."""
+class ExecutableSource(Protocol):
+    """Maker of executables, with a cache of those that were asked for."""
 
     device_type: str
-    recipes: dict[RecipeKey, Recipe | None]
+    executables: dict[ExecutableKey, Executable | None]
 
-    def recipe(self, problem: ConvProblem, n: int) -> Recipe | None:
+    def executable(self, problem: ConvProblem, n: int) -> Executable | None:
         """Make what runs ``problem`` on ``n`` samples; ``None``: torch's own. Raises ``MucudnnError``s."""
 
 
-def recipe_of(
-    choices: RecipeSource,
+def executable_of(
+    choices: ExecutableSource,
     operation: Operation,
     x: Tensor,
     w: Tensor,
@@ -322,14 +322,14 @@ def recipe_of(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-) -> Recipe | None:
-    """Find the recipe of a call; ``None``: torch's own convolution runs it. third: bias or dy.
+) -> Executable | None:
+    """Find the executable of a call; ``None``: torch's own convolution runs it. third: bias or dy.
 
     It is made when it is first needed, and cached by all that affects the choice. Calls that the extension does not
     know come here, so that the key has plain numbers.
 
-    Raises ``CapturingError`` where a recipe would have to be made while a CUDA graph is captured; ``StepError`` where
-    there is no memory to make it with.
+    Raises ``CapturingError`` where an executable would have to be made while a CUDA graph is captured; ``StepError``
+    where there is no memory to make it with.
     """
     key = known_key(operation, x, w, third, stride, padding, dilation, groups) or (
         *(operation, *stride, *padding, *dilation, groups),
@@ -338,24 +338,24 @@ def recipe_of(
         settings_that_bar() if x.is_cuda else torch.get_num_threads(),
     )
     try:
-        return choices.recipes[key]
+        return choices.executables[key]
     except KeyError:
-        recipe = _resolve(choices, operation, x, w, third, stride, padding, dilation, groups)
-    if len(choices.recipes) >= _RECIPES_CACHED:
-        choices.recipes.clear()
-    choices.recipes[key] = recipe
-    return recipe
+        executable = _resolve(choices, operation, x, w, third, stride, padding, dilation, groups)
+    if len(choices.executables) >= _RECIPES_CACHED:
+        choices.executables.clear()
+    choices.executables[key] = executable
+    return executable
 
 
-def forget(choices: RecipeSource, recipe: Recipe | None) -> None:
-    """Have the recipe made anew when it is next asked for."""
-    for key, cached in list(choices.recipes.items()):
-        if cached is recipe:
-            choices.recipes.pop(key, None)
+def forget(choices: ExecutableSource, executable: Executable | None) -> None:
+    """Have the executable made anew when it is next asked for."""
+    for key, cached in list(choices.executables.items()):
+        if cached is executable:
+            choices.executables.pop(key, None)
 
 
 def _resolve(
-    choices: RecipeSource,
+    choices: ExecutableSource,
     operation: Operation,
     x: Tensor,
     w: Tensor,
@@ -364,8 +364,8 @@ def _resolve(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-) -> Recipe | None:
-    """Make the recipe of a call.
+) -> Executable | None:
+    """Make the executable of a call.
 
     ``None`` too for what is no convolution (torch says what is wrong), and for algorithms that this machine lacks.
     """
@@ -384,7 +384,7 @@ def _resolve(
         if third is not None and third.shape != expected:
             return None
         with made_current(x.device):
-            return choices.recipe(problem, len(x))
+            return choices.executable(problem, len(x))
     except CapturingError:
         raise  # it is nothing to remember
     except (InvalidInputError, UnavailableError):
@@ -394,9 +394,9 @@ def _resolve(
 # Repair
 
 
-def working_recipe(
+def working_executable(
     problem: ConvProblem, configuration: Configuration, device_type: str, *, keeps_workspace: bool = True
-) -> Recipe | None:
+) -> Executable | None:
     """Make a configuration ready for the current device: built, with alternatives in the place of failed steps.
 
     ``None``: torch's own convolution, where the device or torch's settings are not those that it was tuned for, or no
@@ -406,18 +406,18 @@ def working_recipe(
     if device_type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise CapturingError(f"{problem} was not run before a CUDA graph is captured: run it once, then capture it")
     try:
-        recipe = Recipe.of(problem, configuration, device_type=device_type, keeps_workspace=keeps_workspace)
-        reason = _why_not_here(recipe)
+        executable = Executable.of(problem, configuration, device_type=device_type, keeps_workspace=keeps_workspace)
+        reason = _why_not_here(executable)
     except (LibraryError, UnavailableError) as error:
         reason = str(error)
     if reason is not None:
         say_once(f"{problem}: {configuration} cannot run here: {reason}; torch's own convolution runs instead")
         return None
-    return _first_that_works(recipe, _current_device(device_type))
+    return _first_that_works(executable, _current_device(device_type))
 
 
 def note_failure(error: StepError, device: torch.device) -> None:
-    """Remember a failure: from now on no recipe that ``working_recipe`` makes for this device has that step.
+    """Remember a failure: from now on no executable that ``working_executable`` makes for this device has that step.
 
     Raises what torch raises where the error has broken the CUDA context: then nothing can run any more.
     """
@@ -426,11 +426,11 @@ def note_failure(error: StepError, device: torch.device) -> None:
     _failed.setdefault((device, error.problem, error.micro_config), str(error))
 
 
-def _first_that_works(recipe: Recipe, device: torch.device) -> Recipe | None:
-    problem, limit_bytes = recipe.problem, recipe.workspace_bytes
-    while (step := _failed_step(recipe, device)) is not None:
+def _first_that_works(executable: Executable, device: torch.device) -> Executable | None:
+    problem, limit_bytes = executable.problem, executable.workspace_bytes
+    while (step := _failed_step(executable, device)) is not None:
         failed = _micro_config(*step)
-        alternative = next(_alternatives(recipe, *step, limit_bytes, device), None)
+        alternative = next(_alternatives(executable, *step, limit_bytes, device), None)
         runs = "torch's own convolution" if alternative is None else alternative.configuration
         say_once(
             f"{failed.algorithm} failed for {failed.micro_batch_size} sample(s) of {problem}: "
@@ -438,17 +438,17 @@ def _first_that_works(recipe: Recipe, device: torch.device) -> Recipe | None:
         )
         if alternative is None:
             return None
-        recipe = alternative
-    return recipe
+        executable = alternative
+    return executable
 
 
-def _failed_step(recipe: Recipe, device: torch.device) -> tuple[Algorithm, int] | None:
+def _failed_step(executable: Executable, device: torch.device) -> tuple[Algorithm, int] | None:
     """Find the first step that has failed before, or cannot be built now; ``None`` once all are built."""
-    for step in recipe.steps:
-        key = device, recipe.problem, _micro_config(*step)
+    for step in executable.steps:
+        key = device, executable.problem, _micro_config(*step)
         if key not in _failed:
             try:
-                recipe.build_step(*step)
+                executable.build_step(*step)
             except StepError as error:
                 if error.is_lack_of_memory:
                     raise
@@ -459,18 +459,18 @@ def _failed_step(recipe: Recipe, device: torch.device) -> tuple[Algorithm, int] 
 
 
 def _alternatives(
-    recipe: Recipe, failed: Algorithm, size: int, limit_bytes: int, device: torch.device
-) -> Iterator[Recipe]:
-    """Make the recipe anew with others in the place of the failed step, as far as the workspace goes."""
-    problem = recipe.problem
+    executable: Executable, failed: Algorithm, size: int, limit_bytes: int, device: torch.device
+) -> Iterator[Executable]:
+    """Make the executable anew with others in the place of the failed step, as far as the workspace goes."""
+    problem = executable.problem
     for another in failed.alternatives(problem, size):
         instead = _micro_config(another, size)
         if (device, problem, instead) in _failed:
             continue
-        configuration = _with_another(recipe.configuration, _micro_config(failed, size), instead)
+        configuration = _with_another(executable.configuration, _micro_config(failed, size), instead)
         try:
-            alternative = Recipe.of(
-                problem, configuration, device_type=device.type, keeps_workspace=recipe.keeps_workspace
+            alternative = Executable.of(
+                problem, configuration, device_type=device.type, keeps_workspace=executable.keeps_workspace
             )
         except LibraryError:
             continue
@@ -487,10 +487,10 @@ def _micro_config(algorithm: Algorithm, size: int) -> MicroConfig:
     return MicroConfig(algorithm.name, size)
 
 
-def _why_not_here(recipe: Recipe) -> str | None:
+def _why_not_here(executable: Executable) -> str | None:
     """Tell why a step may not run now, in words; ``None``: all may."""
-    for algorithm, size in recipe.steps:
-        if reason := algorithm.why_not_here(recipe.problem, size):
+    for algorithm, size in executable.steps:
+        if reason := algorithm.why_not_here(executable.problem, size):
             return f"{algorithm.name}: {reason}"
     return None
 

@@ -1,4 +1,4 @@
-"""For which device recipes are made, and when not; on CUDA tensors that are not there, with a fake of cuDNN."""
+"""For which device executables are made, and when not; on CUDA tensors that are not there, with a fake of cuDNN."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch._subclasses import FakeTensorMode
 
 from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
-from mucudnn.running import recipe as recipes
+from mucudnn.running import executable as executables
+from mucudnn.running.executable import StepError, executable_of
 from mucudnn.running.operators import Choices
-from mucudnn.running.recipe import StepError, recipe_of
 from mucudnn.words.errors import CapturingError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
@@ -31,10 +31,10 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
 
 
 def resolve(choices: Choices, device: str, n: int = 4) -> object:
-    """The recipe of a call on a device that need not be there."""
+    """The executable of a call on a device that need not be there."""
     with FakeTensorMode():
         x, w = torch.empty(FORWARD.x_shape(n), device=device), torch.empty(FORWARD.w_shape(), device=device)
-        return recipe_of(choices, Operation.FORWARD, x, w, None, *GEOMETRY)
+        return executable_of(choices, Operation.FORWARD, x, w, None, *GEOMETRY)
 
 
 @pytest.fixture
@@ -61,29 +61,29 @@ def tuned(*engines: tuple[EngineConfig, int]) -> Choices:
     return Choices.of({FORWARD: {n: Configuration(parts, 1.0, 0)}}, "cuda")
 
 
-def test_a_recipe_is_not_made_while_a_graph_is_captured_and_not_forgotten_after(cuda: SimpleNamespace) -> None:
+def test_a_executable_is_not_made_while_a_graph_is_captured_and_not_forgotten_after(cuda: SimpleNamespace) -> None:
     choices = tuned((STEADY, 4))
     cuda.is_capturing = True
     with pytest.raises(CapturingError, match="run it once, then capture it"):
         resolve(choices, "cuda:0")
     assert resolve(choices, "cuda:0", 3) is None  # not tuned: nothing to miss
     cuda.is_capturing = False
-    recipe = resolve(choices, "cuda:0")
-    assert recipe is not None
+    executable = resolve(choices, "cuda:0")
+    assert executable is not None
     cuda.is_capturing = True
-    assert resolve(choices, "cuda:0") is recipe
+    assert resolve(choices, "cuda:0") is executable
 
 
-def test_every_device_has_its_recipes_and_its_failures(cuda: SimpleNamespace, cudnn: FakeBackend) -> None:
+def test_every_device_has_its_executables_and_its_failures(cuda: SimpleNamespace, cudnn: FakeBackend) -> None:
     choices, asked = tuned((PICKY, 4)), []
     cudnn.building = lambda plan: asked.append((cuda.current, plan.config))
     assert resolve(choices, "cuda:1") is resolve(choices, "cuda:1") is not resolve(choices, "cuda:0")
     assert asked == [(1, PICKY), (0, PICKY)]
     assert cuda.current == 0
-    choices.recipes.clear()
+    choices.executables.clear()
     words = CudnnError("execute", 5000, "CUDNN_STATUS_EXECUTION_FAILED", "")
     error = StepError(FORWARD, MicroConfig(PICKY.name, 4), words)
-    recipes.note_failure(error, torch.device("cuda", 1))
+    executables.note_failure(error, torch.device("cuda", 1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "cudnn:38" in str(resolve(choices, "cuda:0").configuration)  # type: ignore[attr-defined]
@@ -91,10 +91,12 @@ def test_every_device_has_its_recipes_and_its_failures(cuda: SimpleNamespace, cu
         assert str(resolve(choices, "cuda:1").configuration) == "cudnn:7 4"  # type: ignore[attr-defined]
 
 
-def test_settings_of_torch_belong_to_the_recipe_tuned(cuda: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_torch_belong_to_the_executable_tuned(
+    cuda: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     choices = tuned((PICKY, 4))
-    recipe = resolve(choices, "cuda:0")
-    assert recipe is not None
+    executable = resolve(choices, "cuda:0")
+    assert executable is not None
     precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
     try:
         torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
@@ -102,4 +104,4 @@ def test_settings_of_torch_belong_to_the_recipe_tuned(cuda: SimpleNamespace, mon
             assert resolve(choices, "cuda:0") is None
     finally:
         torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
-    assert resolve(choices, "cuda:0") is recipe
+    assert resolve(choices, "cuda:0") is executable

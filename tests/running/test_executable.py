@@ -18,9 +18,9 @@ from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, Workspace
 from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running import checked_run, workspace
-from mucudnn.running import recipe as recipes
+from mucudnn.running import executable as executables
 from mucudnn.running.checked_run import run
-from mucudnn.running.recipe import Recipe
+from mucudnn.running.executable import Executable
 from mucudnn.running.workspace import make_releasable, release_workspaces
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
@@ -85,7 +85,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Registers the algorithms "a" and "b"; their calls."""
     a = Recorder("a", prepared_bytes=100, scratch_bytes=10)
     b = Recorder("b", prepared_bytes=0, scratch_bytes=65, calls=a.calls)
-    monkeypatch.setattr(recipes, "algorithm_named", lambda name, device_type: {"a": a, "b": b}[name])
+    monkeypatch.setattr(executables, "algorithm_named", lambda name, device_type: {"a": a, "b": b}[name])
     return a.calls
 
 
@@ -128,9 +128,9 @@ def test_slices_cover_the_batch_and_begin_on_powers_of_two_of_their_sizes(parts:
     """Whatever runs when. cuDNN's engines count on it: see test_cudnn_descriptors.py."""
     named = {name: Recorder(name, 0, 0) for name in "ab"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipes, "algorithm_named", lambda name, device_type: named[name])
-        recipe = Recipe.of(PROBLEM, configuration(*parts))
-    run_in_turn = {stage.algorithm.name: stage.slices for stage in recipe.stages}
+        patch.setattr(executables, "algorithm_named", lambda name, device_type: named[name])
+        executable = Executable.of(PROBLEM, configuration(*parts))
+    run_in_turn = {stage.algorithm.name: stage.slices for stage in executable.stages}
     for name, slices in run_in_turn.items():
         assert [s.stop - s.start for s in slices] == [size for other, size in parts if other == name]
         for s in slices:
@@ -142,16 +142,16 @@ def test_slices_cover_the_batch_and_begin_on_powers_of_two_of_their_sizes(parts:
 
 def test_slices_that_can_lie_as_they_run_do() -> None:
     sizes = [8, 8, 4, 2, 1]
-    assert [s.start for s in recipes._placed(sizes)] == [0, 8, 16, 20, 22]
+    assert [s.start for s in executables._placed(sizes)] == [0, 8, 16, 20, 22]
 
 
 def test_workspace_is_prepared_buffers_then_the_largest_scratch(recorders: Calls) -> None:
-    recipe = Recipe.of(PROBLEM, configuration(("a", 2), ("b", 2), ("b", 1)))
-    recipe.execute(*operands(PROBLEM, 5))
+    executable = Executable.of(PROBLEM, configuration(("a", 2), ("b", 2), ("b", 1)))
+    executable.execute(*operands(PROBLEM, 5))
     opened = [call[2] for call in recorders if call[0] == "open"]
     scratches = {(call[4].data_ptr(), call[4].numel()) for call in recorders if call[0] == "step"}
     assert [prepared.numel() for prepared in opened] == [100, 0]
-    assert recipe.workspace_bytes == 256 + 130
+    assert executable.workspace_bytes == 256 + 130
     ((scratch_address, scratch_bytes),) = scratches
     assert scratch_bytes == 130
     assert scratch_address == opened[0].data_ptr() + 256
@@ -160,7 +160,7 @@ def test_workspace_is_prepared_buffers_then_the_largest_scratch(recorders: Calls
 
 def test_workspace_of_size_zero_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = Recorder("nothing", 0, 0)
-    monkeypatch.setattr(recipes, "algorithm_named", lambda name, device_type: nothing)
+    monkeypatch.setattr(executables, "algorithm_named", lambda name, device_type: nothing)
     release_workspaces()
     run(replace(PROBLEM, c=8), configuration(("nothing", 1)), *operands(replace(PROBLEM, c=8), 1))
     assert [call[0] for call in nothing.calls] == ["open", "step", "close"]
@@ -169,7 +169,7 @@ def test_workspace_of_size_zero_is_fine(monkeypatch: pytest.MonkeyPatch) -> None
 def test_cpu_workspace_is_kept_grown_and_released(recorders: Calls) -> None:
     def address_of(parts: tuple[str, int]) -> int:
         recorders.clear()
-        Recipe.of(PROBLEM, configuration(parts)).execute(*operands(PROBLEM, parts[1]))
+        Executable.of(PROBLEM, configuration(parts)).execute(*operands(PROBLEM, parts[1]))
         address: int = recorders[1][4].data_ptr()
         return address
 
@@ -185,7 +185,7 @@ def test_cpu_workspace_is_kept_grown_and_released(recorders: Calls) -> None:
 
 def test_every_thread_has_a_workspace_of_its_own(recorders: Calls) -> None:
     def execute() -> None:
-        Recipe.of(PROBLEM, configuration(("b", 1))).execute(*operands(PROBLEM, 1))
+        Executable.of(PROBLEM, configuration(("b", 1))).execute(*operands(PROBLEM, 1))
 
     execute()
     thread = threading.Thread(target=execute)
@@ -216,7 +216,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
 
 def test_algorithm_that_cannot_is_refused_with_its_reason(recorders: Calls) -> None:
     with pytest.raises(InvalidInputError, match=r"'a' cannot compute .*: it is square"):
-        Recipe.of(replace(PROBLEM, w=9), configuration(("a", 1)))
+        Executable.of(replace(PROBLEM, w=9), configuration(("a", 1)))
 
 
 # Devices
@@ -242,7 +242,7 @@ class Devices:
 
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
-    checked_run._cached_recipe.cache_clear()
+    checked_run._cached_executable.cache_clear()
     return Devices(monkeypatch)
 
 
@@ -253,17 +253,17 @@ def test_the_device_is_switched_only_where_it_is_another(devices: Devices) -> No
         assert (devices.current, devices.switches) == (0, switches)
 
 
-def test_recipes_are_made_and_run_on_the_device_of_the_tensors(
+def test_executables_are_made_and_run_on_the_device_of_the_tensors(
     devices: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[str, str, int]] = []
-    monkeypatch.setattr(Recipe, "execute", lambda *_: seen.append(("execute", "", devices.current)))
+    monkeypatch.setattr(Executable, "execute", lambda *_: seen.append(("execute", "", devices.current)))
 
     def named(name: str, device_type: str) -> Recorder:
         seen.append((name, device_type, devices.current))
         return Recorder(name, 0, 0)
 
-    monkeypatch.setattr(recipes, "algorithm_named", named)
+    monkeypatch.setattr(executables, "algorithm_named", named)
     with FakeTensorMode():
         for index in (1, 1, 0):
             shapes = PROBLEM.x_shape(2), PROBLEM.w_shape(), PROBLEM.y_shape(2)
