@@ -161,7 +161,7 @@ class Database:
         self._add_measured(
             *("failure", *key),
             reason=failure.reason,
-            passed_over=1 if failure.is_passed_over else None,
+            passed_over=(2 if failure.by_arithmetic else 1) if failure.is_passed_over else None,
             needed_bytes=failure.needed_bytes,
         )
 
@@ -215,7 +215,13 @@ class Database:
         """Return micro-configs whose row that counts is a failure, sorted. versions: as for ``measurements``."""
         newest = self._newest(environment, problem, versions)
         return tuple(
-            Failure(m, row["reason"], is_passed_over=row["passed_over"] is not None, needed_bytes=row["needed_bytes"])
+            Failure(
+                m,
+                row["reason"],
+                is_passed_over=row["passed_over"] is not None,
+                by_arithmetic=row["passed_over"] == 2,
+                needed_bytes=row["needed_bytes"],
+            )
             for m, row in newest
             if not _is_measured(row)
         )

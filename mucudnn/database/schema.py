@@ -107,6 +107,7 @@ _TIME_STAMP = _required(
 _FINGERPRINT = _required(_checked("fingerprint", "TEXT", "{0} <> ''", "some text"))
 _NAME = _checked("algorithm", "TEXT", "{0} <> ''", "the name of an algorithm")
 _BYTES = [_whole(name, 0, 2**48) for name in ("prepared_bytes", "scratch_bytes")]  # sums fit 64 bits
+_PASSED_OVER = _checked("passed_over", "INTEGER", "{0} IN (1, 2)", "1, 2 (by its arithmetic alone), or nothing")
 _SIZES = [_whole(name, 0 if name.startswith("padding") else 1) for name in PROBLEM_COLUMNS[1:-2]]
 
 # A failure is a row with a reason and without costs: so the newest row of a candidate says which of the two it is.
@@ -121,7 +122,7 @@ CREATE TABLE problems (id INTEGER PRIMARY KEY, {_required(_one_of("operation", O
 CREATE TABLE measurements ({_OWNERS}, {_required(_NAME, _whole("version", 0), _whole("micro_batch_size", 1))},
     {_TIME_STAMP}, {_real("setup_s")}, {_real("step_s")}, {", ".join(_BYTES)}, {_real("relative_error")},
     {_real("noise")}, {_whole("samples", 1)}, reason TEXT, {_share("load")},
-    {_checked("passed_over", "INTEGER", "{0} = 1", "1, or nothing where it was tried")}, {_whole("needed_bytes", 0)},
+    {_PASSED_OVER}, {_whole("needed_bytes", 0)},
     {", ".join(map(_series, SAMPLES["measurements"]))}, {_share("stolen")}, {_real("clock_hz", "> 0")},
     CONSTRAINT "a measurement has all costs, and a failure none" CHECK (
         coalesce({", ".join(COSTS)}, load, {", ".join(RAW["measurements"])}) IS NULL AND reason IS NOT NULL

@@ -26,7 +26,6 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 _HOPELESS = 1.6  # times the fastest: neither noise nor another size makes up for that
 _HOPELESS_PART = 2.5  # for a small part of the mini-batch: calls have shares that are not divided
 _HOPELESS_ARITHMETIC = 1.25  # the full rate is not known better
-_BY_ARITHMETIC = "times the fastest by its arithmetic alone"
 _SMALL_PART = 4  # of the mini-batch one such part, or less, is small
 _CLOSE = 1.15  # after a sample with empty caches
 _SECOND = 1.1  # so close to the best algorithm, another one is measured at half the size too
@@ -173,7 +172,7 @@ class QuickSearch:
         failure = failed.get(candidate.micro_config)
         if failure is None:
             return False
-        may_win = self._is_limited or failure.reason.endswith(_BY_ARITHMETIC)
+        may_win = self._is_limited or failure.by_arithmetic
         is_asked_again = failure.is_passed_over and not failure.needed_bytes and may_win
         return not (is_asked_again and self.hopeless(candidate, known) is None)
 
@@ -194,15 +193,18 @@ class QuickSearch:
             wanted += smaller if self.every_size or not rank else smaller[:1]
         return [c for c in wanted if c.micro_config not in known and c.micro_config not in failed]
 
-    def hopeless(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> str | None:
-        """Return why a candidate cannot win, in words, before it has run; None: it is to be looked at."""
+    def hopeless(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> Failure | None:
+        """Return why a candidate cannot win before it has run; None: it is to be looked at."""
         if self.job.is_baseline(candidate):
             return None
         expected = self._expected(candidate)
         if expected is not None and self._is_expected_hopeless(candidate):
-            return f"{expected.ratio:.1f} times the fastest in like problems"
+            return passed_over(candidate.micro_config, f"{expected.ratio:.1f} times the fastest in like problems")
         times = self._least_s(candidate, known) / self.fastest_s(known, self._least_bytes(candidate))
-        return f"{times:.1f} {_BY_ARITHMETIC}" if times > _HOPELESS_ARITHMETIC else None
+        if times <= _HOPELESS_ARITHMETIC:
+            return None
+        reason = f"{times:.1f} times the fastest by its arithmetic alone"
+        return passed_over(candidate.micro_config, reason, by_arithmetic=True)
 
     def is_spared(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> bool:
         """Whether a candidate is a last resort, and something else is within limit and error bound."""
@@ -379,9 +381,9 @@ class _QuickSession(Session):
     def _look_unless_hopeless(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
         if self.search.is_spared(candidate, self.times.measurements):
             return
-        if (reason := self.search.hopeless(candidate, self.times.measurements)) is not None:
-            self.failures[candidate.micro_config] = passed = passed_over(candidate.micro_config, reason)
-            yield passed
+        if (failure := self.search.hopeless(candidate, self.times.measurements)) is not None:
+            self.failures[candidate.micro_config] = failure
+            yield failure
         else:
             yield from self._look_at(candidate)
 

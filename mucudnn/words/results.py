@@ -88,15 +88,17 @@ class Failure:
     """A micro-config that was not measured, with the reason in words.
 
     is_lasting: it would fail again. A lack of memory does not last: it is not stored, and tried again. is_passed_over:
-    it did not fail but was left out, as hopeless or too large: a thorough tuning measures it. needed_bytes: the
-    workspace for which it was left out; None where that was not why. is_unproven: it is foreign code that could not be
-    proven in a process of its own, and so was not run; that does not last either.
+    it did not fail but was left out, as hopeless or too large: a thorough tuning measures it. by_arithmetic: it was
+    left out for its arithmetic alone, and may win once a higher rate is seen. needed_bytes: the workspace for which it
+    was left out; None where that was not why. is_unproven: it is foreign code that could not be proven in a process of its
+    own, and so was not run; that does not last either.
     """
 
     micro_config: MicroConfig
     reason: str
     is_lasting: bool = True
     is_passed_over: bool = False
+    by_arithmetic: bool = False
     needed_bytes: int | None = None
     is_unproven: bool = False
 
@@ -112,9 +114,9 @@ def too_large(micro_config: MicroConfig, needed_bytes: int) -> Failure:
     return Failure(micro_config, reason, is_passed_over=True, needed_bytes=needed_bytes)
 
 
-def passed_over(micro_config: MicroConfig, reason: str) -> Failure:
+def passed_over(micro_config: MicroConfig, reason: str, *, by_arithmetic: bool = False) -> Failure:
     """Say why a micro-config was not measured, although it may run."""
-    return Failure(micro_config, reason, is_passed_over=True)
+    return Failure(micro_config, reason, is_passed_over=True, by_arithmetic=by_arithmetic)
 
 
 @dataclass(frozen=True, slots=True)

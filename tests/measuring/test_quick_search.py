@@ -304,7 +304,7 @@ def test_a_rate_that_was_seen_at_a_bad_moment_makes_nothing_hopeless() -> None:
     job = job_of(*algorithms(), known=known)
     assert isinstance(search(job, flops_per_s=0.5e8)["like it", LARGEST], Measurement)
     reason = "2.0 times the fastest by its arithmetic alone"
-    passed = [passed_over(MicroConfig(name, LARGEST), reason) for name in ("fast", "like it")]
+    passed = [passed_over(MicroConfig(name, LARGEST), reason, by_arithmetic=True) for name in ("fast", "like it")]
     job = job_of(*algorithms(), known_failures=passed)
     assert set(search(job, flops_per_s=0.5e8)) == {("native", LARGEST)}
     assert isinstance(search(job, flops_per_s=4e8)["like it", LARGEST], Measurement)
