@@ -90,8 +90,8 @@ class Failure:
     is_lasting: it would fail again. A lack of memory does not last: it is not stored, and tried again. is_passed_over:
     it did not fail but was left out, as hopeless or too large: a thorough tuning measures it. by_arithmetic: it was
     left out for its arithmetic alone, and may win once a higher rate is seen. needed_bytes: the workspace for which it
-    was left out; None where that was not why. is_unproven: it is foreign code that could not be proven in a process of its
-    own, and so was not run; that does not last either.
+    was left out; None where that was not why. is_unproven: it is foreign code that could not be proven in a process
+    of its own, and so was not run; that does not last either.
     """
 
     micro_config: MicroConfig

@@ -21,7 +21,7 @@ import pytest
 from support.command_line import HEADING
 from support.database_rows import FAST, HERE, PROBLEM
 from support.effort import how_many
-from support.places import DATA, SUPPORT
+from support.places import SUPPORT
 
 from mucudnn.database.database import Database
 from mucudnn.database.samples import from_export
@@ -153,31 +153,12 @@ def prepare_prune(folder: Path) -> None:
     filled(folder / "target.sqlite", one_environment("target"), SIZE)
 
 
-def prepare_migration(folder: Path) -> None:
-    """A file of version 1: many environments, since these are what is made anew."""
-    path = folder / "target.sqlite"
-    script = (DATA / "version-1.sql").read_text()
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(script)
-        numbers = [(number,) for number in range(2, SIZE)]
-        columns = "capability, threads, torch, library, compiled"
-        connection.executemany(
-            f"INSERT INTO environments SELECT ?1, 'CPU ' || ?1, {columns} FROM environments WHERE id = 1", numbers
-        )
-        names = [row[1] for row in connection.execute("PRAGMA table_info(measurements)")][1:]
-        connection.executemany(
-            f"INSERT INTO measurements SELECT ?, {', '.join(names)} FROM measurements WHERE environment_id = 1", numbers
-        )
-        connection.commit()
-
-
 CASES = {
     "tune": Case(prepare_tune, ("tune", "layers.csv", *TUNE, "--database", "target.sqlite"), grows=True),
     "merge": Case(prepare_merge, ("database", "merge", "source.sqlite", "--database", "target.sqlite")),
     "import": Case(prepare_import, ("database", "merge", "source.csv", "--database", "target.sqlite")),
     "export": Case(prepare_export, ("database", "export", "target.csv", "--database", "source.sqlite"), "target.csv"),
     "prune": Case(prepare_prune, ("database", "prune", "--failures", "--database", "target.sqlite")),
-    "migration": Case(prepare_migration, ("database", "prune", "--database", "target.sqlite")),
 }
 
 
