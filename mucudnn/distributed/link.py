@@ -17,7 +17,7 @@ from mucudnn.words.errors import UnavailableError
 
 SIZES = tuple(4**exponent for exponent in range(5, 13))  # 1 KiB to 16 MiB
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # by type of device
-_WAIT = timedelta(days=1)  # while the first rank tunes, the others wait for it
+_TIMEOUT_S = 86400.0  # while the first rank tunes, the others wait for it
 
 
 def launched_rank() -> int:
@@ -45,11 +45,12 @@ def freeing_what_failed() -> Iterator[None]:
 
 
 @contextmanager
-def joined(device: str, meeting: str = "env://") -> Iterator[None]:
+def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
     """Join the group of all ranks that torchrun has started, and leave it at the end; one that is there is used.
 
     device: ``cpu`` or ``cuda``; on ``cuda`` every rank takes the GPU of its number on its host. meeting: torch's
-    ``init_method``, where the ranks find each other; ``RANK`` and ``WORLD_SIZE`` are in the environment.
+    ``init_method``, where the ranks find each other; ``RANK`` and ``WORLD_SIZE`` are in the environment. timeout_s: how
+    long a rank waits for another one.
 
     Raises what ``torch.distributed.init_process_group`` raises.
     """
@@ -60,7 +61,8 @@ def joined(device: str, meeting: str = "env://") -> Iterator[None]:
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
-    dist.init_process_group(_BACKENDS[kind], init_method=meeting, rank=rank, world_size=size, timeout=_WAIT)
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group(_BACKENDS[kind], init_method=meeting, rank=rank, world_size=size, timeout=timeout)
     try:
         with freeing_what_failed():
             yield

@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells each process
 _OTHERS_S = 2.0  # how long others may take to end after the first that failed: one of them may be the reason
+_TIMEOUT_S = 1800.0  # of a rank that tunes, for another one: what torch has for gloo
 _INTERRUPTED_S = 60.0  # how long tuning may take after Ctrl-C to return what is ready: the sample under way is finished
 
 
@@ -59,31 +60,34 @@ def cores_of_each(processes: int) -> int:
     return max(1, cores // processes)
 
 
-def on_every_rank(job: Callable[[], T], ranks: int, device: str, *, interrupted_s: float = 0.0) -> T | None:
+def on_every_rank(
+    job: Callable[[], T], ranks: int, device: str, *, timeout_s: float = 86400.0, interrupted_s: float = 0.0
+) -> T | None:
     """Run a job on every rank, inside of their process group. Returns what rank 0 returns; ``None`` on others.
 
     job: as it can be pickled. ranks: how many to start; torchrun's own are as many as they are. device: ``cpu`` or
-    ``cuda``, where each rank of a machine has the GPU of its number. interrupted_s: after Ctrl-C all ranks are
-    interrupted, and rank 0 has so long to return all the same.
+    ``cuda``, where each rank of a machine has the GPU of its number. timeout_s: how long a rank waits for another one.
+    interrupted_s: after Ctrl-C all ranks are interrupted, and rank 0 has so long to return all the same.
 
     Raises ``SharingError`` that names the rank that failed first, if it was started here.
     """
     if ranks_of_torchrun() is None:
-        return _in_workers(job, ranks, device, interrupted_s)
+        return _in_workers(job, ranks, device, timeout_s, interrupted_s)
     from mucudnn.distributed.link import joined
 
     is_first = os.environ["RANK"] == "0"
-    with joined(device):
+    with joined(device, timeout_s=timeout_s):
         if not is_first:
             warnings.simplefilter("ignore")  # rank 0 tells
         result = job()
     return result if is_first else None
 
 
-def _in_workers(job: Callable[[], T], ranks: int, device: str, interrupted_s: float) -> T:
+def _in_workers(job: Callable[[], T], ranks: int, device: str, timeout_s: float, interrupted_s: float) -> T:
     with TemporaryDirectory() as folder, ExitStack() as stack:
         meeting = (Path(folder) / "ranks").as_uri()
-        workers = [stack.enter_context(Worker(_work, job, rank, ranks, device, meeting)) for rank in range(ranks)]
+        how = (ranks, device, meeting, timeout_s)
+        workers = [stack.enter_context(Worker(_work, job, rank, *how)) for rank in range(ranks)]
         try:
             outcomes = _outcomes(workers)
         except KeyboardInterrupt:
@@ -138,7 +142,9 @@ def _blame(failed: Mapping[int, Failed], ranks: int) -> MucudnnError:
     return SharingError(f"rank {rank}: {first.reason}; all others were ended with it")
 
 
-def _work(told: Connection, job: Callable[[], object], rank: int, ranks: int, device: str, meeting: str) -> None:
+def _work(
+    told: Connection, job: Callable[[], object], rank: int, ranks: int, device: str, meeting: str, timeout_s: float
+) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     warnings.showwarning = show_warning
     if rank:
@@ -148,7 +154,7 @@ def _work(told: Connection, job: Callable[[], object], rank: int, ranks: int, de
     os.environ.update({name: str(value) for name, value in here.items()})
     from mucudnn.distributed.link import joined
 
-    with joined(device, meeting):
+    with joined(device, meeting, timeout_s):
         outcome = attempt(job)
         told.send(outcome if rank == 0 or isinstance(outcome, Failed) else None)
         # and only then leave the group, which others would notice
@@ -197,7 +203,8 @@ def tune_on_ranks(order: TuneTable, device: str, devices: Sequence[str]) -> Tabl
     else:
         order = _with_own_cores(order, devices)
     job = replace(order, devices=tuple(devices))
-    return on_every_rank(job, len(devices), "cpu", interrupted_s=_INTERRUPTED_S)  # they exchange text alone
+    limits = {"timeout_s": _TIMEOUT_S, "interrupted_s": _INTERRUPTED_S}
+    return on_every_rank(job, len(devices), "cpu", **limits)  # over gloo: they exchange text alone
 
 
 def _of_local_rank(device: str) -> str:
