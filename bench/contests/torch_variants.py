@@ -6,12 +6,44 @@ Each variant has a thread of its own (see ``own_thread``). Not run on a GPU yet.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from typing import ParamSpec, Self, TypeVar
+
+import torch
 
 from mucudnn.bench.contests.names import TORCH
-from mucudnn.bench.contests.own_thread import OwnThread
 from mucudnn.kernels.torch_ops.native_cuda import cudnn_benchmark
 from mucudnn.measuring.timing.timer import Runner, T, here
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+class OwnThread:
+    """Thread in which calls run, backward passes too. A context manager: the thread ends with it."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        """device: ``cpu`` or ``cuda``, whose current device and stream become those of the thread."""
+        stream = torch.cuda.current_stream() if device == "cuda" else None
+        self._executor = ThreadPoolExecutor(1, initializer=_prepare, initargs=(stream,))
+
+    def call(self, function: Callable[_Given, _Result], *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        """Call the function in that thread. Returns what it returns, raises what it raises."""
+        return self._executor.submit(function, *args, **kwargs).result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._executor.shutdown()
+
+
+def _prepare(stream: torch.cuda.Stream | None) -> None:
+    if stream is not None:
+        torch.cuda.set_stream(stream)  # and the device of the stream
+    torch.autograd.set_multithreading_enabled(False)  # otherwise backward passes run in a thread that all share
+
 
 # Name -> benchmark_limit, with torch.backends.cudnn.benchmark = True: how many engines are timed; 0: all.
 _BENCHMARK_LIMITS = {"torch-benchmark-10": 10, "torch-benchmark-0": 0}

@@ -10,8 +10,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from random import Random
 from statistics import median
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +27,6 @@ from mucudnn.bench.scaling.local_batches import Convolutions
 from mucudnn.bench.sources.blame import blamed_in_training
 from mucudnn.bench.sources.networks import Objective
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
-from mucudnn.bench.suites.data_parallel.equality import are_equal, gathered
 from mucudnn.bench.suites.data_parallel.result import Equality, Setting, StepTimes
 from mucudnn.bench.suites.data_parallel.wire import Wire
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
@@ -33,6 +34,27 @@ from mucudnn.measuring.timing.synchronized_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock, relative_spread
 from mucudnn.words.config import Config
 from mucudnn.words.progress import Progress, share_of, silent
+
+
+def are_equal(model: nn.Module) -> bool:
+    """Whether the parameters of a model are the same on all ranks of the default group, all of which call it."""
+    return len({*gathered(digest(model))}) == 1
+
+
+def digest(model: nn.Module) -> str:
+    """Return what is equal for equal parameters, and for others in all likelihood is not."""
+    found = sha256()
+    for parameter in model.parameters():
+        found.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def gathered(value: Any) -> list[Any]:
+    """Return the value of each rank, by rank."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, value)
+    return every
+
 
 _TUNING = 0.5  # share of the work, for the progress that is told
 

@@ -6,31 +6,67 @@ time is over, goes on in the same folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from statistics import median
 
-from mucudnn.bench.contests.bounds import MachineLimits
+from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer
 from mucudnn.bench.contests.timing import TurnRounds
 from mucudnn.bench.contests.torch_variants import torch_variants
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS
 from mucudnn.bench.folders.writing import FolderWriter, LeftOut, open_folder
 from mucudnn.bench.report.records import config_record
-from mucudnn.bench.sources.layers import LayerTable
+from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.suites.deepbench.contest import Contests, subject_of
 from mucudnn.bench.suites.deepbench.division import divisions
-from mucudnn.bench.suites.deepbench.order import Balance, Wanted
 from mucudnn.database.database import Database
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.sharing import expected_s
 from mucudnn.tuning.tuner import machine_and_database
 from mucudnn.words.config import BatchSizePolicy, Config
+from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress, share_of, silent
 from mucudnn.words.units import format_seconds
+
+Wanted = tuple[Layer, ConvProblem]
+
+
+class Balance:
+    """Picks what comes next: of the kinds of layers and of the operations that were met least, what has least work.
+
+    met: what is measured already.
+    """
+
+    def __init__(self, met: Iterable[Wanted]) -> None:
+        self._kinds: Counter[str] = Counter()
+        self._operations: Counter[Operation] = Counter()
+        self._both: Counter[tuple[str, Operation]] = Counter()
+        for one in met:
+            self.meet(one)
+
+    def meet(self, wanted: Wanted) -> None:
+        """Count a problem as met."""
+        _, problem = wanted
+        kind = kind_of_layer(problem)
+        self._kinds[kind] += 1
+        self._operations[problem.operation] += 1
+        self._both[kind, problem.operation] += 1
+
+    def next_of(self, left: Iterable[Wanted]) -> Wanted:
+        """Return the one that comes next; ``left`` has some."""
+        return min(left, key=self._often_met)
+
+    def _often_met(self, wanted: Wanted) -> tuple[int, int, int]:
+        layer, problem = wanted
+        kind = kind_of_layer(problem)
+        alone = self._kinds[kind] + self._operations[problem.operation]
+        return alone, self._both[kind, problem.operation], problem.flops(layer.batch_size)
+
 
 ROUNDS = 15
 # Calls of milliseconds are sampled for so long: what two runs of them differ by chance is then some percent.

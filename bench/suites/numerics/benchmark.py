@@ -6,7 +6,7 @@ Each algorithm computes small convolutions, with images in which a difference sh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from math import frexp, inf, nan
@@ -15,19 +15,57 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mucudnn.bench.folders.writing import folder_if_named
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.rows import Row, Subject
+from mucudnn.bench.folders.writing import FolderWriter, folder_if_named
 from mucudnn.bench.suites.numerics.result import SAMPLES, AlgorithmNumerics, NumericsBenchmark
-from mucudnn.bench.suites.numerics.stored import header_of, known_numerics, row_of
 from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.whole_runs import run_whole
-from mucudnn.running.environment import current_environment
+from mucudnn.running.environment import Environment, current_environment
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress, silent
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
+
+_INNER = ("algorithm", "problem", "relative_error")
+
+
+def header_of(operations: Sequence[Operation], dtype: str, wanted: int, environment: Environment) -> Header:
+    """Describe a run. wanted: algorithms times problems."""
+    settings = {"operations": list(operations), "dtype": dtype, "samples": SAMPLES}
+    return Header(
+        *("numerics", "small images", settings, environment),
+        subject_columns=("operation", "filter", "image", "dtype"),
+        wanted=wanted,
+        is_timed=False,
+    )
+
+
+def row_of(numerics: AlgorithmNumerics) -> Row:
+    more = {name: value for name, value in asdict(numerics).items() if name not in _INNER}
+    return Row(_subject(numerics.problem), numerics.algorithm, relative_error=numerics.relative_error, more=more)
+
+
+def known_numerics(folder: FolderWriter, name: str, problem: ConvProblem) -> AlgorithmNumerics | None:
+    """Return what an earlier run found; ``None``: nothing."""
+    for line in folder.known(_subject(problem)):
+        if line["contestant"] == name:
+            fields = {one: line[one] for one in AlgorithmNumerics.__dataclass_fields__ if one not in _INNER}
+            return AlgorithmNumerics(name, problem, relative_error=line["relative_error"], **fields)
+    return None
+
+
+def _subject(problem: ConvProblem) -> Subject:
+    return {
+        "operation": str(problem.operation),
+        "filter": f"{problem.r}x{problem.s}",
+        "image": f"{problem.h}x{problem.w}",
+        "dtype": problem.dtype,
+    }
+
 
 OUTLIER = 1e6
 _OF_RANGE = 64  # in half precision the outlier is the largest number / 64: its sums must be finite

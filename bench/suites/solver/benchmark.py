@@ -13,13 +13,31 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import FolderWriter, folder_if_named
 from mucudnn.bench.suites.solver.result import SolverBenchmark, SolverTime
-from mucudnn.bench.suites.solver.stored import header_of, known_time, row_of
-from mucudnn.running.environment import current_environment
+from mucudnn.running.environment import Environment, current_environment
 from mucudnn.solver import desirable_sets, solve_wd
 from mucudnn.solver.knapsack import programs
 from mucudnn.words.results import Configuration, Measurement, MicroConfig
+
+OURS = "mucudnn"
+
+
+def header_of(wanted: int, environment: Environment) -> Header:
+    """Describe a run."""
+    return Header("solver", "made-up measurements", {}, environment, subject_columns=("what",), wanted=wanted)
+
+
+def row_of(time: SolverTime) -> Row:
+    return Row({"what": time.what}, OURS, time.samples_s, more={"bar_s": time.bar_s})
+
+
+def known_time(folder: FolderWriter, what: str) -> SolverTime | None:
+    """Return what an earlier run measured; ``None``: nothing."""
+    return next((SolverTime.of(what, line["samples_s"], line["bar_s"]) for line in folder.known({"what": what})), None)
+
 
 ROUNDS = 5
 ALGORITHMS = 8

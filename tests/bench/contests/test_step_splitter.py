@@ -76,7 +76,7 @@ def test_convolutions_that_are_ours_are_timed_in_place(clock: TickingClock) -> N
     split = splitter.median()
     assert split is not None
     assert (split.forward_s, split.backward_s) == (1, 0)
-    assert [recipe is not None for recipe in choices.recipes.values()] == [True]  # it was not torch's own
+    assert [executable is not None for executable in choices.executables.values()] == [True]  # it was not torch's own
 
 
 def test_nothing_is_split_before_there_is_a_sample() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mucudnn.bench.sources.networks.objectives import SMALL_OUTPUTS
 from mucudnn.bench.suites.data_parallel import benchmark, wire
-from mucudnn.bench.suites.data_parallel.equality import are_equal
+from mucudnn.bench.suites.data_parallel.benchmark import are_equal
 from mucudnn.bench.suites.data_parallel.result import Setting, StepTimes
 from mucudnn.words.communication import Communication
 from mucudnn.words.config import Config

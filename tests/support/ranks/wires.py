@@ -15,7 +15,7 @@ from support.ranks.forked import fork_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mucudnn.bench.suites.data_parallel.equality import digest, gathered
+from mucudnn.bench.suites.data_parallel.benchmark import digest, gathered
 from mucudnn.bench.suites.data_parallel.wire import Wire
 from mucudnn.words.communication import Communication
 

@@ -14,8 +14,7 @@ from mucudnn.bench.contests.bounds import kind_of_layer
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.folders.rows import problem_of
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
-from mucudnn.bench.suites.deepbench.benchmark import Choices, benchmark_deepbench
-from mucudnn.bench.suites.deepbench.order import Balance, Wanted
+from mucudnn.bench.suites.deepbench.benchmark import Balance, Choices, Wanted, benchmark_deepbench
 from mucudnn.bench.suites.deepbench.report import deepbench_table, left_out_in_words
 from mucudnn.database.database import Database
 from mucudnn.measuring.operands import Operands

@@ -8,7 +8,7 @@ import torch
 from support.snapshots import assert_as_stored
 
 from mucudnn.bench.sources.trainee import labelled_batches
-from mucudnn.bench.suites.training.demo_report import training_table
+from mucudnn.bench.suites.training.demo import training_table
 from mucudnn.bench.suites.training.side_by_side import (
     Difference,
     GradientErrors,

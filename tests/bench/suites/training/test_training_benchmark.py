@@ -20,8 +20,8 @@ from support.training_steps import CONFIG, FLOAT32, SETTING, measured_variants, 
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.bench.contests.own_thread import OwnThread
 from mucudnn.bench.contests.step_split import StepSplit
+from mucudnn.bench.contests.torch_variants import OwnThread
 from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.sources import trainable
 from mucudnn.bench.sources.trainee import Trainee
