@@ -51,9 +51,8 @@ def succeed(*arguments: object) -> Result:
 
 def test_an_export_is_merged(exported: Path, database: Path) -> None:
     before = exported.read_bytes()
-    told = "of problems that this version does not know, 0 bad"
-    assert succeed("database", "merge", exported).output == f"{exported}: 3 rows added, 0 were there, 0 {told}\n"
-    assert succeed("database", "merge", exported).output == f"{exported}: 0 rows added, 3 were there, 0 {told}\n"
+    assert succeed("database", "merge", exported).output == f"{exported}: 3 rows added, 0 were there\n"
+    assert succeed("database", "merge", exported).output == f"{exported}: 0 rows added, 3 were there\n"
     assert rows_of(database, HERE, PROBLEM) == FULL
     assert exported.read_bytes() == before
 
@@ -68,8 +67,7 @@ def test_an_export_with_a_bad_row_is_refused_as_a_whole(tmp_path: Path, full: Pa
         opened.prune(failures=True)
     before = rows_of(full, HERE, PROBLEM)
     message = fail("database", "merge", tmp_path / "other.sqlite", path)
-    assert f"profile {path} is not used; mend these rows" in message
-    assert "line 2: threads is -2; it must be a whole number of at least 1" in message
+    assert f"profile {path}, line 2: threads must be a whole number, at least 1; mend that" in message
     assert rows_of(full, HERE, PROBLEM) == before, "nothing of the other one was added, either"
 
 
@@ -131,22 +129,6 @@ def test_what_was_measured_under_load_is_refreshed(layers: Path, database: Path)
     ((after,),) = connection.execute(count)
     connection.close()
     assert after > before
-
-
-def test_what_was_measured_in_an_older_way_is_told_and_refreshed(layers: Path, database: Path) -> None:
-    tuned_without_noise(layers, database)
-    change(database, "UPDATE measurements SET method = 1")
-    change(database, "UPDATE verifications SET method = 1")
-    with Database(database) as opened:
-        (rows,) = opened.info().environments
-    assert rows.doubtful == rows.measurements + rows.verifications > 0
-    assert "doubtful" in succeed("database", "info").stdout
-    assert str(rows.doubtful) in succeed("database", "info").stdout.splitlines()[-2].split()
-    solved = succeed("solve", database, "--network", layers, "--batch", "2", "--operations", "forward")
-    assert "measured in an older way" in solved.stderr
-    assert f" of {rows.doubtful} measured again: " in succeed("database", "refresh", "--threads", "1").stdout
-    solved = succeed("solve", database, "--network", layers, "--batch", "2", "--operations", "forward")
-    assert "measured in an older way" not in solved.stderr
 
 
 def test_all_is_refreshed_on_demand(layers: Path, database: Path) -> None:
@@ -230,14 +212,5 @@ def test_files_without_samples_say_so(full: Path, tmp_path: Path) -> None:
         change(full, f"UPDATE {table} SET {one} = NULL, {other} = NULL")
     written = tmp_path / "samples.csv"
     shown = succeed("database", "samples", "--csv", written).stdout
-    assert shown == "0 samples of 0 measurements and whole runs; 2 are of an older version, which kept none\n"
+    assert shown == "0 samples of 0 measurements and whole runs; 2 have none\n"
     assert written.read_text() == ""
-
-
-def test_bad_samples_are_passed_over_in_words(full: Path, default_warnings: None) -> None:
-    change(full, "UPDATE measurements SET step_samples_s = x'00000000000000f0' WHERE reason IS NULL")
-    result = succeed("database", "samples")
-    assert "has 1 bad row, passed over" in result.stderr
-    assert "step_samples_s is [-" in result.stderr
-    assert "it must be a list of seconds, each finite and at least 0" in result.stderr
-    assert "6 samples of 1 measurements and whole runs" in result.stdout

@@ -149,9 +149,3 @@ def test_ranks_tell_tasks_apart_and_send_them(bench: FusingBench) -> None:
     told = fingerprint_of(tasks, NO_LIMIT, bench.machine, bench.database)
     assert pickle.loads(pickle.dumps(tasks)) == tasks
     assert len({*told.convolutions}) == len(tasks)
-
-
-def test_tasks_of_older_pickles_have_nothing_that_follows() -> None:
-    task = object.__new__(Task)
-    task.__setstate__([*Task(FORWARD, BATCH, name="a").__getstate__()][:-1])  # type: ignore[attr-defined]
-    assert task == Task(FORWARD, BATCH, name="a")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import copy
 import json
 import pickle
@@ -134,26 +133,7 @@ def test_where_nothing_is_left_out_tables_have_no_such_column(bench: Bench) -> N
     assert "not measured" not in printed(tuning_table(complete))
 
 
-# Of version f318f0f, where nothing was known of what was left out
-OLD = (
-    "fCQDP0RR910001t4sCT~b!2XCE_8KnX>Mnfj0{wDZe?Upa&Ka6Wo?v`lqrFfU6d${4{dd0b!2XCE^u;hVr*q?l#B~QZ*F!_a&Ka6"
-    "Wo?v`lqrFfU6d$j1&j$#aAk5~bZKvHl#`T<2WD?_cVTj5l!cU1luH6j14{!-0!sl)0ZRc(0fv-I080RdlxPo20gMM`Y;R$7GcuHD"
-    "1&j<$Wo>VAc}8z?ZDDkjla!1KV{dMBX=inBb#s)3lv0#sVoL~&6>W86b!2XCE@N+QW@%@2a$$67Z*G)~4MT5kW@%@2a$$67Z*G*6"
-    "lqrFfU6d$j7mN!{X=8G4LvL<oX=jv^lqrFfU6d${1#xw0V{4R42xVf0lt(|bdf`W|6njgwWnxD^#CqXJt`vJmKeT$`N3IlmM?QMj"
-    "@|wJ_NQ@O`VRLk4b95kSZXkDPZ){~Ca&>NVlxP=>3r%HVb9HiMZDnqBl#`Sxfs|d8C}<u>0000000000M?bWB;YY3%drM?XP)9y`"
-    "*YcXYuSiD#000000000>0cB!^lqpNdM?U2EwTR<r@nvEz"
-)
-
-
-def test_pickles_of_older_versions_are_read() -> None:
-    old = pickle.loads(base64.b85decode(OLD))
-    assert (old.batch_size, old.limit_bytes, old.error_bound) == (8, 200, 1e-5)
-    assert old.left_out == LeftOut()
-    assert "left out" not in str(old)
-    assert old == TunedProblem(**{name: getattr(old, name) for name in TunedProblem.__slots__})
-
-
-def test_pickles_and_copies_keep_it() -> None:
-    old = pickle.loads(base64.b85decode(OLD))
-    new = replace(old, left_out=LeftOut((MicroConfig("fft", 1),)))
-    assert pickle.loads(pickle.dumps(new)) == copy.deepcopy(new) == copy.copy(new) == new
+def test_pickles_and_copies_keep_it(bench: Bench) -> None:
+    tuned = short(bench, HURRIED)
+    assert tuned.left_out != LeftOut()
+    assert pickle.loads(pickle.dumps(tuned)) == copy.deepcopy(tuned) == copy.copy(tuned) == tuned

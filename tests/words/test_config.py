@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import pickle
 
 import pytest
@@ -35,19 +34,6 @@ def test_errors_of_tf32_are_allowed_where_torchs_own_convolution_rounds_to_it(nu
     for dtype in ("float64", "float16", "bfloat16"):
         assert Config().error_bound(dtype, numerics) == DEFAULT_MAX_RELATIVE_ERROR[dtype]
     assert Config(max_relative_error=1e-7).error_bound("float32", numerics) == 1e-7
-
-
-# Config(deterministic=True, time_limit="5s", database="x.sqlite") of version f318f0f, which had no strict
-OLD = (
-    "gASVygAAAAAAAACMDm11Y3Vkbm4uY29uZmlnlIwGQ29uZmlnlJOUKYGUXZQojAU2NE1pQpROSwBoAIwPQmF0Y2hTaXplUG9saWN5lJOUjAxwb3dlci1v"
-    "Zi10d2+UhZRSlIwPbXVjdWRubi5wcm9ibGVtlIwJT3BlcmF0aW9ulJOUjAdmb3J3YXJklIWUUpRoDYwNYmFja3dhcmRfZGF0YZSFlFKUaA2MD2JhY2t3"
-    "YXJkX2ZpbHRlcpSFlFKUh5ROToiMAjVzlIwIeC5zcWxpdGWUZWIu"
-)
-
-
-def test_pickles_of_older_versions_are_read() -> None:
-    old = pickle.loads(base64.b64decode(OLD))
-    assert (old.deterministic, old.time_limit, old.database, old.strict) == (True, "5s", "x.sqlite", False)
 
 
 def test_pickles_keep_everything() -> None:

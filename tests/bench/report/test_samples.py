@@ -143,6 +143,6 @@ def test_a_convolution_is_named_once(rows: list[StoredRow]) -> None:
 
 
 def test_measurements_without_samples_are_counted(rows: list[StoredRow]) -> None:
-    kept, none = 1 + 5 + 3 + 3, "1 are of an older version, which kept none"
+    kept, none = 1 + 5 + 3 + 3, "1 have none"
     assert in_words(wanted(rows, [HERE])) == f"{kept} samples of 2 measurements and whole runs; {none}"
     assert in_words(wanted(rows, [ELSEWHERE])) == "6 samples of 1 measurements and whole runs"
