@@ -33,7 +33,7 @@ class Candidate:
     stored: Measurement | None = None
     proofs: Proofs | None = field(default=None, compare=False)
 
-    @property
+    @cached_property
     def micro_config(self) -> MicroConfig:
         return MicroConfig(self.algorithm.name, self.micro_batch_size)
 

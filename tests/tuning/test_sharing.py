@@ -16,6 +16,7 @@ from support.ranks.scenarios import PROBLEMS
 from mucudnn.database.database import Database
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.version import VERSION
 
 RANKS = 3
 ROWS = 2 * len(PROBLEMS)  # at least: each algorithm is measured, and run whole
@@ -106,7 +107,7 @@ def test_a_file_in_a_network_folder_is_written_by_one_rank_when_all_have_measure
         ("other_problem", "-> 7, 1x1, float32 contiguous, batch 8, limit None, 1 times' on rank 1 only"),
         ("other_torch", "torch is 9.9.9 on rank 1, "),
         ("other_library", "library is cuDNN 9.9.9 on rank 1, "),
-        ("other_version", "mucudnn is 9.9.9 on rank 1, 0.1.0 on ranks 0, 2"),
+        ("other_version", f"mucudnn is 9.9.9 on rank 1, {VERSION} on ranks 0, 2"),
     ],
 )
 def test_what_differs_is_named_before_anything_is_measured(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.clock.machine import ENVIRONMENT
 from support.command_line import fail, invoke
-from support.places import TESTS
+from support.places import DATA
 
 from mucudnn.bench.folders.result_files import read_result_file
 from mucudnn.bench.report.records import origin
@@ -22,7 +22,7 @@ from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat
 
-STORED = sorted((TESTS.parent / "bench" / "results").glob("*/*.json"))
+STORED = sorted((DATA / "results").glob("*.json"))
 WITH_ROWS = [path for path in STORED if not path.name.startswith("limits")]
 
 
@@ -38,8 +38,8 @@ def times_in(record: object) -> list[float]:
     return [value for name, value in record.items() if name.endswith(ends)] + inner
 
 
-@pytest.mark.parametrize("path", WITH_ROWS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_every_time_of_a_file_in_the_repository_is_in_a_row(path: Path) -> None:
+@pytest.mark.parametrize("path", WITH_ROWS, ids=lambda path: path.stem)
+def test_every_time_of_a_file_is_in_a_row(path: Path) -> None:
     record = json.loads(path.read_text())
     folder = read_result_file(path)
     assert sorted(set(folder.rows["time_s"].dropna())) == sorted(set(times_in(record)))
