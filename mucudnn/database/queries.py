@@ -144,6 +144,7 @@ def add_exported(
     def problem_id(values: Sequence[Any]) -> int:
         return schema.identify(connection, schema.problem_from(values))
 
+    require_key = cache(schema.whole_run_from)  # keys recur
     found = Counter(added=0, known=0)
     for row in rows:
         table = schema.table_of(row["kind"])
@@ -155,4 +156,6 @@ def add_exported(
             raise InvalidInputError(str(error)) from None
         values = (*owner, *map(row.get, schema.COLUMNS[table]))
         found["added" if schema.insert(connection, table, values, replaces=replaces) else "known"] += 1
+        if table == "verifications":
+            require_key(row["configuration"])
     return found

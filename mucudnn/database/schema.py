@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from datetime import UTC, datetime
 from itertools import chain, groupby, product
@@ -12,7 +13,7 @@ from typing import Any
 
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
+from mucudnn.words.problem import ITEM_BYTES, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import (
     ACTIVATIONS,
     BUSY,
@@ -23,6 +24,7 @@ from mucudnn.words.results import (
     WithFreshWorkspace,
     epilogue_of,
 )
+from mucudnn.words.values import shown
 
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
@@ -111,7 +113,7 @@ _PASSED_OVER = _checked("passed_over", "INTEGER", "{0} IN (1, 2)", "1, 2 (by its
 _SIZES = [_whole(name, 0 if name.startswith("padding") else 1) for name in PROBLEM_COLUMNS[1:-2]]
 
 # A failure is a row with a reason and without costs: so the newest row of a candidate says which of the two it is.
-# SQLite refuses other values (STRICT, CHECK): nothing else does, and what is read is right.
+# SQLite refuses other values (STRICT, CHECK), and what it cannot express ``add_exported`` does: what is read is right.
 TABLES = tuple(
     f"""
 CREATE TABLE environments (id INTEGER PRIMARY KEY, device TEXT NOT NULL, capability TEXT NOT NULL,
@@ -159,16 +161,10 @@ _ORDER = (_MEASURED_AT, *range(_FIRST, _FIRST + len(ROW_COLUMNS)))  # the same r
 _NOTHING = ", ".join(["NULL"] * (ROW_COLUMNS.index("load") - ROW_COLUMNS.index("operation")))
 _CONFIRMATIONS = "(SELECT NULL AS problem_id, * FROM confirmations)"
 
-
 _EPILOGUES = {
     str(one): one
     for one in (WithEpilogue(*of) for of in product((None, *ACTIVATIONS), (False, True)) if of != (None, False))
 }
-# What a part of a key may end with: see ``configuration_key``
-ENDINGS = (
-    ["fresh"],
-    *([*ending, *epilogue] for ending in ([], ["kept"], ["instead"]) for epilogue in ([], *([e] for e in _EPILOGUES))),
-)
 
 
 def every_row(condition: str = "TRUE") -> str:
@@ -322,18 +318,31 @@ def micro_configs_from(key: str, versions: Mapping[str, int], how: How = None) -
 
 
 def whole_run_from(key: str) -> tuple[tuple[MicroConfig, ...], dict[str, int], How]:
-    """Return what ``configuration_key`` made a sound key of: micro-configs, versions, and what is special."""
-    every = json.loads(key)
-    versions = {part[0]: part[1] for part in every}
-    own, instead = ([part for part in every if ("instead" in part[4:]) is is_other] for is_other in (False, True))
-    kept = [part[0] for part in own if "kept" in part[4:]]
-    epilogue = next((_EPILOGUES[ending] for ending in own[0][4:] if ending in _EPILOGUES), None)
-    if instead:
-        return _expanded(own), versions, WithCachedFilter(kept[0] if kept else "", _expanded(instead), epilogue)
-    return _expanded(own), versions, WithFreshWorkspace() if own[0][4:] == ["fresh"] else epilogue
+    """Invert ``configuration_key``: return micro-configs, versions, and what is special.
+
+    Raises ``InvalidInputError`` for any other text.
+    """
+    with suppress(ValueError, TypeError, LookupError):
+        every = json.loads(key)
+        versions = {part[0]: part[1] for part in every}
+        own, instead = ([part for part in every if ("instead" in part[4:]) is is_other] for is_other in (False, True))
+        kept = [part[0] for part in own if "kept" in part[4:]]
+        epilogue = next((_EPILOGUES[ending] for ending in own[0][4:] if ending in _EPILOGUES), None)
+        how: How = WithFreshWorkspace() if own[0][4:] == ["fresh"] else epilogue
+        if instead:
+            how = WithCachedFilter(kept[0] if kept else "", _expanded(instead), epilogue)
+        micro_configs = _expanded(own)
+        if configuration_key(micro_configs, versions, how) == key:
+            return micro_configs, versions, how
+    raise InvalidInputError(
+        f"configuration is {shown(key)}; it must be as mucudnn writes it: [algorithm, version, micro-batch size, how "
+        "often] for each run of equal micro-batches"
+    )
 
 
 def _expanded(parts: Sequence[Sequence[Any]]) -> tuple[MicroConfig, ...]:
+    if sum(size * count for _, _, size, count, *_ in parts) > MOST_SAMPLES:
+        raise ValueError
     return tuple(MicroConfig(name, size) for name, _, size, count, *_ in parts for _ in range(count))
 
 

@@ -59,8 +59,7 @@ def select_measurements(
     that the environment has is used, and the others are set aside.
 
     Raises ``InvalidInputError`` for unknown algorithms, where it is not one environment that is meant, and where the
-    measurements of a task are missing or cannot cover its batch (naming each, with what there is instead). Bad rows,
-    with values such as times that are not finite, count as missing: of them the database warns.
+    measurements of a task are missing or cannot cover its batch (naming each, with what there is instead).
     """
     problems = frozenset(task.problem for task in tasks)
     chosen = _environment(database, problems, environment)

@@ -33,7 +33,7 @@ from mucudnn.words.warning import say_once
 BUFFER_BYTES = 256  # on whose multiples each buffer begins: as CUDA allocates, and libraries may count on
 
 ExecutableKey = bytes | tuple[Any, ...]
-_RECIPES_CACHED = 4096  # of one ``ExecutableSource``; shapes that never come back must not pile up
+_EXECUTABLES_CACHED = 4096  # of one ``ExecutableSource``; shapes that never come back must not pile up
 
 # Steps that have failed, with the words of their library: for the rest of the process
 _failed: dict[tuple[torch.device, ConvProblem, MicroConfig], str] = {}
@@ -341,7 +341,7 @@ def executable_of(
         return choices.executables[key]
     except KeyError:
         executable = _resolve(choices, operation, x, w, third, stride, padding, dilation, groups)
-    if len(choices.executables) >= _RECIPES_CACHED:
+    if len(choices.executables) >= _EXECUTABLES_CACHED:
         choices.executables.clear()
     choices.executables[key] = executable
     return executable

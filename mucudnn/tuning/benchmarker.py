@@ -35,8 +35,7 @@ class Benchmarker:
     """Measures tasks under one config, and stores each result as it is made. What is stored is not measured again.
 
     A stored failure of torch's own, undivided, is not believed: everything is compared with it. Other stored failures
-    are, unless nothing is left that fits. What was measured in an older way is measured again: it cannot be compared
-    with what is measured now.
+    are, unless nothing is left that fits.
 
     ranks: those that tune the same together. ready: problems that were tuned so far, whose interruption loses none.
     """

@@ -1,4 +1,4 @@
-"""Measures again what is doubtful in a database: by an older way, disturbed by others, or noisier than it should be."""
+"""Measures again what is doubtful in a database: disturbed by others, or noisier than it should be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles: what was exported comes back as it was, and every bad row is named with what is allowed."""
+"""Profiles: what was exported comes back as it was, and a wrong row is refused with its line and what is allowed."""
 
 from __future__ import annotations
 
@@ -175,6 +175,8 @@ BAD_VALUES = [  # of which row, the column and the value
     *((0, "kind", "guess"), (0, "kind", None), (0, "schema", None), (0, "schema", 1)),
     *((0, "reason", "none"), (1, "step_s", 1.0), (1, "reason", None), (1, "step_samples_s", [1e-3])),
     *((2, "baseline_s", 0), (2, "time_s", math.nan), (2, "configuration", "gemm"), (2, "configuration", None)),
+    *((2, "configuration", key) for key in ("[]", "[1]", "[[1]]", '[["gemm", 1, 0, 1]]', '[["gemm", 1, 8, -1]]')),
+    *((2, "configuration", key) for key in ('[["gemm", 1, 8, 1000000000]]', '[["gemm", 1, 8, 1, "often"]]')),
     *((0, "step_samples_s", value) for value in ([1e-3, math.nan], [1e-3, -1e-3], [1e-3, None], [10**400], [], [[1]])),
     *((0, "setup_samples_s", 1e-3), (0, "setup_samples_s", "[0.001"), (2, "time_samples_s", [-1.0])),
     *((0, "stolen", 1.5), (0, "clock_hz", 0)),
@@ -214,6 +216,11 @@ def test_values_that_there_cannot_be_are_refused_with_their_line(profile: Path, 
         (0, "kind", "guess", "kind is 'guess'; it must be one of measurement, failure, verification, confirmation"),
         (0, "schema", 1, f"schema is 1; it must be {schema.VERSION}"),
         (2, "configuration", "gemm", "configuration must be JSON, an array"),
+        (
+            *(2, "configuration", "[]"),
+            "configuration is '[]'; it must be as mucudnn writes it: [algorithm, version, micro-batch size, how often] "
+            "for each run of equal micro-batches",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(profile: Path, index: int, column: str, value: object, expected: str) -> None:

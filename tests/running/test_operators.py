@@ -220,7 +220,7 @@ def test_pickled_choices_have_the_same_handle_in_another_process() -> None:
 def test_executables_of_shapes_that_never_come_back_do_not_pile_up(
     choices: Choices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executables, "_RECIPES_CACHED", 3)
+    monkeypatch.setattr(executables, "_EXECUTABLES_CACHED", 3)
     for n in range(1, 9):
         operators.conv2d(*(t.detach() for t in operands(n=n)[:3]), *rest(choices))
     assert len(choices.executables) <= 3

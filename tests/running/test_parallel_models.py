@@ -22,7 +22,7 @@ CONFIG = Config(algorithms=("gemm",), time_limit="500ms")
 
 
 @pytest.fixture(autouse=True)
-def whatever_fitsis_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+def whatever_fits_is_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "is_gain", lambda run: True)
 
 
