@@ -11,7 +11,7 @@ from mucudnn.bench.report.records import Record, configuration_record, record_he
 from mucudnn.bench.report.tables import comparison, long_name, memory_bound, milliseconds, new_table, short_name
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.tuning.result import TunedProblem, left_out_in_words
-from mucudnn.words.units import format_bytes
+from mucudnn.words.units import format_bytes, format_seconds
 
 
 def tuning_table(tuning: TableTuning) -> Table:
@@ -32,6 +32,20 @@ def tuning_table(tuning: TableTuning) -> Table:
         printed.add_row(*_tuned_cells(row), *(_unmeasured(row.tuned) for _ in more))
     printed.caption = left_out or None
     return printed
+
+
+def account_in_words(tuning: TableTuning) -> str:
+    """Return the solvers' accounts in one line: of the division of a budget, or of each problem's own limit."""
+    if tuning.divided is not None:
+        return str(tuning.divided.division)
+    known = [(row.count, account) for row in tuning.rows if (account := row.tuned.account) is not None]
+    predicted_s = sum(count * account.objective_s for count, account in known)
+    desirable, measured = (sum(getattr(a, name) for _, a in known) for name in ("front_size", "measurements"))
+    return (
+        f"{len(known)} problems, each solved under its own limit: {format_seconds(predicted_s)} by prediction, "
+        f"optimal; {desirable} desirable configurations from {measured} measurements, "
+        f"{format_seconds(sum(account.solve_time_s for _, account in known))}"
+    )
 
 
 def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:

@@ -45,8 +45,7 @@ def solve(
     environments (machine, threads, versions) are never mixed: --environment picks one. The answer is that of mucudnn
     tune; where no whole run of a configuration is stored, its predicted time counts.
     """
-    from mucudnn.bench.analyses.accounts import account_in_words
-    from mucudnn.bench.analyses.tuning_report import tuning_record, tuning_table
+    from mucudnn.bench.analyses.tuning_report import account_in_words, tuning_record, tuning_table
     from mucudnn.running.environment import current_environment
     from mucudnn.terminal.console import output
     from mucudnn.words.config import Config

@@ -43,8 +43,7 @@ def tune(
     With --devices, or under torchrun (torchrun --nproc-per-node 4 -m mucudnn tune SOURCE), the measuring is dealt out
     over several devices.
     """
-    from mucudnn.bench.analyses.accounts import account_in_words
-    from mucudnn.bench.analyses.tuning_report import tuning_record, tuning_table
+    from mucudnn.bench.analyses.tuning_report import account_in_words, tuning_record, tuning_table
     from mucudnn.terminal.console import output
     from mucudnn.words.config import Config
 

@@ -1,337 +1,34 @@
 """The quick search: measures those candidates of a problem that can win, and looks at the others once or not at all.
 
-Each algorithm is looked at where it is at its best, with the largest micro-batch that fits, unless a small part of the
-mini-batch shows that it is hopeless. Only the best one is then measured at other sizes too. What like problems say is
-hopeless is passed over, and a row with the reason is stored in its place. Whole runs decide between those that are
-close, as they always do.
+``QuickPlan`` says which come next. Of what is passed over, a row with the reason is stored. Whole runs decide between
+those that are close, as they always do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from math import inf
-from typing import Self
 
 from mucudnn.measuring.candidates import Candidate
-from mucudnn.measuring.prior import Expectation, Prior
-from mucudnn.measuring.profiler import Entry, ProfilingJob, Session
+from mucudnn.measuring.profiler import Entry, Session
+from mucudnn.measuring.quick_plan import HOPELESS, SECOND, QuickPlan
 from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, StoppingRule, Timer
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
-from mucudnn.words.torch_settings import TORCHS_OWN
+from mucudnn.words.results import Failure, Measurement
 
-_HOPELESS = 1.6  # times the fastest: neither noise nor another size makes up for that
 _HOPELESS_PART = 2.5  # for a small part of the mini-batch: calls have shares that are not divided
-_HOPELESS_ARITHMETIC = 1.25  # the full rate is not known better
-_SMALL_PART = 4  # of the mini-batch one such part, or less, is small
 _CLOSE = 1.15  # after a sample with empty caches
-_SECOND = 1.1  # so close to the best algorithm, another one is measured at half the size too
-_CHECKED_PART = 8  # of the mini-batch one such part, or a little more, is compared with float64
-_MAPPED_BYTES = 32 * 2**20  # what glibc maps anew whatever it has learnt: its DEFAULT_MMAP_THRESHOLD_MAX
 _SETUP = StoppingRule(time_limit_s=0.0)  # one sample
 
 
-@dataclass(frozen=True)
-class QuickSearch:
-    """A search for the fastest candidates of a job.
-
-    prior: what like problems say, to which the results are added. every_size: measure the two best algorithms at all
-    sizes, torch's own among them: where a budget is divided, each size is an option. flops_per_s: the device's full
-    rate; inf: unknown.
-    """
-
-    job: ProfilingJob
-    prior: Prior
-    every_size: bool = False
-    flops_per_s: float = inf
-
-    @classmethod
-    def of(cls, job: ProfilingJob, prior: Prior, every_size: bool, flops_per_s: float) -> QuickSearch:
-        """Make the search of a job. What a candidate needs is asked of it alone: to know takes a run for some."""
-        alone = [replace(candidate, smaller=None) for candidate in job.candidates]
-        return cls(replace(job, candidates=alone), prior, every_size, flops_per_s)
-
-    @property
-    def problem(self) -> ConvProblem:
-        return self.job.problem
-
-    @property
-    def clock(self) -> Clock:
-        return self.job.clock
-
-    def knowing(self, results: Sequence[Measurement | Failure], spent_s: float) -> Self:
-        """Return the search as it is when these are known too, and so much of its time is over."""
-        return replace(self, job=self.job.knowing(results, spent_s))
-
-    def missing(self) -> list[Candidate]:
-        """Candidates that are still to be looked at; none if all is known."""
-        known = self.job.known_times().measurements
-        return self.unseen(known, self.failed) or self.sizes(known, self.failed)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is missing. Where not even torch's own is known, nothing must run to tell."""
-        return not (self.baselines(self.job.known_times().measurements, self.failed) or self.missing())
+class QuickSearch(QuickPlan):
+    """A search for the fastest candidates of a job, in the order of its plan."""
 
     def measure(self) -> Iterator[Measurement | Failure]:
         """Measure what is missing, and yield each result as soon as it is final. Raises as ``ProfilingJob.measure``."""
         if not self.is_done:
             yield from _QuickSession(self).measure()
-
-    @property
-    def failed(self) -> dict[MicroConfig, Failure]:
-        """Failures, and what was passed over, but for what was too large and is not any more."""
-        limit = inf if self.job.limit_bytes is None else self.job.limit_bytes
-        failures = [f for f in self.job.known_failures if f.needed_bytes is None or f.needed_bytes > limit]
-        return {failure.micro_config: failure for failure in failures}
-
-    def too_large(
-        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
-    ) -> list[Failure]:
-        """Return the candidates that had to run to know that they do not fit: so the next search need not."""
-        asked = [c for c in self.job.candidates if c.is_counted and c.micro_config not in {**known, **failed}]
-        return [too_large(c.micro_config, c.workspace_bytes) for c in asked if not self.job.fits(c)]
-
-    def baselines(
-        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
-    ) -> list[Candidate]:
-        """Return undivided torch's own, whether it fits or not, where nothing is known of it."""
-        own = [c for c in self.job.candidates if self.job.is_baseline(c)]
-        return [c for c in own if c.micro_config not in known and c.micro_config not in failed]
-
-    def foreign(
-        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
-    ) -> list[Candidate]:
-        """Return the foreign candidates that are to be proven at once: of each algorithm the largest that may fit."""
-        limit = inf if self.job.limit_bytes is None else self.job.limit_bytes
-        fitting = [c for c in self.job.candidates if c.is_foreign and c.handed_bytes <= limit]
-        largest = {c.algorithm.name: c for c in sorted(fitting, key=_by_size)}
-        return [c for c in largest.values() if c.micro_config not in known and c.micro_config not in failed]
-
-    def parts(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
-        """Return each algorithm of which nothing is known on a small part of the mini-batch, one that is checked.
-
-        Foreign code is not among them: it is proven at each size, and so looked at once. Nor are last resorts, unless a
-        budget is divided, in which they may have a share.
-        """
-        seen = {TORCHS_OWN} | {micro_config.algorithm for micro_config in (*known, *failed)}
-        small = [c for c in self.job.candidates if _SMALL_PART * c.micro_batch_size <= self.job.batch_size]
-        parts: dict[str, Candidate] = {}
-        for candidate in sorted(small, key=_by_size):
-            if candidate.algorithm.name not in seen and not candidate.is_foreign and self.is_large_enough(candidate):
-                parts.setdefault(candidate.algorithm.name, candidate)
-        resorts = [c for c in parts.values() if c.algorithm.is_last_resort and self.every_size]
-        others = [c for c in parts.values() if not (c.algorithm.is_last_resort or self.hopeless(c, known))]
-        return [c for c in (*others, *resorts) if self.job.fits(c)]
-
-    def is_large_enough(self, candidate: Candidate) -> bool:
-        """Whether its micro-batch is not so small a part of the mini-batch that it says little of it."""
-        return _CHECKED_PART * candidate.micro_batch_size >= self.job.batch_size
-
-    def leads(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
-        """Return the candidate of each algorithm that is looked at first: the largest that fits, and has not failed.
-
-        Undivided torch's own is one whether it fits or not, and comes first: everything is compared with it. Then comes
-        what like problems say is fast, then what has little to compute, then the others, last resorts last. Torch's own
-        is looked at divided, too, where it does not fit or is handed fresh pages. Foreign code that was barred is not
-        tried at another size. What was passed over stays the lead. Algorithms that were hopeless have none. What like
-        problems say is hopeless is the lead whether it fits or not: to know takes a run.
-        """
-        leads: dict[str, Candidate] = {}
-        baselines = [c for c in self.job.candidates if self.job.is_baseline(c)]
-        undivided = {c.algorithm.name for c in baselines if self.job.fits(c) and not _takes_fresh_pages(c)}
-        without = undivided | self._hopeless_algorithms(known)
-        divided = [c for c in self.job.candidates if c not in baselines and c.algorithm.name not in without]
-        for candidate in sorted(divided, key=_by_size, reverse=True):
-            name, failure = candidate.algorithm.name, failed.get(candidate.micro_config)
-            is_barred = failure is not None and candidate.is_foreign and failure.is_lasting
-            stays = failure is None or is_barred or (failure.is_passed_over and not failure.needed_bytes)
-            if name not in leads and stays and (self._is_expected_hopeless(candidate) or self.job.fits(candidate)):
-                leads[name] = candidate
-        return [*baselines, *sorted(leads.values(), key=self._promise)]
-
-    def unseen(
-        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
-    ) -> list[Candidate]:
-        """Leads of which nothing is known."""
-        leads = self.leads(known, failed)
-        return [c for c in leads if c.micro_config not in known and not self._is_out(c, known, failed)]
-
-    def _is_out(
-        self, candidate: Candidate, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
-    ) -> bool:
-        """Whether it failed or was passed over. What was passed over under another limit may win under this one.
-
-        So may what was passed over for its arithmetic, once a higher rate is seen.
-        """
-        if self.is_spared(candidate, known):
-            return True
-        failure = failed.get(candidate.micro_config)
-        if failure is None:
-            return False
-        may_win = self._is_limited or failure.by_arithmetic
-        is_asked_again = failure.is_passed_over and not failure.needed_bytes and may_win
-        return not (is_asked_again and self.hopeless(candidate, known) is None)
-
-    def sizes(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
-        """Smaller sizes that are to be measured next: of the best algorithm all, half the size of one close to it.
-
-        Where a budget is divided, all sizes of each algorithm that is the best, or close to it, in its own workspace.
-        """
-        ranked = self._ranked(known, failed)
-        wanted: list[Candidate] = []
-        for rank, (lead, total_s) in enumerate(ranked if self.every_size else ranked[:2]):
-            if rank and total_s > _SECOND * self.fastest_s(known, self._bytes_of(known[lead.micro_config])):
-                continue
-            if self.job.is_baseline(lead) and not self.every_size:
-                continue
-            own = [c for c in self.job.candidates if c.algorithm.name == lead.algorithm.name]
-            smaller = sorted((c for c in own if c.micro_batch_size < lead.micro_batch_size), key=_by_size, reverse=True)
-            wanted += smaller if self.every_size or not rank else smaller[:1]
-        return [c for c in wanted if c.micro_config not in known and c.micro_config not in failed]
-
-    def hopeless(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> Failure | None:
-        """Return why a candidate cannot win before it has run; None: it is to be looked at."""
-        if self.job.is_baseline(candidate):
-            return None
-        expected = self._expected(candidate)
-        if expected is not None and self._is_expected_hopeless(candidate):
-            return passed_over(candidate.micro_config, f"{expected.ratio:.1f} times the fastest in like problems")
-        times = self._least_s(candidate, known) / self.fastest_s(known, self._least_bytes(candidate))
-        if times <= _HOPELESS_ARITHMETIC:
-            return None
-        reason = f"{times:.1f} times the fastest by its arithmetic alone"
-        return passed_over(candidate.micro_config, reason, by_arithmetic=True)
-
-    def is_spared(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> bool:
-        """Whether a candidate is a last resort, and something else is within limit and error bound."""
-        resorts = {c.algorithm.name for c in self.job.candidates if c.algorithm.is_last_resort}
-        others = {micro_config: m for micro_config, m in known.items() if micro_config.algorithm not in resorts}
-        return candidate.algorithm.is_last_resort and self.fastest_s(others) < inf
-
-    def total_s(self, measurement: Measurement) -> float:
-        """Seconds of a whole mini-batch by this micro-config alone; fractions of a micro-batch count as such."""
-        setup_s = 0.0 if self.job.may_keep else measurement.setup_s
-        return setup_s + self.job.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
-
-    def fastest_s(self, known: Mapping[MicroConfig, Measurement], within_bytes: float = inf) -> float:
-        """Return the seconds of the fastest that is within limit and error bound; inf: there is none.
-
-        within_bytes: what needs more workspace does not count, where a budget is divided: others may need the bytes.
-        """
-        measured = [(c, known[c.micro_config]) for c in self.job.candidates if c.micro_config in known]
-        winning = [m for c, m in measured if self.job.can_win(c, m.relative_error)]
-        if self.every_size:
-            winning = [m for m in winning if self._bytes_of(m) <= within_bytes]
-        return min(map(self.total_s, winning), default=inf)
-
-    def margin(self, candidate: Candidate, measurement: Measurement, known: Mapping[MicroConfig, Measurement]) -> float:
-        """Return how many times the seconds of the fastest beside it a candidate takes; inf: it must not win."""
-        if not self.job.can_win(candidate, measurement.relative_error):
-            return inf
-        return self.total_s(measurement) / self.fastest_s(known, self._bytes_of(measurement))
-
-    def _bytes_of(self, measurement: Measurement) -> int:
-        """Workspace that counts: what is kept from call to call does not."""
-        return measurement.scratch_bytes + (0 if self.job.may_keep else measurement.prepared_bytes)
-
-    def _least_bytes(self, candidate: Candidate) -> int:
-        """Workspace that counts, or the part of it that is known without a run."""
-        scratch = candidate.scratch_bytes if candidate.is_counted else candidate.workspace.scratch_bytes
-        return scratch + (0 if self.job.may_keep else candidate.workspace.prepared_bytes)
-
-    def _is_expected_hopeless(self, candidate: Candidate) -> bool:
-        expected = self._expected(candidate)
-        return expected is not None and expected.ratio > expected.hopeless * self._least_expected(candidate)
-
-    def _least_expected(self, candidate: Candidate) -> float:
-        """The least multiple that like problems say of what fits: 1, but where a limit bars the fastest.
-
-        Where a budget is divided, so does what needs more workspace than the candidate.
-        """
-        if self.every_size:
-            own_bytes = self._least_bytes(candidate)
-            alike = [c for c in self.job.candidates if c.micro_batch_size == candidate.micro_batch_size]
-            beside = [c for c in alike if (c.is_counted or not c.counts_any_run) and self._least_bytes(c) <= own_bytes]
-            return max(1.0, min((one.ratio for c in beside if (one := self._expected(c))), default=1.0))
-        return self._least_expected_within_limit
-
-    @cached_property
-    def _least_expected_within_limit(self) -> float:
-        if not self._is_limited:
-            return 1.0
-        smallest: dict[str, Candidate] = {}
-        for candidate in sorted(self.job.candidates, key=_by_size):
-            smallest.setdefault(candidate.algorithm.name, candidate)
-        expected = [(c, self._expected(c)) for c in smallest.values()]
-        return max(1.0, min((one.ratio for c, one in expected if one and self.job.fits(c)), default=1.0))
-
-    @property
-    def _is_limited(self) -> bool:
-        return self.job.limit_bytes is not None
-
-    def _expected(self, candidate: Candidate) -> Expectation | None:
-        return self._expectations[candidate.algorithm.name]
-
-    @cached_property
-    def _expectations(self) -> Mapping[str, Expectation | None]:
-        """Expectations by algorithm, as they were when the search began."""
-        names = {candidate.algorithm.name for candidate in self.job.candidates}
-        return {name: self.prior.expected(self.job.problem, name) for name in names}
-
-    def _least_s(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> float:
-        """Return the seconds of its arithmetic at full rate, for the mini-batch."""
-        if self.flops_per_s == inf:
-            return 0.0
-        return self._least_flops(candidate) / self._full_rate(known)
-
-    def _full_rate(self, known: Mapping[MicroConfig, Measurement]) -> float:
-        """Return the rate that was seen, or more: what is measured here may show that it was seen at a bad moment."""
-        own = [(c, known[c.micro_config]) for c in self.job.candidates if c.micro_config in known]
-        return max(self.flops_per_s, *(self._least_flops(c) / self.total_s(m) for c, m in own), 0.0)
-
-    def _least_flops(self, candidate: Candidate) -> float:
-        """Return what it must compute for the mini-batch. Torch's own multiplies directly on processors."""
-        problem, n = self.job.problem, self.job.batch_size
-        return problem.flops(n) if self.job.is_baseline(candidate) else candidate.algorithm.least_flops(problem, n)
-
-    def _promise(self, candidate: Candidate) -> tuple[bool, bool, float]:
-        """Return the order in which to look: what is known to be fast, what has little to compute, what is unknown."""
-        expected = self._expected(candidate)
-        rank = self._least_flops(candidate) or inf if expected is None else expected.ratio
-        return candidate.algorithm.is_last_resort, expected is None, rank
-
-    def _ranked(
-        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
-    ) -> list[tuple[Candidate, float]]:
-        """Leads that may win, the best of each algorithm, fastest first, with their times."""
-        measured = [(c, known[c.micro_config]) for c in self.leads(known, failed) if c.micro_config in known]
-        winning = [(c, self.total_s(m)) for c, m in measured if self.job.can_win(c, m.relative_error)]
-        best: dict[str, tuple[Candidate, float]] = {}
-        for pair in sorted(winning, key=lambda pair: pair[1]):
-            best.setdefault(pair[0].algorithm.name, pair)
-        return list(best.values())
-
-    def _hopeless_algorithms(self, known: Mapping[MicroConfig, Measurement]) -> set[str]:
-        """Return algorithms that were hopeless at every size that is known."""
-        hopeful = {
-            micro_config.algorithm
-            for micro_config, measurement in known.items()
-            if self.total_s(measurement) <= _HOPELESS * self.fastest_s(known, self._bytes_of(measurement))
-        }
-        return {micro_config.algorithm for micro_config in known} - hopeful
-
-
-def _takes_fresh_pages(candidate: Candidate) -> bool:
-    """Whether it allocates so much that malloc asks the system for it in each call, and the system clears the pages."""
-    return candidate.is_countable and candidate.scratch_bytes >= _MAPPED_BYTES
-
-
-def _by_size(candidate: Candidate) -> int:
-    return candidate.micro_batch_size
 
 
 class _QuickSession(Session):
@@ -354,13 +51,13 @@ class _QuickSession(Session):
             for candidate in unseen:
                 yield from self._look_unless_hopeless(candidate)
         yield from self.search.too_large(self.times.measurements, self.failures)
-        yield from self._compare_closely(_HOPELESS, _CLOSE)
+        yield from self._compare_closely(HOPELESS, _CLOSE)
         while sizes := self._in_time(self.search.sizes(self.times.measurements, self.failures)):
             yield from self._prove(sizes)
             for candidate in sizes:
                 if candidate.micro_config not in self.failures:
                     yield from self._look_at(candidate)
-            yield from self._compare_closely(inf, _SECOND)  # a size is compared with others, and never by a quick look
+            yield from self._compare_closely(inf, SECOND)  # a size is compared with others, and never by a quick look
         self.search.prior.learn(self.job.problem, self.times.measurements.values())
 
     def _failed(self, candidate: Candidate, error: Exception) -> Iterator[Failure]:
@@ -411,7 +108,7 @@ class _QuickSession(Session):
             yield from self._failed(candidate, entry)
             return
         self._add(entry)
-        if self._can_win(entry, _HOPELESS):
+        if self._can_win(entry, HOPELESS):
             self.entries[candidate.micro_config] = entry
         else:
             yield entry.final()

@@ -13,6 +13,7 @@ from torch import nn
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.distributed.team import Team, propagate_errors
+from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.timing.candidate_errors import give_back_cache
 from mucudnn.measuring.timing.load import watch_of
 from mucudnn.measuring.timing.synchronized_clock import wall_clock
@@ -30,7 +31,6 @@ from mucudnn.running.filter_cache import FilterCache
 from mucudnn.tracing.own_step import OwnStep
 from mucudnn.tuning.choose import baseline_of
 from mucudnn.tuning.confirmation import Confirmation, PutBack
-from mucudnn.tuning.quiet import Quiet
 from mucudnn.tuning.result import TunedProblem, tuned_of
 from mucudnn.words.config import Config
 from mucudnn.words.errors import SharingError, first_line

@@ -11,6 +11,7 @@ from mucudnn.measuring.candidates import find_candidates
 from mucudnn.measuring.prior import Prior
 from mucudnn.measuring.profiler import ProfilingJob
 from mucudnn.measuring.quick_search import QuickSearch
+from mucudnn.measuring.quiet import MOST_WAITED_S, Quiet
 from mucudnn.measuring.timing.comparison import QUICK, THOROUGH, Comparison
 from mucudnn.measuring.timing.peak_rate import peak_flops_per_s
 from mucudnn.measuring.whole_runs import Machine
@@ -19,7 +20,6 @@ from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.tuning.choose import Outcome, Verify, is_solvable
 from mucudnn.tuning.job import Job
 from mucudnn.tuning.permitted import permitted_algorithms
-from mucudnn.tuning.quiet import MOST_WAITED_S, Quiet
 from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning
 from mucudnn.tuning.sharing import Alone, expected_s
 from mucudnn.words.config import BatchSizePolicy, Config

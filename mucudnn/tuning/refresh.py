@@ -16,12 +16,12 @@ from mucudnn.database.schema import PROBLEM_COLUMNS
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.measuring.candidates import find_candidates
 from mucudnn.measuring.profiler import ProfilingJob
+from mucudnn.measuring.quiet import Outcomes, Quiet
 from mucudnn.measuring.timing.comparison import Comparison
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.cached_filters import compare_cached
 from mucudnn.tuning.choose import is_gain
-from mucudnn.tuning.quiet import Outcomes, Quiet
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress, silent
 from mucudnn.words.results import (

@@ -11,7 +11,7 @@ from torch import nn
 
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.tuning.quiet import Quiet
+from mucudnn.measuring.quiet import Quiet
 from mucudnn.words import warning
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import MicroConfig

@@ -7,8 +7,7 @@ import json
 import pytest
 from support.problems.stored_costs import TABLE, Stored
 
-from mucudnn.bench.analyses.accounts import account_in_words
-from mucudnn.bench.analyses.tuning_report import tuning_record
+from mucudnn.bench.analyses.tuning_report import account_in_words, tuning_record
 from mucudnn.bench.sources.table_tuning import TableTuning, of_table, table_tasks
 from mucudnn.tuning.replay import replay
 from mucudnn.words.config import Config

@@ -13,9 +13,9 @@ from support.clock.shared_machine import SharedProcessors
 
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.measuring import quiet
 from mucudnn.measuring.timing.comparison import Comparison
 from mucudnn.measuring.timing.load import Watch
-from mucudnn.tuning import quiet
 from mucudnn.tuning.tuner import Tuning
 from mucudnn.words import warning
 from mucudnn.words.config import Config
