@@ -1,7 +1,4 @@
-"""Confirms in the model what tuning chose: decides, from steps in turns, where torch's own convolution runs again.
-
-Pure but for what it is given: how to run a step, and how to put choices into the model.
-"""
+"""Confirms what tuning chose in steps of the model: decides where torch's own convolution runs again."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from mucudnn.optimizing.in_place import Place
-from mucudnn.optimizing.steps_in_turns import EFFORT, Effort, Rounds, Steps, StepTimes, TunedModules
+from mucudnn.optimizing.steps import ModelSteps, Rounds, StepTimes, TunedModules
 from mucudnn.tuning.choose import baseline_of
 from mucudnn.tuning.confirmation import Confirmation, InPlace, InTurns, PutBack
 from mucudnn.tuning.contenders import relative_error_of
@@ -22,70 +19,74 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 _Key = tuple[ConvProblem, int, tuple[MicroConfig, ...]]  # what was chosen: for what, batch size, micro-configs
 _Base = tuple[str | None, ConvProblem, int]  # module, forward problem, batch size
 
+SHORTEST_S, LONGEST_S = 0.002, 2.5  # of a step of torch that is confirmed without being asked for
 
-def confirm(
-    steps: Steps, tuned: TunedModules, *, automatic: bool = False, effort: Effort = EFFORT
-) -> Confirmation | None:
+
+def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | None:
     """Run steps in turns, and put torch's own back where ours is slower by more than the noise.
 
     First each convolution is compared in place, then the step that remains; where that is slower, torch's own is put
     back everywhere, but for what would need more workspace than is allowed. What is undecided stays as it was tuned.
     Rounds that others disturbed are run again; where it does not become quiet, nothing is put back for what they show.
-    automatic: nothing is done, and ``None`` returned, for steps that are too short to be told apart, or too long.
-    Ranks that run the steps together run equally many, whatever their kinds of device.
+    automatic: do nothing, and return ``None``, for steps that are too short to be told apart, or too long. Ranks that
+    run the steps together run equally many, whatever their kinds of device.
 
     Raises what a step raises; the model then runs what it ran last.
     """
     steps.wait()
     torchs_s = _warm_up(steps)
-    if automatic and steps.anywhere(not effort.shortest_s <= torchs_s <= effort.longest_s):
+    if automatic and steps.ranks.anywhere(not SHORTEST_S <= torchs_s <= LONGEST_S):
         return None
-    recorded = Rounds.run(steps, effort, recorded=True)
-    tuned, lost = _put_back(steps, _with_in_place(recorded, tuned))
-    if steps.anywhere(any(one.is_allowed for one in lost)):
-        recorded = Rounds.run(steps, effort, recorded=True)
-    runs_again = steps.anywhere(recorded.is_slowed and not recorded.is_disturbed)
-    last = Rounds.run(steps, effort, recorded=False) if runs_again else recorded
-    loads = [rounds.load for rounds in (recorded, last) if rounds.load is not None]
-    return _concluded(
-        steps,
-        tuned,
-        lost,
-        Confirmation(
-            last.steps,
-            recorded.steps,
-            recorded.convolutions,
-            _over_tuned(recorded, tuned),
-            load=max(loads, default=None),
-        ),
-    )
+    recorded = Rounds.run(steps, recorded=True)
+    lost = _put_back_losers(steps, _with_in_place(recorded, steps.tuned))
+    if steps.ranks.anywhere(any(one.is_allowed for one in lost)):
+        recorded = Rounds.run(steps, recorded=True)
+    over_tuned = _over_tuned(recorded, steps.tuned)
+    runs_again = steps.ranks.anywhere(recorded.is_slowed and not recorded.is_disturbed)
+    last = Rounds.run(steps, recorded=False) if runs_again else recorded
+    load = max((rounds.load for rounds in (recorded, last) if rounds.load is not None), default=None)
+    found = Confirmation(last.steps, recorded.steps, recorded.convolutions, over_tuned, load=load)
+    return _concluded(steps, lost, found)
 
 
-def confirm_again(
-    steps: Steps, tuned: TunedModules, in_place: Iterable[InPlace | None], found: Confirmation
-) -> Confirmation:
+def confirm_again(steps: ModelSteps, in_place: Iterable[InPlace | None], found: Confirmation) -> Confirmation:
     """Put the same back as when the steps ran, without running any. in_place: of each tuned problem, in their order."""
     each = iter(in_place)
-    tuned = {name: tuple(replace(one, in_place=next(each)) for one in every) for name, every in tuned.items()}
-    return _concluded(steps, *_put_back(steps, tuned), found)
+    tuned = {name: tuple(replace(one, in_place=next(each)) for one in every) for name, every in steps.tuned.items()}
+    return _concluded(steps, _put_back_losers(steps, tuned), found)
 
 
-def _put_back(steps: Steps, tuned: TunedModules) -> tuple[TunedModules, list[PutBack]]:
-    """Have torch's own run where ours loses in place, if that is allowed. Returns what runs then, and what loses."""
-    lost = _losers(tuned, steps)
-    allowed = [one for one in lost if one.is_allowed]
-    tuned = _without(tuned, allowed)
-    steps.put_in(tuned, allowed)
-    return tuned, lost
+def _put_back_losers(steps: ModelSteps, tuned: TunedModules) -> list[PutBack]:
+    """Have torch's own run where ours loses in place, if that is allowed. Returns what loses, allowed or not."""
+    lost = [
+        PutBack(
+            name,
+            one.problem,
+            one.batch_size,
+            f"slower in the step, {one.in_place.call.in_words}",
+            steps.may_run_torchs_own(one),
+        )
+        for name, every in tuned.items()
+        for one in every
+        if one.in_place is not None and one.in_place.loses and steps.is_ours(name, one)
+    ]
+    _put_back(steps, tuned, [one for one in lost if one.is_allowed])
+    return lost
 
 
-def _concluded(steps: Steps, tuned: TunedModules, lost: Sequence[PutBack], found: Confirmation) -> Confirmation:
+def _concluded(steps: ModelSteps, lost: Sequence[PutBack], found: Confirmation) -> Confirmation:
     """Have torch's own run everywhere where the step is slower all the same, and add what was put back."""
     is_withdrawn = found.step.is_slower and not found.is_disturbed
     if is_withdrawn:
         why = f"the step was slower with what was chosen, {found.step.in_words}"
-        withdrawn = _all_of_ours(tuned, steps, why)
-        steps.put_in(_without(tuned, withdrawn), withdrawn)
+        tuned = steps.tuned
+        every = ((name, one) for name, of_module in tuned.items() for one in of_module)
+        withdrawn = [
+            PutBack(name, one.problem, one.batch_size, why)
+            for name, one in every
+            if steps.is_ours(name, one) and steps.may_run_torchs_own(one)
+        ]
+        _put_back(steps, tuned, withdrawn)
     return replace(
         found,
         put_back=tuple(one for one in lost if one.is_allowed),
@@ -94,11 +95,22 @@ def _concluded(steps: Steps, tuned: TunedModules, lost: Sequence[PutBack], found
     )
 
 
-def _warm_up(steps: Steps) -> float:
+def _put_back(steps: ModelSteps, tuned: TunedModules, put_back: Sequence[PutBack]) -> None:
+    """Have the modules run what was tuned, but torch's own where that is put back."""
+    why = {(one.module, one.problem, one.batch_size): one.why for one in put_back}
+
+    def after(name: str, one: TunedProblem) -> TunedProblem:
+        reason = why.get((name, one.problem, one.batch_size))
+        return one if reason is None else _torchs_own(one, reason)
+
+    steps.put_in({name: tuple(after(name, one) for one in every) for name, every in tuned.items()}, put_back)
+
+
+def _warm_up(steps: ModelSteps) -> float:
     """Run each side once, which builds what later steps use. Returns seconds of torch's; short ones are run again."""
     first_s = steps.run(ours=False, recorded=False).time_s
     steps.run(ours=True, recorded=True)
-    is_short = steps.anywhere(first_s <= 1)
+    is_short = steps.ranks.anywhere(first_s <= 1)
     return min(first_s, steps.run(ours=False, recorded=True).time_s) if is_short else first_s
 
 
@@ -165,42 +177,6 @@ def _with_in_place(rounds: Rounds, tuned: TunedModules) -> TunedModules:
     return {
         name: tuple(replace(one, in_place=measured.get(_key(one))) for one in every) for name, every in tuned.items()
     }
-
-
-def _losers(tuned: TunedModules, steps: Steps) -> list[PutBack]:
-    """Return what is slower than torch's own in place, in every module in which it runs, allowed or not."""
-    return [
-        PutBack(
-            name,
-            one.problem,
-            one.batch_size,
-            f"slower in the step, {one.in_place.call.in_words}",
-            steps.may_run_torchs_own(one),
-        )
-        for name, every in tuned.items()
-        for one in every
-        if one.in_place is not None and one.in_place.loses and steps.is_ours(name, one)
-    ]
-
-
-def _all_of_ours(tuned: TunedModules, steps: Steps, why: str) -> list[PutBack]:
-    return [
-        PutBack(name, one.problem, one.batch_size, why)
-        for name, every in tuned.items()
-        for one in every
-        if steps.is_ours(name, one) and steps.may_run_torchs_own(one)
-    ]
-
-
-def _without(tuned: TunedModules, put_back: Iterable[PutBack]) -> TunedModules:
-    """Choose torch's own for what is put back."""
-    why = {(one.module, one.problem, one.batch_size): one.why for one in put_back}
-
-    def after(name: str, one: TunedProblem) -> TunedProblem:
-        reason = why.get((name, one.problem, one.batch_size))
-        return one if reason is None else _torchs_own(one, reason)
-
-    return {name: tuple(after(name, one) for one in every) for name, every in tuned.items()}
 
 
 def _parts(rounds: Rounds, tuned: TunedModules) -> Iterator[_Part]:

@@ -19,9 +19,10 @@ from mucudnn.modules.conv3d import Conv3d, DividedOperation
 from mucudnn.modules.fused import FusedConvolution
 from mucudnn.modules.tuned_classes import make_tunable, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
-from mucudnn.optimizing.confirm_model import Step, confirm_model
+from mucudnn.optimizing.confirm_model import confirm_model
 from mucudnn.optimizing.divide_3d import divide_3d
 from mucudnn.optimizing.fuse import fuse
+from mucudnn.optimizing.steps import Step
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.operators import Choices

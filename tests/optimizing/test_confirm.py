@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle
 from math import inf
+from typing import cast
 
 import pytest
 
+from mucudnn.optimizing import steps as bounds
 from mucudnn.optimizing.confirm import _parts, confirm, confirm_again
 from mucudnn.optimizing.in_place import Place, Spent
-from mucudnn.optimizing.steps_in_turns import Effort, Rounds, StepTimes, TunedModules
+from mucudnn.optimizing.ranks import Ranks
+from mucudnn.optimizing.steps import ModelSteps, Rounds, StepTimes, TunedModules
 from mucudnn.tuning.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import ConvProblem, Operation
@@ -54,6 +57,7 @@ class MadeUpSteps:
     put_back: list[PutBack] = field(default_factory=list)
     load_of: Callable[[int], float | None] = lambda number: None  # of a step, which takes ours longer
     waits: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
 
     def wait(self) -> None:
         self.waits += 1
@@ -87,9 +91,6 @@ class MadeUpSteps:
             seconds = own_s if one.configuration.is_baseline else self.slow.get(one.problem, own_s / 2)
             yield Place(module, problem, N, (operation,)), seconds
 
-    def anywhere(self, holds: bool) -> bool:
-        return holds
-
     def is_ours(self, module: str, tuned: TunedProblem) -> bool:
         return not tuned.configuration.is_baseline
 
@@ -105,10 +106,19 @@ class MadeUpSteps:
         return {(n, one.problem.operation) for n, e in self.tuned.items() for one in e if one.configuration.is_baseline}
 
 
-def confirmed(steps: MadeUpSteps, effort: Effort | None = None) -> Confirmation:
-    found = confirm(steps, steps.tuned, effort=effort or Effort())
+def made_up(steps: MadeUpSteps) -> ModelSteps:
+    return cast(ModelSteps, steps)
+
+
+def confirmed(steps: MadeUpSteps) -> Confirmation:
+    found = confirm(made_up(steps))
     assert found is not None
     return found
+
+
+@pytest.fixture
+def in_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "PHASE_S", inf)
 
 
 def test_what_is_faster_in_place_stays() -> None:
@@ -159,7 +169,7 @@ def test_equal_layers_are_judged_together() -> None:
 def test_calls_of_equal_layers_are_added_up_in_the_order_of_the_step() -> None:
     """The last bits of a sum are then the same in every process; sets of texts have another order in each."""
     steps = MadeUpSteps({name: all_three(SMALL) for name in "abcdefgh"})
-    parts = list(_parts(Rounds.run(steps, Effort(), recorded=True), steps.tuned))
+    parts = list(_parts(Rounds.run(made_up(steps), recorded=True), steps.tuned))
     assert [part.tuned[0].problem.operation for part in parts] == [FORWARD, DATA]
     assert [place.module for place in parts[0].places] == [*"abcdefgh"]
     assert [place.module for place in parts[1].places] == [name for name in "abcdefgh" for _ in range(3)]
@@ -250,17 +260,17 @@ def test_steps_take_turns_and_neither_side_is_always_second() -> None:
     assert {pair[0] for pair in pairs} == {False, True}
 
 
+@pytest.mark.usefixtures("in_any_time")
 def test_a_clear_step_needs_few_rounds_and_an_unclear_one_has_an_end() -> None:
     clear, unclear = MadeUpSteps({"a": all_three(SMALL)}), MadeUpSteps({"a": all_three(SMALL)}, rest_s=(0.05, 0.065))
-    effort = Effort(phase_s=inf)
-    assert confirmed(clear, effort).step.rounds == effort.clear_rounds
-    assert confirmed(unclear, effort).step.rounds == effort.most_rounds
+    assert confirmed(clear).step.rounds == bounds.CLEAR_ROUNDS
+    assert confirmed(unclear).step.rounds == bounds.MOST_ROUNDS
 
 
 def test_long_steps_are_few() -> None:
     steps = MadeUpSteps({"a": all_three(SMALL)}, rest_s=(3.0, 3.0))
-    assert confirmed(steps).step.rounds == Effort().least_rounds
-    assert len(steps.runs) == 2 + 2 * Effort().least_rounds  # warming up is one of each
+    assert confirmed(steps).step.rounds == bounds.LEAST_ROUNDS
+    assert len(steps.runs) == 2 + 2 * bounds.LEAST_ROUNDS  # warming up is one of each
 
 
 def test_where_recording_weighs_the_step_is_timed_without() -> None:
@@ -276,17 +286,15 @@ def test_where_recording_weighs_the_step_is_timed_without() -> None:
 @pytest.mark.parametrize(("rest_s", "runs"), [(-0.0395, 3), (0.0, 13), (3.0, 2)])
 def test_without_being_asked_only_steps_of_a_fitting_length_are_confirmed(rest_s: float, runs: int) -> None:
     steps = MadeUpSteps({"a": all_three(SMALL)}, rest_s=(rest_s, rest_s + 0.02))
-    found = confirm(steps, steps.tuned, automatic=True)
+    found = confirm(made_up(steps), automatic=True)
     assert (found is not None) == (runs > 3)
     assert len(steps.runs) == runs
 
 
 def test_a_batch_that_was_not_tuned_counts_in_the_sums_alone() -> None:
     steps = MadeUpSteps({"a": all_three(SMALL)})
-    before = steps.tuned
-    others = {name: tuple(replace(one, batch_size=4) for one in every) for name, every in before.items()}
-    found = confirm(steps, others)
-    assert found is not None
+    steps.tuned = {name: tuple(replace(one, batch_size=4) for one in every) for name, every in steps.tuned.items()}
+    found = confirmed(steps)
     assert found.over_tuned is None
     assert found.convolutions.torch_s == pytest.approx(0.04)
 
@@ -302,7 +310,7 @@ def test_a_step_that_fails_is_raised() -> None:
 
     steps.run = failing  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="no memory"):
-        confirm(steps, steps.tuned)
+        confirm(made_up(steps))
 
 
 def test_the_line() -> None:
@@ -342,28 +350,28 @@ def test_a_burst_of_load_changes_nothing_but_the_number_of_steps() -> None:
     assert "busy" not in str(found)
 
 
+@pytest.mark.usefixtures("in_any_time")
 def test_where_it_never_becomes_quiet_all_stays_as_it_was_tuned() -> None:
     choices = {"a": all_three(SMALL), "b": all_three(LARGE)}
     steps = MadeUpSteps(choices, {SMALL: 0.0125}, load_of=lambda _: BUSY_MACHINE)
-    effort = Effort(phase_s=inf)
-    found = confirmed(steps, effort)
+    found = confirmed(steps)
     assert found.step.is_slower, "as it seems"
     assert found.is_disturbed
     assert not found.is_withdrawn
     assert not found.put_back
     assert not steps.torchs
     assert str(found).endswith("at most 2.40x; measured on a busy machine, 90% of its speed was missing")
-    assert len(steps.runs) == 3 + 2 * effort.most_rounds, "one phase, which has an end"
+    assert len(steps.runs) == 3 + 2 * bounds.MOST_ROUNDS, "one phase, which has an end"
 
 
 def test_long_steps_on_a_busy_machine_are_few() -> None:
     steps = MadeUpSteps({"a": all_three(SMALL)}, rest_s=(3.0, 3.0), load_of=lambda _: BUSY_MACHINE)
     assert confirmed(steps).is_disturbed
-    assert len(steps.runs) == 2 + 2 * Effort().least_rounds
+    assert len(steps.runs) == 2 + 2 * bounds.LEAST_ROUNDS
 
 
 def test_what_lost_in_quiet_is_put_back_though_others_work_afterwards() -> None:
-    first_phase = 3 + 2 * Effort().clear_rounds
+    first_phase = 3 + 2 * bounds.CLEAR_ROUNDS
     choices = {"a": all_three(SMALL), "b": all_three(LARGE)}
     steps = MadeUpSteps(choices, {SMALL: 0.0125}, load_of=lambda number: BUSY_MACHINE * (number >= first_phase))
     found = confirmed(steps)
@@ -395,7 +403,7 @@ def test_what_was_found_puts_back_the_same_without_a_step(rest_s: float) -> None
     assert found.is_withdrawn == (rest_s > 0.05)
     in_place = [one.in_place for every in steps.tuned.values() for one in every]
     shown = Confirmation(found.step, found.recorded, found.convolutions, found.over_tuned)
-    assert confirm_again(again, again.tuned, in_place, shown) == found
+    assert confirm_again(made_up(again), in_place, shown) == found
     assert again.tuned == steps.tuned
     assert not again.runs
 

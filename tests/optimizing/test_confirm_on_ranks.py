@@ -14,8 +14,8 @@ from mucudnn.distributed.exchange import Exchange
 from mucudnn.distributed.fingerprint import Fingerprint
 from mucudnn.distributed.team import Team
 from mucudnn.optimizing.in_place import Place, Spent
-from mucudnn.optimizing.ranks import Together
-from mucudnn.optimizing.steps_in_turns import StepTimes
+from mucudnn.optimizing.ranks import Ranks
+from mucudnn.optimizing.steps import StepTimes
 from mucudnn.words.problem import Operation
 
 RANKS = 2
@@ -136,5 +136,5 @@ def test_a_step_has_the_slowest_ranks_time_the_median_of_convolutions_and_the_la
     team = Team(exchange)
     team.meet(Fingerprint("x", "here", {}, {}))
     exchange.said = said
-    seen = Together(team).of_all(said[rank])
+    seen = StepTimes.of_ranks(said[rank], Ranks(team))
     assert seen == StepTimes(3.0, {place: Spent(2, 0.02), rare: Spent(1, 0.5)}, 0.3)

@@ -14,7 +14,6 @@ from support.clock.machine import FakeClock
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.optimizing import confirm_model as module
 from mucudnn.optimizing.confirm_model import confirm_model
 from mucudnn.optimizing.optimize import _put_in
 from mucudnn.running import operators
@@ -75,8 +74,8 @@ def made_up_machine(monkeypatch: pytest.MonkeyPatch, clock: FakeClock | None = N
     monkeypatch.setattr(operators, "computed", slow)
     monkeypatch.setattr("mucudnn.optimizing.in_place.torchs_kernel", slow_kernel)
     monkeypatch.setattr("mucudnn.optimizing.in_place.time.perf_counter", clock.now)
-    monkeypatch.setattr("mucudnn.optimizing.steps_in_turns.RECORD_S", 0.0)  # torch's take none where none is noted
-    monkeypatch.setattr(module, "wall_clock", lambda device_type: clock)
+    monkeypatch.setattr("mucudnn.optimizing.steps.RECORD_S", 0.0)  # torch's take none where none is noted
+    monkeypatch.setattr("mucudnn.optimizing.steps.wall_clock", lambda device_type: clock)
     forward = Net.forward
 
     def with_rest(net: Net, x: Tensor) -> Tensor:

@@ -1,0 +1,253 @@
+"""Steps of a model, with torch's convolutions and with ours: single ones, and interleaved rounds of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median, median_low
+
+from torch import nn
+
+from mucudnn.measuring.quiet import Quiet
+from mucudnn.measuring.timing.synchronized_clock import wall_clock
+from mucudnn.measuring.timing.timer import Clock
+from mucudnn.modules.conv2d import Conv2d
+from mucudnn.modules.tuned_module import TunedModule
+from mucudnn.optimizing.in_place import InPlaceTimes, Place, Spent
+from mucudnn.optimizing.ranks import Ranks
+from mucudnn.running.dispatcher import untouched
+from mucudnn.running.filter_cache import FilterCache
+from mucudnn.tuning.choose import baseline_of
+from mucudnn.tuning.confirmation import InTurns, PutBack
+from mucudnn.tuning.result import TunedProblem, tuned_of
+from mucudnn.words.config import Config
+from mucudnn.words.results import is_busy
+
+RECORD_S = 6e-5  # seconds that recording a call takes at most: torch's take the longest
+NEGLIGIBLE = 0.01  # part of a step that recording may take where its steps count as the user's
+
+# Bounds of a phase, which is a series of rounds. They hold once more for rounds that others disturbed.
+LEAST_ROUNDS = 2
+CLEAR_ROUNDS = 5  # after these a phase ends if the step is clearly faster or slower
+MOST_ROUNDS = 25
+PHASE_S = 5.0  # after LEAST_ROUNDS no round begins later than this
+
+Step = Callable[[nn.Module], object]  # runs one step of the model that it is given
+PutIn = Callable[[TunedModule, Sequence[TunedProblem]], None]  # has a module run what was chosen
+TunedModules = Mapping[str, tuple[TunedProblem, ...]]  # module name -> what was tuned for it
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of a step, and of its convolutions one by one if they were recorded. load: as of a ``Measurement``."""
+
+    time_s: float
+    convolutions: Mapping[Place, Spent] = field(default_factory=dict)
+    load: float | None = None
+
+    @property
+    def convolutions_s(self) -> float:
+        return sum(spent.time_s for spent in self.convolutions.values())
+
+    @classmethod
+    def of_ranks(cls, own: StepTimes, ranks: Ranks) -> StepTimes:
+        """Combine a step that ranks ran together. Ranks on one kind of device get the same times, and decide alike.
+
+        The slowest rank of this kind counts, since ranks wait for each other; of each convolution the median. A rank of
+        any kind that is disturbed disturbs the step.
+        """
+        every = ranks.gather(own)
+        of_kind = ranks.of_kind(every)
+        load = max((times.load for times in every if times.load is not None), default=None)
+        spent: dict[Place, list[Spent]] = {}
+        for times in of_kind:
+            for place, one in times.convolutions.items():
+                spent.setdefault(place, []).append(one)
+        medians = {
+            place: Spent(median_low(one.calls for one in each), median(one.time_s for one in each))
+            for place, each in spent.items()
+        }
+        return cls(max(times.time_s for times in of_kind), medians, load)
+
+
+@dataclass
+class ModelSteps:
+    """Steps of a model, and the choices in its tuned modules, which are given by name."""
+
+    model: nn.Module
+    modules: Mapping[str, TunedModule]
+    step: Step
+    config: Config
+    into_module: PutIn
+    device_type: str
+    quiet: Quiet
+    ranks: Ranks
+
+    @cached_property
+    def _clock(self) -> Clock:
+        return wall_clock(self.device_type)
+
+    @cached_property
+    def _times(self) -> InPlaceTimes:
+        return InPlaceTimes(self.model, self.device_type)
+
+    @property
+    def tuned(self) -> TunedModules:
+        """What the modules run."""
+        return {name: tuned_of(module) for name, module in self.modules.items()}
+
+    def wait(self) -> None:
+        """Wait until others leave the cores, as long as there is patience."""
+        self.quiet.wait()
+
+    def run(self, *, ours: bool, recorded: bool) -> StepTimes:
+        """Run a step: with what was chosen, or with torch's own. recorded: time each convolution, too."""
+        watch = self.quiet.watch
+        mark = watch.mark()
+        with ExitStack() as stack:
+            if not ours:
+                stack.enter_context(_torchs_own(self.modules.values()))
+            stack.enter_context(self._times.recording() if recorded else untouched)
+            begun_s = self._clock.now()
+            self.step(self.model)
+            time_s = self._clock.now() - begun_s
+        own = StepTimes(time_s, self._times.take() if recorded else {}, watch.since(mark).share)
+        return StepTimes.of_ranks(own, self.ranks)
+
+    def is_ours(self, module: str, tuned: TunedProblem) -> bool:
+        """Tell whether anything else than torch's own runs."""
+        cache = _cache_of(self.modules[module])
+        has_cached_filter = cache is not None and any(each.problem == tuned.problem for each in cache.filters)
+        return has_cached_filter or not tuned.configuration.is_baseline
+
+    def may_run_torchs_own(self, tuned: TunedProblem) -> bool:
+        """Tell whether the workspace that torch's own needs is allowed."""
+        if self.config.has_headroom_limit or self.config.baseline_exempt or tuned.limit_bytes is None:
+            return True
+        baseline = baseline_of(tuned.measurements, tuned.batch_size)
+        return baseline is not None and baseline.workspace_bytes <= tuned.limit_bytes
+
+    def put_in(self, tuned: TunedModules, put_back: Sequence[PutBack]) -> None:
+        """Have the modules run ``tuned`` from now on. put_back: what is torch's own again."""
+        for name, module in self.modules.items():
+            self.into_module(module, tuned[name])
+            if isinstance(module, Conv2d) and module.filter_cache is not None:
+                torchs = {one.problem for one in put_back if one.module == name}
+                kept = [each for each in module.filter_cache.filters if each.problem not in torchs]
+                if len(kept) < len(module.filter_cache.filters):
+                    module.filter_cache = FilterCache(kept, module.filter_cache.keeps_workspace) if kept else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Interleaved steps: those of torch's own, and those of ours."""
+
+    torchs: list[StepTimes] = field(default_factory=list)
+    ours: list[StepTimes] = field(default_factory=list)
+
+    @classmethod
+    def run(cls, steps: ModelSteps, *, recorded: bool) -> Rounds:
+        """Run a phase. Returns its quiet rounds; those that others disturbed where it did not become quiet."""
+        quiet, disturbed = cls(), cls()
+        while steps.ranks.anywhere(not (quiet._is_over or quiet._is_clear or disturbed._is_over)):
+            is_odd = (len(quiet.ours) + len(disturbed.ours)) % 2  # so that neither side always follows the other
+            turns = (True, False) if is_odd else (False, True)
+            both = {ours: steps.run(ours=ours, recorded=recorded) for ours in turns}
+            is_disturbed = any(is_busy(times.load) for times in both.values())
+            rounds = disturbed if is_disturbed else quiet
+            rounds.torchs.append(both[False])
+            rounds.ours.append(both[True])
+            if is_disturbed:
+                steps.wait()
+        return quiet if len(quiet.ours) >= LEAST_ROUNDS else disturbed
+
+    @property
+    def _is_over(self) -> bool:
+        done, spent_s = len(self.ours), sum(times.time_s for times in self.every)
+        return done >= MOST_ROUNDS or (done >= LEAST_ROUNDS and spent_s >= PHASE_S)
+
+    @property
+    def _is_clear(self) -> bool:
+        return len(self.ours) >= CLEAR_ROUNDS and (self.steps.is_faster or self.steps.is_slower)
+
+    @property
+    def every(self) -> list[StepTimes]:
+        return [*self.torchs, *self.ours]
+
+    @property
+    def load(self) -> float | None:
+        """The largest of any step; ``None``: unknown."""
+        return max((times.load for times in self.every if times.load is not None), default=None)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether others worked meanwhile, so that nothing is concluded."""
+        return is_busy(self.load)
+
+    @property
+    def steps(self) -> InTurns:
+        return InTurns.of([times.time_s for times in self.torchs], [times.time_s for times in self.ours])
+
+    @property
+    def convolutions(self) -> InTurns:
+        return InTurns.of([times.convolutions_s for times in self.torchs], [t.convolutions_s for t in self.ours])
+
+    @property
+    def is_slowed(self) -> bool:
+        """Whether recording takes a part of the steps that is not negligible."""
+        return any(
+            RECORD_S * sum(spent.calls for spent in times.convolutions.values()) > NEGLIGIBLE * times.time_s
+            for times in self.every
+        )
+
+
+def runs_ours(module: TunedModule) -> bool:
+    return module.choices is not None or _cache_of(module) is not None
+
+
+@contextmanager
+def restored_on_failure(modules: Iterable[TunedModule]) -> Iterator[None]:
+    """Have the modules run what they run now if what is inside fails."""
+    restore = _restoring(modules)
+    try:
+        yield
+    except BaseException:
+        restore()
+        raise
+
+
+@contextmanager
+def _torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
+    """Have the modules run torch's own convolution inside.
+
+    An ``nn.Conv3d`` stays divided: that saves memory, and no comparison of times could undo it.
+    """
+    every = [*modules]
+    restore = _restoring(every)
+    try:
+        for module in every:
+            module.choices = None
+            if isinstance(module, Conv2d):
+                module.filter_cache = None
+        yield
+    finally:
+        restore()
+
+
+def _restoring(modules: Iterable[TunedModule]) -> Callable[[], None]:
+    """Return a function that has the modules run what they run now."""
+    before = [(module, module.tuned, module.choices, _cache_of(module)) for module in modules]
+
+    def restore() -> None:
+        for module, tuned, choices, cache in before:
+            module.tuned, module.choices = tuned, choices
+            if isinstance(module, Conv2d):
+                module.filter_cache = cache
+
+    return restore
+
+
+def _cache_of(module: TunedModule) -> FilterCache | None:
+    return module.filter_cache if isinstance(module, Conv2d) else None
