@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pandas
 
 from mucudnn.bench.folders.header import FORMAT_VERSION, Header
-from mucudnn.bench.folders.lines import object_of_line
+from mucudnn.bench.folders.rows import object_of_line
 from mucudnn.bench.report.export import json_line
 from mucudnn.solver.front import desirable_sets
 from mucudnn.words.errors import InvalidInputError
@@ -51,6 +51,7 @@ _POINT: Mapping[str, _IsSound] = {"configuration": _is_text, "time_s": _is_numbe
 class Candidates:
     """Content of the file, as data frames with the columns of the subject and ``subject``, its number.
 
+    lines: the objects of the file that count.
     measured: a row for each algorithm and micro-batch size, with its costs in seconds and bytes;
     ``is_allowed``, whether its error is within the bound; ``step_samples_s``, empty where the database knew the times.
     desirable: a row for each point of the desirable sets, least workspace first: ``configuration``,
@@ -58,6 +59,7 @@ class Candidates:
     problems: what could not be read, with file and line.
     """
 
+    lines: tuple[dict[str, Any], ...]
     measured: pandas.DataFrame
     desirable: pandas.DataFrame
     problems: tuple[str, ...] = field(default=())
@@ -103,40 +105,32 @@ def _candidate(measurement: Measurement, *, is_allowed: bool) -> dict[str, Any]:
     }
 
 
-def read_candidates(folder: Path, header: Header) -> Candidates:
-    """Read the file; without it the frames are empty. Of lines of the same subject the last one counts."""
-    path = folder / CANDIDATES_FILE
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    problems: list[str] = []
-    for number, text in enumerate(_lines(path, problems), start=1):
-        try:
-            line = _checked(text, header)
-            found[tuple(line[name] for name in header.subject_columns)] = line
-        except InvalidInputError as error:
-            problems.append(f"{path}, line {number}: {error}; it is left out")
-    return _candidates_of(found, header, tuple(problems))
-
-
-def no_candidates(header: Header) -> Candidates:
-    """Return what there is of a run that kept none: empty frames with all columns."""
-    return _candidates_of({}, header)
-
-
-def _candidates_of(
-    found: Mapping[tuple[Any, ...], dict[str, Any]], header: Header, problems: tuple[str, ...] = ()
-) -> Candidates:
-    measured = _frame(found, "candidates", _CANDIDATE, header)
-    return Candidates(measured, _frame(found, "desirable", _POINT, header), problems)
-
-
-def _lines(path: Path, problems: list[str]) -> list[str]:
+def read_candidates(path: Path, header: Header) -> Candidates:
+    """Read ``candidates.jsonl``; without it the frames are empty."""
     try:
-        return [line for line in path.read_bytes().decode(errors="replace").split("\n") if line]
+        text = path.read_bytes().decode(errors="replace")
     except FileNotFoundError:
-        return []
+        return candidates_of_lines("", (), header)
     except OSError as error:
-        problems.append(f"{path} cannot be read: {error.strerror}")
-        return []
+        return candidates_of_lines("", (), header, (f"{path} cannot be read: {error.strerror}",))
+    return candidates_of_lines(f"{path}, line", text.split("\n"), header)
+
+
+def candidates_of_lines(where: str, lines: Iterable[str], header: Header, problems: tuple[str, ...] = ()) -> Candidates:
+    """Return the candidates of lines; of lines of the same subject the last one counts.
+
+    where: what messages say before the number of a line. problems: what is told first.
+    """
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for number, text in enumerate(lines, start=1):
+        try:
+            if text:
+                line = _checked(text, header)
+                found[tuple(line[name] for name in header.subject_columns)] = line
+        except InvalidInputError as error:
+            problems = (*problems, f"{where} {number}: {error}; it is left out")
+    measured = _frame(found, "candidates", _CANDIDATE, header)
+    return Candidates(tuple(found.values()), measured, _frame(found, "desirable", _POINT, header), problems)
 
 
 def _checked(text: str, header: Header) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Header:
         ]
 
     def _decisive(self) -> dict[str, Any]:
-        record = _record(self)
+        record = header_record(self)
         return {
             "benchmark": self.benchmark,
             "source": self.source,
@@ -78,7 +78,7 @@ class Header:
 
 def write_header(folder: Path, header: Header) -> None:
     """Write ``environment.json``. Raises ``OutputError`` where that cannot be."""
-    write_json(folder / HEADER_FILE, _record(header))
+    write_json(folder / HEADER_FILE, header_record(header))
 
 
 def read_header(folder: Path) -> Header:
@@ -95,6 +95,11 @@ def read_header(folder: Path) -> Header:
         )
     record = read_object(path)
     require_version(path, record)
+    return header_of(path, record)
+
+
+def header_of(path: Path, record: Mapping[str, Any]) -> Header:
+    """Return the header that the object of a file has. Raises ``InvalidInputError`` where it lacks something."""
     try:
         return Header(
             benchmark=str(record["benchmark"]),
@@ -110,7 +115,7 @@ def read_header(folder: Path) -> Header:
             identity=str(record["folder"]),
         )
     except KeyError as error:
-        raise InvalidInputError(f"{path} has no {error}; it is no environment file of a result folder") from None
+        raise InvalidInputError(f"{path} has no {error}; it is no result of a benchmark") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise InvalidInputError(f"{path} has a value that is not understood: {error}") from None
 
@@ -151,8 +156,8 @@ def require_version(path: Path, record: Mapping[str, Any]) -> None:
         )
 
 
-def _record(header: Header) -> dict[str, Any]:
-    """Return what the file has, as it is read back: tuples are lists."""
+def header_record(header: Header) -> dict[str, Any]:
+    """Return the object of ``environment.json``, as it is read back: tuples are lists."""
     record = {
         "format_version": FORMAT_VERSION,
         "folder": header.identity,

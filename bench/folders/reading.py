@@ -1,21 +1,39 @@
-"""Reads a result folder into pandas: what can be read is there, and what was left out is told."""
+"""Reads a result folder, or a file of ``--json``, which has the same content, into pandas.
+
+What can be read is there, and what was left out is told.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas
 
-from mucudnn.bench.folders.candidates import Candidates, no_candidates, read_candidates
-from mucudnn.bench.folders.header import SUMMARY_FILE, Header, read_header, read_object, require_version
-from mucudnn.bench.folders.rows import COLUMNS, Line, read_rows
-from mucudnn.bench.folders.writing import LeftOut
+from mucudnn.bench.folders.candidates import CANDIDATES_FILE, Candidates, candidates_of_lines, read_candidates
+from mucudnn.bench.folders.header import (
+    ROWS_FILE,
+    SUMMARY_FILE,
+    Header,
+    header_of,
+    header_record,
+    read_header,
+    read_object,
+    require_version,
+)
+from mucudnn.bench.folders.rows import COLUMNS, Line, Rows, read_rows, rows_of_lines
 from mucudnn.words.errors import InvalidInputError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something that was not measured, and the reason, both in words."""
+
+    what: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,8 +42,8 @@ class ResultFolder:
 
     lines: the objects of ``rows.jsonl`` that count, as they are. rows: the same, a row for each, in the order of the
     file, with all its columns (docs/result-folders.md), ``samples_s`` being a list, and ``time_s``, the median of the
-    samples in seconds, NaN where there are none. candidates: what was measured to choose from. left_out: what the run
-    did not measure. problems: what could not be read, with file and line.
+    samples in seconds, NaN where there are none. candidates: what was measured to choose from. summary: the object of
+    ``summary.json``; empty before the run ends. problems: what could not be read, with file and line.
     """
 
     path: Path
@@ -33,8 +51,13 @@ class ResultFolder:
     lines: tuple[Line, ...]
     rows: pandas.DataFrame
     candidates: Candidates
-    left_out: tuple[LeftOut, ...] = ()
+    summary: Mapping[str, Any]
     problems: tuple[str, ...] = ()
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """What the run did not measure."""
+        return tuple(LeftOut(one["what"], one["reason"]) for one in self.summary.get("left_out", ()))
 
     @property
     def samples(self) -> pandas.DataFrame:
@@ -48,6 +71,15 @@ class ResultFolder:
             }
         )
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that ``--json`` writes: the content of all files of the folder."""
+        return {
+            **header_record(self.header),
+            "rows": self.lines,
+            "candidates": self.candidates.lines,
+            "summary": self.summary,
+        }
+
 
 def read_folder(path: Path) -> ResultFolder:
     """Read a result folder.
@@ -55,43 +87,66 @@ def read_folder(path: Path) -> ResultFolder:
     Raises ``InvalidInputError`` where there is none, and where its environment file cannot be read.
     """
     header = read_header(path)
-    found = read_rows(path, header)
-    left_out, problems = _left_out(path)
-    candidates = read_candidates(path, header)
-    problems = (*found.problems, *candidates.problems, *problems)
-    return folder_of_lines(path, header, found.lines, problems, left_out, candidates)
+    file = path / SUMMARY_FILE
+    problems: tuple[str, ...] = ()
+    try:
+        summary = _checked_summary(file, read_object(file))
+    except InvalidInputError as error:
+        told = f"{file} cannot be read, so that it is not known what was left out: {error}"
+        summary, problems = {}, (told if file.exists() else f"{file} is not there: the run has not ended",)
+    rows, candidates = read_rows(path / ROWS_FILE, header), read_candidates(path / CANDIDATES_FILE, header)
+    return _result(path, header, rows, candidates, summary, problems)
 
 
-def folder_of_lines(
+def read_result_file(path: Path) -> ResultFolder:
+    """Read a file that a benchmark wrote with ``--json``, or a result folder.
+
+    Raises ``InvalidInputError`` with the file, and the line where it is no JSON, for what no benchmark wrote.
+    """
+    if path.is_dir():
+        return read_folder(path)
+    record = read_object(path)
+    require_version(path, record)
+    header = header_of(path, record)
+    try:
+        rows = rows_of_lines(f"{path}, row", map(json.dumps, record["rows"]), header)
+        candidates = candidates_of_lines(f"{path}, candidates", map(json.dumps, record["candidates"]), header)
+        summary = record["summary"] and _checked_summary(path, record["summary"])
+    except (KeyError, TypeError) as error:
+        raise InvalidInputError(f"{path} lacks {error}; it is no result of a benchmark") from None
+    return _result(path, header, rows, candidates, summary, ())
+
+
+def _result(
     path: Path,
     header: Header,
-    lines: Sequence[Line],
-    problems: tuple[str, ...] = (),
-    left_out: tuple[LeftOut, ...] = (),
-    candidates: Candidates | None = None,
+    found: Rows,
+    candidates: Candidates,
+    summary: Mapping[str, Any],
+    problems: tuple[str, ...],
 ) -> ResultFolder:
-    """Return what was read: lines as ``rows.jsonl`` has them. candidates: None where the run kept none."""
-    rows = pandas.DataFrame(list(lines) or {name: [] for name in (*COLUMNS, *header.subject_columns)})
-    rows["time_s"] = [_median(samples) for samples in rows["samples_s"]]
-    return ResultFolder(path, header, tuple(lines), rows, candidates or no_candidates(header), left_out, problems)
+    rows = pandas.DataFrame(list(found.lines) or {name: [] for name in (*COLUMNS, *header.subject_columns)})
+    rows["time_s"] = [float(pandas.Series(samples, dtype=float).median()) for samples in rows["samples_s"]]
+    problems = (*found.problems, *candidates.problems, *problems)
+    return ResultFolder(path, header, found.lines, rows, candidates, summary, problems)
 
 
-def _median(samples: list[float]) -> float:
-    return float(pandas.Series(samples, dtype=float).median())
-
-
-def _left_out(path: Path) -> tuple[tuple[LeftOut, ...], tuple[str, ...]]:
-    """Return what the run left out, and what is wrong with the file that says so; there is none before it ends."""
-    file = path / SUMMARY_FILE
-    if not file.exists():
-        return (), (f"{file} is not there: the run has not ended",)
+def _checked_summary(file: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the summary. Raises ``InvalidInputError`` where it does not say what was left out."""
+    require_version(file, summary)
     try:
-        summary = read_object(file)
-        require_version(file, summary)
-        return tuple(_one_left_out(each) for each in summary["left_out"]), ()
-    except (InvalidInputError, KeyError, TypeError) as error:
-        return (), (f"{file} cannot be read, so that it is not known what was left out: {error}",)
+        summary["left_out"] = [{key: str(one[key]) for key in ("what", "reason")} for one in summary["left_out"]]
+    except (KeyError, TypeError) as error:
+        raise InvalidInputError(f"{file}: left_out is not understood: {error}") from None
+    return summary
 
 
-def _one_left_out(record: Mapping[str, Any]) -> LeftOut:
-    return LeftOut(str(record["what"]), str(record["reason"]))
+def flat_rows(folder: ResultFolder) -> Iterator[dict[str, Any]]:
+    """Yield the rows as ``--csv`` has them: ``time_s`` in place of the samples; lists and objects are JSON."""
+    lists = {"samples_s", "format_version", "folder"}
+    for row in folder.rows.to_dict("records"):
+        yield {
+            str(name): json.dumps(value) if isinstance(value, list | dict) else value
+            for name, value in row.items()
+            if name not in lists
+        }

@@ -6,16 +6,16 @@ is from round i, so that their ratios are paired.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from mucudnn.bench.folders.header import FORMAT_VERSION, ROWS_FILE, Header
-from mucudnn.bench.folders.lines import object_of_line
+from mucudnn.bench.folders.header import FORMAT_VERSION, Header
 from mucudnn.bench.report.export import json_line
 from mucudnn.measuring.timing.load import Load
 from mucudnn.words.errors import InvalidInputError
@@ -130,33 +130,36 @@ class Rows:
     last_turns: int = 0
 
 
-def read_rows(folder: Path, header: Header) -> Rows:
-    """Read ``rows.jsonl``; what is no row of this folder is passed over, with the reason.
-
-    Of rows that were measured more than once the last ones count. Raises ``InvalidInputError`` where the file cannot be
-    read.
-    """
-    path = folder / ROWS_FILE
+def read_rows(path: Path, header: Header) -> Rows:
+    """Read ``rows.jsonl``. Raises ``InvalidInputError`` where the file cannot be read."""
     try:
         text = path.read_bytes().decode(errors="replace")
     except FileNotFoundError:
         return Rows((), (f"{path} is not there: nothing was measured yet",))
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}") from None
+    return rows_of_lines(f"{path}, line", text.split("\n"), header)
+
+
+def rows_of_lines(where: str, lines: Iterable[str], header: Header) -> Rows:
+    """Return the rows of lines; what is no row of this folder is passed over, with the reason.
+
+    where: what messages say before the number of a line. Of rows that were measured more than once the last ones count.
+    """
     found: list[Line] = []
     problems: list[str] = []
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             if line:
                 found.append(_checked(line, header))
         except InvalidInputError as error:
-            problems.append(f"{path}, line {number}: {error}; it is left out")
+            problems.append(f"{where} {number}: {error}; it is left out")
     last = {row_key(line, header): line for line in found}
     counts = Counter(line["turns"] for line in found)
     incomplete = {line["turns"]: line["rows_in_turns"] for line in last.values()}
     incomplete = {turns: wanted for turns, wanted in incomplete.items() if counts[turns] != wanted}
     problems += [
-        f"{path}: turns {turns} has {counts[turns]} of {wanted} rows; a run with the same --out measures it again"
+        f"{where}s: turns {turns} has {counts[turns]} of {wanted} rows; a run with the same --out measures it again"
         for turns, wanted in incomplete.items()
     ]
     return Rows(tuple(last.values()), tuple(problems), frozenset(incomplete), max(counts, default=0))
@@ -199,3 +202,29 @@ def _require_samples(line: Line, is_timed: bool) -> None:
             raise InvalidInputError(f"sample {index + 1} of {len(samples)} is {sample!r}, and no time above 0")
     if is_timed and not samples and not line["failure"]:
         raise InvalidInputError("samples_s is empty, and no failure says why")
+
+
+def object_of_line(text: str, header: Header, columns: Iterable[str]) -> dict[str, Any]:
+    """Return the object of a line, which has the columns and those of the subject.
+
+    Raises ``InvalidInputError``, saying what is wrong with the line.
+    """
+    try:
+        line = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise InvalidInputError(f"half-written, or no JSON: {error.msg}") from None
+    except RecursionError:
+        raise InvalidInputError("nested too deeply") from None
+    if not isinstance(line, dict):
+        raise InvalidInputError(f"no JSON object, but {type(line).__name__}")
+    if line.get("format_version") != FORMAT_VERSION:
+        raise InvalidInputError(f"format version {line.get('format_version')}, and not {FORMAT_VERSION}")
+    if line.get("folder") != header.identity:
+        raise InvalidInputError(f"a row of another folder, {line.get('folder')}, and not of {header.identity}")
+    if missing := [name for name in (*columns, *header.subject_columns) if name not in line]:
+        raise InvalidInputError(f"no column {', '.join(missing)}")
+    return line
+
+
+def _refuse_constant(name: str) -> float:
+    raise InvalidInputError(f"{name} is no finite number")

@@ -9,7 +9,7 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from mucudnn.bench.folders.header import (
     read_header,
     write_header,
 )
+from mucudnn.bench.folders.reading import LeftOut
 from mucudnn.bench.folders.rows import Key, Line, Row, Rows, Subject, lines_of, read_rows, subject_key
 from mucudnn.bench.report.export import write_json
 from mucudnn.measuring.timing.load import Load
@@ -31,14 +32,6 @@ from mucudnn.words.errors import InvalidInputError, OutputError
 
 if TYPE_CHECKING:
     from mucudnn.tuning.result import TunedProblem
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Something that was not measured, and the reason, both in words."""
-
-    what: str
-    reason: str
 
 
 class FolderWriter:
@@ -104,7 +97,7 @@ class FolderWriter:
                 "folder": self.header.identity,
                 "wanted": self.header.wanted,
                 "measured": len(self._measured),
-                "left_out": [{"what": one.what, "reason": one.reason} for one in left_out],
+                "left_out": [asdict(one) for one in left_out],
                 **(more or {}),
             },
         )
@@ -125,7 +118,7 @@ def open_folder(path: Path, header: Header) -> Iterator[FolderWriter]:
     with stream:
         _require_alone(path, stream)
         _end_last_line(path / ROWS_FILE, stream)
-        yield FolderWriter(path, header, stream, read_rows(path, header))
+        yield FolderWriter(path, header, stream, read_rows(path / ROWS_FILE, header))
 
 
 @contextmanager

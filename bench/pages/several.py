@@ -10,8 +10,7 @@ import pandas
 
 import mucudnn
 from mucudnn.bench.folders.header import HEADER_FILE, folders_below
-from mucudnn.bench.folders.reading import read_folder
-from mucudnn.bench.folders.result_files import read_result_file
+from mucudnn.bench.folders.reading import read_folder, read_result_file
 from mucudnn.bench.pages.page import Report, html_of, rendered, report_of
 from mucudnn.bench.pages.pictures.drawn import Picture, pictures_or_reason
 from mucudnn.words.errors import InvalidInputError

@@ -18,7 +18,7 @@ open; an algorithm *adds* its part to it, in any step or in ``close``, and must 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -249,17 +249,6 @@ def fuses(algorithm: Algorithm, problem: ConvProblem) -> bool:
     return problem.operation is Operation.FORWARD and isinstance(algorithm, Fusing) and algorithm.fuses(problem)
 
 
-class WholeBatch(Protocol):
-    """An algorithm on a whole mini-batch as its library runs it: straight into the result, with nothing of ours."""
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes that the library itself needs."""
-
-    def run(self, x: Tensor, w: Tensor, y: Tensor) -> None:
-        """Compute one call. x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q); one is written anew."""
-
-
 class AlgorithmSource(Protocol):
     """Offers algorithms that depend on the problem, as a library does that knows many ways to compute each."""
 
@@ -267,15 +256,8 @@ class AlgorithmSource(Protocol):
     def name(self) -> str:
         """Name by which users allow all that it offers: ``cudnn``. The algorithms' names begin with it and a colon."""
 
-    @property
-    def title(self) -> str:
-        """Name for people of what it offers: ``cuDNN's engines``."""
-
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> Sequence[Algorithm]:
         """Algorithms that can compute slices of at least one of these sizes. Runs nothing."""
-
-    def undivided(self, problem: ConvProblem, batch_size: int) -> Mapping[str, WholeBatch]:
-        """Name -> algorithm on a whole mini-batch of this size: what benchmarks compare micro-batches with."""
 
     def measuring(self) -> AbstractContextManager[object]:
         """Context in which those of one problem are measured: what is built for that alone is given back at its end."""

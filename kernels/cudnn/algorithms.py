@@ -246,24 +246,6 @@ class CudnnEngine(BaseAlgorithm):
 
 
 @dataclass(frozen=True, slots=True)
-class WholeBatchOnEngine:
-    """One engine as torch runs it, with the engine's own workspace and no temporary for dw. Not run on a GPU yet."""
-
-    plan: Plan
-    backend: Backend
-
-    @property
-    def workspace_bytes(self) -> int:
-        return self.backend.own_bytes(self.plan) or self.backend.engine(self.plan).workspace_bytes
-
-    def run(self, x: Tensor, w: Tensor, y: Tensor) -> None:
-        handed_bytes = self.backend.engine(self.plan).workspace_bytes
-        workspace = torch.empty(handed_bytes, dtype=torch.uint8, device=x.device)
-        pointers = Pointers(x.data_ptr(), w.data_ptr(), y.data_ptr())
-        self.backend.execute(self.plan, pointers, workspace.data_ptr(), _current_stream(x))
-
-
-@dataclass(frozen=True, slots=True)
 class CudnnEngines:
     """All engine configurations that cuDNN offers for a problem, and that torch's settings allow.
 
@@ -273,7 +255,6 @@ class CudnnEngines:
 
     backend: Backend
     name: str = SOURCE_NAME
-    title: str = "cuDNN's engines"
 
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> list[CudnnEngine]:
         """Return those that are offered for any of the sizes, in the order of the largest for which they are.
@@ -298,10 +279,6 @@ class CudnnEngines:
             for config, engines in found.items()
             for adds_in_place in ((False, True) if in_place else (False,))
         ]
-
-    def undivided(self, problem: ConvProblem, batch_size: int) -> dict[str, WholeBatchOnEngine]:
-        engines = (engine for engine in self.offered(problem, [batch_size]) if not engine.adds_in_place)
-        return {e.name: WholeBatchOnEngine(Plan(e.config, problem, batch_size), self.backend) for e in engines}
 
     def measuring(self) -> AbstractContextManager[object]:
         return self.backend.building_for_a_while()

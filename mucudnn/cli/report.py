@@ -30,7 +30,7 @@ def report(folder: Path, html_file: Path | None, csv_file: Path | None, markdown
     """Show the result folder DIR, which a benchmark wrote with --out, or all result folders inside of DIR together.
 
     Nothing is measured: every number is computed from the stored samples. DIR may also be a file that a benchmark wrote
-    with --json: it has medians alone.
+    with --json.
     """
     from mucudnn.bench.pages import text
     from mucudnn.bench.pages.several import html_of_all, reports_in

@@ -10,7 +10,7 @@ import pytest
 from support.command_line import HEADING, TUNE, fail, invoke
 
 from mucudnn.bench.sources import table_tuning
-from mucudnn.bench.suites.network import benchmark as network_benchmark
+from mucudnn.bench.suites.convolutions import division
 from mucudnn.database.database import Database
 from mucudnn.running.environment import Environment
 
@@ -111,7 +111,7 @@ def test_other_commands_hand_on_the_budget(command: tuple[str, ...], monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(table_tuning, "tune_table", stop)
-    monkeypatch.setattr(network_benchmark, "tune_table", stop)
+    monkeypatch.setattr(division, "table_tasks", stop)
     invoke(*command, "alexnet", "--workspace-budget", "1MiB")
     assert seen[0].workspace_budget_bytes == 2**20
     assert seen[0].workspace_limit_bytes is None

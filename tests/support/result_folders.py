@@ -11,8 +11,9 @@ from support.clock.machine import ENVIRONMENT
 
 from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.reading import LeftOut
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Row, problem_columns
-from mucudnn.bench.folders.writing import LeftOut, open_folder
+from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.sources.layers import Layer, load_source
 from mucudnn.measuring.timing.load import Load
 from mucudnn.tuning.result import TunedProblem

@@ -10,7 +10,8 @@ from typing import Any
 from mucudnn.bench.recipes.benchmarks import Cell, Place
 from mucudnn.bench.recipes.settings import config_of
 from mucudnn.bench.sources.layers import LayerTable, load_source, with_filters
-from mucudnn.bench.suites.deepbench.benchmark import ROUNDS, Choices, benchmark_deepbench
+from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
+from mucudnn.bench.suites.convolutions.choices import ROUNDS, Choices
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
 
@@ -18,7 +19,7 @@ _SHAPES = ("batch", "dtype", "memory_format")
 
 
 def run(cell: Cell, out: Path, place: Place) -> None:
-    """Measure a cell into the folder ``out``. Raises what ``benchmark_deepbench`` raises."""
+    """Measure a cell into the folder ``out``. Raises what ``benchmark_convolutions`` raises."""
     settings = cell.settings
     table = table_of(cell)
     config = config_of(settings, workspace_limit=None, database=place.database)
@@ -32,9 +33,7 @@ def run(cell: Cell, out: Path, place: Place) -> None:
         rounds=settings.get("rounds", ROUNDS),
         time_limit_s=settings.get("time_limit"),
     )
-    benchmark_deepbench(
-        *(table, config, choices, out), device=place.device, progress=place.progress, benchmark="convolutions"
-    )
+    benchmark_convolutions("convolutions", table, config, choices, out, device=place.device, progress=place.progress)
 
 
 def table_of(cell: Cell) -> LayerTable:

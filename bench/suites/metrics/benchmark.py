@@ -20,8 +20,9 @@ from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.timing import Contestant, MedianTime, TurnRounds, try_in_turns
 from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.reading import LeftOut
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Row, Subject, problem_columns
-from mucudnn.bench.folders.writing import LeftOut, open_folder
+from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.bench.suites.metrics.calls import Computation, alone, compute, through_module
 from mucudnn.bench.suites.metrics.errors import ErrorNorms, distinct_results, error_map

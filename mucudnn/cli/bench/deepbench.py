@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.results import shown
 from mucudnn.cli.shared.selections import filters_of, parse_limits_or_none
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.config import BatchSizePolicy
@@ -110,11 +111,11 @@ def deepbench(
     """
     if batch_scale is not None and batch is not None:
         raise click.UsageError("--batch is instead of DeepBench's own sizes: give it or --batch-scale, not both")
-    from mucudnn.bench.folders.reading import read_folder
     from mucudnn.bench.sources.layers import load_source, with_filters
-    from mucudnn.bench.suites.deepbench.benchmark import Choices, benchmark_deepbench
-    from mucudnn.bench.suites.deepbench.report import deepbench_table, left_out_in_words
-    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
+    from mucudnn.bench.suites.convolutions.choices import Choices
+    from mucudnn.bench.suites.convolutions.report import deepbench_tables
+    from mucudnn.terminal.console import progress_bar
     from mucudnn.words.config import Config
 
     table = load_source(_TABLES[set_name], batch=batch, dtype=dtype, memory_format=memory_format)
@@ -124,14 +125,9 @@ def deepbench(
     operations = operations or (tuple(Operation) if set_name == _TRAINING else (Operation.FORWARD,))
     config = Config(workspace_limit=None, operations=operations, time_limit=tuning_time, **rest)
     options.use_threads(threads)
-    with progress_bar() as progress:
-        benchmark_deepbench(
-            table, config, Choices(policies, limits, rounds, time_limit), out, device=device, progress=progress
-        )
-    console, folder = output(), read_folder(out)
-    console.print(deepbench_table(folder))
-    console.print(left_out_in_words(folder), soft_wrap=True)
-    console.print(str(folder.header.environment))
+    choices = Choices(policies, limits, rounds=rounds, time_limit_s=time_limit)
+    with shown(out, deepbench_tables) as folder, progress_bar() as progress:
+        benchmark_convolutions("deepbench", table, config, choices, folder, device=device, progress=progress)
 
 
 def _scaled(table: LayerTable, scale: float) -> LayerTable:

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from mucudnn.bench.report.export import write_json
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.results import shown
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.problem import MemoryFormat
 
@@ -43,26 +43,15 @@ def network(
     What seems slower than torch's is measured once more. SOURCE is whatever mucudnn tune takes.
     """
     from mucudnn.bench.sources.layers import load_source
-    from mucudnn.bench.suites.network.benchmark import ROUNDS, benchmark_network
-    from mucudnn.bench.suites.network.report import network_record, network_table
-    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
+    from mucudnn.bench.suites.convolutions.choices import ROUNDS, Choices
+    from mucudnn.bench.suites.convolutions.report import network_tables
+    from mucudnn.terminal.console import progress_bar
     from mucudnn.words.config import Config
 
     config = Config(**choices)
     options.use_threads(threads)
     table = load_source(source, batch=batch, input_shape=input_shape, dtype=dtype)
-    with progress_bar() as progress:
-        benchmark = benchmark_network(
-            table,
-            config,
-            memory_formats=memory_formats,
-            rounds=rounds or ROUNDS,
-            device=device,
-            progress=progress,
-            out=out,
-        )
-    console = output()
-    console.print(network_table(benchmark))
-    console.print(str(benchmark.environment))
-    if json_file is not None:
-        write_json(json_file, network_record(benchmark))
+    asked = Choices(memory_formats=memory_formats, rounds=rounds or ROUNDS)
+    with shown(out, network_tables, json_file) as folder, progress_bar() as progress:
+        benchmark_convolutions("network", table, config, asked, folder, device=device, progress=progress)

@@ -12,7 +12,6 @@ from mucudnn.bench.report.export import write_csv
 from mucudnn.cli.shared import options
 from mucudnn.terminal.command_files import FileCommand, OutputFolder
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import MemoryFormat
 
 _TOLERANCE = 0.05
 _TABLE = "history.csv"
@@ -67,7 +66,8 @@ def track(
     """
     from mucudnn.bench.folders.header import SUMMARY_FILE
     from mucudnn.bench.sources.tracked import TRACKED, tracked_layers
-    from mucudnn.bench.suites.network.benchmark import benchmark_network
+    from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
+    from mucudnn.bench.suites.convolutions.choices import Choices
     from mucudnn.bench.tracking import history_report as report
     from mucudnn.bench.tracking.history import current_version, read_history
     from mucudnn.bench.tracking.verdicts import require_scipy
@@ -84,14 +84,9 @@ def track(
         console.print(f"{out} was measured before; --as NAME measures into another folder", soft_wrap=True)
     elif not only_history:
         with TemporaryDirectory() as fresh, progress_bar() as progress:
-            benchmark_network(
-                tracked_layers(),
-                Config(database=Path(fresh) / "measurements.sqlite"),
-                memory_formats=(MemoryFormat.CONTIGUOUS,),
-                rounds=rounds,
-                device=device,
-                progress=progress,
-                out=out,
+            config = Config(database=Path(fresh) / "measurements.sqlite")
+            benchmark_convolutions(
+                *("network", tracked_layers(), config, Choices(rounds=rounds), out), device=device, progress=progress
             )
     history = read_history(folder, TRACKED, _TOLERANCE)
     console.print(report.versions_table(history))

@@ -85,7 +85,8 @@ def training(
     what is left can be compared, too. The files are written anew after each of these, so that nothing is lost when the
     command is stopped. What the folder of --out has already is neither measured nor shown again.
     """
-    from mucudnn.bench.folders.writing import LeftOut, open_folder
+    from mucudnn.bench.folders.reading import LeftOut
+    from mucudnn.bench.folders.writing import open_folder
     from mucudnn.bench.suites.training.benchmark import TrainingOptions
     from mucudnn.bench.suites.training.report import training_record, training_rows, training_tables
     from mucudnn.bench.suites.training.result import PRECISIONS, VariantResult

@@ -15,9 +15,9 @@ from support.clock.machine import ENVIRONMENT
 
 from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.folders.header import HEADER_FILE, ROWS_FILE, SUMMARY_FILE, Header, read_header
-from mucudnn.bench.folders.reading import read_folder
+from mucudnn.bench.folders.reading import LeftOut, read_folder
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Row, problem_columns, problem_of
-from mucudnn.bench.folders.writing import LeftOut, folder_if_named, open_folder
+from mucudnn.bench.folders.writing import folder_if_named, open_folder
 from mucudnn.measuring.timing.load import Load
 from mucudnn.words.errors import InvalidInputError, OutputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat

@@ -16,9 +16,9 @@ from support.result_folders import MIB, training_layers, write_random_folder
 from support.tables_of_page import PageParser
 
 from mucudnn.bench.folders.header import Header
-from mucudnn.bench.folders.reading import read_folder
+from mucudnn.bench.folders.reading import LeftOut, read_folder
 from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.folders.writing import LeftOut, open_folder
+from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.pages.page import html_of, report_of
 from mucudnn.bench.pages.pictures.drawn import pictures_or_reason
 from mucudnn.bench.pages.pictures.kinds import KINDS

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 from support.result_folders import MIB, training_layers, write_random_folder
 
-from mucudnn.bench.folders.reading import read_folder
-from mucudnn.bench.folders.writing import LeftOut
+from mucudnn.bench.folders.reading import LeftOut, read_folder
 from mucudnn.bench.pages.page import html_of, report_of
 from mucudnn.bench.pages.pictures.drawn import pictures_or_reason
 from mucudnn.bench.pages.several import html_of_all, reports_in

@@ -22,7 +22,7 @@ from mucudnn.bench.recipes.recipe_file import read_recipe
 from mucudnn.bench.recipes.report import _limits_in_words, criteria_table, results_table
 from mucudnn.bench.recipes.running import Outcome, run_recipe
 from mucudnn.bench.recipes.runs import convolutions, program
-from mucudnn.bench.suites.deepbench.benchmark import benchmark_deepbench
+from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
 from mucudnn.bench.suites.solver.networks import benchmark_division
 from mucudnn.bench.suites.training import equality
 from mucudnn.database.database import Database
@@ -43,7 +43,7 @@ class Kitchen:
         small = FakeAlgorithm("small", self.clock, linear(0.015, 0.001))
         self.machine = fake_machine(self.clock, [native, quick, small])
         own: dict[str, Any] = {"machine": self.machine, "database": Database(":memory:")}
-        monkeypatch.setattr(convolutions, "benchmark_deepbench", partial(benchmark_deepbench, **own))
+        monkeypatch.setattr(convolutions, "benchmark_convolutions", partial(benchmark_convolutions, **own))
         monkeypatch.setattr(program, "benchmark_division", partial(benchmark_division, **own))
         (folder / "layers.csv").write_text(LAYERS)
 

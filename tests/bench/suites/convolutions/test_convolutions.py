@@ -14,8 +14,10 @@ from mucudnn.bench.contests.bounds import kind_of_layer
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.folders.rows import problem_of
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
-from mucudnn.bench.suites.deepbench.benchmark import Balance, Choices, Wanted, benchmark_deepbench
-from mucudnn.bench.suites.deepbench.report import deepbench_table, left_out_in_words
+from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
+from mucudnn.bench.suites.convolutions.choices import Choices
+from mucudnn.bench.suites.convolutions.order import Balance, Wanted
+from mucudnn.bench.suites.convolutions.report import deepbench_tables, left_out_in_words
 from mucudnn.database.database import Database
 from mucudnn.measuring.operands import Operands
 from mucudnn.measuring.whole_runs import Machine
@@ -45,7 +47,9 @@ class Bench:
         self, out: Path, *limits: int | None, problems: Sequence[ConvProblem] = (FORWARD,), time_s: float | None = None
     ) -> ResultFolder:
         choices = Choices(POLICIES, limits, rounds=3, time_limit_s=time_s)
-        benchmark_deepbench(table(*problems), CONFIG, choices, out, machine=self.machine, database=self.database)
+        benchmark_convolutions(
+            *("deepbench", table(*problems), CONFIG, choices, out), machine=self.machine, database=self.database
+        )
         return read_folder(out)
 
 
@@ -227,7 +231,7 @@ def test_where_one_kind_of_layer_does_not_fit_its_operations_are_those_of_anothe
 
 
 def test_the_table_has_means_of_speedups(bench: Bench, tmp_path: Path) -> None:
-    printed = deepbench_table(bench.run(tmp_path, 400, None))
+    printed, _ = deepbench_tables(bench.run(tmp_path, 400, None))
     cells = list(zip(*(column._cells for column in printed.columns), strict=True))
     assert [row[:3] for row in cells] == [
         ("undivided", "undivided", "400 B"),

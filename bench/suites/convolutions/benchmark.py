@@ -1,0 +1,168 @@
+"""Runs the convolutions of a table into a result folder, problem by problem.
+
+The table is DeepBench's (https://github.com/baidu-research/DeepBench), or any other. A run that is stopped, or whose
+time is over, goes on in the same folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from mucudnn.bench.contests.bounds import MachineLimits
+from mucudnn.bench.contests.torch_variants import torch_variants
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.reading import LeftOut
+from mucudnn.bench.folders.rows import PROBLEM_COLUMNS
+from mucudnn.bench.folders.writing import FolderWriter, open_folder
+from mucudnn.bench.report.records import config_record
+from mucudnn.bench.sources.layers import LayerTable
+from mucudnn.bench.suites.convolutions.choices import Choices
+from mucudnn.bench.suites.convolutions.contest import Contests, subject_of
+from mucudnn.bench.suites.convolutions.division import NetworkTuner, TunedNetwork
+from mucudnn.bench.suites.convolutions.order import Balance, Pace, Wanted
+from mucudnn.database.database import Database
+from mucudnn.measuring.whole_runs import Machine
+from mucudnn.tuning.tuner import machine_and_database
+from mucudnn.words.config import Config
+from mucudnn.words.problem import ConvProblem, MemoryFormat
+from mucudnn.words.progress import Progress, share_of, silent
+from mucudnn.words.units import format_seconds
+
+
+def benchmark_convolutions(
+    benchmark: str,
+    table: LayerTable,
+    config: Config,
+    choices: Choices,
+    out: Path,
+    *,
+    device: str = "cpu",
+    progress: Progress = silent,
+    machine: Machine | None = None,
+    database: Database | None = None,
+) -> None:
+    """Measure the problems of a table into the folder ``out``; what it has already is not measured again.
+
+    benchmark: what the folder says that it is of. config: under policies its own policy and limit do not count.
+    machine, database: used in place of this machine and of the file that the config names.
+
+    Raises what ``open_folder`` and ``tune`` raise, and ``KeyboardInterrupt``, by then with all that was measured in the
+    folder.
+    """
+    with (
+        machine_and_database(config, device, machine, database) as (on, opened),
+        torch_variants(on.device) as variants,
+        open_folder(out, _header(benchmark, table, config, choices, on)) as folder,
+    ):
+        contests = Contests(config, on, opened, variants, choices)
+        run = _Run(table, folder, contests, table.problems(config.operations))
+        with run.summarized():
+            if run.left and (choices.budgets or not choices.policies):
+                part, progress = share_of(progress, 0.0, 0.5), share_of(progress, 0.5, 0.5)
+                run.contests = replace(contests, tuned=tuple(run.tuned_networks(part)))
+            run.measure(progress)
+        folder.improve_limits({dtype: MachineLimits.measured(on.device, dtype) for dtype in folder.header.limits})
+
+
+def _header(benchmark: str, table: LayerTable, config: Config, choices: Choices, machine: Machine) -> Header:
+    dtype = table.layers[0].problem.dtype
+    formats = _formats(table, choices)
+    settings = {
+        **config_record(replace(config, database=None)),
+        "batch_sizes": sorted({layer.batch_size for layer in table.layers}),
+        "layers": [layer.name for layer in table.layers],
+        "dtype": dtype,
+        "memory_formats": [str(one) for one in formats],
+        "rounds": choices.rounds,
+    }
+    if choices.policies:
+        settings |= {"policy": [str(one) for one in choices.policies], "workspace_limit": list(choices.limits)}
+    if choices.budgets:
+        settings["workspace_budget"] = list(choices.budgets)
+    settings |= {name: True for name in ("at_best", "same_time") if getattr(choices, name)}
+    return Header(
+        *(benchmark, table.source, settings, machine.environment),
+        subject_columns=("layer", *PROBLEM_COLUMNS),
+        wanted=len(table.problems(config.operations)) * len(formats),
+        limits={dtype: MachineLimits.measured(machine.device, dtype)},
+    )
+
+
+def _formats(table: LayerTable, choices: Choices) -> tuple[MemoryFormat, ...]:
+    return choices.memory_formats or (table.layers[0].problem.memory_format,)
+
+
+@dataclass(slots=True)
+class _Run:
+    """A run on an open folder. left: what the folder does not have yet, with the reason."""
+
+    table: LayerTable
+    folder: FolderWriter
+    contests: Contests
+    wanted: Sequence[Wanted]
+    left: dict[Wanted, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        stopped = "the run was stopped before"
+        self.left = {one: stopped for one in self.wanted if not all(map(self.folder.known, self._subjects(one)))}
+
+    @contextmanager
+    def summarized(self) -> Iterator[None]:
+        """Tell in the end, however it comes, what was left out."""
+        try:
+            yield
+        finally:
+            left = [LeftOut(f"{layer.name}, {problem}", why) for (layer, problem), why in self.left.items()]
+            self.folder.write_summary(left)
+
+    def tuned_networks(self, progress: Progress) -> Iterator[TunedNetwork]:
+        """Tune the whole table in all of its formats: as the config says, or under each budget and policy."""
+        contests = self.contests
+        layers = tuple(
+            replace(layer, problem=replace(layer.problem, memory_format=memory_format))
+            for memory_format in _formats(self.table, contests.choices)
+            for layer in self.table.layers
+        )
+        tuner = NetworkTuner(
+            replace(self.table, layers=layers), contests.config, contests.machine, contests.database, contests.priors
+        )
+        if contests.choices.policies:
+            yield from tuner.divisions(contests.choices.policies, contests.choices.budgets, progress)
+        else:
+            yield tuner.as_configured(progress)
+
+    def measure(self, progress: Progress) -> None:
+        """Measure what is left, and take it out of there; what the time does not suffice for stays, with the reason.
+
+        With a time limit some of each kind of layer come first; without, problems are in the order of the table.
+        """
+        clock, watch = self.contests.machine.clock, self.contests.machine.watch
+        limit_s = self.contests.choices.time_limit_s
+        end_s = inf if limit_s is None else clock.now() + limit_s
+        balance = Balance(one for one in self.wanted if one not in self.left)
+        pace, count = Pace(), len(self.left)
+        while fitting := [one for one in self.left if (begun_s := clock.now()) + pace.expected_s(one) <= end_s]:
+            wanted = fitting[0] if limit_s is None else balance.next_of(fitting)
+            mark = watch.mark()
+            part = share_of(progress, 1 - len(self.left) / count, 1 / count)
+            rows, tunings = self.contests.rows(wanted[0], self._problems(wanted), part)
+            for subject, tuned in tunings:
+                self.folder.add_candidates(subject, tuned)
+            self.folder.add(rows, watch.since(mark))
+            del self.left[wanted]
+            balance.meet(wanted)
+            pace.learn(wanted, clock.now() - begun_s)
+        if limit_s is not None:
+            self.left.update(dict.fromkeys(self.left, f"the {format_seconds(limit_s)} would not have sufficed"))
+
+    def _problems(self, wanted: Wanted) -> list[ConvProblem]:
+        formats = _formats(self.table, self.contests.choices)
+        return [replace(wanted[1], memory_format=memory_format) for memory_format in formats]
+
+    def _subjects(self, wanted: Wanted) -> list[Mapping[str, Any]]:
+        return [subject_of(wanted[0], problem) for problem in self._problems(wanted)]

@@ -1,0 +1,240 @@
+"""Measures one problem: a configuration is chosen for each policy and limit, then all are timed in turns with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+from statistics import median
+
+from mucudnn.bench.contests.names import TORCH
+from mucudnn.bench.contests.timing import Contestant, MedianTime, TurnRounds, try_in_turns
+from mucudnn.bench.folders.rows import Row, Subject, problem_columns
+from mucudnn.bench.report.records import configuration_record
+from mucudnn.bench.sources.layers import Layer
+from mucudnn.bench.suites.convolutions.choices import Choices
+from mucudnn.bench.suites.convolutions.division import OURS, TunedNetwork
+from mucudnn.bench.suites.convolutions.same_time import SameTime
+from mucudnn.database.database import Database
+from mucudnn.measuring.operands import Operands
+from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS
+from mucudnn.measuring.timing.timer import Runner
+from mucudnn.measuring.whole_runs import Machine, training_operands
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.tuning.tuner import Priors, tune_tasks
+from mucudnn.words.config import BatchSizePolicy, Config
+from mucudnn.words.errors import InfeasibleError, first_line
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.progress import Progress, share_of, silent
+from mucudnn.words.results import Configuration, MicroConfig
+from mucudnn.words.task import Task
+from mucudnn.words.torch_settings import TORCHS_OWN
+
+UNDIVIDED = "undivided"
+SLOWER = 0.97  # a speedup below is measured once more
+_LEAST_AGAIN = 3  # rounds: with fewer there is no interval
+
+_Choice = tuple[str, BatchSizePolicy, int | None]  # contestant, policy, limit or budget in bytes
+_Tuned = tuple[TunedProblem | str, float | None]  # what was chosen, or why nothing was; seconds that it took by itself
+_Chosen = Mapping[_Choice, _Tuned]
+_Call = str | tuple[MicroConfig, ...]  # a variant of torch, or a configuration
+_Time = MedianTime | Exception
+_Times = Mapping[_Call, _Time]
+
+
+@dataclass(frozen=True, slots=True)
+class Contests:
+    """Everything that the contests of a run have in common.
+
+    variants: torch's, by name. The undivided is chosen under each limit, too. tuned: what else is timed, as it was
+    chosen for the whole table.
+    """
+
+    config: Config
+    machine: Machine
+    database: Database
+    variants: Mapping[str, Runner]
+    choices: Choices
+    priors: Priors = field(default_factory=dict)
+    tuned: Sequence[TunedNetwork] = ()
+
+    def rows(
+        self, layer: Layer, problems: Sequence[ConvProblem], progress: Progress
+    ) -> tuple[list[Row], list[tuple[Subject, list[TunedProblem]]]]:
+        """Measure one operation of a layer, in each memory format; return its rows, and what was tuned for them.
+
+        What cannot be run has a row with the reason. Raises ``KeyboardInterrupt``.
+        """
+        chosen = [
+            self._chosen(layer, problem, share_of(progress, 0.9 * index / len(problems), 0.9 / len(problems)))
+            for index, problem in enumerate(problems)
+        ]
+        progress(f"{layer.name}, {problems[0]}: in turns", 0.9)
+        both = [*zip(problems, chosen, strict=True)]
+        contests = [self._contest(layer, problem, each) for problem, each in both]
+        times = self._time(contests, self.choices.turns)
+        rows, tunings = list[Row](), []
+        for (problem, each), contest, measured in zip(both, contests, times, strict=True):
+            subject = subject_of(layer, problem)
+            tunings.append((subject, contest.tunings))
+            rows += self._torchs(subject, measured, contest)
+            rows += self._measured_again(contest, _ours(subject, measured, each), measured)
+        return [replace(row, more={**row.more, "count": layer.count}) for row in rows], tunings
+
+    def _chosen(self, layer: Layer, problem: ConvProblem, progress: Progress) -> _Chosen:
+        policies = dict.fromkeys((BatchSizePolicy.UNDIVIDED, *self.choices.policies))
+        limits = dict.fromkeys((*self._limits_at_best(layer, problem), *self.choices.limits))
+        wanted = [(policy, limit) for policy in policies for limit in limits]
+        chosen: dict[_Choice, _Tuned] = {}
+        for index, (policy, limit) in enumerate(wanted):
+            part = share_of(progress, index / len(wanted), 1 / len(wanted))
+            contestant = UNDIVIDED if policy is BatchSizePolicy.UNDIVIDED else OURS
+            start_s = self.machine.clock.now()
+            tuned = self._choose(layer, problem, policy, limit, part)
+            chosen[contestant, policy, limit] = tuned, self.machine.clock.now() - start_s
+        for one in self.tuned:
+            chosen[one.contestant, one.policy, one.bytes] = one.chosen(layer, problem), None
+        return chosen
+
+    def _limits_at_best(self, layer: Layer, problem: ConvProblem) -> Sequence[int]:
+        """Return the two limits around the best algorithm; none where it takes no workspace, or there is none."""
+        if not self.choices.at_best:
+            return ()
+        best = self._choose(layer, problem, BatchSizePolicy.UNDIVIDED, None, silent)
+        most = 0 if isinstance(best, str) else best.configuration.workspace_bytes
+        return (most, most - 1) if most else ()
+
+    def _choose(
+        self, layer: Layer, problem: ConvProblem, policy: BatchSizePolicy, limit: int | None, progress: Progress
+    ) -> TunedProblem | str:
+        """Return our choice under a limit, or the reason why there is none."""
+        config = replace(self.config, policy=policy, workspace_limit=limit)
+        name = f"{layer.name}, {problem}"
+        task = Task(problem, layer.batch_size, limit, layer.count, name, baseline_exempt=config.baseline_exempt)
+        try:
+            tuning = tune_tasks(
+                [task],
+                config,
+                progress=progress,
+                machine=self.machine,
+                database=self.database,
+                priors=self.priors,
+            )
+        except InfeasibleError as error:
+            return " ".join(str(error).split())
+        except CANDIDATE_ERRORS as error:
+            return first_line(error)
+        return tuning.problems[0]
+
+    def _contest(self, layer: Layer, problem: ConvProblem, chosen: _Chosen) -> _Contest:
+        tunings = [tuned for tuned, _ in chosen.values() if isinstance(tuned, TunedProblem)]
+        contest = _Contest(problem, layer.batch_size, tunings)
+        try:
+            contest.operands = training_operands(problem, layer.batch_size, self.machine.device)
+            contest.calls = self._calls(problem, contest.operands, [tuned.configuration for tuned in tunings])
+        except CANDIDATE_ERRORS as error:  # no memory for the mini-batch
+            contest.failure = error
+        return contest
+
+    def _calls(
+        self, problem: ConvProblem, operands: Operands, configurations: Sequence[Configuration]
+    ) -> dict[_Call, Contestant]:
+        """Return torch's variants and the configurations. What runs in the same way is there once."""
+        torchs = partial(self.machine.run_torch, problem, operands)
+        calls: dict[_Call, Contestant] = {name: Contestant(torchs, run) for name, run in self.variants.items()}
+        for one in configurations:
+            if not one.is_baseline and one.micro_configs not in calls:
+                call = self.machine.whole_run(problem, one, operands, keeps_workspace=True)
+                calls[one.micro_configs] = Contestant(call)
+        return calls
+
+    def _time(self, contests: Sequence[_Contest], rounds: TurnRounds) -> list[_Times]:
+        """Time all calls of all contests in turns."""
+        every = [call for contest in contests for call in contest.calls.values()]
+        times = iter(try_in_turns(every, rounds, self.machine.clock) if every else ())
+        found = list[_Times]()
+        for contest in contests:
+            configurations = [tuned.configuration for tuned in contest.tunings]
+            if contest.failure is not None:
+                failed: tuple[_Call, ...] = (*self.variants, *(c.micro_configs for c in configurations))
+                found.append(dict.fromkeys(failed, contest.failure))
+                continue
+            measured: dict[_Call, _Time] = {name: next(times) for name in contest.calls}
+            found.append(measured | {c.micro_configs: measured[TORCH] for c in configurations if c.is_baseline})
+        return found
+
+    def _torchs(self, subject: Subject, times: _Times, contest: _Contest) -> Iterator[Row]:
+        measured = {m.micro_config: m for tuned in contest.tunings for m in tuned.measurements}
+        baseline = measured.get(MicroConfig(TORCHS_OWN, subject["batch_size"]))
+        error = None if baseline is None else baseline.relative_error
+        reference = [*self.variants][-1]  # in its benchmark mode, where there is one
+        for name in self.variants:
+            row = _row(Row(subject, name, relative_error=error), times[name])
+            if self.choices.same_time and name == reference and row.samples_s:
+                seeking = SameTime(
+                    self.machine, contest.problem, contest.operands, contest.calls[name], self.choices.turns
+                )
+                row = seeking.completed(row, contest.tunings, times)
+            yield row
+
+    def _measured_again(self, contest: _Contest, rows: Iterator[Row], times: _Times) -> Iterator[Row]:
+        """Add the samples of a second contest to rows that seem slower than torch; under policies there is none."""
+        torchs = times[TORCH]
+        torch_s = torchs.time_s if isinstance(torchs, MedianTime) and not self.choices.policies else inf
+        for row in rows:
+            if not row.samples_s or torch_s >= SLOWER * median(row.samples_s):
+                yield row
+                continue
+            only = next(t.configuration for t in contest.tunings if str(t.configuration) == row.configuration)
+            rounds = max(2 * self.choices.rounds, _LEAST_AGAIN)
+            calls = [contest.calls[name] for name in (TORCH, only.micro_configs)]
+            again = try_in_turns(calls, TurnRounds(rounds, rounds, 0.0), self.machine.clock)
+            named = zip(("torch_again_s", "again_s"), again, strict=True)
+            more = {name: time.samples_s for name, time in named if isinstance(time, MedianTime)}
+            yield replace(row, more={**row.more, **more})
+
+
+@dataclass(slots=True)
+class _Contest:
+    """Calls of one problem that take turns. failure: why there are none."""
+
+    problem: ConvProblem
+    batch_size: int
+    tunings: list[TunedProblem]
+    calls: dict[_Call, Contestant] = field(default_factory=dict)
+    operands: Operands = field(init=False)
+    failure: Exception | None = None
+
+
+def subject_of(layer: Layer, problem: ConvProblem) -> Subject:
+    """Return the columns that say what a row is of."""
+    return {"layer": layer.name, **problem_columns(problem, layer.batch_size)}
+
+
+def _ours(subject: Subject, times: _Times, chosen: _Chosen) -> Iterator[Row]:
+    for (contestant, policy, limit), (tuned, tuning_s) in chosen.items():
+        row = Row(subject, contestant, policy=str(policy), limit_bytes=limit, more={"tuning_s": tuning_s})
+        if isinstance(tuned, str):
+            yield replace(row, failure=tuned)
+            continue
+        row = replace(
+            row,
+            **configuration_record(tuned.configuration),
+            relative_error=tuned.relative_error,
+            more={
+                **row.more,
+                "predicted_s": tuned.configuration.time_s,
+                "tuned_s": tuned.time_s,
+                "reason": tuned.reason,
+                "solve_s": tuned.account and tuned.account.solve_time_s,
+            },
+        )
+        yield _row(row, times[tuned.configuration.micro_configs])
+
+
+def _row(row: Row, time: _Time) -> Row:
+    """Complete a row with its samples, or with the reason why there are none."""
+    if isinstance(time, MedianTime):
+        return replace(row, samples_s=time.samples_s)
+    return replace(row, failure=first_line(time))

@@ -1,0 +1,78 @@
+"""Chooses for all problems of a table together, before they are timed one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mucudnn.bench.sources.layers import Layer, LayerTable
+from mucudnn.bench.sources.table_tuning import of_table, table_tasks
+from mucudnn.database.database import Database
+from mucudnn.measuring.whole_runs import Machine
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.tuning.tuner import Priors, tune_tasks
+from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy, Config
+from mucudnn.words.errors import InfeasibleError
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.progress import Progress, share_of
+
+OURS, DIVIDED = "mucudnn", "mucudnn-wd"
+
+
+@dataclass(frozen=True, slots=True)
+class TunedNetwork:
+    """Choices for a whole table, made together. bytes: its limit or its budget; ``None``: none.
+
+    choices: by layer and problem; empty: ``failure`` says why.
+    """
+
+    contestant: str
+    policy: BatchSizePolicy
+    bytes: int | None
+    choices: Mapping[tuple[tuple[str, ...], ConvProblem], TunedProblem]
+    failure: str = ""
+
+    def chosen(self, layer: Layer, problem: ConvProblem) -> TunedProblem | str:
+        """Return what was chosen for a problem, or the reason why there is nothing."""
+        return self.choices.get((layer.names, problem), self.failure)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkTuner:
+    """Tunes whole tables on one machine, with one database."""
+
+    table: LayerTable
+    config: Config
+    machine: Machine
+    database: Database
+    priors: Priors
+
+    def as_configured(self, progress: Progress) -> TunedNetwork:
+        """Choose as the config says. Raises what ``tune`` raises."""
+        size = self.config.workspace_limit_bytes
+        return TunedNetwork(OURS, BatchSizePolicy(self.config.policy), size, self._choices(self.config, progress))
+
+    def divisions(
+        self, policies: Sequence[BatchSizePolicy], budgets: Sequence[int], progress: Progress
+    ) -> Iterator[TunedNetwork]:
+        """Divide each budget (bytes) under each policy. Raises ``KeyboardInterrupt``, as tuning does."""
+        wanted = [(policy, budget) for policy in policies for budget in budgets]
+        for index, (policy, budget) in enumerate(wanted):
+            one = replace(self.config, policy=policy, workspace_limit=DEFAULT_WORKSPACE_LIMIT, workspace_budget=budget)
+            part = share_of(progress, index / len(wanted), 1 / len(wanted))
+            try:
+                yield TunedNetwork(DIVIDED, policy, budget, self._choices(one, part))
+            except InfeasibleError as error:
+                yield TunedNetwork(DIVIDED, policy, budget, {}, " ".join(str(error).split()))
+
+    def _choices(
+        self, config: Config, progress: Progress
+    ) -> Mapping[tuple[tuple[str, ...], ConvProblem], TunedProblem]:
+        tuning = tune_tasks(
+            *(table_tasks(self.table, config), config),
+            progress=progress,
+            machine=self.machine,
+            database=self.database,
+            priors=self.priors,
+        )
+        return {(row.names, row.tuned.problem): row.tuned for row in of_table(self.table, tuning).rows}

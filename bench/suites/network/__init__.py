@@ -1,4 +1,0 @@
-"""Compares all convolutions of a network with torch, in both memory formats.
-
-Whole training steps are in ``training``.
-"""
