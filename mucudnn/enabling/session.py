@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
 
@@ -24,6 +24,7 @@ from mucudnn.enabling.background import Background
 from mucudnn.enabling.nearest import nearest
 from mucudnn.enabling.shape_stats import Origin, ShapeStats
 from mucudnn.enabling.shapes import Shape, shape_of
+from mucudnn.enabling.status import Status
 from mucudnn.enabling.workshop import Workshop
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.workspace import make_room
@@ -208,10 +209,12 @@ class Session:
     def _task(self, met: ShapeStats) -> Task:
         return Task(met.problem, met.batch_size, self.limit_bytes, baseline_exempt=self.config.baseline_exempt)
 
-    def every_met(self) -> Sequence[ShapeStats]:
-        """List what was met, in the order of the first meetings."""
+    def status(self) -> Status:
+        """Account of what was met so far, in the order of the first meetings."""
         with self._lock:
-            return list(self.met.values())
+            problems = tuple(replace(met, choices=None, tuned=None) for met in self.met.values())
+        waiting = 0 if self.background is None else len(self.background.queue)
+        return Status(problems, self.spent_s, waiting, tuple(self.passed_by.items()))
 
 
 def _why_never(x: Tensor) -> str:

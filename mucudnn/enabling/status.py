@@ -3,60 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from textwrap import fill
 from typing import TYPE_CHECKING
 
-from mucudnn.enabling.session import Session
 from mucudnn.enabling.shape_stats import Origin, ShapeStats
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, source_of
+from mucudnn.words.problem import Operation
+from mucudnn.words.results import source_of
+from mucudnn.words.text_tables import aligned, filled
 from mucudnn.words.units import format_seconds
 
 if TYPE_CHECKING:
     import pandas
 
-WIDTH = 100  # columns of what is printed
 _NOTHING = "nothing was met: call mucudnn.enable(), or with mucudnn.tuned(), and run a model"
-
-
-@dataclass(frozen=True, slots=True)
-class MetProblem:
-    """One problem that was met, with its batch size.
-
-    calls: how often. ours: calls that something else than torch's own has computed. origin: ``measured``, ``database``,
-    ``nearest size`` or ``not tuned``. configuration: what was chosen; None where nothing was. baseline_s, time_s: of
-    one call, torch's own and what runs; estimates for the nearest size, None where they are not known. why: in words.
-    """
-
-    problem: ConvProblem
-    batch_size: int
-    device: str
-    threads: int
-    calls: int
-    ours: int
-    origin: str
-    configuration: Configuration | None
-    baseline_s: float | None
-    time_s: float | None
-    why: str
-
-    @property
-    def gained_s(self) -> float:
-        """Seconds that were saved in all calls of ours together, by what tuning has measured."""
-        return 0.0 if self.baseline_s is None or self.time_s is None else self.ours * (self.baseline_s - self.time_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
     """Account of what was met under one config. Printed, it is a table; ``to_frame()`` has every problem.
 
-    spent_s: time that was spent on tuning. waiting: problems that are to be measured between steps. passed_by: why
-    calls are never tuned, and how many shapes of them there are.
+    problems: a copy of what was known of each when it was asked. spent_s: time that was spent on tuning. waiting:
+    problems that are to be measured between steps. passed_by: why calls are never tuned, and how many shapes of them
+    there are.
     """
 
-    problems: tuple[MetProblem, ...] = ()
+    problems: tuple[ShapeStats, ...] = ()
     spent_s: float = 0.0
     waiting: int = 0
     passed_by: tuple[tuple[str, int], ...] = ()
@@ -74,10 +46,10 @@ class Status:
         return self.gained_s / torch_s if torch_s else None
 
     def __str__(self) -> str:
-        """Fit into ``WIDTH`` columns: a row for each shape of convolution, totals, and what is not tuned, and why."""
+        """Fit into 100 columns: a row for each shape of convolution, totals, and what is not tuned, and why."""
         if not self.problems:
             return "\n".join((_NOTHING, *self._passed_by_in_words()))
-        return "\n".join((*_aligned([self._heading(), *self._rows()]), *self._summary()))
+        return "\n".join((*aligned([self._heading(), *self._rows()]), *self._summary()))
 
     def to_frame(self) -> pandas.DataFrame:
         """One row for each problem: its geometry, calls, what was chosen and why, seconds."""
@@ -85,10 +57,10 @@ class Status:
 
         rows = []
         for one in self.problems:
-            shape = asdict(one.problem) | {name: getattr(one, name) for name in ("batch_size", "device", "threads")}
+            shape = {"batch_size": one.batch_size, "device": str(one.device), "threads": one.threads}
             chosen = {"configuration": "" if one.configuration is None else str(one.configuration)}
             names = ("calls", "ours", "origin", "baseline_s", "time_s", "gained_s", "why")
-            rows.append(shape | chosen | {name: getattr(one, name) for name in names})
+            rows.append(asdict(one.problem) | shape | chosen | {name: getattr(one, name) for name in names})
         return pandas.DataFrame(rows)
 
     def _heading(self) -> tuple[str, ...]:
@@ -96,7 +68,7 @@ class Status:
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         """One for each geometry with its batch size."""
-        shapes: dict[tuple[object, ...], dict[Operation, MetProblem]] = {}
+        shapes: dict[tuple[object, ...], dict[Operation, ShapeStats]] = {}
         for one in self.problems:
             key = one.problem.with_operation(Operation.FORWARD), one.batch_size, one.device, one.threads
             shapes.setdefault(key, {})[one.problem.operation] = one
@@ -110,7 +82,7 @@ class Status:
         counts = ", ".join(f"{origins[origin]} {origin}" for origin in Origin if origins[origin])
         yield f"{len(self.problems)} problems: {counts}; tuning took {format_seconds(self.spent_s)}"
         if self.gained_share is not None:
-            yield _filled(
+            yield filled(
                 f"gained {format_seconds(self.gained_s)} so far, {self.gained_share:.0%} of torch's time of these "
                 "convolutions, by what was measured when they were tuned"
             )
@@ -118,46 +90,21 @@ class Status:
             yield f"to be measured between steps: {self.waiting}"
         reasons = Counter(one.why for one in self.problems if one.origin is Origin.NONE)
         for why, count in reasons.items():
-            yield _filled(f"torch's own in {count} of {len(self.problems)} problems: {why}")
+            yield filled(f"torch's own in {count} of {len(self.problems)} problems: {why}")
         yield from self._passed_by_in_words()
 
     def _passed_by_in_words(self) -> Iterator[str]:
         for why, count in self.passed_by:
-            yield _filled(f"never tuned, {count} shape{'s' * (count != 1)} of call: {why}")
+            yield filled(f"never tuned, {count} shape{'s' * (count != 1)} of call: {why}")
 
 
-def status_of(session: Session | None) -> Status:
-    """Say how things are in a session; None: there was none."""
-    if session is None:
-        return Status()
-    waiting = 0 if session.background is None else len(session.background.queue)
-    problems = tuple(_recorded(met) for met in session.every_met())
-    return Status(problems, session.spent_s, waiting, tuple(session.passed_by.items()))
-
-
-def _recorded(met: ShapeStats) -> MetProblem:
-    return MetProblem(
-        met.problem,
-        met.batch_size,
-        str(met.device),
-        met.threads,
-        met.calls,
-        met.ours,
-        met.origin,
-        met.configuration,
-        met.baseline_s,
-        met.time_s,
-        met.why,
-    )
-
-
-def _named(one: MetProblem) -> str:
+def _named(one: ShapeStats) -> str:
     """``64x56x56 -> 64, 3x3, padding 1x1, batch 8``: dtype and format only where they are not the usual ones."""
     words = str(one.problem).removeprefix(f"{one.problem.operation} ").removesuffix(", float32 contiguous")
     return f"{words}, batch {one.batch_size}"
 
 
-def _cell(one: MetProblem | None) -> str:
+def _cell(one: ShapeStats | None) -> str:
     """``winograd-4x4 1.52×``; ``~``: as for the nearest size; empty: this operation was not met."""
     if one is None:
         return ""
@@ -167,18 +114,3 @@ def _cell(one: MetProblem | None) -> str:
     name = source_of(parts[0]) + f" +{len(parts) - 1}" * (len(parts) > 1)
     speedup = "" if not one.baseline_s or not one.time_s else f" {one.baseline_s / one.time_s:.2f}×"
     return f"{'~' * (one.origin is Origin.NEAREST)}{name}{speedup}"
-
-
-def _filled(text: str) -> str:
-    return fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of at most ``WIDTH`` columns; too long names lose their middle, since both ends tell shapes apart."""
-    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
-    first = min(first, max(WIDTH - sum(widths) - len("  ") * len(widths), 20))
-    for name, *cells in rows:
-        keep = (first - 1) // 2
-        shown = name if len(name) <= first else f"{name[: first - 1 - keep]}…{name[-keep:]}"
-        padded = (cell.ljust(width) for cell, width in zip((shown, *cells), (first, *widths), strict=True))
-        yield "  ".join(padded).rstrip()

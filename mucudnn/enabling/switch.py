@@ -9,7 +9,7 @@ from functools import partial
 
 from mucudnn.enabling import running
 from mucudnn.enabling.session import Session
-from mucudnn.enabling.status import Status, status_of
+from mucudnn.enabling.status import Status
 from mucudnn.running.dispatcher import Wrapper, pop, push
 from mucudnn.words.config import Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
@@ -62,7 +62,7 @@ def tuned(config: Config | None = None) -> Iterator[None]:
 
 def status() -> Status:
     """Tell what was met under the config that counts now, or that counted last: what was tuned, why, what it gained."""
-    return status_of(_state.last)
+    return Status() if _state.last is None else _state.last.status()
 
 
 class _State:

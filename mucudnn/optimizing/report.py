@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from textwrap import fill
 from types import MethodType
 from typing import TYPE_CHECKING, cast
 
@@ -26,21 +25,19 @@ from mucudnn.tuning.confirmation import Confirmation, PutBack
 from mucudnn.tuning.result import TunedProblem, left_out_in_words, row_of, tuned_of
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig, source_of
+from mucudnn.words.text_tables import aligned, filled, listed
 from mucudnn.words.units import format_bytes, format_seconds
 from mucudnn.words.values import instance
 
 if TYPE_CHECKING:
     import pandas
 
-WIDTH = 100  # columns of what is printed
 _CELL_WIDTH = 23
 _TORCHS = "torch"
 _FASTEST = "nothing is faster"
-_PASSED_BY = "calls go past the module"
 _UNREACHED = "not reached by the sample input"
 _NO_LIMIT = "not reached by the sample input, or no workspace limit in bytes"
 _KINDS = ", ".join(kind.__name__ for kind in OURS)
-_MOST_NAMED = 4  # layers, for one reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +67,21 @@ class Report:
         return self.confirmations[-1] if self.confirmations else None
 
     def __str__(self) -> str:
-        """Fit into ``WIDTH`` columns: a row for each layer, totals, and what is not tuned, and why."""
+        """Fit into 100 columns: a row for each layer, totals, and what is not tuned, and why."""
         if not self.layers:
             return "\n".join(self._without_layers())
-        return "\n".join((*_aligned([self._heading(), *self._rows()]), *self._summary()))
+        return "\n".join((*aligned([self._heading(), *self._rows()]), *self._summary()))
 
     def details(self) -> str:
         """Times, workspace, error and reason of each choice, each cached filter, and what confirming has shown."""
         every = (*self.layers, *self.kept, *self.divided)
         if not every:
-            return self._why_empty()
+            return "\n".join(self._without_layers())
         return "\n".join(
             (
                 *(f"{_named(name)}: {chosen}" for name, chosen in every),
                 *(f"{name}: fused with {', '.join(parts)}" for name, parts in self.fused),
-                *self._confirmed(),
+                *(f"{one.heading}: {one.details()}" for one in self.confirmations),
                 *self._untuned_in_words(),
             )
         )
@@ -105,18 +102,16 @@ class Report:
         notes = "".join(f"<li>{escape(' '.join(line.split()))}</li>" for line in self._summary())
         return f"<table><thead>{head}</thead><tbody>{body}</tbody></table><ul>{notes}</ul>"
 
-    def _why_empty(self) -> str:
-        if not self.convolutions:
-            return f"no convolutions: the model has no torch.nn.{_KINDS}, there is nothing to tune"
-        if any(reason.startswith(_PASSED_BY) for _, reason in self.untuned):
-            return "\n".join(self._untuned_in_words())
-        return (
-            f"no tuned convolutions among {self.convolutions}: call mucudnn.optimize(model, sample_input) first; "
-            "what has a forward of its own, and what the sample input does not reach, stays torch's own"
-        )
-
     def _without_layers(self) -> list[str]:
-        return [*self._divided_in_words(), *self._untuned_in_words()] if self.divided else [self._why_empty()]
+        """Lines of a table without rows: why nothing is tuned."""
+        if not self.convolutions:
+            return [f"no convolutions: the model has no torch.nn.{_KINDS}, there is nothing to tune"]
+        if all(reason == _UNREACHED for _, reason in self.untuned) and not self.divided:
+            return [
+                f"no tuned convolutions among {self.convolutions}: call mucudnn.optimize(model, sample_input) first; "
+                "what the sample input does not reach stays torch's own"
+            ]
+        return [*self._divided_in_words(), *self._untuned_in_words()]
 
     @property
     def _batch_sizes(self) -> set[int]:
@@ -152,12 +147,12 @@ class Report:
             size = format_bytes(sum(kept.prepared_bytes for _, kept in self.kept))
             yield f"filters cached in inference: {len(self.kept)}, {size}"
         for confirmation in self.confirmations:
-            yield _filled(f"{confirmation.heading}: {confirmation}")
+            yield filled(f"{confirmation.heading}: {confirmation}")
             yield from _named_in("torch's own again, faster in the step,", confirmation.put_back)
             yield from _named_in("slower in the step, but torch's own is above the workspace limit,", confirmation.kept)
         yield from self._barred_in_words()
         if left_out := left_out_in_words(every):
-            yield _filled(left_out)
+            yield filled(left_out)
         yield from self._fused_in_words()
         yield from self._divided_in_words()
         yield from self._untuned_in_words()
@@ -169,21 +164,17 @@ class Report:
             if tuned.barred is not None:
                 barred.setdefault(tuned.barred.reason, []).append(f"{_named(name)} ({tuned.problem.operation})")
         for reason, places in barred.items():
-            more = f" and {len(places) - _MOST_NAMED} more" if len(places) > _MOST_NAMED else ""
-            yield _filled(f"torch's own is barred in {', '.join(places[:_MOST_NAMED])}{more}: {reason}")
+            yield filled(f"torch's own is barred in {listed(places)}: {reason}")
         failures = (failure for _, tuned in self.layers for failure in tuned.failures)
         if unproven := next((f.reason for f in failures if f.is_unproven), None):
-            yield _filled(f"code of libraries was not tried: {unproven}")
+            yield filled(f"code of libraries was not tried: {unproven}")
 
     def _fused_in_words(self) -> Iterator[str]:
         """A line with how many convolutions are fused, and how many of them with what."""
         if self.fused:
             counted = Counter(part for _, parts in self.fused for part in parts)
             several = ", ".join(f"{part} in {count}" for part, count in counted.items())
-            yield _filled(f"fused for inference: {len(self.fused)} convolutions; {several}")
-
-    def _confirmed(self) -> Iterator[str]:
-        return (f"{confirmation.heading}: {confirmation.details()}" for confirmation in self.confirmations)
+            yield filled(f"fused for inference: {len(self.fused)} convolutions; {several}")
 
     def _divided_in_words(self) -> Iterator[str]:
         """A line for each ``Conv3d`` that runs in micro-batches."""
@@ -191,7 +182,7 @@ class Report:
             its_own = [one for named, one in self.divided if named == name and one.micro_batch_size != UNDIVIDED]
             samples = ", ".join(f"{one.operation} {one.micro_batch_size} of {one.x_shape[0]}" for one in its_own)
             most, torchs = max(one.divided_bytes for one in its_own), max(one.undivided_bytes for one in its_own)
-            yield _filled(
+            yield filled(
                 f"in micro-batches, {_named(name)}: {samples} samples at a time; at most {format_bytes(most)} a call, "
                 f"torch's own undivided {format_bytes(torchs)}"
             )
@@ -202,8 +193,7 @@ class Report:
         for name, reason in self.untuned:
             reasons.setdefault(reason, []).append(_named(name))
         for reason, names in reasons.items():
-            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-            yield _filled(f"torch's own in {', '.join(names[:_MOST_NAMED])}{more}: {reason}")
+            yield filled(f"torch's own in {listed(names)}: {reason}")
 
 
 def report(model: torch.nn.Module) -> Report:
@@ -223,22 +213,16 @@ def report(model: torch.nn.Module) -> Report:
         tuple((name, reason) for name, reason in reasons if reason is not None),
         tuple(name for name, module in modules if isinstance(module, ConvTranspose2d)),
         tuple((name, one) for name, module in every if isinstance(module, Conv3d) for one in module.divided),
-        tuple(dict.fromkeys(_confirmation_of(module) for _, module in modules if module.confirmation is not None)),
+        tuple(dict.fromkeys(cast(Confirmation, one.confirmation) for _, one in modules if one.confirmation)),
         tuple((name, module.parts) for name, module in every if isinstance(module, FusedConvolution)),
     )
-
-
-def _confirmation_of(module: TunedModule) -> Confirmation:
-    """Return what a module has, which knows no more of it."""
-    return cast(Confirmation, module.confirmation)
 
 
 def _named_in(what: str, where: Sequence[PutBack]) -> Iterator[str]:
     """Say in which modules something is; nothing: in none."""
     names = list(dict.fromkeys(_named(one.module) for one in where))
     if names:
-        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        yield _filled(f"{what} in {', '.join(names[:_MOST_NAMED])}{more}")
+        yield filled(f"{what} in {listed(names)}")
 
 
 def _kept_forwards(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[torch.nn.Module, str]:
@@ -264,7 +248,9 @@ def _why_untuned(module: _ConvNd, kept_forward: str | None) -> str | None:
     if isinstance(module, TunedModule) and module.tuned:
         return _why_torchs_own(module)
     if kept_forward is not None:
-        return f"{_PASSED_BY}: {kept_forward} is its bound forward; call the module itself, and optimize again"
+        return (
+            f"calls go past the module: {kept_forward} is its bound forward; call the module itself, and optimize again"
+        )
     return _UNREACHED
 
 
@@ -323,20 +309,6 @@ def _speedup(*tuned: TunedProblem) -> str:
 
 def _named(name: str) -> str:
     return name or "(the model itself)"
-
-
-def _filled(text: str) -> str:
-    return fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of at most ``WIDTH`` columns. Too long names keep their end, which tells layers apart."""
-    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
-    first = min(first, WIDTH - sum(widths) - len("  ") * len(widths))
-    for name, *cells in rows:
-        shown = name if len(name) <= first else f"…{name[1 - first :]}"
-        padded = (cell.ljust(width) for cell, width in zip((shown, *cells), (first, *widths), strict=True))
-        yield "  ".join(padded).rstrip()
 
 
 def _html_row(tag: str, cells: Sequence[str]) -> str:

@@ -42,7 +42,7 @@ def test_nothing_is_measured_within_a_step_and_all_in_the_end() -> None:
             assert len(workshop.tuned) - before <= 1
             assert session.spent_s <= SHARE * workshop.clock.now() + workshop.takes_s
     assert was_complete == [True] * 8  # three operations of three layers, but dx of the first
-    assert {met.origin for met in session.every_met()} == {Origin.MEASURED}
+    assert {met.origin for met in session.status().problems} == {Origin.MEASURED}
 
 
 def test_what_the_database_has_is_not_put_off() -> None:
@@ -50,7 +50,7 @@ def test_what_the_database_has_is_not_put_off() -> None:
     with enabled(workshop, BACKGROUND) as session:
         train(small_net())
     assert not workshop.tuned
-    assert {met.origin for met in session.every_met()} == {Origin.DATABASE}
+    assert {met.origin for met in session.status().problems} == {Origin.DATABASE}
 
 
 def test_in_inference_a_convolution_waits_for_one_problem_at_a_time() -> None:

@@ -103,7 +103,7 @@ def assert_right(model: nn.Module, x: Tensor) -> None:
 def test_models_are_right_and_computed_by_what_was_chosen(name: str, session: Session) -> None:
     model = MODELS[name]().eval()
     assert_right(model, torch.randn(2, 4, 6, 5))
-    single = [met for met in session.every_met() if met.problem.dtype == "float32"]
+    single = [met for met in session.status().problems if met.problem.dtype == "float32"]
     assert {met.problem.operation for met in single} == set(Operation)
     assert all(met.ours == met.calls for met in single)
 
@@ -132,7 +132,7 @@ def test_transposed_convolutions(
         strides = model(x).stride()
     assert model(x).stride() == strides
     assert_right(model, x)
-    ran = {met.problem.operation for met in session.every_met() if met.ours}
+    ran = {met.problem.operation for met in session.status().problems if met.ours}
     is_undone = arguments.get("output_padding", 0) < arguments.get("stride", 1)
     assert ran == (set(Operation) if is_undone else set())
 
@@ -143,8 +143,8 @@ def test_transposed_convolutions(
 def test_convolutions_of_one_dimension(arguments: dict[str, int], session: Session) -> None:
     x = torch.randn(2, 7, 4).transpose(1, 2)  # as after attention: channels lie last
     assert_right(nn.Conv1d(4, 6, 3, **arguments), x)  # type: ignore[arg-type]
-    assert {met.problem.h for met in session.every_met()} == {1}
-    assert all(met.ours for met in session.every_met())
+    assert {met.problem.h for met in session.status().problems} == {1}
+    assert all(met.ours for met in session.status().problems)
 
 
 def test_three_dimensions_are_torchs_own(session: Session, workshop: MadeUpWorkshop) -> None:
@@ -157,7 +157,7 @@ def test_the_operations_of_a_transposed_convolution_are_those_of_the_call(worksh
     config = Config(workspace_limit=None, operations=Operation.FORWARD)  # type: ignore[arg-type]
     with enabled(workshop, config) as session:
         gradients(nn.ConvTranspose2d(4, 6, 3), torch.randn(2, 4, 6, 6))
-    assert [met.problem.operation for met in session.every_met()] == [Operation.BACKWARD_DATA]
+    assert [met.problem.operation for met in session.status().problems] == [Operation.BACKWARD_DATA]
 
 
 @pytest.mark.parametrize("algorithm", ["gemm", "native-other-format"])
@@ -207,8 +207,8 @@ def test_autocast(session: Session) -> None:
         y = layer(x)
         y.sum().backward()
     assert y.dtype == torch.bfloat16
-    assert {met.problem.dtype for met in session.every_met()} == {"bfloat16"}
-    assert all(met.ours for met in session.every_met())
+    assert {met.problem.dtype for met in session.status().problems} == {"bfloat16"}
+    assert all(met.ours for met in session.status().problems)
     assert layer.weight.grad is not None
     expected = torch.autograd.grad(F.conv2d(x, layer.weight, layer.bias).sum(), layer.weight)
     torch.testing.assert_close(layer.weight.grad, *expected, rtol=2e-2, atol=0.5)
@@ -217,7 +217,7 @@ def test_autocast(session: Session) -> None:
 def test_second_derivatives(session: Session) -> None:
     x, w = torch.randn(1, 2, 3, 3).double().requires_grad_(), torch.randn(2, 2, 2, 2).double().requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x, w: F.conv2d(x, w, padding=1).square(), (x, w))
-    assert all(met.ours for met in session.every_met())
+    assert all(met.ours for met in session.status().problems)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
@@ -233,7 +233,7 @@ def test_function_transforms(session: Session) -> None:
         exact = grad(loss)({name: value.double() for name, value in parameters.items()}, images.double())
         for name, value in exact.items():
             torch.testing.assert_close(per_sample[name][one], value.float(), rtol=1e-4, atol=1e-4)
-    assert any(met.ours for met in session.every_met())
+    assert any(met.ours for met in session.status().problems)
     _, tangent = torch.func.jvp(lambda x: model(x), (x,), (x,))
     torch.testing.assert_close(tangent, F.conv2d(x, model.weight), rtol=1e-4, atol=1e-4)
 
@@ -242,7 +242,7 @@ def test_a_compiled_model(session: Session) -> None:
     model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3))
     compiled = torch.compile(model, backend="aot_eager")
     assert_right(compiled, torch.randn(2, 4, 6, 6))  # type: ignore[arg-type]
-    assert any(met.ours for met in session.every_met())
+    assert any(met.ours for met in session.status().problems)
 
 
 def test_an_exported_model_has_torchs_operators(session: Session) -> None:
@@ -251,7 +251,7 @@ def test_an_exported_model_has_torchs_operators(session: Session) -> None:
     assert not session.met  # nothing is computed
     assert "mucudnn" not in str(exported.graph)
     torch.testing.assert_close(exported.module()(x), model(x), rtol=1e-4, atol=1e-4)
-    assert all(met.ours for met in session.every_met())
+    assert all(met.ours for met in session.status().problems)
 
 
 def test_inference_mode(session: Session) -> None:
@@ -259,7 +259,7 @@ def test_inference_mode(session: Session) -> None:
     with torch.inference_mode():
         y = layer(x)
     assert y.is_inference()
-    assert session.every_met()[0].ours == 1
+    assert session.status().problems[0].ours == 1
     layer(x).sum().backward()  # what was kept in inference mode can be written to
 
 
@@ -290,7 +290,7 @@ def test_threads_share_what_is_tuned(session: Session, workshop: MadeUpWorkshop)
         thread.join()
     assert not wrong
     assert len(workshop.tuned) == 1
-    assert sum(met.calls for met in session.every_met() if met.problem.dtype == "float32") == 80
+    assert sum(met.calls for met in session.status().problems if met.problem.dtype == "float32") == 80
 
 
 def test_data_parallel_gradients_are_all_reduced(session: Session) -> None:
@@ -298,7 +298,7 @@ def test_data_parallel_gradients_are_all_reduced(session: Session) -> None:
         model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv2d(6, 4, 3)))
         assert_right(model, torch.randn(2, 4, 6, 6))
         del model
-    assert all(met.ours for met in session.every_met())
+    assert all(met.ours for met in session.status().problems)
 
 
 def test_torchs_own_within_a_limit_has_the_kept_workspace_given_back_that_would_exceed_it() -> None:

@@ -47,7 +47,7 @@ def test_the_first_size_of_a_layer_is_tuned_when_it_is_met(session: Session, wor
     for _ in range(3):
         convolve()
     assert sizes(workshop) == [(2, 8, 8)]
-    (met,) = session.every_met()
+    (met,) = session.status().problems
     assert (met.calls, met.ours, met.origin) == (3, 3, Origin.MEASURED)
     assert met.gained_s == pytest.approx(3 * 0.02)
 
@@ -59,14 +59,14 @@ def test_the_database_is_asked_once_and_saves_the_tuning(session: Session, works
         convolve(3)
     assert not workshop.tuned
     assert len(workshop.looked_up) == 2
-    assert {met.origin for met in session.every_met()} == {Origin.DATABASE}
+    assert {met.origin for met in session.status().problems} == {Origin.DATABASE}
 
 
 def test_a_size_that_is_met_once_is_not_tuned(session: Session, workshop: MadeUpWorkshop) -> None:
     convolve(8)
     convolve(5)  # the last batch
     assert sizes(workshop) == [(8, 8, 8)]
-    last = session.every_met()[1]
+    last = session.status().problems[1]
     assert (last.origin, last.ours) == (Origin.NEAREST, 1)
     assert last.configuration is not None
     assert last.configuration.batch_size == 5
@@ -87,7 +87,7 @@ def test_any_number_of_sizes_costs_little(session: Session, workshop: MadeUpWork
     for step in range(60):
         convolve(1 + step % 5, 8 + step % 5, 8 + step % 3)
     assert len(workshop.tuned) <= 3
-    assert all(met.ours for met in session.every_met()[1:])  # the nearest size's choice
+    assert all(met.ours for met in session.status().problems[1:])  # the nearest size's choice
 
 
 def test_another_layer_is_not_another_size(session: Session, workshop: MadeUpWorkshop) -> None:
@@ -101,7 +101,7 @@ def test_another_layer_is_not_another_size(session: Session, workshop: MadeUpWor
 def test_a_larger_batch_runs_the_choice_for_a_smaller_one(session: Session) -> None:
     convolve(2)
     convolve(7)
-    larger = session.every_met()[1]
+    larger = session.status().problems[1]
     assert larger.origin is Origin.NEAREST
     assert larger.configuration is not None
     assert larger.configuration.batch_size == 7
@@ -111,7 +111,7 @@ def test_images_that_are_much_larger_run_torchs_own(session: Session) -> None:
     convolve(2, 8, 8)
     convolve(2, 10, 10)
     convolve(2, 40, 40)
-    assert [met.ours for met in session.every_met()] == [1, 1, 0]
+    assert [met.ours for met in session.status().problems] == [1, 1, 0]
 
 
 def test_where_torch_won_it_runs_for_near_sizes_too(session: Session, workshop: MadeUpWorkshop) -> None:
@@ -119,14 +119,14 @@ def test_where_torch_won_it_runs_for_near_sizes_too(session: Session, workshop: 
     convolve(4)
     convolve(3)
     convolve(4, 9, 9)
-    assert not any(met.ours for met in session.every_met())
+    assert not any(met.ours for met in session.status().problems)
 
 
 def test_near_sizes_respect_the_limit(workshop: MadeUpWorkshop) -> None:
     with enabled(workshop, Config(workspace_limit=0)) as session, torch.no_grad():
         convolve(2, 8, 8)
         convolve(2, 9, 9)  # gemm needs a workspace
-    assert session.every_met()[1].ours == 0
+    assert session.status().problems[1].ours == 0
 
 
 def test_many_shapes_do_not_pile_up(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,8 +156,8 @@ def test_an_error_of_tuning_is_said_once_and_torchs_own_runs(session: Session, w
     workshop.fails = None
     convolve(3)  # is another size: it may succeed when it comes again
     convolve(3)
-    assert [met.ours for met in session.every_met()] == [0, 1]
-    assert session.every_met()[0].origin is Origin.NONE
+    assert [met.ours for met in session.status().problems] == [0, 1]
+    assert session.status().problems[0].origin is Origin.NONE
 
 
 @pytest.mark.filterwarnings("ignore:.*its tuning failed")
@@ -166,7 +166,7 @@ def test_what_fails_again_and_again_is_given_up(session: Session, workshop: Made
     for stride in range(1, 7):
         F.conv2d(torch.zeros(1, 4, 9, 9), W, stride=stride)
     assert len(workshop.tuned) == 3
-    assert "3 times in a row" in session.every_met()[-1].why
+    assert "3 times in a row" in session.status().problems[-1].why
 
 
 def test_ctrl_c_reaches_the_user_and_the_next_call_tunes(session: Session, workshop: MadeUpWorkshop) -> None:
@@ -178,13 +178,13 @@ def test_ctrl_c_reaches_the_user_and_the_next_call_tunes(session: Session, works
         convolve()
     workshop.while_tuning = lambda task: None
     convolve()
-    assert session.every_met()[0].ours == 1
+    assert session.status().problems[0].ours == 1
 
 
 def test_a_choice_that_cannot_run_here_leaves_torchs_own(session: Session, workshop: MadeUpWorkshop) -> None:
     workshop.algorithm = "an algorithm that this machine lacks"
     convolve()
-    assert session.every_met()[0].ours == 0
+    assert session.status().problems[0].ours == 0
 
 
 def test_tuning_sees_torchs_own(session: Session, workshop: MadeUpWorkshop) -> None:
@@ -195,7 +195,7 @@ def test_tuning_sees_torchs_own(session: Session, workshop: MadeUpWorkshop) -> N
 
     workshop.while_tuning = convolve_inside
     convolve()
-    assert session.every_met()[0].ours == 1
+    assert session.status().problems[0].ours == 1
 
 
 class Counting(torch.overrides.TorchFunctionMode):
@@ -274,7 +274,7 @@ def test_nothing_is_tuned_while_a_graph_is_captured(
     session: Session, workshop: MadeUpWorkshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convolve()
-    (met,) = session.every_met()
+    (met,) = session.status().problems
     met.device, met.ask_at = torch.device("cuda"), 1
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     session.decide(met)

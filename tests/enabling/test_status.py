@@ -7,8 +7,9 @@ import torch
 from support.made_up_workshop import MadeUpWorkshop, enabled
 from torch.nn import functional as F
 
-from mucudnn.enabling.status import WIDTH, Status, status_of
+from mucudnn.enabling.status import Status
 from mucudnn.words.config import Config
+from mucudnn.words.text_tables import WIDTH
 
 W = torch.randn(6, 4, 3, 3)
 
@@ -22,7 +23,7 @@ def some_status() -> Status:
         F.conv2d(torch.randn(3, 4, 8, 8), W)
         F.conv2d(torch.randn(4, 4, 30, 30), W)
         F.conv3d(torch.randn(1, 2, 4, 4, 4), torch.randn(2, 2, 3, 3, 3))
-    return status_of(session)
+    return session.status()
 
 
 def test_the_table_fits_and_names_what_was_met() -> None:
@@ -59,13 +60,12 @@ def test_nothing_met_says_what_to_do() -> None:
     assert "call mucudnn.enable()" in str(Status())
     assert len(Status().to_frame()) == 0
     assert Status().gained_share is None
-    assert str(status_of(None)) == str(Status())
 
 
 def test_what_waits_is_told() -> None:
     with enabled(MadeUpWorkshop(), Config(workspace_limit=None, background=True)) as session:
         F.conv2d(torch.randn(4, 4, 8, 8), W)
-    status = status_of(session)
+    status = session.status()
     assert status.waiting == 1
     assert "to be measured between steps: 1" in str(status)
 
@@ -75,7 +75,7 @@ def test_long_names_keep_both_ends() -> None:
         x = torch.randn(1, 1000, 3, 3).to(torch.bfloat16)
         F.conv2d(x, torch.randn(1000, 1, 3, 3).to(torch.bfloat16), stride=2, padding=1, dilation=1, groups=1000)
         F.conv2d(x, torch.randn(1000, 10, 3, 3).to(torch.bfloat16), stride=2, padding=(2, 1), groups=100)
-    lines = str(status_of(session)).splitlines()
+    lines = str(session.status()).splitlines()
     assert all(len(line) <= WIDTH for line in lines)
     assert lines[1].startswith("1000x3x3")
     assert "batch 1 " in lines[1]

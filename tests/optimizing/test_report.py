@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.optimizing.report import WIDTH, Report
+from mucudnn.optimizing.report import Report
 from mucudnn.running.operators import Choices
 from mucudnn.tuning.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
+from mucudnn.words.text_tables import WIDTH
 
 PROBLEM = ConvProblem(Operation.FORWARD, 3, 8, 8, 4, 3, 3)
 TORCHS = Configuration((MicroConfig("native", 8),), 0.002, 0)
