@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.modules.conv_transpose2d import y_shape
 from mucudnn.running.devices import largest_batch_size
+from mucudnn.running.problems import DTYPE_NAMES, torchs_memory_format
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ITEM_BYTES, ConvProblem, Operation, Pair
-
-_DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}
-_OURS = {torch_format: ours for ours, torch_format in TORCH_FORMATS.items()}
+from mucudnn.words.problem import ConvProblem, Operation, Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,11 @@ class Shape:
     device: torch.device
     is_1d: bool
     is_transposed: bool
-    y_format: torch.memory_format
+
+    @property
+    def y_format(self) -> torch.memory_format:
+        """The memory format in which torch answers."""
+        return TORCH_FORMATS[self.problem.memory_format]
 
     @property
     def geometry(self) -> tuple[Pair, Pair, Pair, int]:
@@ -74,18 +75,21 @@ def shape_of(
     if not _are_images(x, w) or len(x) == 0 or groups < 1:
         return None
     x, w = as_images(x, is_1d), as_images(w, is_1d)
-    of_rows = (partial(_with_height, height=1), partial(_with_height, height=0))
-    as_pair, as_zero_pair = of_rows if is_1d else (_pair, _pair)
-    pairs = as_pair(stride), as_zero_pair(padding), as_pair(dilation)
-    extra = as_zero_pair(output_padding)
+    height = ((1,), (0,)) if is_1d else ((), ())  # of strides and dilations, and of paddings
+    pairs = _pair(*height[0], *stride), _pair(*height[1], *padding), _pair(*height[0], *dilation)
+    extra, geometry = _pair(*height[1], *output_padding), (*pairs, groups)
     try:
-        y_format = _torchs_format(x, w, pairs, groups, is_transposed, extra)
-        large = _result_of_transposed(x, w, pairs, groups, extra) if is_transposed else x.shape[1:]
-        problem = _problem(large, w, pairs, groups, x.dtype, y_format)
+        memory_format = torchs_memory_format(x, w, geometry, is_transposed=is_transposed, output_padding=extra)
+        large = y_shape(x, w, *pairs[:2], extra, pairs[2], groups) if is_transposed else x.shape
+        (_, c, h, width), (k, _, r, s) = large, w.shape
+        problem = ConvProblem(Operation.FORWARD, c, h, width, k, r, s, *geometry, DTYPE_NAMES[x.dtype], memory_format)
     except (InvalidInputError, RuntimeError):  # the latter of torch, which will say the same
         return None
-    shape = Shape(problem, len(x), x.device, is_1d, is_transposed, y_format)
-    return shape if _fits(shape, x, w) else None
+    operand = problem.y_shape(len(x)) if is_transposed else problem.x_shape(len(x))
+    if (tuple(x.shape), tuple(w.shape)) != (operand, problem.w_shape()):
+        return None  # torch allows output padding that no convolution undoes
+    fits = len(x) <= largest_batch_size(problem, x.device.type)
+    return Shape(problem, len(x), x.device, is_1d, is_transposed) if fits else None
 
 
 def as_images(tensor: Tensor, is_1d: bool) -> Tensor:
@@ -96,64 +100,8 @@ def as_images(tensor: Tensor, is_1d: bool) -> Tensor:
 def _are_images(x: Tensor, w: Tensor) -> bool:
     """Tell whether both are dense tensors of one or two dimensions, and alike."""
     alike = (x.dtype, x.device, x.layout, x.dim()) == (w.dtype, w.device, w.layout, w.dim())
-    return alike and x.dtype in _DTYPE_NAMES and x.layout is torch.strided and x.dim() in (3, 4)
+    return alike and x.dtype in DTYPE_NAMES and x.layout is torch.strided and x.dim() in (3, 4)
 
 
-def _with_height(values: Sequence[int], height: int) -> Pair:
-    (width,) = values
+def _pair(height: int, width: int) -> Pair:
     return height, width
-
-
-def _pair(values: Sequence[int]) -> Pair:
-    height, width = values
-    return height, width
-
-
-def _torchs_format(
-    x: Tensor, w: Tensor, pairs: Sequence[Pair], groups: int, is_transposed: bool, output_padding: Pair
-) -> torch.memory_format:
-    """Tell in which memory format torch would compute and answer."""
-    backend: Any = torch._C._select_conv_backend(x, w, None, *pairs, is_transposed, output_padding, groups, None)
-    return torch._C._conv_determine_backend_memory_format(x, w, backend)
-
-
-def _result_of_transposed(
-    x: Tensor, w: Tensor, pairs: Sequence[Pair], groups: int, output_padding: Pair
-) -> tuple[int, int, int]:
-    """Return channels, height and width."""
-    height, width = (
-        (size - 1) * stride - 2 * padding + dilation * (extent - 1) + extra + 1
-        for size, extent, stride, padding, dilation, extra in zip(
-            x.shape[2:], w.shape[2:], *pairs, output_padding, strict=True
-        )
-    )
-    return w.shape[1] * groups, height, width
-
-
-def _problem(
-    large: Sequence[int],
-    w: Tensor,
-    pairs: Sequence[Pair],
-    groups: int,
-    dtype: torch.dtype,
-    torch_format: torch.memory_format,
-) -> ConvProblem:
-    """Make the problem. large: channels, height and width of its x."""
-    c, height, width = large
-    k, _, r, s = w.shape
-    stride, padding, dilation = pairs
-    geometry = (stride, padding, dilation, groups)
-    return ConvProblem(
-        Operation.FORWARD, c, height, width, k, r, s, *geometry, _DTYPE_NAMES[dtype], _OURS[torch_format]
-    )
-
-
-def _fits(shape: Shape, x: Tensor, w: Tensor) -> bool:
-    """Tell whether the operands are those of the problem: torch allows output padding that no convolution undoes."""
-    problem, n = shape.problem, shape.batch_size
-    images = problem.y_shape(n) if shape.is_transposed else problem.x_shape(n)
-    return (
-        tuple(x.shape) == images
-        and tuple(w.shape) == problem.w_shape()
-        and n <= largest_batch_size(problem, shape.device.type)
-    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -22,11 +24,14 @@ def problem_of(operation: Operation, x: Tensor, w: Tensor, geometry: Geometry) -
     """
     _, c, height, width = x.shape
     k, _, r, s = w.shape
-    memory_format = _torchs_memory_format(x, w, geometry)
+    memory_format = torchs_memory_format(x, w, geometry)
     return ConvProblem(operation, c, height, width, k, r, s, *geometry, DTYPE_NAMES[x.dtype], memory_format)
 
 
-def _torchs_memory_format(x: Tensor, w: Tensor, geometry: Geometry) -> MemoryFormat:
-    stride, padding, dilation, groups = geometry
-    backend = torch._C._select_conv_backend(x, w, None, stride, padding, dilation, False, (0, 0), groups, None)
+def torchs_memory_format(
+    x: Tensor, w: Tensor, geometry: Geometry, *, is_transposed: bool = False, output_padding: Pair = (0, 0)
+) -> MemoryFormat:
+    """Tell in which memory format torch would compute and answer. Raises ``RuntimeError`` as torch does."""
+    *sizes, groups = geometry
+    backend: Any = torch._C._select_conv_backend(x, w, None, *sizes, is_transposed, output_padding, groups, None)
     return _MEMORY_FORMATS[torch._C._conv_determine_backend_memory_format(x, w, backend)]
