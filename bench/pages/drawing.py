@@ -1,19 +1,18 @@
-"""Shares what the pictures of reports have in common: style, labels, series and their colours, empty axes."""
+"""Shares what the pictures of reports have in common: style, colours, axes, bars, boxes and legends."""
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections import Counter
-from collections.abc import Sequence
-from io import BytesIO
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas
+from numpy.typing import ArrayLike, NDArray
 
 from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.pages.measured import CONTESTANT
-from mucudnn.bench.report.plots import new_figure, write_figure
+from mucudnn.bench.report.plots import new_figure
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes
 
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 
 INK, FAINT, LINE = "#1f2328", "#59636e", "#d0d7de"
 SERIES = ("#0b62a8", "#b35900", "#1a7f37", "#8250df", "#b3202b", "#0a7b83", "#9a6700", "#6e7781")
+TORCH_COLOUR = SERIES[-1]
+MARKERS = "os^vD<>"
 # Text stays text, in the reader's own font; equal pictures are equal files.
 STYLE: Any = {
     "svg.fonttype": "none",
@@ -34,20 +35,10 @@ STYLE: Any = {
     "axes.edgecolor": FAINT,
     "grid.color": LINE,
 }
-TORCH_COLOUR = SERIES[-1]
-Rectangle = tuple[float, float, float, float]  # left, right, upper, lower
-MARKERS = "os^vD<>"
 _MOST_LETTERS = 34
 _COLUMNS = 3  # of panels
 _PANEL_INCHES = 4.4
 _LEGEND_INCHES = 2.8  # of a column of a legend
-
-
-def embedded(figure: Figure) -> str:
-    """Return the figure as an address that holds the whole SVG file, as an ``img`` of a page has it."""
-    stream = BytesIO()
-    write_figure(figure, stream, "svg", metadata={"Date": None})
-    return f"data:image/svg+xml;base64,{b64encode(stream.getvalue()).decode()}"
 
 
 def one_line(text: str) -> str:
@@ -56,7 +47,7 @@ def one_line(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text as ``one_line`` does, and not too long."""
+    """Return text as ``one_line`` does, shortened to 34 characters."""
     return one_line(text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…")
 
 
@@ -74,28 +65,24 @@ def with_series(rows: pandas.DataFrame) -> pandas.DataFrame:
     return rows.assign(series=[series_label(*each) for each in every])
 
 
-def colours(series: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each series: torch's own, and the others in their order."""
-    others = [name for name in dict.fromkeys(series) if name != TORCH]
-    return {TORCH: TORCH_COLOUR} | {name: SERIES[index % (len(SERIES) - 1)] for index, name in enumerate(others)}
-
-
-def ranked_colours(names: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each name, those that occur most often first; torch's own has that of torch."""
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """Return a colour for each name, most frequent first; torch's own is grey."""
     found = [name for name, _ in Counter(names).most_common()]
-    others = [name for name in found if name != TORCHS_OWN]
+    others = [name for name in found if name not in (TORCH, TORCHS_OWN)]
     by_name = {name: SERIES[index % (len(SERIES) - 1)] for index, name in enumerate(others)}
     return {name: by_name.get(name, TORCH_COLOUR) for name in found}
 
 
-def legend_above(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
-    """Put a legend above all axes, where it hides nothing, in as many columns as there is room for."""
+def legend_above(figure: Figure) -> None:
+    """Put one legend of all axes above them, each label once."""
+    pairs = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes)
+    handles = {text: handle for each in pairs for handle, text in each}
     columns = max(1, int(figure.get_figwidth() / _LEGEND_INCHES))
-    figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False)
+    figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=columns, frameon=False)
 
 
 def panels(count: int, height_inches: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure with so many axes, side by side in a few columns, each of this height."""
+    """Return a figure with so many axes, three in a row, each of this height."""
     columns = min(_COLUMNS, count)
     lines = -(-count // columns)
     figure = new_figure(_PANEL_INCHES * columns, lines * height_inches, "")
@@ -105,54 +92,88 @@ def panels(count: int, height_inches: float) -> tuple[Figure, list[Axes]]:
     return figure, every[:count]
 
 
-def draw_samples(axes: Axes, samples_s: Sequence[float], place: int, colour: str) -> None:
-    """Draw samples at a place of the y axis, in milliseconds: a violin, a box of half of them, and every sample."""
-    times = np.array(samples_s) * 1e3
-    if np.ptp(times) > 0:
-        violin = axes.violinplot([times], [place], orientation="horizontal", widths=0.85, showextrema=False, points=40)
-        for body in cast("list[Artist]", violin["bodies"]):
-            body.set(facecolor=colour, alpha=0.3)
-        thin = {"color": colour, "linewidth": 0.9}
-        axes.boxplot(
-            [times],
-            positions=[place],
-            widths=0.3,
-            orientation="horizontal",
-            showcaps=False,
-            showfliers=False,
-            manage_ticks=False,
-            boxprops=thin,
-            whiskerprops=thin,
-            medianprops={"color": colour, "linewidth": 2},
-        )
-    axes.plot(times, np.full(len(times), place), "|", color=colour, markersize=4)
-    axes.plot([np.median(times)], [place], "D", color=colour, markersize=3)
+def named_rows(
+    names: Sequence[str], row_inches: float, width_inches: float, columns: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure of axes side by side that share a y axis, on which each name has a row, from the top."""
+    figure = new_figure(width_inches, max(2.5, 1.3 + row_inches * len(names)), "")
+    every = list(figure.subplots(1, columns, sharey=True, squeeze=False)[0])
+    name_places(every[0], names)
+    return figure, every
 
 
 def name_places(axes: Axes, names: Sequence[str]) -> None:
-    """Name the places of the y axis from the top down, and let x begin at 0."""
+    """Name the places of the y axis from the top down."""
     axes.set_yticks(range(len(names)), [plain(name) for name in names], fontsize=7)
     axes.set_ylim(len(names) - 0.4, -0.6)
+
+
+def beside(places: ArrayLike, index: ArrayLike, count: int) -> NDArray[np.float64]:
+    """Return the y coordinates of one of several series that share their places."""
+    return np.asarray(places, dtype=float) + 0.8 * ((np.asarray(index) + 0.5) / count - 0.5)
+
+
+def x_ratio_axis(axes: Axes) -> None:
+    """Make x a logarithmic axis of ratios with plain numbers and a line at 1."""
+    from matplotlib.ticker import NullFormatter, StrMethodFormatter
+
+    axes.axvline(1, color=FAINT, linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def draw_boxes(
+    axes: Axes, values: Sequence[ArrayLike], places: Sequence[float], width: float, colour: str, **style: Any
+) -> None:
+    """Draw a horizontal box of each group of values, with its median."""
+    thin = {"color": colour, "linewidth": 0.9}
+    axes.boxplot(
+        values,
+        positions=places,
+        widths=width,
+        orientation="horizontal",
+        showcaps=False,
+        manage_ticks=False,
+        boxprops=thin,
+        whiskerprops=thin,
+        medianprops={"color": colour, "linewidth": 2},
+        **style,
+    )
+
+
+def draw_samples(axes: Axes, by_name: Iterable[tuple[str, Sequence[float], str]]) -> None:
+    """Draw samples in milliseconds, a row for each name: a violin, a box of half of them, and every sample.
+
+    by_name: names with their samples in seconds and their colours.
+    """
+    names = []
+    for place, (name, samples_s, colour) in enumerate(by_name):
+        names.append(name)
+        times = np.array(samples_s) * 1e3
+        if np.ptp(times) > 0:
+            shape = axes.violinplot(
+                [times], [place], orientation="horizontal", widths=0.85, showextrema=False, points=40
+            )
+            for body in cast("list[Artist]", shape["bodies"]):
+                body.set(facecolor=colour, alpha=0.3)
+            draw_boxes(axes, [times], [place], 0.3, colour, showfliers=False)
+        axes.plot(times, np.full(len(times), place), "|", color=colour, markersize=4)
+        axes.plot([np.median(times)], [place], "D", color=colour, markersize=3)
+    name_places(axes, names)
     axes.set_xlim(left=0)
-    axes.spines[["left"]].set_color(FAINT)
 
 
-def draw_rectangles(axes: Axes, rectangles: Sequence[Rectangle], colour: str, **style: Any) -> None:
-    """Draw all rectangles of a colour as one path, which makes a small file."""
+def draw_bars(
+    axes: Axes, y: ArrayLike, left: ArrayLike, right: ArrayLike, thickness: float, colour: str, **style: Any
+) -> None:
+    """Draw horizontal bars of a colour as one path, which makes a small file."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    corners = np.array(
-        [
-            [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
-            for left, right, top, bottom in rectangles
-        ]
-    )
+    y, left, right = (np.asarray(each, dtype=float) for each in (y, left, right))
+    top, bottom = y - thickness / 2, y + thickness / 2
+    corners = np.stack([left, top, right, top, right, bottom, left, bottom, left, top], axis=-1).reshape(-1, 5, 2)
     path = Path.make_compound_path_from_polys(corners)
     axes.add_artist(PathPatch(path, facecolor=colour, edgecolor="none", **style))
     axes.update_datalim(corners.reshape(-1, 2))  # add_patch would look for the extremes of each edge
-
-
-def height(rows: int, each: float, least: float = 2.5) -> float:
-    """Return inches for so many rows, and for what is above and below them."""
-    return max(least, 1.3 + each * rows)

@@ -1,4 +1,4 @@
-"""Puts the operations of a layer side by side, as DeepBench's own tables have them, and sums up contestants."""
+"""Puts the operations of a layer together, as DeepBench's own tables have them, and sums up contestants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pandas
 
 from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.folders.speedups import Speedup, speedup_of
-from mucudnn.bench.pages.measured import CONTESTANT, LAYER, PUBLISHED, has_problems, machines_of
+from mucudnn.bench.pages.measured import CONTESTANT, LAYER, PUBLISHED, has_problems, machines_of, with_layers
+from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, published_gains
 from mucudnn.words.problem import Operation
 
 OPERATIONS = {
@@ -19,7 +20,8 @@ OPERATIONS = {
     Operation.BACKWARD_FILTER: "backward_parameters",
 }  # with DeepBench's names
 
-_Row = Mapping[Hashable, Any]
+_Key = tuple[Any, ...]
+_Operations = Mapping[str, Mapping[Hashable, Any]]  # rows by their operation
 
 
 def layer_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
@@ -32,37 +34,35 @@ def layer_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
     """
     if not has_problems(rows):
         return pandas.DataFrame()
-    subject = ["layer", *LAYER] if "layer" in rows else [*LAYER]
-    groups: dict[tuple[Any, ...], dict[tuple[Any, ...], list[_Row]]] = {}
+    subject, machines = ["layer", *LAYER] if "layer" in rows else [*LAYER], machines_of(rows)
+    return pandas.DataFrame(
+        [
+            dict(zip((*subject, *CONTESTANT), (*layer, *of), strict=True)) | _layer_record(ours, every, machines)
+            for layer, every in _by_layer(rows, subject).items()
+            for of, ours in every.items()
+        ]
+    )
+
+
+def _by_layer(rows: pandas.DataFrame, subject: Sequence[str]) -> Mapping[_Key, Mapping[_Key, _Operations]]:
+    """Return the rows by layer, contestant with its choices, and operation; missing values are ``None``."""
+    found: dict[_Key, dict[_Key, dict[str, Mapping[Hashable, Any]]]] = {}
     for row in rows.astype(object).where(rows.notna(), None).to_dict("records"):
-        layer = groups.setdefault(tuple(row[name] for name in subject), {})
-        layer.setdefault(tuple(row[name] for name in CONTESTANT), []).append(row)
-    machines = machines_of(rows)
-    records = [
-        {
-            **dict(zip((*subject, *CONTESTANT), (*layer, *contestant), strict=True)),
-            **_layer_record(ours, every, machines),
-        }
-        for layer, every in groups.items()
-        for contestant, ours in every.items()
-    ]
-    return pandas.DataFrame(records)
+        layer, contestant = (tuple(row[name] for name in names) for names in (subject, CONTESTANT))
+        found.setdefault(layer, {}).setdefault(contestant, {})[row["operation"]] = row
+    return found
 
 
-def _layer_record(
-    ours: list[_Row], every: Mapping[tuple[Any, ...], list[_Row]], machines: Sequence[str]
-) -> dict[str, Any]:
+def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations], machines: Sequence[str]) -> dict[str, Any]:
     """Return what one contestant did on one layer; every: all contestants' rows."""
-    by_operation = {row["operation"]: row for row in ours}
     record: dict[str, Any] = {}
     for operation, name in OPERATIONS.items():
-        row = by_operation.get(operation, {})
+        row = ours.get(operation, {})
         record[f"{name}_s"], record[f"{name}_configuration"] = row.get("time_s"), row.get("configuration")
-    is_whole = len(by_operation) == len({row["operation"] for rows in every.values() for row in rows})
+    is_whole = len(ours) == len({operation for rows in every.values() for operation in rows})
     total_s = _sum(ours, "time_s") if is_whole else nan
-    torchs = {row["operation"]: row["samples_s"] for row in every.get((TORCH, None, None), ())}
-    is_compared = is_whole and ours[0]["contestant"] != TORCH
-    speedup = _speedup(by_operation, torchs) if is_compared else Speedup()
+    torchs = every.get((TORCH, None, None), {})
+    speedup = _ratio(torchs, ours) if is_whole and ours is not torchs else Speedup()
     return record | {
         "total_s": total_s,
         "flops_per_s": _sum(ours, "flops") / total_s,
@@ -75,20 +75,21 @@ def _layer_record(
     }
 
 
-def _speedup(ours: Mapping[str, _Row], torchs: Mapping[str, Sequence[float]]) -> Speedup:
-    """Return the speedup of all operations together, in one order, so that each has its draws."""
-    names = [name for name in OPERATIONS if name in ours]
-    return speedup_of([torchs.get(name, ()) for name in names], [ours[name]["samples_s"] for name in names])
+def _ratio(reference: _Operations, ours: _Operations) -> Speedup:
+    """Return the speedup of all operations together; NaN where one of the two lacks an operation."""
+    names = [name for name in OPERATIONS if name in reference or name in ours]  # in one order: each has its draws
+    samples = ([of[name]["samples_s"] if name in of else () for name in names] for of in (reference, ours))
+    return speedup_of(*samples)
 
 
-def _sum(rows: Sequence[_Row], name: str) -> float:
+def _sum(rows: _Operations, name: str) -> float:
     """Return the sum; NaN where one is missing."""
-    values = [row[name] for row in rows]
+    values = [row[name] for row in rows.values()]
     return nan if None in values else float(sum(values))
 
 
-def _most(rows: Sequence[_Row], name: str) -> float:
-    return max((row[name] for row in rows if row[name] is not None), default=nan)
+def _most(rows: _Operations, name: str) -> float:
+    return max((row[name] for row in rows.values() if row[name] is not None), default=nan)
 
 
 def summary_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
@@ -100,10 +101,9 @@ def summary_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
     """
     if rows.empty:
         return pandas.DataFrame()
-    torchs = rows[rows["contestant"] == TORCH].dropna(subset=["time_s"])
-    torch_s = torchs.drop_duplicates("turns").set_index("turns")["time_s"]
     timed = rows.dropna(subset=["time_s"])
-    timed = timed.assign(torch_s=timed["turns"].map(torch_s))
+    torchs = timed[timed["contestant"] == TORCH].drop_duplicates("turns").set_index("turns")["time_s"]
+    timed = timed.assign(torch_s=timed["turns"].map(torchs))
     groups = timed.groupby(list(CONTESTANT), dropna=False, sort=False)
     return pandas.DataFrame([dict(zip(CONTESTANT, key, strict=True)) | _summary(group) for key, group in groups])
 
@@ -125,3 +125,32 @@ def _summary(group: pandas.DataFrame) -> dict[str, Any]:
 def _geometric_mean(values: pandas.Series[float]) -> float:
     logarithms = [log(value) for value in values.dropna()]
     return exp(sum(logarithms) / len(logarithms)) if logarithms else nan
+
+
+def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Return what dividing gains over the best undivided algorithm under the same limit; rows: as of ``measured``.
+
+    Columns, a row for each layer, policy and limit: ``layer``, those of ``LAYER``, ``policy``, ``limit_bytes``;
+    ``gain``, the sum of the undivided's medians over that of ours, with ``gain_low`` and ``gain_high``: see
+    ``speedup_of``. NaN where one of the two was timed on fewer operations.
+    """
+    if not has_problems(rows):
+        return pandas.DataFrame()
+    found = []
+    for layer, every in _by_layer(with_layers(rows.dropna(subset=["policy"])), ["layer", *LAYER]).items():
+        undivided = {limit: of for (contestant, _, limit), of in every.items() if contestant == "undivided"}
+        for (contestant, policy, limit), ours in every.items():
+            if contestant == "mucudnn" and limit in undivided:
+                gain = _ratio(undivided[limit], ours)
+                found.append((*layer, policy, limit, gain.ratio, gain.low, gain.high))
+    columns = ["layer", *LAYER, "policy", "limit_bytes", "gain", "gain_low", "gain_high"]
+    return pandas.DataFrame(found, columns=pandas.Index(columns))
+
+
+def published_gains_of(layers: pandas.DataFrame) -> pandas.DataFrame:
+    """Return the published bars of what ``gains`` returned: ``layer``, and a column for each limit.
+
+    Only layers that the authors' have too: those of the same geometry, whatever their mini-batch.
+    """
+    ours = layers.drop_duplicates("layer")[["layer", *DIVIDED_GEOMETRY]]
+    return ours.merge(published_gains(), on=list(DIVIDED_GEOMETRY)).drop(columns=list(DIVIDED_GEOMETRY))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from math import nan
 from typing import Any
 
@@ -16,16 +16,15 @@ from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
 from mucudnn.bench.folders.speedups import Speedup, speedup_of
 from mucudnn.bench.sources.published import GEOMETRY, published_times
-from mucudnn.words.problem import ConvProblem
 
 PUBLISHED = "published "  # begins the names of columns with others' times
 CONTESTANT = ("contestant", "policy", "limit_bytes")
 LAYER = tuple(name for name in PROBLEM_COLUMNS if name != "operation")
 _NUMBERS = ("limit_bytes", "workspace_bytes", "relative_error", "load", "count")
 _TEXTS = ("policy", "configuration", "failure")
-ALONE = "alone_samples_s"  # column of the rows of operator metrics
-# Columns of operator metrics alone.
-METRICS = ("error_l1", "error_l2", "error_max", "gradient_error", "runs", "distinct_results")
+# Columns of operator metrics alone: samples of the algorithm by itself, and numbers.
+_ALONE = "alone_samples_s"
+_METRICS = ("error_l1", "error_l2", "error_max", "gradient_error", "runs", "distinct_results")
 
 
 def measured(folder: ResultFolder) -> pandas.DataFrame:
@@ -42,7 +41,7 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     rows = _with_known_types(folder.rows)
     rows = _with_speedups(rows)
     rows["spread"] = [_spread(samples) for samples in rows["samples_s"]]
-    if ALONE in rows:
+    if _ALONE in rows:
         rows = _with_metrics(rows)
     if not has_problems(rows):
         return _with_models(rows)
@@ -54,6 +53,11 @@ def has_problems(rows: pandas.DataFrame) -> bool:
     if not len(rows) or not set(PROBLEM_COLUMNS) <= set(rows.columns):
         return False
     return bool(rows[list(PROBLEM_COLUMNS)].notna().all(axis=None))
+
+
+def with_layers(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Return rows of convolutions with ``layer`` as text, the kind of layer where the folder has no names of layers."""
+    return rows.assign(layer=[str(name) for name in (rows["layer"] if "layer" in rows else rows["kind"])])
 
 
 def not_numbers(rows: pandas.DataFrame) -> dict[str, int]:
@@ -80,14 +84,11 @@ def _with_known_types(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _with_speedups(rows: pandas.DataFrame) -> pandas.DataFrame:
-    if rows.empty:
-        return rows.assign(speedup=nan, speedup_low=nan, speedup_high=nan)
     torchs = rows[rows["contestant"] == TORCH]
     by_turns = dict(zip(torchs["turns"], torchs["samples_s"], strict=True))
-    every = zip(rows["contestant"], rows["turns"], rows["samples_s"], strict=True)
     found = [
         Speedup() if name == TORCH else speedup_of([by_turns.get(turns, [])], [samples])
-        for name, turns, samples in every
+        for name, turns, samples in zip(rows["contestant"], rows["turns"], rows["samples_s"], strict=True)
     ]
     return rows.assign(
         speedup=[one.ratio for one in found],
@@ -121,9 +122,9 @@ def _spread(samples: list[float]) -> float:
 
 def _with_metrics(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Add what follows from the samples, and make numbers of those columns that are there."""
-    alone_s = [_samples_in(value) for value in rows[ALONE]]
+    alone_s = [_samples_in(value) for value in rows[_ALONE]]
     found = [overhead_of(call, alone) for call, alone in zip(rows["samples_s"], alone_s, strict=True)]
-    numbers = {name: pandas.to_numeric(rows[name], errors="coerce") for name in METRICS if name in rows}
+    numbers = {name: pandas.to_numeric(rows[name], errors="coerce") for name in _METRICS if name in rows}
     return rows.assign(
         **numbers,
         samples_per_s=rows["batch_size"] / rows["time_s"],
@@ -136,31 +137,24 @@ def _with_metrics(rows: pandas.DataFrame) -> pandas.DataFrame:
 def _samples_in(value: object) -> list[float]:
     """Return samples as they were read; none where the column has something else."""
     numbers = pandas.to_numeric(pandas.Series(value if isinstance(value, list) else [], dtype=object), errors="coerce")
-    return list(numbers.astype(float)) if np.isfinite(numbers.astype(float)).all() else []
+    return numbers.astype(float).tolist() if np.isfinite(numbers.astype(float)).all() else []
 
 
 def _with_bounds(rows: pandas.DataFrame, limits: Mapping[str, MachineLimits]) -> pandas.DataFrame:
     records = [_bounds(row, limits) for row in rows[list(PROBLEM_COLUMNS)].to_dict("records")]
     rows = rows.assign(**pandas.DataFrame(records, index=rows.index))
-    rows["over_bound"] = rows["time_s"] / rows["bound_s"]
-    rows["flops_per_s"] = rows["flops"] / rows["time_s"]
-    return rows
+    return rows.assign(over_bound=rows["time_s"] / rows["bound_s"], flops_per_s=rows["flops"] / rows["time_s"])
 
 
-def _bounds(row: Mapping[Hashable, Any], limits: Mapping[str, MachineLimits]) -> dict[str, Any]:
-    problem, n = problem_of({str(name): value for name, value in row.items()}), int(row["batch_size"])
-    flops = problem.flops(n)
+def _bounds(row: Mapping[Any, Any], limits: Mapping[str, MachineLimits]) -> dict[str, Any]:
+    problem, n = problem_of(row), int(row["batch_size"])
+    flops, limit = problem.flops(n), limits.get(problem.dtype, MachineLimits())
     return {
         "kind": kind_of_layer(problem),
         "flops": float(flops),
         "flops_per_byte": flops / problem.least_bytes(n),
-        "bound_s": _bound_s(problem, n, limits),
+        "bound_s": limit.bound_s(problem, n) if limit.are_known else nan,
     }
-
-
-def _bound_s(problem: ConvProblem, n: int, limits: Mapping[str, MachineLimits]) -> float:
-    limit = limits.get(problem.dtype, MachineLimits())
-    return limit.bound_s(problem, n) if limit.are_known else nan
 
 
 def _with_published(rows: pandas.DataFrame) -> pandas.DataFrame:

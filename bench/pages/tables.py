@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import groupby
 
 import pandas
 
@@ -11,24 +12,19 @@ from mucudnn.bench.folders.rows import COLUMNS
 from mucudnn.bench.pages.layer_rows import OPERATIONS
 from mucudnn.bench.pages.measured import PUBLISHED, machines_of
 
-_MIB = 2.0**20
-_NEUTRAL = {"dilation_h": 1, "dilation_w": 1, "groups": 1, "count": 1}  # columns shown where they say something
-
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: the key in the data frame, the title with the unit, the group of columns that it is part of.
+    """A column: the key in the data frame, the group of columns that it is part of, the title with the unit.
 
-    form: how a number is written, ``None`` for text. scale: what it is multiplied with. filtered: readers pick among
-    its values.
+    form: how a number is written, ``None`` for text. scale: what it is multiplied with.
     """
 
     key: str
-    title: str
     group: str
+    title: str
     form: str | None = None
     scale: float = 1.0
-    filtered: bool = False
 
     def text(self, value: object) -> str:
         """Return the text of a cell; empty where there is no value."""
@@ -49,19 +45,13 @@ class TextTable:
     identity: str
     title: str
     caption: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[str, ...], ...]
+    columns: Sequence[Column]
+    rows: Sequence[tuple[str, ...]]
 
     @property
     def groups(self) -> list[tuple[str, int]]:
         """Groups of columns in their order, each with its number of columns."""
-        found: list[tuple[str, int]] = []
-        for column in self.columns:
-            if found and found[-1][0] == column.group:
-                found[-1] = (column.group, found[-1][1] + 1)
-            else:
-                found.append((column.group, 1))
-        return found
+        return [(group, len(list(of))) for group, of in groupby(self.columns, lambda column: column.group)]
 
     @property
     def choices(self) -> list[tuple[int, str, list[str]]]:
@@ -69,63 +59,98 @@ class TextTable:
         return [
             (index, column.title, values)
             for index, column in enumerate(self.columns)
-            if column.filtered and len(values := list(dict.fromkeys(row[index] for row in self.rows if row[index]))) > 1
+            if column.key in _FILTERED
+            and len(values := list(dict.fromkeys(row[index] for row in self.rows if row[index]))) > 1
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """Columns of a table in the making."""
-
-    columns: list[Column] = field(default_factory=list)
-
-    def add(self, group: str, *columns: tuple[str, str] | tuple[str, str, str] | tuple[str, str, str, float]) -> None:
-        self.columns.extend(Column(key, title, group, *rest) for key, title, *rest in columns)
-
-
-_WHOLE = ".0f"
-_MS = (".4f", 1e3)
-_US = (".1f", 1e6)
-_LIMIT = ("limit_bytes", "workspace limit, MiB", ".6g", 1 / _MIB)
-_SPEEDUP = (
-    ("speedup", "speedup over torch", ".3f"),
-    ("speedup_low", "from", ".3f"),
-    ("speedup_high", "to", ".3f"),
-)
+_FILTERED = {"operation", "contestant", "policy", "limit_bytes", "kind", "memory_format"}
+_NEUTRAL = {"dilation_h": 1, "dilation_w": 1, "groups": 1, "count": 1}  # columns shown where they say something
+_MIB = 2.0**20
+_MS, _US = (".4f", 1e3), (".1f", 1e6)
 # Columns of problems -> DeepBench's own names, in its order, and what its convolutions do not have.
 DEEPBENCH = {
     **{"w": "w", "h": "h", "c": "c", "batch_size": "n", "k": "k", "s": "f_w", "r": "f_h"},
     **{name: name for name in ("pad_w", "pad_h", "stride_w", "stride_h", "dilation_w", "dilation_h", "groups")},
     "dtype": "precision",
 }
-_OF_EVERY_ROW = {"samples", "count"}  # beside the columns of the folder
-_FILTERED = {"operation", "contestant", "policy", "limit_bytes", "kind", "memory_format"}
+_CONTESTANT = (
+    Column("contestant", "contestant", "contestant"),
+    Column("policy", "contestant", "policy"),
+    Column("limit_bytes", "contestant", "workspace limit, MiB", ".6g", 1 / _MIB),
+)
+_OURS = (
+    Column("speedup", "speedup, 95 % interval", "speedup over torch", ".3f"),
+    Column("speedup_low", "speedup, 95 % interval", "from", ".3f"),
+    Column("speedup_high", "speedup, 95 % interval", "to", ".3f"),
+    Column("workspace_bytes", "mucudnn", "workspace, MiB", ".3f", 1 / _MIB),
+    Column("relative_error", "mucudnn", "relative error", ".1e"),
+    Column("over_bound", "limit", "time / bound", ".3f"),
+    Column("load", "machine", "load, %", ".0f", 100.0),
+)
+_LAYERS = (
+    Column("layer", "layer", "layer"),
+    *_CONTESTANT,
+    *(Column(key, "DeepBench's columns", title, None if key == "dtype" else ".0f") for key, title in DEEPBENCH.items()),
+    Column("memory_format", "DeepBench's columns", "memory format"),
+    *(Column(f"{name}_s", "time, ms", name.replace("_", " "), *_MS) for name in OPERATIONS.values()),
+    Column("total_s", "time, ms", "total", *_MS),
+    Column("flops_per_s", "rate", "TFLOP/s", ".4f", 1e-12),
+    *(Column(f"{name}_configuration", "algorithm", name.replace("_", " ")) for name in OPERATIONS.values()),
+    *_OURS,
+)
+_OF_CONVOLUTIONS = (
+    Column("kind", "subject", "kind of layer"),
+    Column("batch_size", "subject", "n", ".0f"),
+    Column("memory_format", "subject", "memory format"),
+)
+_PROBLEMS = (
+    *_CONTESTANT,
+    Column("time_s", "time", "median, ms", *_MS),
+    Column("spread", "time", "spread, %", ".1f", 100.0),
+    Column("samples", "time", "samples", ".0f"),
+    Column("flops_per_s", "time", "TFLOP/s", ".4f", 1e-12),
+    Column("configuration", "configuration", "configuration"),
+    *_OURS,
+    # Of operator metrics.
+    Column("error_l1", "error against float64", "sum", ".1e"),
+    Column("error_l2", "error against float64", "Euclidean", ".1e"),
+    Column("error_max", "error against float64", "largest", ".1e"),
+    Column("gradient_error", "gradient", "relative error", ".1e"),
+    Column("gradcheck", "gradient", "gradcheck"),
+    Column("runs", "repeated runs", "runs", ".0f"),
+    Column("distinct_results", "repeated runs", "distinct results", ".0f"),
+    Column("samples_per_s", "rate", "samples / s", ".1f"),
+    Column("overhead_s", "overhead of the module, µs", "median", *_US),
+    Column("overhead_low_s", "overhead of the module, µs", "from", *_US),
+    Column("overhead_high_s", "overhead of the module, µs", "to", *_US),
+)
+_OF_MODELS = (
+    Column("images_per_s", "whole model", "images/s", ".4g"),
+    Column("kinds", "whole model", "share of time by kind of layer"),
+)
+_MEAN = "speedup over torch, geometric mean"
+_SUMMARY = (
+    *_CONTESTANT,
+    Column("problems", "contestant", "timed", ".0f"),
+    Column("speedup", _MEAN, "all", ".3f"),
+    *(Column(f"speedup_{name}", _MEAN, name.replace("_", " "), ".3f") for name in OPERATIONS.values()),
+    Column("over_bound", "limit", "time / bound, geometric mean", ".3f"),
+    Column("total_s", "sum of times, ms", "all", *_MS),
+    Column("torch_s", "sum of times, ms", "torch for the same", *_MS),
+)
+
+
+def summary_table(rows: pandas.DataFrame) -> TextTable:
+    """Return what ``summary_rows`` returned."""
+    return _table("summary", "Summary", "Each contestant over all that it was timed on.", _SUMMARY, rows)
 
 
 def layer_table(rows: pandas.DataFrame) -> TextTable:
     """Return the table in DeepBench's columns, then ours, of what ``layer_rows`` returned."""
-    look = _Look()
-    look.add("layer", ("layer", "layer"))
-    look.add("contestant", ("contestant", "contestant"), ("policy", "policy"), _LIMIT)
-    look.add("DeepBench's columns", *_deepbench_columns(), ("memory_format", "memory format"))
-    look.add(
-        "time, ms",
-        *((f"{name}_s", name.replace("_", " "), *_MS) for name in OPERATIONS.values()),
-        ("total_s", "total", *_MS),
-    )
-    look.add("rate", ("flops_per_s", "TFLOP/s", ".4f", 1e-12))
-    look.add("algorithm", *((f"{name}_configuration", name.replace("_", " ")) for name in OPERATIONS.values()))
-    _add_ours(look)
-    _add_published(look, rows, "total, ms, published elsewhere")
-    return _table(
-        *("layers", "Layers", "Times of the operations of each layer, in DeepBench's columns, and of all together."),
-        *(look, rows),
-    )
-
-
-def _deepbench_columns() -> Iterator[tuple[str, str] | tuple[str, str, str]]:
-    for key, title in DEEPBENCH.items():
-        yield (key, title) if key == "dtype" else (key, title, _WHOLE)
+    caption = "Times of the operations of each layer, in DeepBench's columns, and of all together."
+    columns = (*_LAYERS, *_published(rows, "total, ms, published elsewhere"))
+    return _table("layers", "Layers", caption, columns, rows)
 
 
 def problem_table(rows: pandas.DataFrame, subject: Sequence[str]) -> TextTable:
@@ -133,93 +158,42 @@ def problem_table(rows: pandas.DataFrame, subject: Sequence[str]) -> TextTable:
 
     subject: the columns that say what a row is of.
     """
-    look, is_convolution = _Look(), "kind" in rows
+    is_convolution = "kind" in rows
     sizes = {*DEEPBENCH, "memory_format"} if is_convolution else set()  # the table of layers has those
-    look.add("subject", *((name, name.replace("_", " ")) for name in subject if name not in sizes))
-    if is_convolution:
-        look.add("subject", ("kind", "kind of layer"), ("batch_size", "n", _WHOLE), ("memory_format", "memory format"))
-    look.add("contestant", ("contestant", "contestant"), ("policy", "policy"), _LIMIT)
-    look.add("time", ("time_s", "median, ms", *_MS), ("spread", "spread, %", ".1f", 100.0))
-    look.add("time", ("samples", "samples", _WHOLE), ("flops_per_s", "TFLOP/s", ".4f", 1e-12))
-    look.add("configuration", ("configuration", "configuration"))
-    _add_ours(look)
-    _add_metrics(look)
-    _add_published(look, rows, "ms, published elsewhere")
+    columns = [Column(name, "subject", name.replace("_", " ")) for name in subject if name not in sizes]
+    columns += [*_OF_CONVOLUTIONS, *_PROBLEMS] if is_convolution else [*_PROBLEMS, *_OF_MODELS]
+    columns += _published(rows, "ms, published elsewhere")
     if not is_convolution:
-        _add_others(look, rows, subject)
-    look.add("no time", ("failure", "why there is none"))
-    return _table(
-        *("problems", "Operations", "Each operation of each layer, and each contestant: medians of the samples."),
-        *(look, rows.assign(samples=rows["samples_s"].map(len))),
-    )
+        columns += _others(rows, {*COLUMNS, *subject, *(column.key for column in columns), "count"})
+    columns.append(Column("failure", "no time", "why there is none"))
+    caption = "Each operation of each layer, and each contestant: medians of the samples."
+    return _table("problems", "Operations", caption, columns, rows.assign(samples=rows["samples_s"].map(len)))
 
 
-def summary_table(rows: pandas.DataFrame) -> TextTable:
-    """Return what ``summary_rows`` returned."""
-    look = _Look()
-    look.add("contestant", ("contestant", "contestant"), ("policy", "policy"), _LIMIT, ("problems", "timed", _WHOLE))
-    look.add("speedup over torch, geometric mean", ("speedup", "all", ".3f"))
-    look.add(
-        "speedup over torch, geometric mean",
-        *((f"speedup_{name}", name.replace("_", " "), ".3f") for name in OPERATIONS.values()),
-    )
-    look.add("limit", ("over_bound", "time / bound, geometric mean", ".3f"))
-    look.add("sum of times, ms", ("total_s", "all", *_MS), ("torch_s", "torch for the same", *_MS))
-    return _table("summary", "Summary", "Each contestant over all that it was timed on.", look, rows)
+def _published(rows: pandas.DataFrame, group: str) -> list[Column]:
+    return [Column(f"{PUBLISHED}{machine}", group, machine, *_MS) for machine in machines_of(rows)]
 
 
-def _add_ours(look: _Look) -> None:
-    look.add("speedup, 95 % interval", *_SPEEDUP)
-    look.add("mucudnn", ("workspace_bytes", "workspace, MiB", ".3f", 1 / _MIB))
-    look.add("mucudnn", ("relative_error", "relative error", ".1e"))
-    look.add("limit", ("over_bound", "time / bound", ".3f"))
-    look.add("machine", ("load", "load, %", ".0f", 100.0))
-
-
-def _add_metrics(look: _Look) -> None:
-    """Add the columns of operator metrics."""
-    look.add("error against float64", ("error_l1", "sum", ".1e"), ("error_l2", "Euclidean", ".1e"))
-    look.add("error against float64", ("error_max", "largest", ".1e"))
-    look.add("gradient", ("gradient_error", "relative error", ".1e"), ("gradcheck", "gradcheck"))
-    look.add("repeated runs", ("runs", "runs", _WHOLE), ("distinct_results", "distinct results", _WHOLE))
-    look.add("rate", ("samples_per_s", "samples / s", ".1f"))
-    look.add("overhead of the module, µs", ("overhead_s", "median", *_US), ("overhead_low_s", "from", *_US))
-    look.add("overhead of the module, µs", ("overhead_high_s", "to", *_US))
-
-
-def _add_others(look: _Look, rows: pandas.DataFrame, subject: Sequence[str]) -> None:
-    """Add what only this benchmark has: numbers and texts, named as in the folder, in ms and MiB where they end so."""
-    look.add("whole model", ("images_per_s", "images/s", ".4g"), ("kinds", "share of time by kind of layer"))
-    known = {*COLUMNS, *subject, *(column.key for column in look.columns), *_OF_EVERY_ROW}
+def _others(rows: pandas.DataFrame, known: set[str]) -> Iterator[Column]:
+    """Yield columns that only this benchmark has, named as in the folder; those that end so are in ms and MiB."""
     for key in (str(name) for name in rows.columns if name not in known):
-        values = rows[key].dropna()
+        values, title = rows[key].dropna(), key.replace("_", " ")
         if values.map(lambda value: isinstance(value, (list, dict))).any():
             continue
-        title = key.replace("_", " ")
         if not values.map(lambda value: isinstance(value, (int, float)) and not isinstance(value, bool)).all():
-            look.add("more", (key, title))
+            yield Column(key, "more", title)
         elif key.endswith("_bytes"):
-            look.add("more", (key, f"{title.removesuffix(' bytes')}, MiB", ".3f", 1 / _MIB))
+            yield Column(key, "more", f"{title.removesuffix(' bytes')}, MiB", ".3f", 1 / _MIB)
         elif key.endswith("_s"):
-            look.add("more", (key, f"{title.removesuffix(' s')}, ms", *_MS))
+            yield Column(key, "more", f"{title.removesuffix(' s')}, ms", *_MS)
         else:
-            look.add("more", (key, title, ".6g"))
+            yield Column(key, "more", title, ".6g")
 
 
-def _add_published(look: _Look, rows: pandas.DataFrame, group: str) -> None:
-    look.add(group, *((f"{PUBLISHED}{machine}", machine, *_MS) for machine in machines_of(rows)))
-
-
-def _table(identity: str, title: str, caption: str, look: _Look, rows: pandas.DataFrame) -> TextTable:
-    columns = [column for column in look.columns if column.key in rows and _says_something(rows, column.key)]
-    shown = tuple(_marked(column) for column in columns)
+def _table(identity: str, title: str, caption: str, columns: Sequence[Column], rows: pandas.DataFrame) -> TextTable:
+    shown = [column for column in columns if column.key in rows and _says_something(rows, column.key)]
     cells = [[column.text(value) for value in rows[column.key].tolist()] for column in shown]
-    return TextTable(identity, title, caption, shown, tuple(zip(*cells, strict=True)))
-
-
-def _marked(column: Column) -> Column:
-    is_filtered = column.key in _FILTERED
-    return Column(column.key, column.title, column.group, column.form, column.scale, is_filtered)
+    return TextTable(identity, title, caption, shown, list(zip(*cells, strict=True)))
 
 
 def _says_something(rows: pandas.DataFrame, key: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mucudnn.bench.pages.pictures.kinds import KINDS
+from mucudnn.bench.pages.kinds import KINDS
 from mucudnn.bench.recipes.benchmarks import BENCHMARKS, Benchmark, Cell
 from mucudnn.bench.recipes.criteria import Criterion, read_criteria
 from mucudnn.bench.recipes.sections import Section, alternatives, read_sections

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas
 
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
-from mucudnn.bench.pages.pictures.drawn import write_picture
+from mucudnn.bench.pages.pictures import write_picture
 from mucudnn.bench.recipes.benchmarks import Place
 from mucudnn.bench.recipes.judging import Judgement, all_rows, judge
 from mucudnn.bench.recipes.recipe_file import RecipeFile

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mucudnn.bench.pages.pictures.kinds import KINDS
+from mucudnn.bench.pages.kinds import KINDS
 from mucudnn.cli.shared import options
 from mucudnn.terminal.command_files import FileCommand, InputFolder, OutputFile
 
@@ -34,6 +34,6 @@ _LIST = "\n".join(f"{name:<14}{kind.summary}" for name, kind in KINDS.items())
 )
 def plot(kind: str, folder: Path, out: Path, layers: tuple[str, ...]) -> None:
     from mucudnn.bench.folders.reading import read_folder
-    from mucudnn.bench.pages.pictures.drawn import write_picture
+    from mucudnn.bench.pages.pictures import write_picture
 
     write_picture(kind, read_folder(folder), out, layers)

@@ -32,36 +32,35 @@ def report(folder: Path, html_file: Path | None, csv_file: Path | None, markdown
     Nothing is measured: every number is computed from the stored samples. DIR may also be a file that a benchmark wrote
     with --json.
     """
-    from mucudnn.bench.pages import text
-    from mucudnn.bench.pages.several import html_of_all, reports_in
+    from mucudnn.bench.pages import reports
     from mucudnn.bench.report.export import write_each
     from mucudnn.terminal.console import output
     from mucudnn.terminal.whole_files import beside, whole_text
 
     def write_html(path: Path) -> None:
-        page = html_of_all(found)
+        page = reports.html_of(found)
         with whole_text(path) as stream:
             stream.write(page)
 
-    found = reports_in(folder)
+    found = reports.reports_in(folder)
     console = output()
     if markdown:
-        console.print(text.markdown_of_all(found), soft_wrap=True)
+        console.print(reports.markdown_of(found), soft_wrap=True)
     else:
         for name, one in found.by_name.items():
             if found.only is None:
                 console.print(f"{name}: {one.title}", soft_wrap=True)
             if one.tables:
-                console.print(text.printed_table(one.tables[0]))
-            console.print(text.missing_in_words(one), soft_wrap=True)
+                console.print(reports.printed_table(one.tables[0]))
+            console.print(reports.missing_in_words(one), soft_wrap=True)
             console.print(str(one.folder.header.environment))
         for message in found.unreadable:
             console.print(f"not shown: {message}", soft_wrap=True)
     write_each(
         (html_file, write_html),
-        (csv_file, lambda path: text.write_layers(found.joined(lambda one: one.layers), path)),
+        (csv_file, lambda path: reports.write_layers(found.joined(lambda one: one.layers), path)),
         (
             csv_file and beside(csv_file, _SECOND),
-            lambda path: text.write_frame(found.joined(lambda one: one.rows), path),
+            lambda path: reports.write_frame(found.joined(lambda one: one.rows), path),
         ),
     )

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.result_folders import MIB, training_layers, write_random_folder
 
-from mucudnn.bench.pages.pictures.kinds import KINDS
+from mucudnn.bench.pages.kinds import KINDS
 from mucudnn.cli.main import main
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -92,7 +92,7 @@ def metrics(
     """
     from mucudnn.bench.folders.reading import read_folder
     from mucudnn.bench.pages.measured import measured
-    from mucudnn.bench.pages.text import write_frame
+    from mucudnn.bench.pages.reports import write_frame
     from mucudnn.bench.report.plots import require_matplotlib, save_png
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.suites.metrics.benchmark import Choices, benchmark_metrics

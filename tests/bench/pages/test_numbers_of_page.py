@@ -16,8 +16,8 @@ from support.result_folders import MIB, training_layers, write_random_folder
 from support.tables_of_page import PageParser
 
 from mucudnn.bench.folders.reading import read_folder
-from mucudnn.bench.pages.page import html_of, report_of
-from mucudnn.bench.pages.text import write_frame, write_layers
+from mucudnn.bench.pages.report import report_of
+from mucudnn.bench.pages.reports import html_of, reports_in, write_frame, write_layers
 
 pytest.importorskip("jinja2")
 Line = Mapping[str, Any]
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(folder: Path) -> PageParser:
-    return PageParser(html_of(report_of(read_folder(folder))))
+    return PageParser(html_of(reports_in(folder), with_pictures=False))
 
 
 @pytest.fixture(scope="module")

@@ -19,10 +19,9 @@ from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import LeftOut, read_folder
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import open_folder
-from mucudnn.bench.pages.page import html_of, report_of
-from mucudnn.bench.pages.pictures.drawn import pictures_or_reason
-from mucudnn.bench.pages.pictures.kinds import KINDS
-from mucudnn.bench.pages.text import markdown_of
+from mucudnn.bench.pages.kinds import KINDS
+from mucudnn.bench.pages.report import report_of
+from mucudnn.bench.pages.reports import html_of, markdown_of, reports_in
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.words.errors import UnavailableError
 
@@ -31,8 +30,7 @@ EVIL = "<script>alert('x')</script> & $\\frac{1}{0}$ \x1b[31m"
 
 
 def page_of(path: Path, *, with_pictures: bool = False) -> str:
-    report = report_of(read_folder(path))
-    return html_of(report, *(pictures_or_reason(report.material) if with_pictures else ()))
+    return html_of(reports_in(path), with_pictures=with_pictures)
 
 
 @pytest.fixture
@@ -208,7 +206,7 @@ def test_benchmarks_without_convolutions_have_their_own_subjects(tmp_path: Path)
 
 
 def test_markdown_shows_the_same_tables(folder: Path) -> None:
-    text = markdown_of(report_of(read_folder(folder)))
+    text = markdown_of(reports_in(folder))
     tables = PageParser(page_of(folder)).tables
     for name in ("summary", "layers", "problems"):
         for row in tables[name].rows:

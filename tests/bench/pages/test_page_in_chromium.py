@@ -17,10 +17,8 @@ from typing import Any
 import pytest
 from support.result_folders import MIB, training_layers, write_random_folder
 
-from mucudnn.bench.folders.reading import LeftOut, read_folder
-from mucudnn.bench.pages.page import html_of, report_of
-from mucudnn.bench.pages.pictures.drawn import pictures_or_reason
-from mucudnn.bench.pages.several import html_of_all, reports_in
+from mucudnn.bench.folders.reading import LeftOut
+from mucudnn.bench.pages.reports import html_of, reports_in
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium: pip install selenium")
 pytest.importorskip("jinja2")
@@ -56,8 +54,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_random_folder(
         path / "folder", training_layers(4), limits=(8 * MIB, None), rounds=5, left_out=left_out
     )
-    report = report_of(read_folder(folder))
-    (path / "page.html").write_text(html_of(report, *pictures_or_reason(report.material)), encoding="utf-8")
+    (path / "page.html").write_text(html_of(reports_in(folder)), encoding="utf-8")
     return path / "page.html"
 
 
@@ -67,7 +64,7 @@ def page_of_several(page: Path) -> Path:
     for name, layers in (("net <1>", 3), ("net 2", 1)):
         write_random_folder(page.parent / "all" / name, training_layers(layers), limits=(8 * MIB,), rounds=3)
     path = page.parent / "all.html"
-    path.write_text(html_of_all(reports_in(page.parent / "all")), encoding="utf-8")
+    path.write_text(html_of(reports_in(page.parent / "all")), encoding="utf-8")
     return path
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Callable
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -12,10 +12,10 @@ import pytest
 from support.result_folders import MIB, training_layers, write_random_folder
 
 from mucudnn.bench.folders.reading import read_folder
-from mucudnn.bench.pages.drawing import SERIES, STYLE, embedded, one_line, plain, series_label
-from mucudnn.bench.pages.material import Material
-from mucudnn.bench.pages.measured import measured
-from mucudnn.bench.pages.pictures import cuts, limits, samples, speedups
+from mucudnn.bench.pages import row_pictures as draw
+from mucudnn.bench.pages.drawing import SERIES, STYLE, one_line, plain, series_label
+from mucudnn.bench.pages.pictures import embedded
+from mucudnn.bench.pages.report import Report, report_of
 from mucudnn.bench.report.plots import new_figure
 from mucudnn.words.results import MicroConfig, counts_in
 
@@ -23,19 +23,22 @@ matplotlib = pytest.importorskip("matplotlib")
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> pandas.DataFrame:
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     path = tmp_path_factory.mktemp("results") / "folder"
-    return measured(read_folder(write_random_folder(path, training_layers(3), limits=(8 * MIB,), rounds=5)))
+    return report_of(read_folder(write_random_folder(path, training_layers(3), limits=(8 * MIB,), rounds=5)))
 
 
-def of(rows: pandas.DataFrame) -> Material:
-    """Rows without candidates."""
-    nothing = pandas.DataFrame({"subject": [], "layer": []})
-    return Material(rows, nothing, nothing, {}, ("layer", "operation"))
+@pytest.fixture
+def rows(report: Report) -> pandas.DataFrame:
+    return report.rows
 
 
-def test_speedups_are_drawn_where_they_are(rows: pandas.DataFrame) -> None:
-    figure = speedups.draw(of(rows))
+def with_configuration(report: Report, text: str) -> Report:
+    return replace(report, rows=report.rows.assign(configuration=text))
+
+
+def test_speedups_are_drawn_where_they_are(report: Report, rows: pandas.DataFrame) -> None:
+    figure = draw.speedups(report)
     assert figure is not None
     for axes, operation in zip(figure.axes, ("forward", "backward_data", "backward_filter"), strict=True):
         expected = rows[(rows["operation"] == operation) & (rows["contestant"] != "torch")]
@@ -46,8 +49,8 @@ def test_speedups_are_drawn_where_they_are(rows: pandas.DataFrame) -> None:
         assert set(expected["speedup_low"]) | set(expected["speedup_high"]) <= set(ends)
 
 
-def test_rates_and_boxes_are_those_of_the_rows(rows: pandas.DataFrame) -> None:
-    figure = limits.draw(of(rows))
+def test_rates_and_boxes_are_those_of_the_rows(report: Report, rows: pandas.DataFrame) -> None:
+    figure = draw.limits(report)
     assert figure is not None
     rates, boxes = figure.axes
     drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in rates.lines[:-1]])
@@ -57,9 +60,9 @@ def test_rates_and_boxes_are_those_of_the_rows(rows: pandas.DataFrame) -> None:
     assert all(np.isclose(ends, value).any() for value in medians)
 
 
-def test_the_samples_of_the_longest_operations_are_all_drawn(rows: pandas.DataFrame) -> None:
+def test_the_samples_of_the_longest_operations_are_all_drawn(report: Report, rows: pandas.DataFrame) -> None:
     longest = rows[rows["contestant"] == "torch"].nlargest(1, "time_s")["turns"].iloc[0]
-    figure = samples.draw(of(rows))
+    figure = draw.samples(report)
     assert figure is not None
     first = figure.axes[0]
     drawn = {value for line in first.lines for value in np.asarray(line.get_xdata(), dtype=float)}
@@ -67,12 +70,12 @@ def test_the_samples_of_the_longest_operations_are_all_drawn(rows: pandas.DataFr
     assert expected <= drawn
 
 
-def test_bars_are_cut_as_configurations_are(rows: pandas.DataFrame) -> None:
-    pieces = list(cuts._pieces(counts_in("fft 8×2 + gemm 4 + gemm 1×20")))
+def test_bars_are_cut_as_configurations_are(report: Report, rows: pandas.DataFrame) -> None:
+    pieces = list(draw.pieces(counts_in("fft 8×2 + gemm 4 + gemm 1×20")))
     assert [name for name, *_ in pieces] == ["fft", "fft", "gemm", "gemm"]
     edges = [(left * 40, right * 40) for _, left, right in pieces]
     assert edges == [(0, 8), (8, 16), (16, 20), (20, 40)]  # twenty equal ones are one piece
-    figure = cuts.draw(of(rows))
+    figure = draw.cuts(report)
     assert figure is not None
     subpaths = sum(np.count_nonzero(patch.get_path().codes == 1) for axes in figure.axes for patch in axes.patches)
     ours = rows[rows["contestant"] == "mucudnn"]["configuration"]
@@ -80,19 +83,19 @@ def test_bars_are_cut_as_configurations_are(rows: pandas.DataFrame) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "torch's own", "gemm", "gemm x", "gemm 2 +", " 3"])
-def test_configurations_that_are_none_are_not_drawn(rows: pandas.DataFrame, text: str) -> None:
-    changed = rows.assign(configuration=text)
-    assert cuts.draw(of(changed)) is None
+def test_configurations_that_are_none_are_not_drawn(report: Report, text: str) -> None:
+    assert draw.cuts(with_configuration(report, text)) is None
 
 
-def test_configurations_with_huge_counts_are_drawn_at_once(rows: pandas.DataFrame) -> None:
+def test_configurations_with_huge_counts_are_drawn_at_once(report: Report) -> None:
     assert counts_in("gemm 1×999999999") == ((MicroConfig("gemm", 1), 999999999),)
-    assert cuts.draw(of(rows.assign(configuration="gemm 1×999999999"))) is not None
+    assert draw.cuts(with_configuration(report, "gemm 1×999999999")) is not None
 
 
-@pytest.mark.parametrize("draw", [speedups.draw, limits.draw, samples.draw, cuts.draw], ids=lambda d: d.__module__)
-def test_without_rows_there_is_no_picture(rows: pandas.DataFrame, draw: Callable[[Material], object]) -> None:
-    assert draw(of(rows.iloc[:0])) is None
+def test_without_rows_there_is_no_picture(report: Report) -> None:
+    empty = replace(report, rows=report.rows.iloc[:0])
+    for picture in (draw.speedups, draw.divided, draw.limits, draw.samples, draw.cuts, draw.memory, draw.tuning):
+        assert picture(empty) is None
 
 
 def test_a_page_holds_the_whole_picture() -> None:

@@ -14,20 +14,10 @@ from numpy.typing import NDArray
 from support.result_folders import MIB, training_layers, write_random_folder
 
 from mucudnn.bench.folders.reading import read_folder
-from mucudnn.bench.pages.gains import gains
-from mucudnn.bench.pages.material import Material
-from mucudnn.bench.pages.measured import measured
-from mucudnn.bench.pages.pictures import (
-    algorithms,
-    budget,
-    desirable,
-    divided,
-    errors,
-    memory,
-    micro_batches,
-    tuning,
-)
-from mucudnn.bench.pages.pictures.drawn import write_picture
+from mucudnn.bench.pages import candidate_pictures, row_pictures
+from mucudnn.bench.pages.layer_rows import gains
+from mucudnn.bench.pages.pictures import write_picture
+from mucudnn.bench.pages.report import Report, report_of
 from mucudnn.bench.sources.published import published_gains
 from mucudnn.words.errors import InvalidInputError
 
@@ -39,37 +29,43 @@ GEOMETRY = (64, 54, 64)  # c, h, k of a layer that the authors published
 
 
 @pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     path = tmp_path_factory.mktemp("results") / "folder"
     problems = ((layer, layer.problem) for layer in training_layers())
     published = next(layer for layer, problem in problems if (problem.c, problem.h, problem.k) == GEOMETRY)
     layers = [*training_layers(2), published]
     settings = {"workspace_budget": "1MiB"}
-    folder = read_folder(write_random_folder(path, layers, limits=(8 * MIB, None), rounds=5, settings=settings))
-    return Material.of(folder, measured(folder))
+    return report_of(
+        read_folder(write_random_folder(path, layers, limits=(8 * MIB, None), rounds=5, settings=settings))
+    )
+
+
+def with_budget(report: Report, budget: object) -> Report:
+    header = replace(report.folder.header, settings={"workspace_budget": budget})
+    return replace(report, folder=replace(report.folder, header=header))
 
 
 def ends(lines: Iterable[Line2D]) -> NDArray[np.float64]:
     return np.concatenate([np.asarray(line.get_xdata(), dtype=float) for line in lines])
 
 
-def test_subjects_are_those_that_take_torch_longest_first(material: Material) -> None:
-    torchs = material.rows[material.rows["contestant"] == "torch"].sort_values("time_s", ascending=False)
+def test_subjects_are_those_that_take_torch_longest_first(report: Report) -> None:
+    torchs = report.rows[report.rows["contestant"] == "torch"].sort_values("time_s", ascending=False)
     names = [f"{layer} {operation}" for layer, operation in zip(torchs["layer"], torchs["operation"], strict=True)]
-    assert [subject.name for subject in material.subjects] == names
+    assert [subject.name for subject in report.subjects] == names
 
 
-def test_layers_can_be_kept_alone(material: Material) -> None:
-    name = material.rows["layer"].iloc[0]
-    of_one = material.of_layers([name])
+def test_layers_can_be_kept_alone(report: Report) -> None:
+    name = report.rows["layer"].iloc[0]
+    of_one = report.of_layers([name])
     assert len(of_one.subjects) == 3
-    assert set(of_one.rows["layer"]) == set(of_one.candidates["layer"]) == {name}
+    assert set(of_one.rows["layer"]) == set(of_one.folder.candidates.measured["layer"]) == {name}
 
 
-def test_desirable_sets_are_drawn_with_the_undivided(material: Material) -> None:
-    figure = desirable.draw(material)
+def test_desirable_sets_are_drawn_with_the_undivided(report: Report) -> None:
+    figure = candidate_pictures.desirable(report)
     assert figure is not None
-    first = material.subjects[0]
+    first = report.subjects[0]
     front, points, undivided, torchs = figure.axes[0].lines
     sizes = list(first.desirable["workspace_bytes"] / MIB)
     assert list(points.get_xdata()) == sizes
@@ -81,10 +77,10 @@ def test_desirable_sets_are_drawn_with_the_undivided(material: Material) -> None
     assert list(torchs.get_ydata()) == [time["native"]]
 
 
-def test_times_of_a_sample_are_drawn_by_micro_batch_size(material: Material) -> None:
-    figure = micro_batches.draw(material)
+def test_times_of_a_sample_are_drawn_by_micro_batch_size(report: Report) -> None:
+    figure = candidate_pictures.micro_batches(report)
     assert figure is not None
-    first = material.subjects[0]
+    first = report.subjects[0]
     assert {line.get_label() for line in figure.axes[0].lines} == {"native", "gemm", "fft"}
     for line in figure.axes[0].lines:
         of = first.measured[first.measured["algorithm"] == line.get_label()]
@@ -92,10 +88,10 @@ def test_times_of_a_sample_are_drawn_by_micro_batch_size(material: Material) -> 
         assert list(line.get_ydata()) == pytest.approx(list(of["step_s"] / of["micro_batch_size"] * 1e3))
 
 
-def test_every_sample_of_an_algorithm_is_drawn(material: Material) -> None:
-    figure = algorithms.draw(material)
+def test_every_sample_of_an_algorithm_is_drawn(report: Report) -> None:
+    figure = candidate_pictures.algorithms(report)
     assert figure is not None
-    first = material.subjects[0]
+    first = report.subjects[0]
     whole = first.measured[first.measured["micro_batch_size"] == first.batch_size]
     expected = {s * 1e3 for row in whole.to_dict("records") if row["algorithm"] != "bad" for s in row["step_samples_s"]}
     drawn = set(ends(figure.axes[0].lines))
@@ -104,31 +100,32 @@ def test_every_sample_of_an_algorithm_is_drawn(material: Material) -> None:
     assert labels == list(whole[whole["algorithm"] != "bad"].sort_values("step_s")["algorithm"])
 
 
-def test_without_samples_there_are_no_violins(material: Material) -> None:
-    candidates = material.candidates.assign(step_samples_s=[[] for _ in range(len(material.candidates))])
-    known = Material(material.rows, candidates, material.desirable, {}, material.subject_columns)
-    assert algorithms.draw(known) is None
+def test_without_samples_there_are_no_violins(report: Report) -> None:
+    measured = report.folder.candidates.measured
+    candidates = replace(report.folder.candidates, measured=measured.assign(step_samples_s=[[]] * len(measured)))
+    known = replace(report, folder=replace(report.folder, candidates=candidates))
+    assert candidate_pictures.algorithms(known) is None
 
 
-def test_the_largest_error_of_each_algorithm_is_drawn(material: Material) -> None:
-    figure = errors.draw(material)
+def test_the_largest_error_of_each_algorithm_is_drawn(report: Report) -> None:
+    figure = candidate_pictures.errors(report)
     assert figure is not None
-    largest = material.candidates.groupby(["subject", "algorithm"])["relative_error"].max()
+    largest = report.folder.candidates.measured.groupby(["subject", "algorithm"])["relative_error"].max()
     assert set(largest) <= set(ends(figure.axes[0].lines))
     labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert labels == list(largest.groupby("algorithm").median().sort_values().index)
 
 
-def test_segments_are_those_of_the_rows(material: Material) -> None:
+def test_segments_are_those_of_the_rows(report: Report) -> None:
     """And the curve begins where each problem has its least workspace."""
-    figure = budget.draw(material)
+    figure = candidate_pictures.budget(report)
     assert figure is not None
     curve, segments = figure.axes
-    ours = material.rows[material.rows["contestant"] == "mucudnn"]
+    ours = report.rows[report.rows["contestant"] == "mucudnn"]
     first = ours.drop_duplicates(["layer", "operation"])["workspace_bytes"] / MIB
     widths = [patch.get_width() for patch in segments.patches[: len(first)]]
     assert sorted(widths) == pytest.approx(sorted(first))
-    least = material.desirable.groupby("subject")["workspace_bytes"].min().sum() / MIB
+    least = report.folder.candidates.desirable.groupby("subject")["workspace_bytes"].min().sum() / MIB
     assert curve.lines[0].get_xdata()[0] == pytest.approx(least)
     assert list(curve.lines[1].get_xdata()) == [1.0]  # the budget
     times = list(curve.lines[0].get_ydata())
@@ -136,17 +133,14 @@ def test_segments_are_those_of_the_rows(material: Material) -> None:
 
 
 @pytest.mark.parametrize(("failed", "expected"), [(False, 8 * MIB), (True, 64 * MIB)], ids=["all", "not-the-first"])
-def test_of_several_budgets_the_smallest_that_suffices_is_drawn(
-    material: Material, failed: bool, expected: int
-) -> None:
+def test_of_several_budgets_the_smallest_that_suffices_is_drawn(report: Report, failed: bool, expected: int) -> None:
     """As recipes have them: a row for each budget, whose limit is the budget."""
-    rows = material.rows.replace({"contestant": {"mucudnn": "mucudnn-wd"}})
+    rows = report.rows.replace({"contestant": {"mucudnn": "mucudnn-wd"}})
     is_first = rows["limit_bytes"] == 8 * MIB
     rows["limit_bytes"] = rows["limit_bytes"].where(is_first | (rows["contestant"] != "mucudnn-wd"), 64 * MIB)
     if failed:
         rows["configuration"] = rows["configuration"].mask(is_first, None)
-    settings = {"workspace_budget": [64 * MIB, 8 * MIB]}
-    figure = budget.draw(Material(rows, material.candidates, material.desirable, settings, material.subject_columns))
+    figure = candidate_pictures.budget(replace(with_budget(report, [64 * MIB, 8 * MIB]), rows=rows))
     assert figure is not None
     curve, segments = figure.axes
     assert list(curve.lines[1].get_xdata()) == [expected / MIB]
@@ -156,16 +150,14 @@ def test_of_several_budgets_the_smallest_that_suffices_is_drawn(
 
 
 @pytest.mark.parametrize("given", [None, "much", [], ["much"]])
-def test_without_a_budget_there_are_no_segments(material: Material, given: object) -> None:
-    settings = {"workspace_budget": given}
-    other = Material(material.rows, material.candidates, material.desirable, settings, material.subject_columns)
-    assert budget.draw(other) is None
+def test_without_a_budget_there_are_no_segments(report: Report, given: object) -> None:
+    assert candidate_pictures.budget(with_budget(report, given)) is None
 
 
-def test_memory_is_that_of_the_problems(material: Material) -> None:
-    found = memory.memory_of_layers(material.rows)
+def test_memory_is_that_of_the_problems(report: Report) -> None:
+    found = row_pictures.memory_of_layers(report.rows)
     for row in found.to_dict("records"):
-        of = material.rows[(material.rows["layer"] == row["layer"]) & material.rows["workspace_bytes"].notna()]
+        of = report.rows[(report.rows["layer"] == row["layer"]) & report.rows["workspace_bytes"].notna()]
         one = of.iloc[0]
         height = (one["h"] + 2 * one["pad_h"] - one["r"]) // one["stride_h"] + 1
         width = (one["w"] + 2 * one["pad_w"] - one["s"]) // one["stride_w"] + 1
@@ -175,20 +167,20 @@ def test_memory_is_that_of_the_problems(material: Material) -> None:
         same = of[(of["contestant"] == row["series"].split(",")[0]) & (of["limit_bytes"].isna() == is_unlimited)]
         assert row["workspace_bytes"] == same["workspace_bytes"].max()
     assert len(found) == 3 * 4
-    assert memory.draw(material) is not None
+    assert row_pictures.memory(report) is not None
 
 
-def test_bars_of_tuning_begin_where_the_one_before_ends(material: Material) -> None:
-    figure = tuning.draw(material)
+def test_bars_of_tuning_begin_where_the_one_before_ends(report: Report) -> None:
+    figure = row_pictures.tuning(report)
     assert figure is not None
     bars, solving = (axes.patches for axes in figure.axes)
-    ours = material.rows[material.rows["policy"].notna()]
+    ours = report.rows[report.rows["policy"].notna()]
     sums = ours.groupby(["contestant", "limit_bytes"], dropna=False, sort=False)[["tuning_s", "solve_s"]].sum()
     assert [bar.get_width() for bar in bars] == pytest.approx(list(sums["tuning_s"]))
     assert [bar.get_x() for bar in bars] == pytest.approx(list(sums["tuning_s"].cumsum() - sums["tuning_s"]))
     assert [bar.get_width() for bar in solving] == pytest.approx(list(sums["solve_s"] * 1e3))
-    bare = material.rows.drop(columns=["tuning_s", "solve_s"])
-    assert tuning.draw(Material(bare, material.candidates, material.desirable, {}, ("layer",))) is None
+    bare = report.rows.drop(columns=["tuning_s", "solve_s"])
+    assert row_pictures.tuning(replace(report, rows=bare)) is None
 
 
 def pairs(rows: pandas.DataFrame) -> Iterator[tuple[pandas.DataFrame, pandas.DataFrame]]:
@@ -198,24 +190,24 @@ def pairs(rows: pandas.DataFrame) -> Iterator[tuple[pandas.DataFrame, pandas.Dat
         yield of[of["contestant"] == "undivided"], of[of["contestant"] == "mucudnn"]
 
 
-def test_gains_are_ratios_of_sums_of_medians(material: Material) -> None:
-    found = gains(material.rows)
-    expected = [undivided["time_s"].sum() / ours["time_s"].sum() for undivided, ours in pairs(material.rows)]
+def test_gains_are_ratios_of_sums_of_medians(report: Report) -> None:
+    found = gains(report.rows)
+    expected = [undivided["time_s"].sum() / ours["time_s"].sum() for undivided, ours in pairs(report.rows)]
     assert sorted(found["gain"]) == pytest.approx(sorted(expected))
     assert (found["gain_low"] < found["gain"]).all()
     assert (found["gain"] < found["gain_high"]).all()
 
 
-def test_a_layer_with_a_failed_operation_has_no_gain(material: Material) -> None:
-    rows = material.rows
+def test_a_layer_with_a_failed_operation_has_no_gain(report: Report) -> None:
+    rows = report.rows
     failed = (rows["contestant"] == "mucudnn") & (rows["operation"] == "forward")
     changed = rows.assign(samples_s=[[] if fails else of for fails, of in zip(failed, rows["samples_s"], strict=True)])
     assert gains(changed)["gain"].isna().all()
     assert gains(rows[rows["contestant"] != "undivided"]).empty
 
 
-def test_the_authors_bars_stand_beside_the_same_geometry(material: Material) -> None:
-    figure = divided.draw(material)
+def test_the_authors_bars_stand_beside_the_same_geometry(report: Report) -> None:
+    figure = row_pictures.divided(report)
     assert figure is not None
     ours, published = figure.axes
     assert "measured here" in ours.get_title(loc="left")

@@ -11,11 +11,9 @@ from support.result_folders import MIB, training_layers, write_random_folder
 from support.tables_of_page import PageParser
 
 from mucudnn.bench.folders.reading import read_folder
-from mucudnn.bench.pages import several
-from mucudnn.bench.pages.material import Material
-from mucudnn.bench.pages.page import html_of, report_of
-from mucudnn.bench.pages.pictures.drawn import Picture
-from mucudnn.bench.pages.several import html_of_all, reports_in
+from mucudnn.bench.pages import reports
+from mucudnn.bench.pages.report import report_of
+from mucudnn.bench.pages.reports import html_of, reports_in
 
 pytest.importorskip("jinja2")
 NAMES = ("nets/<i>a", "nets/b", "training")
@@ -37,10 +35,9 @@ def every(tmp_path: Path) -> Path:
 
 def test_the_page_has_the_tables_of_each_folder(every: Path) -> None:
     pytest.importorskip("matplotlib")
-    page = html_of_all(reports_in(every))
-    parsed = PageParser(page)
+    parsed = PageParser(html_of(reports_in(every)))
     for number, name in enumerate(NAMES, start=1):
-        alone = PageParser(html_of(report_of(read_folder(every / name)))).tables
+        alone = PageParser(html_of(reports_in(every / name), with_pictures=False)).tables
         for identity, table in alone.items():
             assert parsed.tables[f"folder-{number}-{identity}"].rows == table.rows
     assert len(parsed.tables) == 3 * len(NAMES)
@@ -54,18 +51,10 @@ def test_the_page_has_the_tables_of_each_folder(every: Path) -> None:
         assert (attributes.get("href") or "#").startswith(("#", "data:"))
 
 
-def sketch(material: Material) -> tuple[list[Picture], str]:
-    """A picture for each row, drawn in no time."""
-    return [Picture("rows", "all rows", "data:,", "rows")], ""
-
-
-@pytest.fixture
-def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(several, "pictures_or_reason", sketch)
-
-
-@pytest.mark.usefixtures("sketched")
-def test_the_command_shows_all_and_tells_what_it_cannot_read(every: Path, tmp_path: Path) -> None:
+def test_the_command_shows_all_and_tells_what_it_cannot_read(
+    every: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "pictures_or_reason", lambda report: ([], "drawn elsewhere"))
     (every / "old").mkdir()
     (every / "old" / "environment.json").write_text('{"format_version": 0}')
     files = [tmp_path / name for name in ("all.html", "all.csv")]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mucudnn.bench.folders.speedups import Speedup
-from mucudnn.bench.pages.pictures.kinds import KINDS
+from mucudnn.bench.pages.kinds import KINDS
 from mucudnn.bench.recipes.criteria import Criterion
 from mucudnn.bench.recipes.judging import Judgement
 from mucudnn.bench.recipes.recipe_file import DEVICES, read_recipe

@@ -20,7 +20,7 @@ from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.folders.overheads import overhead_of
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.pages.measured import measured
-from mucudnn.bench.pages.page import report_of
+from mucudnn.bench.pages.report import report_of
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.bench.suites.metrics.benchmark import Choices, benchmark_metrics
 from mucudnn.bench.suites.metrics.calls import Computation, alone, compute, through_module

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.pages.measured import measured
-from mucudnn.bench.pages.page import report_of
+from mucudnn.bench.pages.report import report_of
 from mucudnn.bench.suites.metrics.benchmark import Choices
 from mucudnn.bench.suites.metrics.elements import ELEMENTS, SUMS, gradcheck_elements
 from mucudnn.bench.suites.metrics.gradients import PASSED

@@ -1,0 +1,205 @@
+"""Pictures of what was measured to choose from. Each function returns a figure, or ``None`` where there is nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas
+
+from mucudnn.bench.pages.drawing import (
+    MARKERS,
+    SERIES,
+    TORCH_COLOUR,
+    beside,
+    colours,
+    draw_samples,
+    legend_above,
+    named_rows,
+    panels,
+    plain,
+)
+from mucudnn.bench.pages.kinds import MOST_SUBJECTS
+from mucudnn.bench.pages.report import Report, Subject
+from mucudnn.bench.report.budget_plot import draw_curve, draw_segments
+from mucudnn.bench.report.plots import batch_axis, label, new_figure, ratio_axis
+from mucudnn.solver.curve import next_faster, time_curve
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.results import Configuration, counts_in
+from mucudnn.words.torch_settings import TORCHS_OWN
+from mucudnn.words.units import parse_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MIB = 2**20
+_OURS = ("mucudnn-wd", "mucudnn")  # of several budgets, and of the only one
+
+
+def algorithms(report: Report) -> Figure | None:
+    """Draw every sample of each algorithm on the whole mini-batch, the fastest first."""
+
+    def sampled(subject: Subject) -> pandas.DataFrame:
+        found = subject.undivided
+        return found[found["step_samples_s"].map(len) > 0].sort_values("step_s", kind="stable")
+
+    every = _longest(report, lambda subject: len(sampled(subject)) > 0)
+    if not every:
+        return None
+    frames = [sampled(subject) for subject in every]
+    by_name = colours(name for frame in frames for name in frame["algorithm"])
+    figure, panel = panels(len(every), 1.1 + 0.22 * max(map(len, frames)))
+    for axes, subject, of in zip(panel, every, frames, strict=True):
+        draw_samples(axes, zip(of["algorithm"], of["step_samples_s"], of["algorithm"].map(by_name), strict=True))
+        label(axes, plain(subject.name), "ms", "")
+    return figure
+
+
+def _longest(report: Report, is_drawn: Callable[[Subject], bool]) -> list[Subject]:
+    """Return the subjects that take torch longest of those that can be drawn."""
+    return [subject for subject in report.subjects if is_drawn(subject)][:MOST_SUBJECTS]
+
+
+def desirable(report: Report) -> Figure | None:
+    """Draw desirable sets: least time against workspace, with the undivided algorithms beside."""
+    every = _longest(report, lambda subject: len(subject.desirable) > 0)
+    if not every:
+        return None
+    figure, panel = panels(len(every), 2.6)
+    for axes, subject in zip(panel, every, strict=True):
+        _draw_desirable(axes, subject)
+        label(axes, plain(subject.name), "workspace, MiB", "ms")
+    legend_above(figure)
+    return figure
+
+
+def _draw_desirable(axes: Axes, subject: Subject) -> None:
+    points, undivided = subject.desirable.sort_values("workspace_bytes"), subject.undivided
+    sizes, times = list(points["workspace_bytes"] / _MIB), list(points["time_s"] * 1e3)
+    workspace = (undivided["prepared_bytes"] + undivided["scratch_bytes"]) / _MIB
+    axes.step([*sizes, max([*sizes, *workspace])], [*times, times[-1]], where="post", color=SERIES[0])
+    axes.lines[-1].set_label("desirable set")
+    axes.plot(sizes, times, ".", color=SERIES[0], markersize=4)
+    own = undivided["algorithm"] == TORCHS_OWN
+    y = (undivided["setup_s"] + undivided["step_s"]) * 1e3
+    for of, colour, name in ((~own, SERIES[1], "undivided"), (own, TORCH_COLOUR, "torch's own, undivided")):
+        axes.plot(workspace[of], y[of], "s", color=colour, markersize=4, label=name)
+    axes.set_ylim(bottom=0)
+
+
+def micro_batches(report: Report) -> Figure | None:
+    """Draw the time of a sample against the micro-batch size, a line for each algorithm."""
+    every = _longest(report, lambda subject: subject.allowed["micro_batch_size"].nunique() > 1)
+    if not every:
+        return None
+    by_name = colours(name for subject in every for name in subject.allowed["algorithm"])
+    markers = {name: MARKERS[index % len(MARKERS)] for index, name in enumerate(by_name)}
+    figure, panel = panels(len(every), 2.6)
+    for axes, subject in zip(panel, every, strict=True):
+        for name, of in subject.allowed.sort_values("micro_batch_size").groupby("algorithm", sort=False):
+            style: dict[str, Any] = {"marker": markers[str(name)], "color": by_name[str(name)], "markersize": 3}
+            sizes = of["micro_batch_size"]
+            axes.plot(sizes, of["step_s"] / sizes * 1e3, label=plain(str(name)), **style)
+        ratio_axis(axes)
+        batch_axis(axes, subject.batch_size)
+        label(axes, plain(subject.name), "micro-batch size", "ms per sample")
+    legend_above(figure)
+    return figure
+
+
+def errors(report: Report) -> Figure | None:
+    """Draw the relative error of each algorithm against float64, the least first."""
+    known = report.folder.candidates.measured.dropna(subset=["relative_error"])
+    known = known.assign(relative_error=known["relative_error"].astype(float))
+    known = known[known["relative_error"] > 0]
+    if known.empty:
+        return None
+    largest = known.groupby(["subject", "algorithm"], sort=False, as_index=False).agg(
+        relative_error=("relative_error", "max"), is_allowed=("is_allowed", "min"), operation=("operation", "first")
+    )
+    medians = largest.groupby("algorithm")["relative_error"].median().sort_values(kind="stable")
+    operations = list(dict.fromkeys(largest["operation"]))
+    figure, (axes,) = named_rows([str(name) for name in medians.index], 0.3, 9)
+    for place, (name, median) in enumerate(medians.items()):
+        for index, operation in enumerate(operations):
+            of = largest[(largest["algorithm"] == name) & (largest["operation"] == operation)]
+            y = np.full(len(of), beside(place, index, len(operations)))
+            barred, found = ~of["is_allowed"].astype(bool).to_numpy(), of["relative_error"].to_numpy()
+            style: dict[str, Any] = {"color": SERIES[index], "markersize": 3.5, "linestyle": "none"}
+            axes.plot(found[~barred], y[~barred], MARKERS[index], label=operation.replace("_", " "), **style)
+            axes.plot(found[barred], y[barred], "x", **style)
+        axes.plot([median, median], [place - 0.3, place + 0.3], color=SERIES[-1], linewidth=1.5)
+    axes.set_xscale("log")
+    label(axes, "", "relative L2 error against float64", "")
+    legend_above(figure)
+    return figure
+
+
+def budget(report: Report) -> Figure | None:
+    """Draw what a workspace budget buys, solved again from the stored desirable sets, and who got how much of it.
+
+    Of several budgets the smallest that sufficed is drawn.
+    """
+    size = budget_of(report)
+    if size is None:
+        return None
+    ours = {
+        place: (subject, found) for place, subject in enumerate(report.subjects) if len(found := _ours(subject, size))
+    }
+    options = {place: _options(subject) for place, (subject, _) in ours.items()}
+    if not all(options.values()):
+        return None
+    counts = {place: int(found["count"].iloc[0]) for place, (_, found) in ours.items()}
+    size = max(size, sum(min(c.workspace_bytes for c in found) for found in options.values()))
+    curve = time_curve(options, counts, budgets=[size])
+    here = next(point for point in curve.points if point.budget_bytes == size)
+    figure = new_figure(13, max(4.0, 1.5 + 0.18 * min(len(ours), 24)), "")
+    left, right = figure.subplots(1, 2)
+    draw_curve(left, curve, (here.budget_bytes, here.time_s), (SERIES[0], SERIES[4]))
+    segments = [_segment(subject, found.iloc[0], options[place]) for place, (subject, found) in ours.items()]
+    draw_segments(right, segments, (SERIES[0], SERIES[1]))
+    return figure
+
+
+def budget_of(report: Report) -> int | None:
+    """Return the smallest workspace budget of the run that sufficed, in bytes; ``None``: there was none."""
+    given = report.folder.header.settings.get("workspace_budget")
+    try:
+        sizes = [parse_bytes(one) for one in (given if isinstance(given, list) else [given]) if one is not None]
+    except InvalidInputError:
+        return None
+    sufficed = (size for size in sizes if size is not None and any(len(_ours(one, size)) for one in report.subjects))
+    return min(sufficed, default=None)
+
+
+def _ours(subject: Subject, budget: int) -> pandas.DataFrame:
+    """Return the rows of this budget; of a run with one budget alone, the rows name none."""
+    rows = subject.rows[subject.rows["contestant"].isin(_OURS) & subject.rows["configuration"].notna()]
+    divided = rows[rows["contestant"] == _OURS[0]]
+    return divided[divided["limit_bytes"] == budget] if len(divided) else rows
+
+
+def _options(subject: Subject) -> list[Configuration]:
+    """Return the desirable set as the solver has it; none where a text is no configuration."""
+    points = subject.desirable[["configuration", "time_s", "workspace_bytes"]].itertuples(index=False, name=None)
+    try:
+        return [
+            Configuration(tuple(of for of, count in counts_in(text) for _ in range(count)), time_s, int(workspace))
+            for text, time_s, workspace in points
+        ]
+    except InvalidInputError:
+        return []
+
+
+def _segment(subject: Subject, row: pandas.Series[Any], options: list[Configuration]) -> tuple[str, int, int]:
+    """Return name, bytes, and the bytes that the next faster configuration needs besides.
+
+    Whole runs may have chosen a configuration outside the desirable set: its time is then the median of its samples.
+    """
+    workspace = 0 if pandas.isna(row["workspace_bytes"]) else int(row["workspace_bytes"])
+    predicted = {str(c): c.time_s for c in options}
+    chosen = Configuration((), predicted.get(str(row["configuration"]), float(row["time_s"])), workspace)
+    faster = next_faster(options, chosen)
+    return plain(subject.name), workspace, 0 if faster is None else max(faster.workspace_bytes - workspace, 0)

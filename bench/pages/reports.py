@@ -1,0 +1,161 @@
+"""Reports of the result folders that a path has, as one page, as Markdown, in the terminal, and as CSV for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas
+from rich.table import Table
+
+import mucudnn
+from mucudnn.bench.folders.header import HEADER_FILE, folders_below
+from mucudnn.bench.folders.reading import read_folder, read_result_file
+from mucudnn.bench.pages.layer_rows import OPERATIONS
+from mucudnn.bench.pages.pictures import pictures_or_reason
+from mucudnn.bench.pages.report import Report, report_of
+from mucudnn.bench.pages.tables import DEEPBENCH, TextTable
+from mucudnn.bench.report.export import write_csv_of
+from mucudnn.bench.report.tables import new_table
+from mucudnn.words.errors import InvalidInputError, UnavailableError
+
+RESULT_FOLDER = "result_folder"  # column that says which folder a row is from
+_MOST_SHOWN = 3
+_INNER = ("format_version", "folder", "samples_s", "alone_samples_s", "error_map")  # columns that CSV files lack
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reports:
+    """Reports of what a path has, by the names of the folders below it. unreadable: why other folders are not shown."""
+
+    path: Path
+    by_name: dict[str, Report]
+    unreadable: tuple[str, ...] = ()
+
+    @property
+    def only(self) -> Report | None:
+        """The report, where there is one and nothing else to tell."""
+        return next(iter(self.by_name.values())) if len(self.by_name) == 1 and not self.unreadable else None
+
+    def joined(self, frame_of: Callable[[Report], pandas.DataFrame]) -> pandas.DataFrame:
+        """Return a frame of each report, one below the other; of several with ``RESULT_FOLDER``."""
+        if self.only is not None:
+            return frame_of(self.only)
+        frames = {name: frame_of(report).dropna(axis=1, how="all") for name, report in self.by_name.items()}
+        named = [frame.assign(**{RESULT_FOLDER: name}) for name, frame in frames.items() if len(frame)]
+        rows = pandas.concat(named, ignore_index=True) if named else pandas.DataFrame({RESULT_FOLDER: []})
+        return rows[[RESULT_FOLDER, *rows.columns.drop(RESULT_FOLDER)]]
+
+
+def reports_in(path: Path) -> Reports:
+    """Read a result folder, a file of ``--json``, or all result folders inside of a folder; unreadable ones are told.
+
+    Raises ``InvalidInputError`` where there is nothing that can be read.
+    """
+    if path.is_file():
+        return Reports(path, {path.name: report_of(read_result_file(path))})
+    folders = [] if (path / HEADER_FILE).exists() else folders_below(path)
+    if not folders:
+        return Reports(path, {path.name: report_of(read_folder(path))})
+    found: dict[str, Report] = {}
+    unreadable = []
+    for folder in folders:
+        try:
+            found[str(folder.relative_to(path))] = report_of(read_folder(folder))
+        except InvalidInputError as error:
+            unreadable.append(str(error))
+    if not found:
+        raise InvalidInputError("\n".join(unreadable))
+    return Reports(path, found, tuple(unreadable))
+
+
+def html_of(reports: Reports, *, with_pictures: bool = True) -> str:
+    """Return one page of all reports; of several each is a section.
+
+    Raises ``UnavailableError`` where jinja2 is not installed.
+    """
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError:
+        raise UnavailableError("the page needs jinja2, which is not installed: pip install 'mucudnn[report]'") from None
+    loader = FileSystemLoader(Path(__file__).parent / "templates")
+    jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    parts = [
+        (name, report, *(pictures_or_reason(report) if with_pictures else ([], "")))
+        for name, report in reports.by_name.items()
+    ]
+    only, version = reports.only, mucudnn.__version__
+    return jinja.get_template("page.html").render(reports=reports, only=only, parts=parts, version=version)
+
+
+def printed_table(table: TextTable) -> Table:
+    """Return a table for the terminal."""
+    titles = [column.title for column in table.columns]
+    are_text = next((index for index, column in enumerate(table.columns) if column.form), len(titles))
+    printed = new_table(table.title, tuple(titles[:are_text]), titles[are_text:])
+    for row in table.rows:
+        printed.add_row(*row)
+    return printed
+
+
+def missing_in_words(report: Report) -> str:
+    """Say what is not shown, and why; a line for each reason; empty: nothing was left out."""
+    lines = []
+    for reason, things in report.missing.items():
+        more = f"; and {len(things) - _MOST_SHOWN} more" if len(things) > _MOST_SHOWN else ""
+        lines.append(f"{reason}: {'; '.join(things[:_MOST_SHOWN])}{more}")
+    return "\n".join(lines)
+
+
+def markdown_of(reports: Reports) -> str:
+    """Return all reports as Markdown, one below the other, without pictures, and why other folders are not shown."""
+    if reports.only is not None:
+        return "\n".join(_markdown_lines(reports.only))
+    lines = [f"# {_plain(str(reports.path))}: {len(reports.by_name)} result folders", ""]
+    lines += [f"- not shown: {_plain(message)}" for message in reports.unreadable]
+    for name, report in reports.by_name.items():
+        lines += ["", *_markdown_lines(report, "#", f"{name}: ")]
+    return "\n".join(lines)
+
+
+def _markdown_lines(report: Report, deeper: str = "", before: str = "") -> Iterator[str]:
+    """deeper: added to the level of headings. before: begins the title."""
+    yield f"{deeper}# {_plain(before + report.title)}\n"
+    yield from (f"- {_plain(name)}: {_plain(text)}" for name, text in (*report.facts.items(), *report.settings.items()))
+    yield f"\n{deeper}## What was left out\n"
+    for reason, things in report.missing.items():
+        yield from (f"- {_plain(reason)}: {_plain(thing)}" for thing in things)
+    if not report.missing:
+        yield "Nothing."
+    for table in report.tables:
+        yield f"\n{deeper}## {table.title}\n\n{table.caption}\n"
+        yield _line([f"{column.group}: {column.title}" for column in table.columns])
+        yield "|" + "|".join("--:" if column.form else "---" for column in table.columns) + "|"
+        yield from map(_line, table.rows)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(map(_plain, cells)) + " |"
+
+
+def _plain(text: str) -> str:
+    """Return text that Markdown shows as it is, in one line."""
+    text = " ".join(text.split())
+    return "".join(f"\\{one}" if one in "\\`*_{}[]<>|#&$~" else one for one in text)
+
+
+def write_layers(rows: pandas.DataFrame, path: Path) -> None:
+    """Write what ``layer_rows`` returned as CSV, in DeepBench's columns, times in ms; all other columns as they are."""
+    first = [name for name in (RESULT_FOLDER, "layer", *DEEPBENCH) if name in rows]
+    rows = rows[[*first, *rows.columns.difference(first, sort=False)]].rename(columns=DEEPBENCH)
+    for name in (*OPERATIONS.values(), "total"):
+        if f"{name}_s" in rows:
+            rows[f"{name}_s"] *= 1e3
+            rows = rows.rename(columns={f"{name}_s": f"{name}_ms"})
+    write_frame(rows, path)
+
+
+def write_frame(rows: pandas.DataFrame, path: Path) -> None:
+    """Write a data frame as CSV: numbers with all digits, seconds and bytes, and no samples. See ``whole_file``."""
+    write_csv_of(path, rows.drop(columns=list(_INNER), errors="ignore"))
