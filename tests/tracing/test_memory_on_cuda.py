@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,11 +22,11 @@ from torch import nn
 import mucudnn
 from mucudnn.bench.contests import peak_memory
 from mucudnn.bench.contests.variants import Variant
+from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.sources import headroom as headroom_source
 from mucudnn.bench.suites.memory import benchmark as memory_benchmark
 from mucudnn.bench.suites.memory import step_job
 from mucudnn.bench.suites.memory.benchmark import benchmark_memory
-from mucudnn.bench.suites.memory.report import in_words
 from mucudnn.cli.shared import layer_tables
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
@@ -64,20 +65,22 @@ def tiny() -> nn.Module:
 
 
 def test_the_benchmark_is_of_the_models_own_gpu_and_of_no_process(
-    on_gpu: list[object], monkeypatch: pytest.MonkeyPatch
+    on_gpu: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = replace(ENVIRONMENT, device="a GPU")
     monkeypatch.setattr(memory_benchmark, "current_environment", lambda device: environment)
     monkeypatch.setattr(mucudnn, "optimize", lambda model, x, config, progress: model)
-    x, variants = torch.randn(1, 3, 8, 8), [Variant.TORCH_BENCHMARK, Variant.MUCUDNN]
+    monkeypatch.setattr(memory_benchmark, "Apart", InThreads)
+    variants = [Variant.TORCH_BENCHMARK, Variant.MUCUDNN]
     config = Config(workspace_limit="headroom")
-    benchmark = benchmark_memory(
-        tiny(), x, config, runs=3, rounds=2, variants=variants, clock=TickingClock(), apart=InThreads
+    benchmark_memory(
+        tiny(), (torch.randn(1, 3, 8, 8),), config, tmp_path, runs=3, rounds=2, variants=variants, clock=TickingClock()
     )
-    assert benchmark.environment == environment
-    assert benchmark.runs == 0
-    assert "resident" not in in_words(benchmark)
-    assert [one.contestant.variant for one in benchmark.others] == ["torch-benchmark", "mucudnn", "mucudnn"]
+    found = read_folder(tmp_path)
+    assert found.header.environment == environment
+    assert found.header.settings["runs"] == 0
+    assert {line["resident_peak_bytes"] for line in found.lines} == {None}
+    assert [line["contestant"] for line in found.lines] == ["torch", "torch-benchmark", "mucudnn", "mucudnn"]
     assert on_gpu == [("emptied", GPU), ("cuda", GPU)] * 4
 
 

@@ -10,7 +10,9 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from statistics import median_high
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,88 +21,116 @@ import mucudnn
 from mucudnn.bench.contests.apart import Apart, Entrant
 from mucudnn.bench.contests.peak_memory import has_resident_peak, resident_peak_bytes
 from mucudnn.bench.contests.variants import Variant, chosen_variants
-from mucudnn.bench.suites.memory.result import Contestant, MemoryBenchmark, StepMemory
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.folders.writing import open_folder
+from mucudnn.bench.report.records import config_record
+from mucudnn.bench.report.tables import memory_bound
 from mucudnn.bench.suites.memory.step_job import StepJob, Subject
 from mucudnn.measuring.timing.rounds import sample_in_rounds
 from mucudnn.measuring.timing.synchronized_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
 from mucudnn.running.devices import device_of, made_current
 from mucudnn.running.environment import current_environment
-from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, HEADROOM, Config
+from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, Config
 from mucudnn.words.errors import UnavailableError
+from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.progress import Progress, share_of, silent
 
 ROUNDS = 9
 RUNS = 3
 
+_Contestant = tuple[Variant, Config | None]  # ours with one bound on its workspaces; None: torch's convolutions
+
 
 def benchmark_memory(
     model: nn.Module,
-    x: Tensor | tuple[Tensor, ...],
-    config: Config | None = None,
+    arguments: tuple[Tensor, ...],
+    config: Config,
+    out: Path,
     *,
     name: str = "model",
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
     rounds: int = ROUNDS,
     runs: int = RUNS,
     variants: Sequence[Variant] | None = None,
     clock: Clock | None = None,
-    apart: Callable[[], Apart] | None = None,
-    progress: Progress | None = None,
-) -> MemoryBenchmark:
-    """Optimize copies of ``model`` and measure training steps: forward, the sum of the output, backward.
+    progress: Progress = silent,
+) -> None:
+    """Optimize copies of ``model`` and measure training steps into the folder ``out``, unless it has them already.
 
-    There is no optimizer: its time and memory are the same for all. x: (N, C, H, W), or a tuple of all arguments, x the
-    first. config: ``None``: within the headroom. rounds: samples of each, of a step or several. runs: processes for
-    each resident peak, of which it is the median; 0: none, as always for a model on CUDA. variants: those beside
-    torch's own; ``None``: all of the device. clock: clock of the steps (not of the tuning); ``None``: a wall clock.
-    apart: makes the place in which contestants are apart; ``None``: ``Apart``. progress: as for ``tune``.
+    A step is forward, the sum of the output, backward. There is no optimizer: its time and memory are the same for all.
+    arguments: all that the model is called with, x: (N, C, H, W) first, in ``memory_format``. rounds: samples of each, of a step or several.
+    runs: processes for each resident peak, of which it is the median; 0: none, as always for a model on CUDA. variants:
+    those beside torch's own; ``None``: all of the device. clock: clock of the steps (not of the tuning); ``None``: a
+    wall clock.
 
-    One that fails has a result with the reason. Raises what ``optimize`` and ``resident_peak_bytes`` raise,
-    ``InvalidInputError`` for a model on several devices or a variant that its device does not have, and
+    One that fails has a row with the reason. Raises what ``open_folder``, ``optimize`` and ``resident_peak_bytes``
+    raise, ``InvalidInputError`` for a model on several devices or a variant that its device does not have, and
     ``UnavailableError`` where the model cannot be pickled or torch itself fails.
     """
-    report, config = progress or silent, config or Config(workspace_limit=HEADROOM)
-    device, arguments = device_of(model), x if isinstance(x, tuple) else (x,)
+    device = device_of(model)
     runs = runs if has_resident_peak(device.type) else 0
-    contestants = contestants_of(config, chosen_variants(variants, device.type))
-    with made_current(device), (apart or Apart)() as place:
+    contestants = _contestants(config, chosen_variants(variants, device.type))
+    settings = {
+        "input_shape": list(arguments[0].shape),
+        "rounds": rounds,
+        "runs": runs,
+        **({} if variants is None else {"variants": list(variants)}),
+        **config_record(replace(config, database=None)),
+    }
+    subject = {"network": name, "batch_size": len(arguments[0]), "memory_format": str(memory_format)}
+    with made_current(device):
+        environment = current_environment(device.type)
+        header = Header("memory", name, settings, environment, subject_columns=tuple(subject), wanted=1)
+        with open_folder(out, header) as folder:
+            if not folder.known(subject):
+                clock = clock or wall_clock(device.type)
+                entrants, peaks = _measured((model, arguments), contestants, rounds, runs, clock, progress)
+                rows = [_row(subject, *given) for given in zip(contestants, entrants, peaks, strict=True)]
+                if rows[0].failure:
+                    raise UnavailableError(f"torch, with which all others are compared, fails: {rows[0].failure}")
+                folder.add(rows)
+            folder.write_summary()
+
+
+def _measured(
+    given: Subject, contestants: Sequence[_Contestant], rounds: int, runs: int, clock: Clock, progress: Progress
+) -> tuple[list[Entrant[int]], list[int | None]]:
+    """Return the contestants after their turns, with the peaks of their resident memory. given: before tuning."""
+    with Apart() as place:
         subjects, handed = dict[Config | None, Subject](), dict[Config | None, Callable[[], Subject]]()
-        for tuned, subject in _subjects(model, arguments, contestants, share_of(report, 0.0, 0.5)):
-            subjects[tuned], handed[tuned] = subject, place.handed(subject)
-        environment, threads = current_environment(device.type), torch.get_num_threads()
+        for config, subject in _subjects(*given, contestants, share_of(progress, 0.0, 0.5)):
+            subjects[config], handed[config] = subject, place.handed(subject)
         entrants = list[Entrant[int]]()
-        for index, one in enumerate(contestants):
-            report(f"{one.variant} gets ready", 0.5 + 0.2 * index / len(contestants))
-            job = StepJob(handed[one.config], one.variant, threads, clock or wall_clock(device.type))
+        for index, (variant, config) in enumerate(contestants):
+            progress(f"{variant} gets ready", 0.5 + 0.2 * index / len(contestants))
+            job = StepJob(handed[config], variant, torch.get_num_threads(), clock)
             entrants.append(Entrant.started(place, job))
-        report("peaks of memory", 0.7)
+        progress("peaks of memory", 0.7)
         peaks = _resident_peaks(contestants, entrants, subjects, runs)
-        report("training steps", 0.9)
+        progress("training steps", 0.9)
         for _ in islice(sample_in_rounds([one.timer for one in entrants if one.timer is not None]), rounds):
             pass
-        torchs, *others = map(_result, contestants, entrants, peaks)
-    if torchs.failure:
-        raise UnavailableError(f"torch, with which all others are compared, fails: {torchs.failure}")
-    shape = tuple(arguments[0].shape)
-    return MemoryBenchmark(name, shape, environment, config, torchs, tuple(others), runs)
+    return entrants, peaks
 
 
-def contestants_of(config: Config, variants: Sequence[Variant]) -> list[Contestant]:
+def _contestants(config: Config, variants: Sequence[Variant]) -> list[_Contestant]:
     """Return who takes part: ours with this config, and uncompiled also with a plain limit, where that is another."""
     contrast = replace(config, workspace_limit=DEFAULT_WORKSPACE_LIMIT, workspace_budget=None)
-    found = []
+    found = list[_Contestant]()
     for variant in variants:
-        found.append(Contestant(variant, config if variant.is_ours else None))
+        found.append((variant, config if variant.is_ours else None))
         if variant is Variant.MUCUDNN and config != contrast:
-            found.append(Contestant(variant, contrast))
+            found.append((variant, contrast))
     return found
 
 
 def _subjects(
-    model: nn.Module, arguments: tuple[Tensor, ...], contestants: Sequence[Contestant], progress: Progress
+    model: nn.Module, arguments: tuple[Tensor, ...], contestants: Sequence[_Contestant], progress: Progress
 ) -> Iterator[tuple[Config | None, Subject]]:
     """Yield the model for each config, torch's own first: contestants with the same one have it from one tuning."""
-    configs = [*dict.fromkeys(one.config for one in contestants)]
+    configs = [*dict.fromkeys(config for _, config in contestants)]
     for index, config in enumerate(configs):
         own = copy.deepcopy(model)
         if config is not None:
@@ -110,7 +140,7 @@ def _subjects(
 
 
 def _resident_peaks(
-    contestants: Sequence[Contestant],
+    contestants: Sequence[_Contestant],
     entrants: Sequence[Entrant[int]],
     subjects: Mapping[Config | None, Subject],
     runs: int,
@@ -118,13 +148,20 @@ def _resident_peaks(
     """Bytes of each that got ready, each run in a fresh process, in turns."""
     peaks: list[list[int]] = [[] for _ in contestants]
     for _ in range(runs):
-        for own, one, entrant in zip(peaks, contestants, entrants, strict=True):
+        for own, (variant, config), entrant in zip(peaks, contestants, entrants, strict=True):
             if not entrant.failure:
-                own.append(resident_peak_bytes(*subjects[one.config], is_compiled=one.variant.is_compiled))
+                own.append(resident_peak_bytes(*subjects[config], is_compiled=variant.is_compiled))
     return [median_high(own) if own else None for own in peaks]
 
 
-def _result(one: Contestant, entrant: Entrant[int], resident_bytes: int | None) -> StepMemory:
+def _row(subject: Mapping[str, Any], one: _Contestant, entrant: Entrant[int], resident_bytes: int | None) -> Row:
+    variant, config = one
+    bound = None if config is None else memory_bound(config)
+    peaks = {"allocator_peak_bytes": None, "resident_peak_bytes": None, "bound": bound}
+    policy = None if config is None else str(config.policy)
+    limit_bytes = None if config is None or config.has_headroom_limit else config.workspace_limit_bytes
+    row = Row(subject, str(variant), policy=policy, limit_bytes=limit_bytes, more=peaks)
     if entrant.process is None or entrant.timer is None or entrant.failure:
-        return StepMemory(one, failure=entrant.failure)
-    return StepMemory(one, entrant.process.found, resident_bytes, tuple(entrant.timer.samples_s))
+        return replace(row, failure=entrant.failure)
+    found = {"allocator_peak_bytes": entrant.process.found, "resident_peak_bytes": resident_bytes, "bound": bound}
+    return replace(row, samples_s=entrant.timer.samples_s, more=found)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mucudnn.bench.contests.variants import Variant, chosen_variants
-from mucudnn.bench.report.export import write_json
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.results import shown
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.problem import MemoryFormat
 
@@ -59,48 +59,28 @@ def memory(
     with a limit of 64 MiB. Each has a process of its own, and they take turns. The peak in torch's allocator, that of
     the whole process, and the time of a step. What the folder of --out has already is not measured again.
     """
-    from mucudnn.bench.folders.writing import folder_if_named
     from mucudnn.bench.sources.layers import importable
     from mucudnn.bench.suites.memory.benchmark import benchmark_memory
-    from mucudnn.bench.suites.memory.report import in_words, memory_record, memory_table
-    from mucudnn.bench.suites.memory.stored import add_benchmark, header_of, known_benchmark, subject_of
+    from mucudnn.bench.suites.memory.report import memory_tables
     from mucudnn.running.environment import current_environment
-    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.terminal.console import progress_bar
     from mucudnn.words.config import Config
 
     config = Config(**choices)
     options.use_threads(threads)
-    chosen = chosen_variants(variants, device)
-    environment = current_environment(device)  # says at once what is missing for it
+    chosen_variants(variants, device)
+    current_environment(device)  # says at once what is missing for it
     model, arguments = _model_and_arguments(source, batch or 1, input_shape, memory_format, device)
-    subject, shape = subject_of(source, arguments[0].shape, memory_format), tuple(arguments[0].shape)
-    header = header_of(subject, shape, config, rounds, runs, variants, environment)
-    with (
-        progress_bar() as progress,
-        importable(source),  # the processes of the runs inherit the path
-        folder_if_named(out, header) as folder,
-    ):
-        known = None
-        if folder is not None:
-            known = known_benchmark(folder, subject, shape, config, chosen, environment, runs)
-        benchmark = known or benchmark_memory(
-            *(model, arguments, config),
-            name=source,
-            rounds=rounds,
-            runs=runs,
-            variants=variants,
-            progress=progress,
-        )
-        if folder is not None:
-            if known is None:
-                add_benchmark(folder, subject, benchmark)
-            folder.write_summary()
-    console = output()
-    console.print(memory_table(benchmark))
-    console.print(in_words(benchmark))
-    console.print(str(benchmark.environment))
-    if json_file is not None:
-        write_json(json_file, memory_record(benchmark))
+    asked: dict[str, Any] = {
+        "name": source,
+        "memory_format": memory_format,
+        "rounds": rounds,
+        "runs": runs,
+        "variants": variants,
+    }
+    # The processes of the runs inherit the path
+    with shown(out, memory_tables, json_file) as folder, importable(source), progress_bar() as progress:
+        benchmark_memory(model, arguments, config, folder, progress=progress, **asked)
 
 
 def _model_and_arguments(

@@ -1,8 +1,7 @@
-"""The memory benchmark: what is measured, told and recorded; on tiny models."""
+"""The memory benchmark: what is measured and told; on tiny models."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,12 +19,11 @@ from torch import Tensor, nn
 
 from mucudnn.bench.contests.apart import Apart
 from mucudnn.bench.contests.variants import Variant
-from mucudnn.bench.folders.reading import read_folder
+from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
 from mucudnn.bench.sources import networks
 from mucudnn.bench.suites.memory import benchmark as memory_benchmark
 from mucudnn.bench.suites.memory.benchmark import benchmark_memory
-from mucudnn.bench.suites.memory.report import in_words, memory_record, memory_table
-from mucudnn.bench.suites.memory.result import MemoryBenchmark, StepMemory
+from mucudnn.bench.suites.memory.report import memory_tables
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 
@@ -55,9 +53,7 @@ def tiny() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
 
 
-@pytest.fixture
-def x() -> Tensor:
-    return torch.randn(2, 3, 12, 12)
+X = torch.randn(2, 3, 12, 12)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,13 +65,17 @@ def quickly() -> Iterator[None]:
         yield
 
 
+def measured(out: Path, config: Config = CONFIG, model: nn.Module | None = None, **given: Any) -> ResultFolder:
+    given = {"rounds": 2, "runs": 0, **given}
+    benchmark_memory(model or tiny(), (X,), config, out / "folder", name="tiny", **given)
+    return read_folder(out / "folder")
+
+
 @pytest.fixture(scope="module")
-def benchmark(quickly: None, tmp_path_factory: pytest.TempPathFactory) -> MemoryBenchmark:
+def found(quickly: None, tmp_path_factory: pytest.TempPathFactory) -> ResultFolder:
     torch.set_num_threads(1)
-    config = replace(CONFIG, database=tmp_path_factory.mktemp("database") / "measurements.sqlite")
-    return benchmark_memory(
-        tiny(), torch.randn(2, 3, 12, 12), config, name="tiny", rounds=3, runs=0, clock=TickingClock()
-    )
+    path = tmp_path_factory.mktemp("memory")
+    return measured(path, replace(CONFIG, database=path / "database.sqlite"), rounds=3, clock=TickingClock())
 
 
 @pytest.fixture
@@ -87,72 +87,59 @@ def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     sys.modules.pop("trained_models", None)
 
 
-def who(benchmark: MemoryBenchmark) -> list[tuple[str, str | None]]:
+def who(folder: ResultFolder) -> list[tuple[str, str | None]]:
     """The contestants beside torch, and their bounds."""
-    found = (one.contestant for one in benchmark.others)
-    return [(one.variant, one.config and (one.config.workspace_budget or one.config.workspace_limit)) for one in found]
+    return [(line["contestant"], line["bound"]) for line in folder.lines[1:]]
 
 
-def test_all_run_and_ours_with_a_limit_stands_beside_the_headroom(benchmark: MemoryBenchmark) -> None:
-    assert who(benchmark) == [
-        *(("torch-compile", None), ("mucudnn", "headroom"), ("mucudnn", "64MiB"), ("mucudnn-compile", "headroom"))
+HEADROOM, LIMIT = "workspace within the headroom", "workspace limit 64 MiB"
+
+
+def test_all_run_and_ours_with_a_limit_stands_beside_the_headroom(found: ResultFolder) -> None:
+    assert who(found) == [
+        *(("torch-compile", None), ("mucudnn", HEADROOM), ("mucudnn", LIMIT), ("mucudnn-compile", HEADROOM))
     ]
-    for one in (benchmark.torchs, *benchmark.others):
-        step = benchmark.step(one)
-        assert step is not None
-        assert (step.speedup, step.rounds) == (1.0, 3)  # by this clock every step takes as long
-        assert one.allocator_bytes
-        assert one.resident_bytes is None
-    headroom = benchmark.others[1]
-    assert benchmark.allocator_ratio(headroom) <= 1  # type: ignore[operator]
-    assert benchmark.allocator_ratio(benchmark.torchs) == 1
+    for line in found.lines:
+        assert line["samples_s"] == [1.0] * 3  # by this clock every step takes as long
+        assert line["allocator_peak_bytes"]
+        assert line["resident_peak_bytes"] is None
+    assert found.lines[2]["allocator_peak_bytes"] <= found.lines[0]["allocator_peak_bytes"]
+    assert found.left_out == ()
 
 
-def test_nothing_stands_beside_the_same_limit(x: Tensor) -> None:
+def test_a_limit_stands_beside_a_budget_but_not_beside_itself(tmp_path: Path) -> None:
     config = replace(CONFIG, workspace_limit="64MiB")
-    found = benchmark_memory(tiny(), x, config, rounds=2, runs=0, variants=[Variant.MUCUDNN])
-    assert who(found) == [("mucudnn", "64MiB")]
-    assert found.others[0].contestant.config == config
+    assert who(measured(tmp_path / "same", config, variants=[Variant.MUCUDNN])) == [("mucudnn", LIMIT)]
+    budget = measured(tmp_path / "budget", replace(config, workspace_budget="1MiB"), variants=[Variant.MUCUDNN])
+    assert who(budget) == [("mucudnn", "workspace budget 1 MiB"), ("mucudnn", LIMIT)]
 
 
-def test_a_budget_stands_beside_a_limit(x: Tensor) -> None:
-    config = replace(CONFIG, workspace_limit="64MiB", workspace_budget="1MiB")
-    found = benchmark_memory(tiny(), x, config, rounds=2, runs=0, variants=[Variant.MUCUDNN])
-    assert who(found) == [("mucudnn", "1MiB"), ("mucudnn", "64MiB")]
-
-
-def test_one_that_fails_is_told_and_the_others_go_on(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_(model: nn.Module) -> nn.Module:
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(torch, "compile", compile_)
     variants = [Variant.TORCH_COMPILE, Variant.MUCUDNN]
-    config = replace(CONFIG, workspace_limit="64MiB")
-    found = benchmark_memory(tiny(), x, config, rounds=2, runs=0, variants=variants)
-    failed, ours = found.others
-    assert (failed.failure, failed.allocator_bytes, found.step(failed)) == ("no compiler", None, None)
-    assert (ours.failure, len(ours.samples_s)) == ("", 2)
-    assert "torch-compile: no compiler" in in_words(found)
-    assert "no compiler" in printed(memory_table(found))
-    assert memory_record(found)["variants"][0]["failure"] == "no compiler"
+    found = measured(tmp_path, replace(CONFIG, workspace_limit="64MiB"), variants=variants)
+    _, failed, ours = found.lines
+    assert (failed["failure"], failed["allocator_peak_bytes"], failed["samples_s"]) == ("no compiler", None, [])
+    assert (ours["failure"], len(ours["samples_s"])) == (None, 2)
+    table, words = map(printed, memory_tables(found))
+    assert "torch-compile: no compiler" in words
+    assert "no compiler" in table
 
 
-def test_without_torch_nothing_is_compared(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_nothing_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mucudnn.bench.suites.memory.step_job.allocator_peak_bytes", lambda *_: 1 / 0)
     with pytest.raises(UnavailableError, match="torch, with which all others are compared, fails: division by zero"):
-        benchmark_memory(tiny(), x, CONFIG, rounds=2, runs=0, variants=[])
+        measured(tmp_path, variants=[])
+    assert not read_folder(tmp_path / "folder").lines
 
 
-def test_the_model_stays_as_it_is(x: Tensor) -> None:
-    model, seen = tiny().eval(), []
+def test_the_model_stays_as_it_is(tmp_path: Path) -> None:
+    model, seen = tiny().eval(), list[str]()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    benchmark_memory(
-        *(model, x, CONFIG),
-        rounds=2,
-        runs=0,
-        variants=[Variant.MUCUDNN],
-        progress=lambda text, fraction: seen.append(text),
-    )
+    measured(tmp_path, model=model, variants=[Variant.MUCUDNN], progress=lambda text, fraction: seen.append(text))
     assert not model.training
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -160,24 +147,14 @@ def test_the_model_stays_as_it_is(x: Tensor) -> None:
     assert seen[-2:] == ["peaks of memory", "training steps"]
 
 
-def test_the_table_the_words_and_the_record_agree(benchmark: MemoryBenchmark, tmp_path: Path) -> None:
+def test_the_table_and_the_words(found: ResultFolder) -> None:
     """Which algorithms were chosen, and so the memory of ours, is the machine's affair."""
-
-    def known(one: StepMemory, mib: int) -> StepMemory:
-        return replace(one, allocator_bytes=mib * 2**20, resident_bytes=(396 + mib) * 2**20)
-
-    others = tuple(known(one, 3) for one in benchmark.others)
-    benchmark = replace(benchmark, torchs=known(benchmark.torchs, 4), others=others)
-    assert_as_stored("bench-memory", memory_table(benchmark), in_words(benchmark))
-    record: Any = json.loads(json.dumps(memory_record(benchmark)))
-    for one in record["variants"]:
-        name = one["variant"].replace("-", "_")
-        assert (one["allocator_ratio"], one["resident_ratio"]) == (3 / 4, 399 / 400)
-        assert (one[f"{name}_allocator_bytes"], one["torch_allocator_bytes"]) == (3 * 2**20, 4 * 2**20)
-        assert one[f"{name}_step_s"] == one["torch_step_s"] == 1.0
-    assert record["input_shape"] == [2, 3, 12, 12]
-    assert {"date", "environment", "config", "mucudnn", "format_version"} <= record.keys()
-    assert "resident" not in in_words(benchmark)
+    mib = [4, *(3 for _ in found.lines[1:])]
+    peaks = [{"allocator_peak_bytes": n * 2**20, "resident_peak_bytes": (396 + n) * 2**20} for n in mib]
+    lines = tuple(line | known for line, known in zip(found.lines, peaks, strict=True))
+    shown = [*memory_tables(replace(found, lines=lines))]
+    assert_as_stored("bench-memory", *shown)
+    assert "resident" not in str(shown[-1])
 
 
 def test_the_command_measures_a_model_of_ones_own(
@@ -189,13 +166,13 @@ def test_the_command_measures_a_model_of_ones_own(
     assert result.exit_code == 0, result.output
     assert "trained_models:make, batch 2: one training step" in result.output
     assert "resident: of a whole process, median of 1" in result.output
-    record = json.loads((tmp_path / "out.json").read_text())
-    assert [variant["workspace_limit"] for variant in record["variants"]] == ["headroom", "64MiB"]
-    assert all(variant["torch_resident_bytes"] > 2**20 for variant in record["variants"])
-    rows = read_folder(tmp_path / "folder").rows
-    assert list(rows["contestant"]) == ["torch", "mucudnn", "mucudnn"]
-    assert {len(samples) for samples in rows["samples_s"]} == {2}
-    monkeypatch.setattr("mucudnn.bench.suites.memory.benchmark.benchmark_memory", None)
+    lines = read_result_file(tmp_path / "out.json").lines
+    assert [(line["contestant"], line["bound"]) for line in lines] == [
+        *(("torch", None), ("mucudnn", HEADROOM), ("mucudnn", LIMIT))
+    ]
+    assert all(line["resident_peak_bytes"] > 2**20 and line["memory_format"] == "channels_last" for line in lines)
+    assert read_folder(tmp_path / "folder").lines == lines
+    monkeypatch.setattr(memory_benchmark, "Apart", None)
     again = invoke("bench", "memory", "trained_models:make", *options)  # what the folder has
     assert again.output == result.output
 
@@ -203,12 +180,12 @@ def test_the_command_measures_a_model_of_ones_own(
 def test_the_command_measures_a_network_with_sensible_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def stop(model: nn.Module, arguments: tuple[Tensor], config: Config, **_: object) -> None:
+    def stop(model: nn.Module, arguments: tuple[Tensor], config: Config, *_: object, **__: object) -> None:
         seen.append((model, *arguments, config))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(networks, "build", lambda name: tiny())
-    monkeypatch.setattr("mucudnn.bench.suites.memory.benchmark.benchmark_memory", stop)
+    monkeypatch.setattr(memory_benchmark, "benchmark_memory", stop)
     for _ in range(2):
         assert invoke("bench", "memory", "alexnet", "--batch", "3").exit_code == 130
     (model, x, config), (again, _, _) = seen
