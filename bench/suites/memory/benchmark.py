@@ -60,10 +60,10 @@ def benchmark_memory(
     """Optimize copies of ``model`` and measure training steps into the folder ``out``, unless it has them already.
 
     A step is forward, the sum of the output, backward. There is no optimizer: its time and memory are the same for all.
-    arguments: all that the model is called with, x: (N, C, H, W) first, in ``memory_format``. rounds: samples of each, of a step or several.
-    runs: processes for each resident peak, of which it is the median; 0: none, as always for a model on CUDA. variants:
-    those beside torch's own; ``None``: all of the device. clock: clock of the steps (not of the tuning); ``None``: a
-    wall clock.
+    arguments: all that the model is called with, x: (N, C, H, W) first, in ``memory_format``. rounds: samples of each,
+    of a step or several. runs: processes for each resident peak, of which it is the median; 0: none, as always for a
+    model on CUDA. variants: those beside torch's own; ``None``: all of the device. clock: clock of the steps (not of
+    the tuning); ``None``: a wall clock.
 
     One that fails has a row with the reason. Raises what ``open_folder``, ``optimize`` and ``resident_peak_bytes``
     raise, ``InvalidInputError`` for a model on several devices or a variant that its device does not have, and

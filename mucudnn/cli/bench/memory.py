@@ -80,7 +80,7 @@ def memory(
     }
     # The processes of the runs inherit the path
     with shown(out, memory_tables, json_file) as folder, importable(source), progress_bar() as progress:
-        benchmark_memory(model, arguments, config, folder, progress=progress, **asked)
+        benchmark_memory(model, arguments, config, folder, name=source, progress=progress, **asked)
 
 
 def _model_and_arguments(
