@@ -56,7 +56,7 @@ class ResultFolder:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """What the run did not measure."""
+        """All that the run did not measure."""
         return tuple(LeftOut(one["what"], one["reason"]) for one in self.summary.get("left_out", ()))
 
     @property

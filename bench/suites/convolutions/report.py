@@ -105,7 +105,7 @@ def network_tables(folder: ResultFolder) -> Iterator[Table | str]:
 
 
 class _Network:
-    """What the table of a network tells: times by convolution, memory format and contestant."""
+    """Content of the table of a network: times by convolution, memory format and contestant."""
 
     def __init__(self, folder: ResultFolder) -> None:
         rows = folder.rows[folder.rows["time_s"].notna()]
