@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from mucudnn.words.config import Config
 from mucudnn.words.units import format_bytes
+
+_BOUNDS = ("workspace_limit", "workspace_budget")
 
 
 def new_table(title: str, left: tuple[str, ...], right: Sequence[str], footer: tuple[str, ...] = ()) -> Table:
@@ -29,6 +33,23 @@ def memory_bound(config: Config) -> str:
     if config.has_headroom_limit:
         return "workspace within the headroom"
     return f"workspace limit {format_bytes(config.workspace_limit_bytes)}"
+
+
+def bound_in_words(settings: Mapping[str, Any]) -> str:
+    """Say what the settings of a result folder allow, as ``memory_bound`` does."""
+    return memory_bound(Config(**{name: settings[name] for name in _BOUNDS}))
+
+
+def spread(samples_s: Sequence[float]) -> dict[str, float | None]:
+    """Return ``time_s``, the median of samples, and ``noise``, their IQR over it; ``None`` without samples.
+
+    >>> spread([0.02, 0.02])
+    {'time_s': 0.02, 'noise': 0.0}
+    """
+    if not samples_s:
+        return {"time_s": None, "noise": None}
+    lower, middle, upper = np.quantile(samples_s, (0.25, 0.5, 0.75))
+    return {"time_s": float(middle), "noise": float((upper - lower) / middle)}
 
 
 def comparison(baseline_s: float, time_s: float, speedup: float) -> tuple[str, str, str]:

@@ -10,7 +10,7 @@ import pytest
 from support.command_line import commands, fail, invoke
 
 from mucudnn.bench.sources import table_tuning
-from mucudnn.bench.suites.training import several
+from mucudnn.bench.suites.training import benchmark as training
 from mucudnn.words.config import Config
 
 COMMANDS = dict(commands())
@@ -25,7 +25,7 @@ def config_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
     """What the command tunes with."""
     seen: list[Any] = []
 
-    def stop(*_: object, options: Any = None, **__: object) -> None:
+    def stop(sources: object, batch_sizes: object, options: Any, *_: object, **__: object) -> None:
         seen.append(options.config)
         raise KeyboardInterrupt
 
@@ -33,7 +33,7 @@ def config_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
         seen.append(config)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(several, "measure_sources", stop)
+    monkeypatch.setattr(training, "benchmark_training", stop)
     monkeypatch.setattr(table_tuning, "tune_table", stop_tuning)
     result = invoke(*arguments)
     assert seen, result.output

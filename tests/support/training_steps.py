@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from support.clock.ticking import TickingClock
@@ -10,8 +12,12 @@ from support.in_threads import InThreads
 from torch import nn
 
 from mucudnn.bench.contests.variants import Variant
-from mucudnn.bench.suites.training.benchmark import TrainingOptions, measure_training
-from mucudnn.bench.suites.training.result import Precision, Setting, VariantResult
+from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.sources.networks.objectives import CLASSIFICATION
+from mucudnn.bench.sources.trainee import labelled_batches
+from mucudnn.bench.suites.training.benchmark import TrainingOptions, measured_rows
+from mucudnn.bench.suites.training.setting import Precision, Setting
+from mucudnn.bench.suites.training.step_job import Subject
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
 
@@ -25,9 +31,14 @@ def tiny() -> nn.Sequential:
 
 
 def measured_variants(
-    model: nn.Module | None = None, options: TrainingOptions | None = None, **given: Any
-) -> list[VariantResult]:
+    model: nn.Module | None = None,
+    options: TrainingOptions | None = None,
+    precisions: Sequence[Precision] = (Precision.FLOAT32, Precision.BFLOAT16),
+    memory_formats: Sequence[MemoryFormat] = tuple(MemoryFormat),
+) -> list[Row]:
     options = options or TrainingOptions(CONFIG, rounds=2, clock=TickingClock())
     options = replace(options, apart=InThreads, variants=options.variants or (Variant.TORCH, Variant.MUCUDNN))
-    groups = measure_training("tiny", model or tiny(), (3, 6, 6), batch_size=2, options=options, **given)
-    return [cell for group in groups for cell in group]
+    (batch,) = labelled_batches(1, 2, (3, 6, 6))
+    subject = Subject(model or tiny(), batch, CLASSIFICATION)
+    settings = [Setting("tiny", 2, "cpu", *each, options.how) for each in product(precisions, memory_formats)]
+    return [row for setting in settings for row in measured_rows(setting, subject, options)]

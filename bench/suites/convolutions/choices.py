@@ -1,4 +1,4 @@
-"""What a run of convolutions measures: policies, limits, memory formats and rounds."""
+"""Choices of a run of convolutions: policies, limits, memory formats and rounds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Choices:
 
     @property
     def turns(self) -> TurnRounds:
-        """How many rounds a contest has."""
+        """Number of rounds of a contest."""
         if not self.policies:
             return TurnRounds(self.rounds, self.rounds, 0.0)
         return TurnRounds(self.rounds, max(self.rounds, MOST_ROUNDS), SHORT_S)

@@ -1,38 +1,45 @@
-"""Measures training steps of a network: torch, torch in its benchmark mode, mucudnn, and compiled.
+"""Measures training steps of networks: torch, torch in its benchmark mode, mucudnn, and compiled.
 
-A step is forward pass, loss, backward pass and stochastic gradient descent with momentum. The variants of one precision
-and memory format take turns in one run, each in a process of its own (see ``apart``).
+A step is forward pass, loss, backward pass and stochastic gradient descent with momentum. The variants of one network,
+precision and memory format take turns in one run, each in a process of its own (see ``apart``). They are the rows of
+one subject of the result folder.
 """
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
+from math import inf
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
 
 from mucudnn.bench.contests.apart import SAMPLED, Apart, Entrant
 from mucudnn.bench.contests.kind_times import median_by_kind
 from mucudnn.bench.contests.processes import OwnProcessError
 from mucudnn.bench.contests.step_split import StepSplit
 from mucudnn.bench.contests.variants import Variant, chosen_variants
-from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective
-from mucudnn.bench.sources.trainee import labelled_batches
-from mucudnn.bench.suites.training.result import (
-    PRECISIONS,
-    How,
-    Precision,
-    Setting,
-    StepCost,
-    VariantResult,
-)
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.reading import LeftOut
+from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.folders.writing import FolderWriter, open_folder
+from mucudnn.bench.report.records import config_record
+from mucudnn.bench.sources.blame import blamed_in_training
+from mucudnn.bench.sources.layers import NETWORKS, importable
+from mucudnn.bench.sources.networks import input_shape_of, objective_for
+from mucudnn.bench.sources.trainable import trainable_model
+from mucudnn.bench.sources.trainee import Trainee, labelled_batches
+from mucudnn.bench.suites.training.setting import COLUMNS, PRECISIONS, How, Precision, Setting
 from mucudnn.bench.suites.training.step_job import SPLIT_ON, StepJob, StepParts, Subject
+from mucudnn.measuring.operands import input_shape
 from mucudnn.measuring.timing.rounds import sample_in_rounds
 from mucudnn.measuring.timing.synchronized_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
+from mucudnn.running.environment import current_environment
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
@@ -40,61 +47,73 @@ from mucudnn.words.progress import Progress, share_of, silent
 
 ROUNDS = 9
 
+_Shape = tuple[int, int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
     """Options of measuring.
 
-    rounds: samples of each variant; a sample has one step or several. seconds: once they are over, no further precision
-    or memory format is begun; ``None``: all are. clock: clock of the steps (not of the tuning); ``None``: a wall clock.
-    begun_s: when the seconds began, by ``time.monotonic``; ``None``: when the first setting is begun. how: way in which
-    mucudnn gets into the step. passes_over: says which settings are not to be measured, as an earlier run has them.
-    variants: those beside torch's own; ``None``: all of the device. apart: makes the place in which variants are apart.
+    precisions, variants: ``None``: all of the device; torch's own variant is always among them. rounds: samples of each
+    variant; a sample has one step or several. seconds: once they are over, no further setting is begun; ``None``: all
+    are. how: way in which mucudnn gets into the step. clock: clock of the steps (not of the tuning); ``None``: a wall
+    clock. apart: makes the place in which variants are apart.
     """
 
     config: Config = field(default_factory=Config)
+    precisions: Sequence[Precision] | None = None
+    memory_formats: Sequence[MemoryFormat] = tuple(MemoryFormat)
+    variants: Sequence[Variant] | None = None
     rounds: int = ROUNDS
     seconds: float | None = None
-    clock: Clock | None = None
-    progress: Progress = silent
-    begun_s: float | None = None
     how: How = How.OPTIMIZE
-    passes_over: Callable[[Setting], bool] = lambda _: False
-    variants: Sequence[Variant] | None = None
+    clock: Clock | None = None
     apart: Callable[[], Apart] = Apart
 
 
-def measure_training(
-    network: str,
-    model: nn.Module,
-    input_shape: tuple[int, int, int],
+def benchmark_training(
+    sources: Sequence[str],
+    batch_sizes: Sequence[int],
+    options: TrainingOptions,
+    out: Path,
     *,
-    batch_size: int,
+    input_size: _Shape | None = None,
     device: str = "cpu",
-    precisions: Sequence[Precision] | None = None,
-    memory_formats: Sequence[MemoryFormat] = tuple(MemoryFormat),
-    objective: Objective = CLASSIFICATION,
-    options: TrainingOptions | None = None,
-) -> Iterator[tuple[VariantResult, ...]]:
-    """Measure the variants, one precision and memory format after the other. Yields each group when it is measured.
+    progress: Progress = silent,
+) -> None:
+    """Measure the model of each source into the folder ``out``; what it has already is not measured again.
 
-    model: on the CPU, left as it is; its first argument is x: (N, *input_shape). objective: what it is trained for, on
-    images with ten labels. precisions: ``None``: all that the device has. A variant that fails has a result with the
-    reason, and so has what the time did not suffice for.
+    sources: networks by name, and the user's own models, as for ``load_model``, which learn to give small outputs.
+    batch_sizes: one for each. What is there twice is measured once. input_size: (C, H, W) of an image; ``None``: each
+    network's own. A variant that fails has a row with the reason.
 
-    Raises ``InvalidInputError`` for a precision or a variant that the device does not have.
+    Raises ``InvalidInputError`` before anything is measured: for what has no model or cannot be trained, too large a
+    batch, a precision or a variant that the device does not have; and what ``open_folder`` raises.
     """
-    options = options or TrainingOptions()
-    asked = known_precisions(precisions, device)
+    precisions = known_precisions(options.precisions, device)
     chosen_variants(options.variants, device)
-    settings = [Setting(network, batch_size, device, *pair, options.how) for pair in product(asked, memory_formats)]
-    settings = [setting for setting in settings if not options.passes_over(setting)]
-    (batch,) = labelled_batches(1, batch_size, input_shape)
-    return _measured(settings, Subject(model, batch, objective), options)
+    pairs = dict.fromkeys(zip(sources, batch_sizes, strict=True))
+    shapes = {pair: _shape_of(*pair, input_size) for pair in pairs}
+    settings = {
+        pair: [Setting(*pair, device, *each, options.how) for each in product(precisions, options.memory_formats)]
+        for pair in pairs
+    }
+    header = _header(sources, batch_sizes, precisions, options, device, sum(map(len, settings.values())))
+    with open_folder(out, header) as folder:
+        left = {one: "the run was stopped before" for every in settings.values() for one in every}
+        left = {one: why for one, why in left.items() if not folder.known(one.subject)}
+        end_s = inf if options.seconds is None else time.monotonic() + options.seconds
+        try:
+            for index, (pair, shape) in enumerate(shapes.items()):
+                part = share_of(progress, index / len(shapes), 1 / len(shapes))
+                mine = [one for one in settings[pair] if one in left]
+                _measure_source(shape, mine, left, options, folder, end_s, part)
+        finally:
+            folder.write_summary([LeftOut(str(one), why) for one, why in left.items()])
 
 
 def known_precisions(precisions: Sequence[Precision] | None, device: str) -> Sequence[Precision]:
-    """Return the precisions asked for; ``None``: all of the device. Raises ``InvalidInputError`` as measuring does."""
+    """Return the precisions asked for; ``None``: all of the device. Raises ``InvalidInputError`` for others."""
     allowed = PRECISIONS[device]
     for precision in precisions or ():
         if precision not in allowed:
@@ -102,37 +121,90 @@ def known_precisions(precisions: Sequence[Precision] | None, device: str) -> Seq
     return allowed if precisions is None else precisions
 
 
-def _measured(
-    settings: Sequence[Setting], subject: Subject, options: TrainingOptions
-) -> Iterator[tuple[VariantResult, ...]]:
-    begun_s = time.monotonic() if options.begun_s is None else options.begun_s
-    for index, setting in enumerate(settings):
-        options.progress(f"{setting.network} {setting.precision} {setting.memory_format}", index / len(settings))
-        if options.seconds is not None and time.monotonic() - begun_s > options.seconds:
-            reason = f"not begun: the {options.seconds:g} s were over"
-            yield tuple(
-                VariantResult(setting, one, None, reason) for one in chosen_variants(options.variants, setting.device)
-            )
-        else:
-            share = share_of(options.progress, index / len(settings), 1 / len(settings))
-            yield _measure(setting, subject, replace(options, progress=share))
+def _header(
+    sources: Sequence[str],
+    batch_sizes: Sequence[int],
+    precisions: Sequence[Precision],
+    options: TrainingOptions,
+    device: str,
+    wanted: int,
+) -> Header:
+    settings = {
+        "batch_sizes": list(batch_sizes),
+        "precisions": list(precisions),
+        "memory_formats": list(options.memory_formats),
+        "rounds": options.rounds,
+        "how": options.how,
+        **({} if options.variants is None else {"variants": list(options.variants)}),
+        **config_record(replace(options.config, database=None)),
+    }
+    environment = current_environment(device)
+    return Header("training", ", ".join(sources), settings, environment, subject_columns=COLUMNS, wanted=wanted)
 
 
-def _measure(setting: Setting, subject: Subject, options: TrainingOptions) -> tuple[VariantResult, ...]:
+def _shape_of(source: str, batch_size: int, input_size: _Shape | None) -> _Shape:
+    """Return the (C, H, W) of an image.
+
+    A step of the user's own model is run, to find out whether it can be trained.
+    """
+    if source in NETWORKS:
+        shape = input_size or input_shape_of(source)
+        input_shape(batch_size, shape)
+        return shape
+    model, shape = trainable_model(source, input_shape=input_size)
+    ((images, labels),) = labelled_batches(1, batch_size, shape)
+    objective = objective_for(source)
+    with blamed_in_training(source, images.shape):
+        trainee = Trainee(copy.deepcopy(model).train(), objective=objective)
+        trainee.learn(objective.arguments(images), objective.target(images, labels))
+    return shape
+
+
+def _measure_source(
+    shape: _Shape,
+    settings: Sequence[Setting],
+    left: dict[Setting, str],
+    options: TrainingOptions,
+    folder: FolderWriter,
+    end_s: float,
+    progress: Progress,
+) -> None:
+    """Measure one model in its settings, and take them out of ``left``; those that are over time stay there."""
+    if not settings:
+        return
+    source = settings[0].network
+    torch.manual_seed(0)  # a model has the same parameters, whatever was measured before it
+    model, _ = trainable_model(source, input_shape=shape)
+    (batch,) = labelled_batches(1, settings[0].batch_size, shape)
+    subject = Subject(model.train(), batch, objective_for(source))
+    with importable(source):  # the processes inherit the path
+        for index, setting in enumerate(settings):
+            if time.monotonic() > end_s:
+                left[setting] = f"not begun: the {options.seconds:g} s were over"
+                continue
+            part = share_of(progress, index / len(settings), 1 / len(settings))
+            part(str(setting), 0.0)
+            folder.add(measured_rows(setting, subject, options, part))
+            del left[setting]
+
+
+def measured_rows(
+    setting: Setting, subject: Subject, options: TrainingOptions, progress: Progress = silent
+) -> list[Row]:
+    """Measure the variants of one setting in turns; return a row for each. The model is left as it is."""
     threads, clock = torch.get_num_threads(), options.clock or wall_clock(setting.device)
     with options.apart() as apart:
         handed = apart.handed(subject)
         variants, measured = chosen_variants(options.variants, setting.device), list[_MeasuredVariant]()
         for index, variant in enumerate(variants):
-            what = f"{setting.network} {setting.precision} {setting.memory_format}: {variant} gets ready"
-            options.progress(what, index / len(variants))
+            progress(f"{setting}: {variant} gets ready", index / len(variants))
             job = StepJob(handed, setting, variant, options.config, threads, clock)
             measured.append(_MeasuredVariant(setting, variant, Entrant.started(apart, job)))
         timers = [one.entrant.timer for one in measured if one.entrant.timer is not None]
         for _ in islice(sample_in_rounds(timers), options.rounds):
             for one in measured:
                 one.sample_parts()
-        return tuple(one.result() for one in measured)
+        return [one.row() for one in measured]
 
 
 @dataclass(slots=True, eq=False)
@@ -156,18 +228,24 @@ class _MeasuredVariant:
         else:
             self.parts.append(found)
 
-    def result(self) -> VariantResult:
+    def row(self) -> Row:
+        """Return what was measured, or the reason why nothing was."""
         timer, process = self.entrant.timer, self.entrant.process
+        row = Row(self.setting.subject, self.variant)
         if timer is None or process is None or self.entrant.failure:
-            return VariantResult(self.setting, self.variant, None, self.entrant.failure)
+            return replace(row, failure=self.entrant.failure)
+        return replace(row, samples_s=timer.samples_s, more={"peak_bytes": process.found, **self._split()})
+
+    def _split(self) -> dict[str, Any]:
+        """Return the medians of the parts of a step; where one could not be split, the reason alone."""
         splits = [part.split for part in self.parts if part.split is not None]
-        failure = next((part.failure for part in self.parts if part.failure), "")
-        cost = StepCost(
-            timer.median_s,
-            timer.noise,
-            process.found,
-            None if failure or not splits else StepSplit.median(splits),
-            tuple(timer.samples_s),
-            {} if failure else median_by_kind([part.kinds_s for part in self.parts if part.kinds_s]),
-        )
-        return VariantResult(self.setting, self.variant, cost, failure)
+        failure = next((part.failure for part in self.parts if part.failure), None)
+        if failure or not splits:
+            return {"not_split": failure}
+        split = StepSplit.median(splits)
+        return {
+            "forward_convolutions_s": split.forward_s,
+            "backward_convolutions_s": split.backward_s,
+            "rest_s": split.rest_s,
+            "kinds_s": median_by_kind([part.kinds_s for part in self.parts if part.kinds_s]),
+        }

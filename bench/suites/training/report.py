@@ -1,187 +1,158 @@
-"""Report of training steps: tables for people, CSV and JSON for programs, a row for each variant and setting."""
+"""Tables of training steps, made from a result folder: a row for each variant and setting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from rich.table import Table
 
-from mucudnn.bench.contests.kind_times import median_by_kind, shares
-from mucudnn.bench.contests.step_split import StepSplit
 from mucudnn.bench.contests.variants import Variant
-from mucudnn.bench.report.records import Record, key_of, record_header
-from mucudnn.bench.report.tables import images_per_s, memory_bound, milliseconds, new_table, ratio
-from mucudnn.bench.suites.training.result import How, StepCost, VariantResult
-from mucudnn.running.environment import Environment
-from mucudnn.words.config import Config
+from mucudnn.bench.folders.reading import ResultFolder
+from mucudnn.bench.report.tables import bound_in_words, images_per_s, milliseconds, new_table, ratio, spread
+from mucudnn.bench.suites.training.setting import COLUMNS, How
 from mucudnn.words.units import format_bytes
 
-_COLUMNS: Mapping[str, Callable[[StepCost, StepCost | None, int], str]] = {  # torch's, where it did not fail; n
-    "step ms": lambda cost, torchs, n: milliseconds(cost.time_s),
-    "images/s": lambda cost, torchs, n: images_per_s(n, cost.time_s),
-    "IQR / median": lambda cost, torchs, n: f"{cost.noise:.1%}",
-    "speedup": lambda cost, torchs, n: "" if torchs is None else ratio(torchs.time_s / cost.time_s),
-    "peak memory": lambda cost, torchs, n: format_bytes(cost.peak_bytes),
-    "ratio": lambda cost, torchs, n: "" if torchs is None else f"{cost.peak_bytes / torchs.peak_bytes:.3f}",
+Cell = Mapping[str, Any]  # a row of the folder, with ``time_s``, ``noise`` and ``torch``, torch's row beside it
+
+_NUMBERS: Mapping[str, Callable[[Cell], str]] = {
+    "step ms": lambda cell: milliseconds(cell["time_s"]),
+    "images/s": lambda cell: images_per_s(cell["batch_size"], cell["time_s"]),
+    "IQR / median": lambda cell: f"{cell['noise']:.1%}",
+    "speedup": lambda cell: _to_torch(cell, lambda one: float(one["time_s"]), ratio),
+    "peak memory": lambda cell: format_bytes(cell["peak_bytes"]),
+    "ratio": lambda cell: _to_torch(cell, lambda one: 1 / one["peak_bytes"], "{:.3f}".format),
 }
-
-
 _SPLIT = ("forward ms", "backward ms", "speedup", "rest ms", "rest ratio")
 _SUMMARY = ("torch ms", "mucudnn ms", "speedup", "in convolutions", "their share", "rest ratio")
 
 
-def training_tables(cells: Sequence[VariantResult], config: Config) -> Iterator[Table]:
-    """Up to three tables for each source, and a summary if there are several."""
-    networks = [[*group] for _, group in groupby(cells, lambda cell: (cell.setting.network, cell.setting.batch_size))]
+def cells_of(folder: ResultFolder) -> list[Cell]:
+    """Return the rows, each with ``time_s``, ``noise`` (IQR / median) and ``torch``: that row of the same setting."""
+    lines = [{**line, **spread(line["samples_s"])} for line in folder.lines]
+    torchs = {_setting(line): line for line in lines if line["contestant"] == Variant.TORCH and line["samples_s"]}
+    return [{**line, "torch": torchs.get(_setting(line))} for line in lines]
+
+
+def training_tables(folder: ResultFolder) -> Iterator[Table | str]:
+    """Yield up to three tables for each source, and a summary if there are several; then what was left out."""
+    cells, bound = cells_of(folder), bound_in_words(folder.header.settings)
+    networks = [[*group] for _, group in groupby(cells, lambda cell: (cell["network"], cell["batch_size"]))]
     for group in networks:
-        yield training_steps_table(group, config)
-        if any(cell.cost is not None and cell.cost.split is not None for cell in group):
+        yield training_steps_table(group, bound)
+        if any(map(_is_split, group)):
             yield training_split_table(group)
-        if any(cell.cost is not None and cell.cost.kinds_s for cell in group):
+        if any(cell.get("kinds_s") for cell in group):
             yield training_kinds_table(group)
     if len(networks) > 1:
-        yield training_summary(cells, config)
+        yield training_summary(cells, bound)
+    for cell in cells:
+        if reason := cell.get("not_split"):
+            yield f"{cell['network']}, {cell['contestant']}: {reason}"
+    for one in folder.left_out:
+        yield f"{one.what}: {one.reason}"
 
 
-def training_summary(cells: Sequence[VariantResult], config: Config) -> Table:
+def training_summary(cells: Sequence[Cell], bound: str) -> Table:
     """A row for each network, precision and memory format: mucudnn's step against torch's."""
-    title = f"training steps, {memory_bound(config)}"
+    title = f"training steps, {bound}"
     printed = new_table(title, ("network", "batch", "precision", "memory format"), _SUMMARY)
     for cell in cells:
-        setting = cell.setting
-        if cell.variant is Variant.MUCUDNN:
-            left = setting.network, str(setting.batch_size), setting.precision, setting.memory_format
-            printed.add_row(*left, *_summed_up(cell, _torchs(cell, cells)))
+        if cell["contestant"] == Variant.MUCUDNN:
+            left = cell["network"], str(cell["batch_size"]), cell["precision"], cell["memory_format"]
+            printed.add_row(*left, *_summed_up(cell))
     printed.caption = (
         "speedups of the step, and of its convolutions in place; their share of torch's step; rest: all but them"
     )
     return printed
 
 
-def training_split_table(cells: Sequence[VariantResult]) -> Table:
+def training_split_table(cells: Sequence[Cell]) -> Table:
     """Times of one network's convolutions in place, and of the rest; ratios as in ``training_steps_table``."""
-    first = cells[0].setting
-    title = f"{first.network}, batch {first.batch_size}: where the time of a step goes"
-    printed = new_table(title, ("precision", "memory format", "convolutions"), _SPLIT)
-    for cell in cells:
-        if cell.cost is not None and cell.cost.split is not None:
-            setting, torchs = cell.setting, _torchs(cell, cells)
-            left = setting.precision, setting.memory_format, _name(cell)
-            printed.add_row(*left, *_parts(cell.cost.split, None if torchs is None else torchs.split))
+    printed = _table(cells, "where the time of a step goes", _SPLIT)
+    for cell in filter(_is_split, cells):
+        printed.add_row(*_left(cell), *_parts(cell))
     printed.caption = (
         "forward, backward: convolutions, timed in place in rounds of their own; rest: all that is not a convolution"
     )
     return printed
 
 
-def training_kinds_table(cells: Sequence[VariantResult]) -> Table:
+def training_kinds_table(cells: Sequence[Cell]) -> Table:
     """Shares of the kinds of layers in the time of one network's steps."""
-    first, costs = cells[0].setting, [cell.cost for cell in cells if cell.cost is not None]
-    kinds = [*median_by_kind([cost.kinds_s for cost in costs if cost.kinds_s])]
-    title = f"{first.network}, batch {first.batch_size}: share of time by kind of layer, %"
-    printed = new_table(title, ("precision", "memory format", "convolutions"), kinds)
-    for cell in cells:
-        if cell.cost is not None and cell.cost.kinds_s:
-            of = shares(cell.cost.kinds_s)
-            texts = (f"{100 * of[kind]:.1f}" if kind in of else "" for kind in kinds)
-            printed.add_row(cell.setting.precision, cell.setting.memory_format, _name(cell), *texts)
+    known = [cell for cell in cells if cell.get("kinds_s")]
+    kinds = list(dict.fromkeys(kind for cell in known for kind in cell["kinds_s"]))
+    printed = _table(cells, "share of time by kind of layer, %", kinds)
+    for cell in known:
+        times = cell["kinds_s"]
+        whole_s = sum(times.values())
+        texts = (f"{100 * times[kind] / whole_s:.1f}" if kind in times else "" for kind in kinds)
+        printed.add_row(*_left(cell), *texts)
     printed.caption = "timed in place in steps of their own; of what is compiled, all but convolutions is the rest"
     return printed
 
 
-def training_steps_table(cells: Sequence[VariantResult], config: Config) -> Table:
+def training_steps_table(cells: Sequence[Cell], bound: str) -> Table:
     """Times and peaks of one network; speedup and memory are to torch's of the same precision and memory format."""
-    first = cells[0].setting
-    title = f"{first.network}, batch {first.batch_size}: training steps, {memory_bound(config)}"
-    printed = new_table(title, ("precision", "memory format", "convolutions"), [*_COLUMNS])
+    printed = _table(cells, f"training steps, {bound}", [*_NUMBERS])
     for cell in cells:
-        setting = cell.setting
-        printed.add_row(setting.precision, setting.memory_format, _name(cell), *_numbers(cell, cells))
+        numbers = [cell["failure"]] if cell["failure"] else [shown(cell) for shown in _NUMBERS.values()]
+        printed.add_row(*_left(cell), *numbers)
     printed.caption = "speedup and memory to torch of the same precision and memory format"
     return printed
 
 
-def training_record(cells: Sequence[VariantResult], config: Config, environment: Environment, rounds: int) -> Record:
-    """The object that ``mucudnn bench training --json`` writes; ``cells`` are the lines of the CSV file."""
-    return {
-        **record_header(config, environment, datetime.now(UTC)),
-        "rounds": rounds,
-        "cells": training_rows(cells),
-    }
+def _table(cells: Sequence[Cell], what: str, columns: Sequence[str]) -> Table:
+    title = f"{cells[0]['network']}, batch {cells[0]['batch_size']}: {what}"
+    return new_table(title, ("precision", "memory format", "convolutions"), columns)
 
 
-def training_rows(cells: Sequence[VariantResult]) -> list[Record]:
-    """Lines of the CSV file: one for each result; numbers are empty where there is a failure."""
-    kinds = median_by_kind([cell.cost.kinds_s for cell in cells if cell.cost is not None])
-    return [{**_row(cell, _torchs(cell, cells)), **_kinds(cell, kinds)} for cell in cells]
+def _left(cell: Cell) -> tuple[str, str, str]:
+    """Cells of the setting and the variant, with how mucudnn got into it if that is not as always."""
+    is_enabled = cell["contestant"] == Variant.MUCUDNN and cell["how"] == How.ENABLE
+    name = f"{cell['contestant']}, enabled" if is_enabled else cell["contestant"]
+    return cell["precision"], cell["memory_format"], name
 
 
-def _kinds(cell: VariantResult, kinds: Iterable[str]) -> Record:
-    """Columns of the kinds of layers that any of the results has."""
-    found = {} if cell.cost is None else cell.cost.kinds_s
-    return {f"kind_{key_of(kind).replace(' ', '_')}_s": found.get(kind) for kind in kinds}
+def _setting(line: Cell) -> tuple[Any, ...]:
+    return tuple(line[name] for name in COLUMNS)
 
 
-def _row(cell: VariantResult, torchs: StepCost | None) -> Record:
-    setting, cost = cell.setting, cell.cost
-    split = None if cost is None else cost.split
-    torchs_split = None if torchs is None else torchs.split
-    return {
-        "network": setting.network,
-        "batch_size": setting.batch_size,
-        "device": setting.device,
-        "precision": setting.precision.value,
-        "memory_format": setting.memory_format.value,
-        "variant": cell.variant.value,
-        "time_s": None if cost is None else cost.time_s,
-        "noise": None if cost is None else cost.noise,
-        "peak_bytes": None if cost is None else cost.peak_bytes,
-        "failure": cell.failure,
-        "forward_convolutions_s": None if split is None else split.forward_s,
-        "backward_convolutions_s": None if split is None else split.backward_s,
-        "rest_s": None if split is None else split.rest_s,
-        "how": setting.how.value,
-        "images_per_s": None if cost is None else setting.batch_size / cost.time_s,
-        "rest_ratio": None if split is None or torchs_split is None else split.rest_s / torchs_split.rest_s,
-    }
+def _to_torch(cell: Cell, of: Callable[[Cell], float], shown: Callable[[float], str]) -> str:
+    """Format torch's number over that of the cell; empty where torch failed."""
+    return "" if cell["torch"] is None else shown(of(cell["torch"]) / of(cell))
 
 
-def _numbers(cell: VariantResult, cells: Sequence[VariantResult]) -> list[str]:
-    if cell.cost is None:
-        return [cell.failure]
-    torchs = _torchs(cell, cells)
-    return [shown(cell.cost, torchs, cell.setting.batch_size) for shown in _COLUMNS.values()]
+def _is_split(cell: Cell | None) -> bool:
+    return cell is not None and cell.get("rest_s") is not None
 
 
-def _name(cell: VariantResult) -> str:
-    """Name of a variant, and how mucudnn got into it if that is not as always."""
-    is_enabled = cell.variant is Variant.MUCUDNN and cell.setting.how is How.ENABLE
-    return f"{cell.variant}, enabled" if is_enabled else cell.variant
+def _convolutions_s(cell: Cell) -> float:
+    return float(cell["forward_convolutions_s"] + cell["backward_convolutions_s"])
 
 
-def _torchs(cell: VariantResult, cells: Sequence[VariantResult]) -> StepCost | None:
-    """Cost of torch's own step in the same setting."""
-    return next(c.cost for c in cells if c.setting == cell.setting and c.variant is Variant.TORCH)
-
-
-def _parts(split: StepSplit, torchs: StepSplit | None) -> list[str]:
+def _parts(cell: Cell) -> list[str]:
     """Texts under ``_SPLIT``."""
-    speedup = "" if torchs is None else ratio(torchs.convolutions_s / split.convolutions_s)
-    rest_ratio = "" if torchs is None else f"{split.rest_s / torchs.rest_s:.3f}"
-    forward, backward, rest = map(milliseconds, (split.forward_s, split.backward_s, split.rest_s))
-    return [forward, backward, speedup, rest, rest_ratio]
+    times = map(milliseconds, (cell["forward_convolutions_s"], cell["backward_convolutions_s"], cell["rest_s"]))
+    forward, backward, rest = times
+    if not _is_split(cell["torch"]):
+        return [forward, backward, "", rest, ""]
+    speedup, rest_ratio = (
+        _convolutions_s(cell["torch"]) / _convolutions_s(cell),
+        cell["rest_s"] / cell["torch"]["rest_s"],
+    )
+    return [forward, backward, ratio(speedup), rest, f"{rest_ratio:.3f}"]
 
 
-def _summed_up(cell: VariantResult, torchs: StepCost | None) -> list[str]:
+def _summed_up(cell: Cell) -> list[str]:
     """Texts under ``_SUMMARY``; the reason where there is nothing to compare."""
-    ours = cell.cost
-    if ours is None or torchs is None:
-        return [cell.failure or "torch's own failed"]
-    texts = [milliseconds(torchs.time_s), milliseconds(ours.time_s), ratio(torchs.time_s / ours.time_s)]
-    if ours.split is None or torchs.split is None:
+    torchs = cell["torch"]
+    if cell["failure"] or torchs is None:
+        return [cell["failure"] or "torch's own failed"]
+    texts = [milliseconds(torchs["time_s"]), milliseconds(cell["time_s"]), ratio(torchs["time_s"] / cell["time_s"])]
+    if not (_is_split(cell) and _is_split(torchs)):
         return texts
-    share = torchs.split.convolutions_s / (torchs.split.convolutions_s + torchs.split.rest_s)
-    _, _, speedup, _, rest_ratio = _parts(ours.split, torchs.split)
+    share = _convolutions_s(torchs) / (_convolutions_s(torchs) + torchs["rest_s"])
+    _, _, speedup, _, rest_ratio = _parts(cell)
     return [*texts, speedup, f"{share:.0%}", rest_ratio]

@@ -20,7 +20,7 @@ from mucudnn.bench.contests.step_splitter import StepSplitter
 from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.sources.networks.objectives import Objective
 from mucudnn.bench.sources.trainee import Batch, Trainee
-from mucudnn.bench.suites.training.result import How, Precision, Setting
+from mucudnn.bench.suites.training.setting import How, Precision, Setting
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.measuring.timing.timer import Clock, Runner, T, here
 from mucudnn.words.config import Config

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from mucudnn.bench.contests.variants import Variant
-from mucudnn.bench.report.export import write_csv, write_each, write_json
-from mucudnn.bench.suites.training.result import How, Precision
+from mucudnn.bench.suites.training.setting import How, Precision
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.kept_results import tell_nothing_is_left
+from mucudnn.cli.shared.results import shown
 from mucudnn.terminal.command_files import FileCommand, SourceFile
 from mucudnn.words.problem import MemoryFormat
 
@@ -82,64 +78,21 @@ def training(
     or file.py:factory, a function that returns your own torch model (with --input 3x224x224), which learns to give
     small outputs. Forward pass, loss, backward pass and gradient descent, in every precision and memory format: images
     a second, and peak memory. On the CPU, in steps of their own, each layer is timed in place, so that convolutions and
-    what is left can be compared, too. The files are written anew after each of these, so that nothing is lost when the
-    command is stopped. What the folder of --out has already is neither measured nor shown again.
+    what is left can be compared, too. What the folder of --out has already is not measured again.
     """
-    from mucudnn.bench.folders.reading import LeftOut
-    from mucudnn.bench.folders.writing import open_folder
-    from mucudnn.bench.suites.training.benchmark import TrainingOptions
-    from mucudnn.bench.suites.training.report import training_record, training_rows, training_tables
-    from mucudnn.bench.suites.training.result import PRECISIONS, VariantResult
-    from mucudnn.bench.suites.training.several import measure_sources
-    from mucudnn.bench.suites.training.stored import add_group, header_of, is_known
-    from mucudnn.running.environment import current_environment
-    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.bench.suites.training.benchmark import TrainingOptions, benchmark_training
+    from mucudnn.bench.suites.training.report import training_tables
+    from mucudnn.terminal.console import progress_bar
     from mucudnn.words.config import Config
 
     _require_enable(how)
-    config = Config(**choices)
     options.use_threads(threads)
-    environment = current_environment(device)
-    cells = list[VariantResult]()
-    try:
-        with ExitStack() as stack:
-            progress = stack.enter_context(progress_bar())
-            folder = None
-            measuring = TrainingOptions(config, rounds, seconds, progress=progress, how=how, variants=variants)
-            sizes = _batch_sizes(batch_sizes or (_BATCH_SIZES[device],), sources)
-            if out is not None:
-                which = precisions or PRECISIONS[device]
-                header = header_of(sources, sizes, which, memory_formats, measuring, environment)
-                folder = stack.enter_context(open_folder(out, header))
-                measuring = replace(measuring, passes_over=partial(is_known, folder))
-            groups = measure_sources(
-                sources,
-                sizes,
-                input_size=input_shape,
-                device=device,
-                precisions=precisions,
-                memory_formats=memory_formats,
-                options=measuring,
-            )
-            for group in groups:
-                cells += group
-                if folder is not None and any(cell.cost is not None for cell in group):
-                    add_group(folder, group)
-                write_each(
-                    (csv_file, partial(write_csv, rows=training_rows(cells))),
-                    (json_file, partial(write_json, record=training_record(cells, config, environment, rounds))),
-                )
-            if folder is not None:
-                left = [cell for cell in cells if cell.cost is None]
-                folder.write_summary([LeftOut(f"{c.setting.network} {c.variant}", c.failure) for c in left])
-                if not cells:
-                    tell_nothing_is_left(folder)
-    finally:  # however it ends, what is ready is told
-        if cells:
-            console = output()
-            for table in training_tables(cells, config):
-                console.print(table)
-            console.print(str(environment))
+    asked = TrainingOptions(
+        Config(**choices), precisions, memory_formats, variants, rounds=rounds, seconds=seconds, how=how
+    )
+    sizes = _batch_sizes(batch_sizes or (_BATCH_SIZES[device],), sources)
+    with shown(out, training_tables, json_file, csv_file) as folder, progress_bar() as progress:
+        benchmark_training(*(sources, sizes, asked, folder), input_size=input_shape, device=device, progress=progress)
 
 
 def _require_enable(how: How) -> None:

@@ -14,10 +14,7 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.bench.contests.step_splitter import StepSplitter
 from mucudnn.bench.suites.training.benchmark import TrainingOptions
-from mucudnn.bench.suites.training.report import (
-    training_rows,
-)
-from mucudnn.bench.suites.training.result import How
+from mucudnn.bench.suites.training.setting import How
 from mucudnn.bench.suites.training.step_job import StepParts, _Parts
 from mucudnn.enabling import switch
 from mucudnn.running import dispatcher
@@ -54,15 +51,10 @@ def test_a_step_is_split_into_convolutions_and_the_rest(clock: TickingClock) -> 
     """Two convolutions, each a second forward, and backward; the others' time is the rest, with that of reading."""
     network = nn.Sequential(nn.Conv2d(3, 4, 3), Slow(clock), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(64, 10))
     torchs, ours = measured_variants(network, TrainingOptions(CONFIG, rounds=3, clock=clock), **FLOAT32)
-    assert torchs.cost is not None
-    split = torchs.cost.split
-    assert split is not None
-    assert (split.forward_s, split.backward_s) == (2, 2)
-    assert split.rest_s == 100 + 5  # after each convolution until the next, and around all of them
-    assert torchs.cost.time_s == 101  # nothing but the step, and the clock is read once
-    assert ours.cost is not None
-    assert ours.cost.split is not None
-    assert ours.cost.split.forward_s == 2
+    assert (torchs.more["forward_convolutions_s"], torchs.more["backward_convolutions_s"]) == (2, 2)
+    assert torchs.more["rest_s"] == 100 + 5  # after each convolution until the next, and around all of them
+    assert set(torchs.samples_s) == {101}  # nothing but the step, and the clock is read once
+    assert ours.more["forward_convolutions_s"] == 2
 
 
 def test_convolutions_that_are_ours_are_timed_in_place(clock: TickingClock) -> None:
@@ -88,10 +80,10 @@ def test_a_step_that_cannot_be_split_is_told_and_its_time_kept(monkeypatch: pyte
         raise mucudnn.UnavailableError("torch's convolution is replaced by another package")
 
     monkeypatch.setattr(StepSplitter, "sample", refuse)
-    for cell in measured_variants(**FLOAT32):
-        assert cell.cost is not None
-        assert cell.cost.split is None
-        assert cell.failure == "not split: torch's convolution is replaced by another package"
+    for row in measured_variants(**FLOAT32):
+        assert (len(row.samples_s), row.failure) == (2, None)
+        assert "rest_s" not in row.more
+        assert row.more["not_split"] == "not split: torch's convolution is replaced by another package"
 
 
 def test_steps_that_are_timed_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,18 +136,16 @@ def test_enabled_steps_are_those_of_one_variant_alone() -> None:
     assert threading.get_ident() not in seen
     assert [*seen.values()] == [{False}, {True}]
     assert not switch._state.nested
-    for cell in (torchs, ours):
-        assert cell.failure == ""
-        assert cell.cost is not None
-        assert cell.cost.split is not None
-        assert cell.cost.split.forward_s > 0
-    assert [row["how"] for row in training_rows([torchs, ours])] == ["enable", "enable"]
+    for row in (torchs, ours):
+        assert row.failure is None
+        assert row.more["forward_convolutions_s"] > 0
+        assert row.subject["how"] == "enable"
     assert type(network[0]) is nn.Conv2d
 
 
 def test_what_cannot_be_enabled_says_why() -> None:
     options = TrainingOptions(Config(workspace_budget="1MiB"), rounds=1, clock=TickingClock(), how=How.ENABLE)
     torchs, ours = measured_variants(options=options, **FLOAT32)
-    assert torchs.cost is not None
-    assert ours.cost is None
-    assert "workspace_budget" in ours.failure
+    assert torchs.samples_s
+    assert not ours.samples_s
+    assert "workspace_budget" in str(ours.failure)

@@ -12,7 +12,7 @@ from mucudnn.bench.sources import layers, trainable
 from mucudnn.bench.sources.networks import NETWORKS, arguments_for, build, input_shape_of, objective_of, registry
 from mucudnn.bench.sources.networks.blocks import StochasticDepth
 from mucudnn.bench.sources.networks.diffusion import VAE, UNet
-from mucudnn.bench.suites.training import several
+from mucudnn.bench.suites.training import benchmark as training
 from mucudnn.words.errors import InvalidInputError
 
 # (parameters, 10^9 multiply-adds for one image of 224x224), both as published with torchvision's weights
@@ -229,7 +229,7 @@ class Timed(nn.Module):
 )
 def test_commands_give_a_network_all_its_arguments(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     train_in_threads(monkeypatch)
-    for module in (registry, layers, several, trainable):
+    for module in (registry, layers, training, trainable):
         known = {"timed": registry.Network(Timed, input_shape=(3, 6, 6), objective=NETWORKS["unet"].objective)}
         monkeypatch.setattr(module, "NETWORKS", known)
     monkeypatch.setattr(Timed, "calls", 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from rich.table import Table
+from support.clock.machine import ENVIRONMENT
 from support.clock.ticking import TickingClock
 from support.command_line import fail, invoke
 from support.in_threads import InThreads, train_in_threads
@@ -20,24 +21,19 @@ from support.training_steps import CONFIG, FLOAT32, SETTING, measured_variants, 
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.bench.contests.step_split import StepSplit
 from mucudnn.bench.contests.torch_variants import OwnThread
 from mucudnn.bench.contests.variants import Variant
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
+from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.sources import trainable
 from mucudnn.bench.sources.trainee import Trainee
 from mucudnn.bench.suites.training import benchmark as training_benchmark
-from mucudnn.bench.suites.training import several, step_job
-from mucudnn.bench.suites.training.benchmark import TrainingOptions
-from mucudnn.bench.suites.training.report import (
-    training_rows,
-    training_split_table,
-    training_steps_table,
-    training_summary,
-    training_tables,
-)
-from mucudnn.bench.suites.training.result import How, Precision, Setting, StepCost, VariantResult
-from mucudnn.bench.suites.training.several import measure_sources
-from mucudnn.words.config import Config
+from mucudnn.bench.suites.training import step_job
+from mucudnn.bench.suites.training.benchmark import TrainingOptions, benchmark_training
+from mucudnn.bench.suites.training.report import cells_of, training_steps_table, training_tables
+from mucudnn.bench.suites.training.setting import COLUMNS, How, Precision, Setting
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.torch_settings import searching
@@ -48,15 +44,13 @@ SOME = ("--variants", "mucudnn")
 
 def test_every_variant_is_measured_in_every_precision_and_format() -> None:
     cells = measured_variants()
-    assert [(c.setting.precision, c.setting.memory_format, c.variant) for c in cells] == [
+    assert [(c.subject["precision"], c.subject["memory_format"], c.contestant) for c in cells] == [
         (precision, memory_format, variant)
         for precision in (Precision.FLOAT32, Precision.BFLOAT16)
         for memory_format in MemoryFormat
         for variant in (Variant.TORCH, Variant.MUCUDNN)
     ]
-    for cell in cells:
-        assert cell.cost is not None
-        assert (cell.cost.time_s, cell.cost.noise, cell.failure) == (1.0, 0.0, "")
+    assert {(*cell.samples_s, cell.failure) for cell in cells} == {(1.0, 1.0, None)}
 
 
 def test_the_model_is_left_as_it_is() -> None:
@@ -70,11 +64,9 @@ def test_the_model_is_left_as_it_is() -> None:
 
 def test_peak_memory_is_that_of_a_step() -> None:
     """The output of the convolution, and at least once more its gradient; of bfloat16 half as much and the casts."""
-    one, two = (measured_variants(memory_formats=[MemoryFormat.CONTIGUOUS], model=wide(n))[0].cost for n in (64, 128))
-    assert one is not None
-    assert two is not None
+    one, two = (measured_variants(wide(n), **FLOAT32)[0].more["peak_bytes"] for n in (64, 128))
     added = 64 * 2 * 4 * 4 * 4  # bytes of 64 more channels of the output, N=2, 4x4, float32
-    assert 2 * added <= two.peak_bytes - one.peak_bytes <= 8 * added
+    assert 2 * added <= two - one <= 8 * added
 
 
 def test_a_step_begins_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,12 +116,6 @@ def test_steps_are_in_the_precision_and_format_and_in_threads_of_their_own() -> 
     assert threading.main_thread().name not in places
 
 
-def test_what_is_over_time_is_told() -> None:
-    cells = measured_variants(options=TrainingOptions(CONFIG, rounds=1, seconds=0.0, clock=TickingClock()))
-    assert len(cells) == 8
-    assert {(c.cost, c.failure) for c in cells} == {(None, "not begun: the 0 s were over")}
-
-
 @pytest.mark.parametrize("steps_before", [0, 3])
 def test_a_variant_that_fails_has_its_reason_and_the_others_go_on(
     steps_before: int, monkeypatch: pytest.MonkeyPatch
@@ -144,14 +130,9 @@ def test_a_variant_that_fails_has_its_reason_and_the_others_go_on(
         return learn(self, *given)
 
     monkeypatch.setattr(Trainee, "learn", failing)
-    torchs, ours = measured_variants(memory_formats=[MemoryFormat.CONTIGUOUS], precisions=[Precision.FLOAT32])
-    assert torchs.cost is not None
-    assert (ours.cost, ours.failure) == (None, "CUDA out of memory.")
-
-
-def test_an_unknown_precision_says_what_there_is() -> None:
-    with pytest.raises(InvalidInputError, match="precision is tf32; device 'cpu' has float32, bfloat16"):
-        measured_variants(precisions=[Precision.TF32])
+    torchs, ours = measured_variants(**FLOAT32)
+    assert torchs.samples_s
+    assert (list(ours.samples_s), ours.failure) == ([], "CUDA out of memory.")
 
 
 # What is set on CUDA: torch has the switches without a GPU, too
@@ -218,41 +199,65 @@ def test_a_thread_of_its_own_runs_everything_and_ends() -> None:
 
 @pytest.fixture
 def two_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    train_in_threads(monkeypatch)
     monkeypatch.setattr(trainable, "build", lambda name: tiny())
-    monkeypatch.setattr(several, "input_shape_of", lambda name: (3, 6, 6))
+    monkeypatch.setattr(training_benchmark, "input_shape_of", lambda name: (3, 6, 6))
+
+
+OPTIONS = TrainingOptions(
+    replace(CONFIG, database=None), rounds=1, clock=TickingClock(), variants=(Variant.MUCUDNN,), apart=InThreads
+)
 
 
 @pytest.mark.usefixtures("two_networks")
-def test_networks_are_measured_one_after_the_other_each_with_its_batch() -> None:
+def test_networks_are_measured_once_each_with_its_batch_and_the_next_run_measures_nothing(tmp_path: Path) -> None:
     told: list[tuple[str, float]] = []
-    options = TrainingOptions(
-        CONFIG,
-        rounds=1,
-        clock=TickingClock(),
-        progress=lambda text, fraction: told.append((text, fraction)),
-        variants=(Variant.MUCUDNN,),
-        apart=InThreads,
-    )
-    groups = measure_sources(["alexnet", "vgg16", "alexnet"], [2, 3, 2], options=options, **FLOAT32)
-    settings = [(cell.setting.network, cell.setting.batch_size) for group in groups for cell in group]
+    asked = ["alexnet", "vgg16", "alexnet"], [2, 3, 2], replace(OPTIONS, **FLOAT32), tmp_path
+    for _ in range(2):
+        benchmark_training(*asked, progress=lambda text, fraction: told.append((text, fraction)))
+    folder = read_folder(tmp_path)
+    assert (folder.problems, folder.left_out) == ((), ())
+    settings = [(line["network"], line["batch_size"]) for line in folder.lines]
     assert settings == [("alexnet", 2)] * 2 + [("vgg16", 3)] * 2
     assert [fraction for text, fraction in told if text.endswith("contiguous")] == [0.0, 0.5]
+    with pytest.raises(InvalidInputError, match=r"batch_sizes was \[2, 3, 2\] and is \[4\]"):
+        benchmark_training(["alexnet"], [4], *asked[2:])
 
 
 @pytest.mark.usefixtures("two_networks")
-def test_the_time_is_that_of_all_networks() -> None:
-    options = TrainingOptions(CONFIG, rounds=1, seconds=0.0, variants=(Variant.MUCUDNN,))
-    cells = [cell for group in measure_sources(["alexnet", "vgg16"], [2, 2], options=options) for cell in group]
-    assert len(cells) == 16
-    assert {cell.failure for cell in cells} == {"not begun: the 0 s were over"}
+def test_the_time_is_that_of_all_networks(tmp_path: Path) -> None:
+    benchmark_training(["alexnet", "vgg16"], [2, 2], replace(OPTIONS, seconds=0.0), tmp_path)
+    folder = read_folder(tmp_path)
+    assert len(folder.left_out) == 8
+    assert {one.reason for one in folder.left_out} == {"not begun: the 0 s were over"}
+    assert "alexnet, batch 2, float32 contiguous: not begun: the 0 s were over" in [*training_tables(folder)]
 
 
-def test_names_and_batches_are_refused_before_anything_is_measured() -> None:
-    with pytest.raises(InvalidInputError, match="did you mean vgg16"):
-        measure_sources(["alexnet", "vgg-16"], [2, 2])
-    with pytest.raises(InvalidInputError, match="it must be at most"):
-        measure_sources(["alexnet"], [2**40])
+def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path: Path) -> None:
+    (tmp_path / "whole_numbers.py").write_text(NET.replace("nn.Linear(4, 10)", "Argmax()"))
+    (tmp_path / "json.py").write_text("")
+    tf32, searching = (
+        replace(OPTIONS, precisions=[Precision.TF32]),
+        replace(OPTIONS, variants=[Variant.TORCH_BENCHMARK]),
+    )
+    for source, batch_size, options, told in (
+        ("vgg-16", 2, OPTIONS, "did you mean vgg16"),
+        ("alexnet", 2**40, OPTIONS, "it must be at most"),
+        ("deepbench-train", 2, OPTIONS, "deepbench-train has no model to run; name one of"),
+        (f"{tmp_path / 'whole_numbers.py'}:net", 2, OPTIONS, "the model gives nothing that has a gradient"),
+        (f"{tmp_path / 'missing.py'}:net", 2, OPTIONS, r"there is no file .*missing\.py"),
+        (f"{tmp_path / 'json.py'}:net", 2, OPTIONS, r"there is another module json, .*: give the file another name"),
+        ("alexnet", 2, tf32, "precision is tf32; device 'cpu' has float32, bfloat16"),
+        (
+            "alexnet",
+            2,
+            searching,
+            "variant is torch-benchmark; device 'cpu' has torch, torch-compile, mu",
+        ),
+    ):
+        size = None if source in ("vgg-16", "alexnet", "deepbench-train") else (3, 6, 6)
+        with pytest.raises(InvalidInputError, match=told):
+            benchmark_training([source], [batch_size], options, tmp_path / "out", input_size=size)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_of_the_user_is_trained_in_processes(tmp_path: Path) -> None:
@@ -262,35 +267,13 @@ def test_a_model_of_the_user_is_trained_in_processes(tmp_path: Path) -> None:
     only = ("--precisions", "float32", "--memory-format", "contiguous", "--input", "3x6x6", "--json", file)
     result = invoke("bench", "training", source, *QUICK, *SOME, *only)
     assert result.exit_code == 0, result.output
-    cells = json.loads(file.read_text())["cells"]
-    assert [(c["network"], c["variant"], c["failure"]) for c in cells] == [
-        (source, "torch", ""),
-        (source, "mucudnn", ""),
+    lines = read_result_file(file).lines
+    assert [(c["network"], c["contestant"], c["failure"]) for c in lines] == [
+        (source, "torch", None),
+        (source, "mucudnn", None),
     ]
-    for cell in cells:
-        assert cell["images_per_s"] == pytest.approx(2 / cell["time_s"])
-        assert min(cell[f"kind_{kind}_s"] for kind in ("first_layer", "activation", "linear", "rest")) > 0
-
-
-def test_what_has_no_model_or_cannot_be_trained_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="deepbench-train has no model to run; name one of"):
-        measure_sources(["deepbench-train"], [2])
-    (tmp_path / "whole_numbers.py").write_text(NET.replace("nn.Linear(4, 10)", "Argmax()"))
-    source = f"{tmp_path / 'whole_numbers.py'}:net"
-    with pytest.raises(InvalidInputError, match="the model gives nothing that has a gradient"):
-        measure_sources([source], [2], input_size=(3, 6, 6))
-    with pytest.raises(InvalidInputError, match=r"there is no file .*missing\.py"):
-        measure_sources([f"{tmp_path / 'missing.py'}:net"], [2], input_size=(3, 6, 6))
-    (tmp_path / "json.py").write_text("")
-    with pytest.raises(InvalidInputError, match=r"there is another module json, .*: give the file another name"):
-        measure_sources([f"{tmp_path / 'json.py'}:net"], [2], input_size=(3, 6, 6))
-
-
-def test_a_variant_that_the_device_does_not_have_is_refused() -> None:
-    with pytest.raises(
-        InvalidInputError, match="variant is torch-benchmark; device 'cpu' has torch, torch-compile, mu"
-    ):
-        measured_variants(options=TrainingOptions(CONFIG, variants=(Variant.TORCH_BENCHMARK,)))
+    for line in lines:
+        assert min(line["kinds_s"][kind] for kind in ("first layer", "activation", "linear", "rest")) > 0
 
 
 NET = """
@@ -311,83 +294,66 @@ def net():
 # Told and written
 
 
-def cell(variant: Variant, cost: StepCost | None, failure: str = "", setting: Setting = SETTING) -> VariantResult:
-    return VariantResult(setting, variant, cost, failure)
+def row(variant: Variant, setting: Setting = SETTING, failure: str | None = None, **more: Any) -> Row:
+    samples = more.pop("samples", ())
+    return Row(setting.subject, variant, samples, failure=failure, more=more)
 
 
-def several_cells() -> list[VariantResult]:
+def written(tmp_path: Path, *rows: Row) -> ResultFolder:
+    settings = {"workspace_limit": "64MiB", "workspace_budget": None}
+    with open_folder(tmp_path, Header("training", "tiny", settings, ENVIRONMENT, COLUMNS, 2)) as folder:
+        for one in rows:
+            folder.add([one])
+        folder.write_summary()
+    return read_folder(tmp_path)
+
+
+def split(forward_s: float, backward_s: float, rest_s: float) -> dict[str, float]:
+    return {"forward_convolutions_s": forward_s, "backward_convolutions_s": backward_s, "rest_s": rest_s}
+
+
+TORCHS = row(Variant.TORCH, samples=(0.199, 0.2, 0.203), peak_bytes=2**21, **split(0.05, 0.1, 0.05))
+OURS = row(Variant.MUCUDNN, samples=(0.098, 0.1, 0.102), peak_bytes=2**20, **split(0.02, 0.04, 0.0525))
+
+
+def test_several_networks_are_summed_up(tmp_path: Path) -> None:
     other = replace(SETTING, network="other", batch_size=4)
-    return [
-        cell(Variant.TORCH, StepCost(0.2, 0.01, 2**21, StepSplit(0.05, 0.1, 0.05))),
-        cell(Variant.MUCUDNN, StepCost(0.1, 0.02, 2**20, StepSplit(0.02, 0.04, 0.0525))),
-        cell(Variant.TORCH, StepCost(0.3, 0.01, 2**21), setting=other),
-        cell(Variant.MUCUDNN, None, "out of memory", setting=other),
-    ]
-
-
-def test_several_networks_are_summed_up() -> None:
-    assert_as_stored("bench-training-summary", training_summary(several_cells(), Config()))
-    titles = [str(table.title) for table in training_tables(several_cells(), Config())]
-    assert titles == [
+    torchs, ours = (
+        row(Variant.TORCH, other, samples=(0.3,), peak_bytes=2**21),
+        row(Variant.MUCUDNN, other, "out of memory"),
+    )
+    tables = [*training_tables(written(tmp_path, TORCHS, OURS, torchs, ours))]
+    assert [str(table.title) for table in tables if isinstance(table, Table)] == [
         "tiny, batch 2: training steps, workspace limit 64 MiB",
         "tiny, batch 2: where the time of a step goes",
         "other, batch 4: training steps, workspace limit 64 MiB",
         "training steps, workspace limit 64 MiB",
     ]
-    assert len([*training_tables(several_cells()[:2], Config())]) == 2
+    assert_as_stored("bench-training-split", tables[1])
+    assert_as_stored("bench-training-summary", tables[3])
 
 
-def test_the_rest_is_compared_with_torchs() -> None:
-    assert_as_stored("bench-training-split", training_split_table(several_cells()[:2]))
-    torchs, ours, unsplit, failed = training_rows(several_cells())
-    assert (torchs["rest_ratio"], ours["rest_ratio"]) == (1, pytest.approx(1.05))
-    assert (ours["forward_convolutions_s"], ours["backward_convolutions_s"], ours["rest_s"]) == (0.02, 0.04, 0.0525)
-    assert unsplit["rest_ratio"] is unsplit["rest_s"] is failed["rest_ratio"] is None
+def test_the_table_compares_with_torch_of_the_same_setting(tmp_path: Path) -> None:
+    cells = cells_of(written(tmp_path, TORCHS, OURS, row(Variant.TORCH_BENCHMARK, failure="out of memory")))
+    assert_as_stored("bench-training", training_steps_table(cells, "workspace limit 64 MiB"))
 
 
-def test_the_table_compares_with_torch_of_the_same_setting() -> None:
-    cells = [
-        cell(Variant.TORCH, StepCost(0.2, 0.01, 2**21)),
-        cell(Variant.MUCUDNN, StepCost(0.1, 0.02, 2**20)),
-        cell(Variant.TORCH_BENCHMARK, None, "out of memory"),
-    ]
-    assert_as_stored("bench-training", training_steps_table(cells, Config()))
+def test_the_table_names_what_is_enabled_and_what_was_not_split(tmp_path: Path) -> None:
+    enabled = replace(SETTING, how=How.ENABLE).subject
+    ours = replace(OURS, subject=enabled, more={"peak_bytes": 9, "not_split": "why"})
+    folder = written(tmp_path, replace(TORCHS, subject=enabled), ours)
+    table, _, reason = training_tables(folder)
+    assert isinstance(table, Table)
+    assert [*table.columns[2].cells] == ["torch", "mucudnn, enabled"]
+    assert reason == "tiny, mucudnn: why"
 
 
-def test_the_table_names_what_is_enabled() -> None:
-    enabled = replace(SETTING, how=How.ENABLE)
-    cells = [
-        cell(Variant.TORCH, StepCost(0.2, 0.01, 2**21), setting=enabled),
-        cell(Variant.MUCUDNN, StepCost(0.1, 0.02, 2**20), setting=enabled),
-    ]
-    (names,) = (column.cells for column in training_steps_table(cells, Config()).columns[2:3])
-    assert [*names] == ["torch", "mucudnn, enabled"]
+def test_the_command_shows_and_writes_what_is_ready_when_it_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measure, done = training_benchmark.measured_rows, list[Setting]()
 
-
-def test_the_command_writes_every_cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    train_in_threads(monkeypatch)
-    monkeypatch.setattr(trainable, "build", lambda name: tiny())
-    files = "--csv", tmp_path / "out.csv", "--json", tmp_path / "out.json"
-    result = invoke("bench", "training", "alexnet", *QUICK, *SOME, *files, "--precisions", "float32")
-    assert result.exit_code == 0, result.output
-    assert "alexnet, batch 2: training steps, workspace limit 64 MiB" in result.output
-    record = json.loads((tmp_path / "out.json").read_text())
-    with (tmp_path / "out.csv").open() as stream:
-        lines = list(csv.DictReader(stream))
-    assert {"date", "environment", "config", "mucudnn", "format_version"} <= record.keys()
-    assert [(c["precision"], c["memory_format"], c["variant"]) for c in record["cells"]] == [
-        ("float32", memory_format, variant)
-        for memory_format in ("contiguous", "channels_last")
-        for variant in ("torch", "mucudnn")
-    ]
-    for line, written in zip(lines, record["cells"], strict=True):
-        assert line == {name: "" if value is None else str(value) for name, value in written.items()}
-
-
-def test_the_files_are_there_after_each_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    measure, done = training_benchmark._measure, list[Setting]()
-
-    def interrupted(setting: Setting, *given: Any) -> tuple[VariantResult, ...]:
+    def interrupted(setting: Setting, *given: Any) -> list[Row]:
         if done:
             raise KeyboardInterrupt
         done.append(setting)
@@ -395,29 +361,33 @@ def test_the_files_are_there_after_each_group(monkeypatch: pytest.MonkeyPatch, t
 
     train_in_threads(monkeypatch)
     monkeypatch.setattr(trainable, "build", lambda name: tiny())
-    monkeypatch.setattr(training_benchmark, "_measure", interrupted)
-    result = invoke("bench", "training", "alexnet", *QUICK, *SOME, "--csv", tmp_path / "out.csv")
+    monkeypatch.setattr(training_benchmark, "measured_rows", interrupted)
+    files = "--csv", tmp_path / "out.csv", "--json", tmp_path / "out.json"
+    result = invoke("bench", "training", "alexnet", *QUICK, *SOME, *files)
     assert result.exit_code == 130
     assert "alexnet, batch 2: training steps" in result.stdout
+    assert "alexnet, batch 2, bfloat16 channels_last: the run was stopped before" in result.stdout
     assert "All measurements are kept" in result.stderr
-    assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
+    with (tmp_path / "out.csv").open() as stream:
+        lines = list(csv.DictReader(stream))
+    found = read_result_file(tmp_path / "out.json").lines
+    assert [line["contestant"] for line in lines] == [line["contestant"] for line in found] == ["torch", "mucudnn"]
+    assert [float(line["rest_s"]) for line in lines] == [line["rest_s"] for line in found]
 
 
+@pytest.mark.usefixtures("two_networks")
 def test_the_command_measures_several_networks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     train_in_threads(monkeypatch)
-    monkeypatch.setattr(trainable, "build", lambda name: tiny())
-    monkeypatch.setattr(several, "input_shape_of", lambda name: (3, 6, 6))
     asked = (*QUICK, *SOME, "--batch", "2,3", "--precisions", "float32", "--memory-format", "contiguous")
     result = invoke("bench", "training", "alexnet", "vgg16", *asked, "--json", tmp_path / "out.json")
     assert result.exit_code == 0, result.output
     assert "alexnet, batch 2: training steps" in result.output
     assert "vgg16, batch 3: training steps" in result.output
     assert "their share" in result.output
-    cells = json.loads((tmp_path / "out.json").read_text())["cells"]
-    assert [(c["network"], c["batch_size"]) for c in cells] == [("alexnet", 2)] * 2 + [("vgg16", 3)] * 2
-    for written in cells:
-        parts = (written[name] for name in ("forward_convolutions_s", "backward_convolutions_s", "rest_s"))
-        assert all(part > 0 for part in parts)
+    lines = read_result_file(tmp_path / "out.json").lines
+    assert [(c["network"], c["batch_size"]) for c in lines] == [("alexnet", 2)] * 2 + [("vgg16", 3)] * 2
+    for line in lines:
+        assert min(line[name] for name in ("forward_convolutions_s", "backward_convolutions_s", "rest_s")) > 0
 
 
 def test_bad_values() -> None:
