@@ -1,4 +1,4 @@
-"""Speedups over torch of the same rounds, with their intervals, from samples alone.
+"""Speedups and overheads of the same rounds, with their intervals, from samples alone.
 
 The interval is the percentile bootstrap (Efron, Tibshirani 1993, "An introduction to the bootstrap", chapter 13) over
 rounds: torch's sample and ours of one round are drawn together, so that what slows a round as a whole cancels.
@@ -23,15 +23,15 @@ Samples = Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
-class Speedup:
-    """Torch's time over ours, of medians, and its interval; NaN where the samples do not tell."""
+class Estimate:
+    """A value that samples tell, and its interval; NaN where they do not tell."""
 
-    ratio: float = nan
+    value: float = nan
     low: float = nan
     high: float = nan
 
 
-def speedup_of(torch_s: Sequence[Samples], ours_s: Sequence[Samples]) -> Speedup:
+def speedup_of(torch_s: Sequence[Samples], ours_s: Sequence[Samples]) -> Estimate:
     """Return the speedup of operations that run one after the other: the sum of torch's medians over that of ours.
 
     torch_s, ours_s: for each operation its samples in seconds, sample i of both being from round i. There is no
@@ -39,25 +39,64 @@ def speedup_of(torch_s: Sequence[Samples], ours_s: Sequence[Samples]) -> Speedup
     independently.
 
     >>> speedup_of([[0.4, 0.2, 0.3]], [[0.2, 0.1, 0.15]])
-    Speedup(ratio=2.0, low=2.0, high=2.0)
+    Estimate(value=2.0, low=2.0, high=2.0)
     """
     if not torch_s or not all((*torch_s, *ours_s)):
-        return Speedup()
-    ratio = _ratio(sum(map(median, torch_s)), sum(map(median, ours_s)))
+        return Estimate()
+    ratio = float(sum(map(median, torch_s)) / sum(map(median, ours_s)))
     pairs = list(zip(torch_s, ours_s, strict=True))
     if any(len(torch) != len(ours) or len(ours) < LEAST_ROUNDS for torch, ours in pairs):
-        return Speedup(ratio)
-    every = list(enumerate(pairs))
-    torchs = sum(resampled_medians(tuple(torch), seed) for seed, (torch, _) in every)
-    times = sum(resampled_medians(tuple(ours), seed) for seed, (_, ours) in every)
+        return Estimate(ratio if isfinite(ratio) else nan)
+    torchs = sum(resampled_medians(tuple(torch), seed) for seed, (torch, _) in enumerate(pairs))
+    times = sum(resampled_medians(tuple(ours), seed) for seed, (_, ours) in enumerate(pairs))
+    return Estimate(ratio if isfinite(ratio) else nan, *interval(np.asarray(torchs) / np.asarray(times)))
+
+
+def mean_speedup(pairs: Sequence[tuple[Samples, Samples]]) -> Estimate:
+    """Return the geometric mean of the speedups of subjects.
+
+    pairs: torch's samples and ours of each subject, as for ``speedup_of``. NaN for no subjects; no interval where a
+    subject has none.
+
+    >>> mean_speedup([([0.4] * 3, [0.2] * 3), ([0.8] * 3, [0.1] * 3)])
+    Estimate(value=4.0, low=4.0, high=4.0)
+    """
+    each = [speedup_of([torch], [ours]) for torch, ours in pairs]
+    if not each:
+        return Estimate()
+    ratio = float(np.exp(np.mean(np.log([one.value for one in each]))))
+    if np.isnan([one.low for one in each]).any():
+        return Estimate(ratio)
+    drawn = [
+        np.log(resampled_medians(tuple(torch), seed) / resampled_medians(tuple(ours), seed))
+        for seed, (torch, ours) in enumerate(pairs)
+    ]
+    return Estimate(ratio, *interval(np.exp(np.mean(drawn, axis=0))))
+
+
+def overhead_of(call_s: Samples, alone_s: Samples) -> Estimate:
+    """Return what a call takes longer than the algorithm in it alone, in seconds: the median difference of a round.
+
+    call_s, alone_s: samples in seconds, sample i of both being from round i. Only rounds that both have count; there is
+    no interval for fewer than ``LEAST_ROUNDS``.
+
+    >>> overhead_of([0.5, 0.75, 1.0], [0.25, 0.5, 0.75])
+    Estimate(value=0.25, low=0.25, high=0.25)
+    """
+    differences = tuple(call - alone for call, alone in zip(call_s, alone_s, strict=False))
+    if not differences:
+        return Estimate()
+    middle = float(np.median(differences))
+    if len(differences) < LEAST_ROUNDS:
+        return Estimate(middle)
+    return Estimate(middle, *interval(resampled_medians(differences, seed=0)))
+
+
+def interval(drawn: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the percentile interval of values of resamples, at ``CONFIDENCE``."""
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(np.asarray(torchs) / np.asarray(times), (tail, 1 - tail))
-    return Speedup(ratio, float(low), float(high))
-
-
-def _ratio(torch_s: float, ours_s: float) -> float:
-    ratio = float(torch_s / ours_s)
-    return ratio if isfinite(ratio) else nan
+    low, high = np.quantile(drawn, (tail, 1 - tail))
+    return float(low), float(high)
 
 
 @lru_cache(maxsize=4096)  # 8 KB each: tables and pictures of a folder ask for the same

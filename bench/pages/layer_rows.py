@@ -9,7 +9,7 @@ from typing import Any
 import pandas
 
 from mucudnn.bench.contests.names import TORCH
-from mucudnn.bench.folders.speedups import Speedup, speedup_of
+from mucudnn.bench.folders.speedups import Estimate, speedup_of
 from mucudnn.bench.pages.measured import CONTESTANT, LAYER, PUBLISHED, has_problems, machines_of, with_layers
 from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, published_gains
 from mucudnn.words.problem import Operation
@@ -62,12 +62,12 @@ def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations], machines
     is_whole = len(ours) == len({operation for rows in every.values() for operation in rows})
     total_s = _sum(ours, "time_s") if is_whole else nan
     torchs = every.get((TORCH, None, None), {})
-    speedup = _ratio(torchs, ours) if is_whole and ours is not torchs else Speedup()
+    speedup = _ratio(torchs, ours) if is_whole and ours is not torchs else Estimate()
     return record | {
         "total_s": total_s,
         "flops_per_s": _sum(ours, "flops") / total_s,
         "over_bound": total_s / _sum(ours, "bound_s"),
-        "speedup": speedup.ratio,
+        "speedup": speedup.value,
         "speedup_low": speedup.low,
         "speedup_high": speedup.high,
         **{name: _most(ours, name) for name in ("workspace_bytes", "relative_error", "load")},
@@ -75,7 +75,7 @@ def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations], machines
     }
 
 
-def _ratio(reference: _Operations, ours: _Operations) -> Speedup:
+def _ratio(reference: _Operations, ours: _Operations) -> Estimate:
     """Return the speedup of all operations together; NaN where one of the two lacks an operation."""
     names = [name for name in OPERATIONS if name in reference or name in ours]  # in one order: each has its draws
     samples = ([of[name]["samples_s"] if name in of else () for name in names] for of in (reference, ours))
@@ -142,7 +142,7 @@ def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
         for (contestant, policy, limit), ours in every.items():
             if contestant == "mucudnn" and limit in undivided:
                 gain = _ratio(undivided[limit], ours)
-                found.append((*layer, policy, limit, gain.ratio, gain.low, gain.high))
+                found.append((*layer, policy, limit, gain.value, gain.low, gain.high))
     columns = ["layer", *LAYER, "policy", "limit_bytes", "gain", "gain_low", "gain_high"]
     return pandas.DataFrame(found, columns=pandas.Index(columns))
 

@@ -11,10 +11,9 @@ import pandas
 
 from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer
 from mucudnn.bench.contests.names import TORCH
-from mucudnn.bench.folders.overheads import overhead_of
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
-from mucudnn.bench.folders.speedups import Speedup, speedup_of
+from mucudnn.bench.folders.speedups import Estimate, overhead_of, speedup_of
 from mucudnn.bench.sources.published import GEOMETRY, published_times
 
 PUBLISHED = "published "  # begins the names of columns with others' times
@@ -87,11 +86,11 @@ def _with_speedups(rows: pandas.DataFrame) -> pandas.DataFrame:
     torchs = rows[rows["contestant"] == TORCH]
     by_turns = dict(zip(torchs["turns"], torchs["samples_s"], strict=True))
     found = [
-        Speedup() if name == TORCH else speedup_of([by_turns.get(turns, [])], [samples])
+        Estimate() if name == TORCH else speedup_of([by_turns.get(turns, [])], [samples])
         for name, turns, samples in zip(rows["contestant"], rows["turns"], rows["samples_s"], strict=True)
     ]
     return rows.assign(
-        speedup=[one.ratio for one in found],
+        speedup=[one.value for one in found],
         speedup_low=[one.low for one in found],
         speedup_high=[one.high for one in found],
     )
@@ -128,7 +127,7 @@ def _with_metrics(rows: pandas.DataFrame) -> pandas.DataFrame:
     return rows.assign(
         **numbers,
         samples_per_s=rows["batch_size"] / rows["time_s"],
-        overhead_s=[one.seconds for one in found],
+        overhead_s=[one.value for one in found],
         overhead_low_s=[one.low for one in found],
         overhead_high_s=[one.high for one in found],
     )

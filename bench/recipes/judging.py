@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import pandas
 
 from mucudnn.bench.folders.reading import ResultFolder
-from mucudnn.bench.folders.speedups import Speedup, speedup_of
+from mucudnn.bench.folders.speedups import Estimate, speedup_of
 from mucudnn.bench.pages.drawing import series_label
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.recipes.criteria import MEASURES, Criterion
@@ -40,7 +40,7 @@ class Judgement:
     """
 
     criterion: Criterion
-    found: Speedup | None
+    found: Estimate | None
     place: str = ""
 
     @property
@@ -49,23 +49,23 @@ class Judgement:
 
     @property
     def value(self) -> float | None:
-        return None if self.found is None else self.found.ratio
+        return None if self.found is None else self.found.value
 
     def __str__(self) -> str:
         if self.found is None:
             return f"{self.criterion.place}: nothing was measured that this could be judged by"
         if self.found.low < self.found.high:
-            ratio, low, high = self.criterion.write(self.found.ratio, self.found.low, self.found.high)
+            ratio, low, high = self.criterion.write(self.found.value, self.found.low, self.found.high)
             return f"{ratio}, {low} to {high} ({self.place})"
-        (value,) = self.criterion.write(self.found.ratio)
+        (value,) = self.criterion.write(self.found.value)
         return f"{value} ({self.place})"
 
 
-def _missed_by(criterion: Criterion, found: Speedup) -> float:
+def _missed_by(criterion: Criterion, found: Estimate) -> float:
     """Return how far the better end of the interval is on the wrong side; 0 or below: the criterion is met."""
     if criterion.at_least is not None:
-        return criterion.at_least - (found.ratio if isnan(found.high) else found.high)
-    return (found.ratio if isnan(found.low) else found.low) - (criterion.at_most or 0.0)
+        return criterion.at_least - (found.value if isnan(found.high) else found.high)
+    return (found.value if isnan(found.low) else found.low) - (criterion.at_most or 0.0)
 
 
 def all_rows(folders: Mapping[str, ResultFolder]) -> pandas.DataFrame:
@@ -85,8 +85,9 @@ def all_rows(folders: Mapping[str, ResultFolder]) -> pandas.DataFrame:
 
 def judge(criterion: Criterion, rows: pandas.DataFrame) -> Judgement:
     """Judge by the rows of all folders, as ``all_rows`` returns them: the worst of all that is judged counts."""
-    every = [one for one in _judgements(criterion, rows) if one.found is not None and not isnan(one.found.ratio)]
-    return max(every, key=lambda one: _missed_by(criterion, one.found or Speedup()), default=Judgement(criterion, None))
+    every = [one for one in _judgements(criterion, rows) if one.found is not None and not isnan(one.found.value)]
+    nothing = Judgement(criterion, None)
+    return max(every, key=lambda one: _missed_by(criterion, one.found or Estimate()), default=nothing)
 
 
 def _judgements(criterion: Criterion, rows: pandas.DataFrame) -> Iterator[Judgement]:
@@ -102,7 +103,7 @@ def _judgements(criterion: Criterion, rows: pandas.DataFrame) -> Iterator[Judgem
         elif measure.column in rows:
             values = group.rows[measure.column]
             worst = values.min() if criterion.at_most is None else values.max()
-            yield Judgement(criterion, Speedup(float(values.sum() if measure.is_sum else worst)), str(group))
+            yield Judgement(criterion, Estimate(float(values.sum() if measure.is_sum else worst)), str(group))
 
 
 def groups(rows: pandas.DataFrame) -> Iterator[Group]:
@@ -112,7 +113,7 @@ def groups(rows: pandas.DataFrame) -> Iterator[Group]:
         yield Group(str(folder), str(contestant), policy, nan if limit is None else float(limit), group)
 
 
-def speedup(rows: pandas.DataFrame, rivals: pandas.DataFrame) -> Speedup:
+def speedup(rows: pandas.DataFrame, rivals: pandas.DataFrame) -> Estimate:
     """Return the rivals' time over that of the rows, each as often as its layer occurs, and its interval.
 
     NaN: no row has a rival. A row's rival was timed in the same turns; of several, it is the one of the same limit, or

@@ -28,7 +28,7 @@ def results_table(outcome: Outcome) -> Table:
     limit_of = _limits_in_words([group.limit_bytes for group in groups(rows)])
     for group in groups(rows):
         timed = group.rows[group.rows["time_s"].notna()]
-        over_torch = nan if group.contestant == TORCH else speedup(group.rows, torchs).ratio
+        over_torch = nan if group.contestant == TORCH else speedup(group.rows, torchs).value
         error = group.rows["relative_error"].max()
         printed.add_row(
             *(group.folder, group.contestant, group.policy or ""),

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from rich.table import Table
 
 from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import Key, Line, row_key, subject_key
-from mucudnn.bench.tracking.verdicts import Change, Pair, Samples, Verdict, changes
+from mucudnn.bench.folders.speedups import Estimate
+from mucudnn.bench.report.tables import new_table
+from mucudnn.bench.tracking.verdicts import FAMILY_LEVEL, PHASE, Pair, Samples, Verdict, judged
 from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.units import format_bytes, format_seconds
 
 # What torch's own time depends on, beside the row: where it is equal, torch is what the others are measured by.
 _OF_TORCH = ("device", "capability", "threads", "torch", "library", "numerics")
+_MOST_LISTED = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """A row that both folders have. before, after: as they were read."""
+    """A row that both folders have.
+
+    before, after: as they were read. is_controlled: torch ran in the same rounds, in both. ratio: time after over time
+    before.
+    """
 
     before: Line
     after: Line
-    change: Change
     is_controlled: bool
+    ratio: Estimate
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,12 +53,7 @@ class FolderComparison:
     tolerance: float
 
     def of(self, verdict: Verdict) -> list[ComparedRow]:
-        return [row for row in self.rows if row.change.verdict is verdict]
-
-    @property
-    def is_torch_the_same(self) -> bool:
-        """Whether torch's own time can be what others are measured by."""
-        return is_torch_the_same(self.before, self.after)
+        return [row for row in self.rows if row.verdict is verdict]
 
 
 def compare_folders(before: ResultFolder, after: ResultFolder, tolerance: float) -> FolderComparison:
@@ -61,58 +67,111 @@ def compare_folders(before: ResultFolder, after: ResultFolder, tolerance: float)
             "they have no rows in common; name two folders of the same benchmark"
         )
     same_torch = is_torch_the_same(before, after)
-    mine, others = _Timed(before, same_torch), _Timed(after, same_torch)
-    common = [key for key in mine.rows if key in others.rows]
-    pairs = [_pair(mine, others, key) for key in common]
+    mine, others = _timed(before, same_torch), _timed(after, same_torch)
+    common = [key for key in mine if key in others]
+    pairs = [_pair(mine[key], others[key]) for key in common]
     rows = tuple(
-        ComparedRow(mine.rows[key], others.rows[key], change, pair.is_controlled)
-        for key, pair, change in zip(common, pairs, changes(pairs, tolerance), strict=True)
+        ComparedRow(mine[key].line, others[key].line, pair.is_controlled, ratio, verdict)
+        for key, pair, (ratio, verdict) in zip(common, pairs, judged(pairs, tolerance), strict=True)
     )
-    only_before = tuple(line for key, line in mine.rows.items() if key not in others.rows)
-    only_after = tuple(line for key, line in others.rows.items() if key not in mine.rows)
+    only_before, only_after = (
+        tuple(one.line for key, one in these.items() if key not in those)
+        for these, those in ((mine, others), (others, mine))
+    )
     return FolderComparison(before, after, rows, only_before, only_after, tolerance)
 
 
 def is_torch_the_same(before: ResultFolder, after: ResultFolder) -> bool:
-    """Whether torch and the machine are those of the other folder."""
+    """Whether torch and the machine are those of the other folder, so that others can be measured by torch's time."""
     mine, others = before.header.environment, after.header.environment
     return all(getattr(mine, name) == getattr(others, name) for name in _OF_TORCH)
 
 
-class _Timed:
-    """Rows of a folder that have samples, by their keys. torch_controls: torch's rows are what others are held against.
+class _Timed(NamedTuple):
+    """A row with logarithms of its samples, and of those over torch's of the same rounds, if torch ran beside."""
 
-    Then they are no rows to be compared themselves.
-    """
-
-    def __init__(self, folder: ResultFolder, torch_controls: bool) -> None:
-        header = folder.header
-        every = {row_key(line, header): line for line in folder.lines if line["samples_s"]}
-        torchs = {key: line for key, line in every.items() if torch_controls and line["contestant"] == TORCH}
-        self.rows = {key: line for key, line in every.items() if key not in torchs}
-        self._torchs = {subject_key(line, header): line for line in torchs.values()}
-        self._header = header
-
-    def samples(self, key: Key) -> Samples:
-        """Return logarithms of a row's samples."""
-        return _logarithms(self.rows[key])
-
-    def over_torch(self, key: Key) -> Samples | None:
-        """Return logarithms of a row's samples over torch's of the same rounds; None: torch did not run beside."""
-        line = self.rows[key]
-        torch = self._torchs.get(subject_key(line, self._header))
-        if torch is None or torch["turns"] != line["turns"] or len(torch["samples_s"]) != len(line["samples_s"]):
-            return None
-        return np.subtract(self.samples(key), _logarithms(torch))
+    line: Line
+    samples: Samples
+    over_torch: Samples | None
 
 
-def _logarithms(line: Line) -> Samples:
-    samples: Samples = np.asarray(line["samples_s"], dtype=np.float64)
-    return np.log(samples)
+def _timed(folder: ResultFolder, torch_controls: bool) -> dict[Key, _Timed]:
+    """Return the rows to compare, those with samples. torch_controls: torch's own are what others are held against."""
+    lines = [line for line in folder.lines if line["samples_s"]]
+    torchs = {subject_key(line, folder.header): line for line in lines if line["contestant"] == TORCH}
+    found = {}
+    for line in lines:
+        if torch_controls and line["contestant"] == TORCH:
+            continue
+        samples, over_torch = np.log(line["samples_s"]), None
+        torch = torchs.get(subject_key(line, folder.header)) if torch_controls else None
+        if torch and torch["turns"] == line["turns"] and len(torch["samples_s"]) == len(samples):
+            over_torch = samples - np.log(torch["samples_s"])
+        found[row_key(line, folder.header)] = _Timed(line, samples, over_torch)
+    return found
 
 
-def _pair(before: _Timed, after: _Timed, key: Key) -> Pair:
-    mine, others = before.over_torch(key), after.over_torch(key)
-    if mine is None or others is None:
-        return Pair(before.samples(key), after.samples(key), is_controlled=False)
-    return Pair(mine, others, is_controlled=True)
+def _pair(before: _Timed, after: _Timed) -> Pair:
+    if before.over_torch is None or after.over_torch is None:
+        return Pair(before.samples, after.samples, is_controlled=False)
+    return Pair(before.over_torch, after.over_torch, is_controlled=True)
+
+
+def comparison_table(comparison: FolderComparison, *, all_rows: bool = False) -> Table:
+    """Return the rows that became slower or faster, the slowest first; all_rows: the others, too."""
+    shown = [Verdict.SLOWER, Verdict.FASTER, *((Verdict.UNDECIDED, Verdict.SAME) if all_rows else ())]
+    printed = new_table(
+        f"{comparison.after.path} against {comparison.before.path}",
+        ("subject", "contestant", "verdict"),
+        ("before", "after", "ratio", "95 % interval"),
+    )
+    for verdict in shown:
+        for row in sorted(comparison.of(verdict), key=lambda row: -row.ratio.value):
+            printed.add_row(
+                *(_subject(comparison.before, row.before), _contestant(row.before), str(verdict)),
+                *(_configuration(row.before), _configuration(row.after)),
+                *(f"{row.ratio.value:.3f}", f"{row.ratio.low:.3f} to {row.ratio.high:.3f}"),
+            )
+    return printed
+
+
+def in_words(comparison: FolderComparison) -> str:
+    """Return the counts, what was measured how, what differs between the folders, and what only one of them has."""
+    before, after, rows = comparison.before, comparison.after, comparison.rows
+    counts = ", ".join(f"{len(comparison.of(verdict))} {verdict}" for verdict in Verdict)
+    over_torch = ", each over torch's time in the same round" if is_torch_the_same(before, after) else ""
+    lines = [
+        f"{len(rows)} rows are in both: {counts}; changes up to {comparison.tolerance:.0%} count as none",
+        f"ratio: time after / time before{over_torch}; at level {FAMILY_LEVEL:g} for all rows together",
+    ]
+    if uncontrolled := sum(not row.is_controlled for row in rows):
+        lines.append(
+            f"{uncontrolled} rows have no torch of the same kind beside them in both folders: slow phases of the "
+            f"machine do not cancel, so that they are slower or faster only beyond a ratio of {PHASE:.2f}"
+        )
+    if differences := before.header.differences(after.header):
+        lines.append(f"between the folders: {'; '.join(differences)}")
+    for folder, only in ((before, comparison.only_before), (after, comparison.only_after)):
+        if only:
+            names = [f"{_subject(folder, line)} {_contestant(line)}" for line in only[:_MOST_LISTED]]
+            more = f"; and {len(only) - _MOST_LISTED} more" if len(only) > _MOST_LISTED else ""
+            lines.append(f"only in {folder.path}: {len(only)} rows: {'; '.join(names)}{more}")
+        lines += folder.problems
+    return "\n".join(lines)
+
+
+def _subject(folder: ResultFolder, line: Line) -> str:
+    """Return the names among the columns of a subject: sizes would fill the table."""
+    return " ".join(line[name] for name in folder.header.subject_columns if isinstance(line[name], str))
+
+
+def _contestant(line: Line) -> str:
+    """``mucudnn power-of-two 64 MiB``."""
+    limit = None if line["limit_bytes"] is None else format_bytes(line["limit_bytes"])
+    return " ".join(part for part in (line["contestant"], line["policy"], limit) if part)
+
+
+def _configuration(line: Line) -> str:
+    samples = sorted(line["samples_s"])
+    middle = format_seconds(samples[len(samples) // 2])
+    return f"{middle} {line['configuration']}" if line["configuration"] else middle

@@ -6,24 +6,29 @@ Versions are put side by side by their speedups over torch, which ran in the sam
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isnan
 from pathlib import Path
 
-import numpy as np
+from rich.table import Table
 
 import mucudnn
 from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.folders.header import HEADER_FILE
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.folders.rows import Key, Line, subject_key
-from mucudnn.bench.folders.speedups import CONFIDENCE, Speedup, resampled_medians, speedup_of
+from mucudnn.bench.folders.speedups import Estimate, mean_speedup, speedup_of
+from mucudnn.bench.report.records import Record
+from mucudnn.bench.report.tables import new_table
 from mucudnn.bench.tracking.comparison import FolderComparison, compare_folders
+from mucudnn.bench.tracking.verdicts import Verdict
 from mucudnn.words.errors import InvalidInputError
 
 OURS = "mucudnn"
 _GIT_S = 10.0  # most seconds to wait for git
+_SHOWN = 5  # versions beside each other in the table of layers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,8 +41,8 @@ class Version:
 
     name: str
     folder: ResultFolder
-    speedups: Mapping[Key, Speedup]
-    mean: Speedup
+    speedups: Mapping[Key, Estimate]
+    mean: Estimate
     change: FolderComparison | None = None
 
 
@@ -104,28 +109,69 @@ def _pairs(folder: ResultFolder) -> dict[Key, tuple[Sequence[float], Sequence[fl
     }
 
 
-def mean_speedup(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Speedup:
-    """Return the geometric mean of the speedups of subjects, with the percentile bootstrap's interval over rounds.
+def versions_table(history: History) -> Table:
+    """Return a row for each version: geometric mean of its speedups, and what changed since the one before."""
+    printed = new_table(
+        f"{history.path}: speedups over torch in the same rounds",
+        ("version", "measured"),
+        ("timed", "geometric mean", "95 % interval", *Verdict),
+    )
+    for version in history.versions:
+        change = version.change
+        counts = ("",) * len(Verdict) if change is None else (str(len(change.of(one))) for one in Verdict)
+        measured = version.folder.header.date.strftime("%Y-%m-%d %H:%M")
+        printed.add_row(version.name, measured, str(len(version.speedups)), *_cells(version.mean), *counts)
+    printed.caption = "slower, faster, same, undecided: rows against the version before"
+    return printed
 
-    pairs: torch's samples and ours of each subject, sample i of both being from round i. Rounds of different subjects
-    are drawn independently. NaN for no subjects; no interval where a subject has none.
 
-    >>> mean_speedup([([0.4] * 3, [0.2] * 3), ([0.8] * 3, [0.1] * 3)])
-    Speedup(ratio=4.0, low=4.0, high=4.0)
-    """
-    each = [speedup_of([torch], [ours]) for torch, ours in pairs]
-    if not each:
-        return Speedup()
-    ratio = float(np.exp(np.mean(np.log([one.ratio for one in each]))))
-    if np.isnan([one.low for one in each]).any():
-        return Speedup(ratio)
-    drawn = [
-        np.log(resampled_medians(tuple(torch), seed) / resampled_medians(tuple(ours), seed))
-        for seed, (torch, ours) in enumerate(pairs)
-    ]
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.exp(np.quantile(np.mean(drawn, axis=0), (tail, 1 - tail)))
-    return Speedup(ratio, float(low), float(high))
+def subjects_table(history: History) -> Table:
+    """Return a row for each operation of each layer, with its speedup in the last versions, and the last interval."""
+    shown = history.versions[-_SHOWN:]
+    titles = (*(version.name for version in shown), "95 % interval")
+    printed = new_table("speedup over torch of each operation", ("operation",), titles)
+    for key in history.subjects:
+        each = [version.speedups.get(key, Estimate()) for version in shown]
+        printed.add_row(subject_name(key), *(_cells(one)[0] for one in each), _cells(each[-1])[1])
+    return printed
+
+
+def _cells(speedup: Estimate) -> tuple[str, str]:
+    ratio = "" if isnan(speedup.value) else f"{speedup.value:.3f}"
+    return ratio, "" if isnan(speedup.low) else f"{speedup.low:.3f} to {speedup.high:.3f}"
+
+
+def subject_name(key: Key) -> str:
+    """Name a subject by the texts in its key that tell layers and operations apart: sizes would fill the table."""
+    return " ".join(part for part in key[:2] if isinstance(part, str))
+
+
+def slower_in_words(history: History) -> str:
+    """Say which rows became slower with the last version; empty: none."""
+    last = history.versions[-1] if history.versions else None
+    if last is None or last.change is None:
+        return ""
+    return "\n".join(
+        f"slower since {last.change.before.path.name}: {row.after['layer']} {row.after['operation']}, "
+        f"{row.ratio.value:.3f} times ({row.ratio.low:.3f} to {row.ratio.high:.3f})"
+        for row in last.change.of(Verdict.SLOWER)
+    )
+
+
+def history_rows(history: History) -> list[Record]:
+    """Return lines of a CSV file: one for each version and subject."""
+    return [row for version in history.versions for row in _rows(version)]
+
+
+def _rows(version: Version) -> Iterator[Record]:
+    header = version.folder.header
+    for key, speedup in version.speedups.items():
+        yield {
+            "version": version.name,
+            "date": header.date.isoformat(),
+            **dict(zip(header.subject_columns, key, strict=True)),
+            **{"speedup": speedup.value, "speedup_low": speedup.low, "speedup_high": speedup.high},
+        }
 
 
 def current_version() -> str:

@@ -1,8 +1,7 @@
 """Verdicts on two sets of samples: faster, slower, same or undecided, by their spread.
 
-What the machine does to a call is told by what it does to torch's own call in the same round: slow phases of shared
-cores last for seconds or minutes, hit whole rounds, and are never the same in two runs. So it is the logarithm of time
-over torch's time in the same round that is compared, and phases cancel.
+What is compared is the logarithm of time over torch's time in the same round. Slow phases of shared cores last for
+seconds or minutes and are never the same in two runs, but they hit whole rounds, so that they cancel.
 
 - **Whether there is a difference** is decided by the two-sided rank test of Mann and Whitney (1947, "On a test of
   whether one of two random variables is stochastically larger than the other"): it needs no distribution, and single
@@ -19,19 +18,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import exp, log
+from math import inf, log
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mucudnn.bench.folders.speedups import resampled_medians
+from mucudnn.bench.folders.speedups import LEAST_ROUNDS, Estimate, interval, resampled_medians
 from mucudnn.words.errors import UnavailableError
 
 FAMILY_LEVEL = 0.001  # probability that any row of a comparison is called faster or slower by mistake
-LEAST_SAMPLES = 3  # below, nothing is said of a row
 # Slow phases of shared cores take a third longer. Where no torch ran beside, a run may have been in one as a whole.
 PHASE = 4 / 3
-_CONFIDENCE = 0.95
 _RESAMPLES = 2000
 _MOST_EXACT = 40  # samples of both: counting all orders takes seconds beyond, and the normal approximation is close
 
@@ -60,20 +57,31 @@ class Pair:
     is_controlled: bool
 
     @property
+    def p_value(self) -> float:
+        """Probability of ranks at least as different by chance alone; 1 for too few samples, and for equal ones."""
+        from scipy.stats import mannwhitneyu
+
+        both = np.concatenate((self.before, self.after))
+        if min(len(self.before), len(self.after)) < LEAST_ROUNDS or np.ptp(both) == 0:
+            return 1.0
+        has_ties = len(np.unique(both)) < len(both)
+        method = "exact" if len(both) <= _MOST_EXACT and not has_ties else "asymptotic"
+        return float(mannwhitneyu(self.before, self.after, method=method).pvalue)
+
+    @property
     def allowance(self) -> float:
         """Logarithm of what the machine alone may have done to the ratio."""
         return 0.0 if self.is_controlled else log(PHASE)
 
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A row's time after over its time before: above 1 is slower; with its 95 % interval."""
-
-    ratio: float
-    low: float
-    high: float
-    p_value: float
-    verdict: Verdict
+    @property
+    def shift(self) -> Estimate:
+        """Logarithm of the time after over the time before, with an interval that includes the allowance."""
+        shift = float(np.median(self.after) - np.median(self.before))
+        if min(len(self.before), len(self.after)) < LEAST_ROUNDS:
+            return Estimate(shift, -inf, inf)
+        drawn = [resampled_medians(tuple(s), seed, _RESAMPLES) for seed, s in enumerate((self.before, self.after))]
+        low, high = interval(drawn[1] - drawn[0])
+        return Estimate(shift, low - self.allowance, high + self.allowance)
 
 
 def require_scipy() -> None:
@@ -84,16 +92,14 @@ def require_scipy() -> None:
         raise UnavailableError("this needs scipy, which is not installed: pip install 'mucudnn[report]'") from None
 
 
-def changes(pairs: Sequence[Pair], tolerance: float) -> list[Change]:
-    """Judge all rows of a comparison together. tolerance: a fraction; changes up to it count as none.
+def judged(pairs: Sequence[Pair], tolerance: float) -> list[tuple[Estimate, Verdict]]:
+    """Judge all rows of a comparison together; returns the time after over the time before of each, and the verdict.
 
-    Raises ``UnavailableError`` where scipy is not installed.
+    tolerance: a fraction; changes up to it count as none. Raises ``UnavailableError`` where scipy is not installed.
     """
     require_scipy()
-    p_values = [_p_value(pair) for pair in pairs]
-    is_different = rejected(p_values, FAMILY_LEVEL)
-    every = zip(pairs, p_values, is_different, strict=True)
-    return [_change(pair, p_value, different, log(1 + tolerance)) for pair, p_value, different in every]
+    are_different = rejected([pair.p_value for pair in pairs], FAMILY_LEVEL)
+    return [_judged(pair, different, log(1 + tolerance)) for pair, different in zip(pairs, are_different, strict=True)]
 
 
 def rejected(p_values: Sequence[float], level: float) -> list[bool]:
@@ -112,37 +118,12 @@ def rejected(p_values: Sequence[float], level: float) -> list[bool]:
     return result
 
 
-def _p_value(pair: Pair) -> float:
-    from scipy.stats import mannwhitneyu
-
-    if min(len(pair.before), len(pair.after)) < LEAST_SAMPLES:
-        return 1.0
-    both = np.concatenate((pair.before, pair.after))
-    has_ties = len(np.unique(both)) < len(both)
-    method = "exact" if len(both) <= _MOST_EXACT and not has_ties else "asymptotic"
-    return float(mannwhitneyu(pair.before, pair.after, method=method).pvalue) if np.ptp(both) > 0 else 1.0
-
-
-def _change(pair: Pair, p_value: float, is_different: bool, tolerance: float) -> Change:
-    shift = float(np.median(pair.after) - np.median(pair.before))
-    low, high = _interval(pair)
-    beyond = tolerance + pair.allowance
-    if is_different and abs(shift) > beyond:
-        verdict = Verdict.SLOWER if shift > 0 else Verdict.FASTER
-    elif pair.is_controlled and -tolerance <= low <= high <= tolerance:
+def _judged(pair: Pair, is_different: bool, tolerance: float) -> tuple[Estimate, Verdict]:
+    shift = pair.shift
+    if is_different and abs(shift.value) > tolerance + pair.allowance:
+        verdict = Verdict.SLOWER if shift.value > 0 else Verdict.FASTER
+    elif pair.is_controlled and -tolerance <= shift.low <= shift.high <= tolerance:
         verdict = Verdict.SAME
     else:
         verdict = Verdict.UNDECIDED
-    return Change(exp(shift), exp(low), exp(high), p_value, verdict)
-
-
-def _interval(pair: Pair) -> tuple[float, float]:
-    """Return the interval of the difference of the medians, of which the machine's own part is within."""
-    if min(len(pair.before), len(pair.after)) < LEAST_SAMPLES:
-        return float("-inf"), float("inf")
-    before, after = (
-        resampled_medians(tuple(samples), seed, _RESAMPLES) for seed, samples in enumerate((pair.before, pair.after))
-    )
-    tail = (1 - _CONFIDENCE) / 2
-    low, high = np.quantile(after - before, (tail, 1 - tail))
-    return float(low) - pair.allowance, float(high) + pair.allowance
+    return Estimate(*(float(np.exp(one)) for one in (shift.value, shift.low, shift.high))), verdict

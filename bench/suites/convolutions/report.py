@@ -190,9 +190,9 @@ def _again_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
     slower = []
     for row in rows:
         second = speedup_of([row["torch_again_s"]], [row["again_s"]])
-        if second.ratio < SLOWER:
+        if second.value < SLOWER:
             what = f"{row['layer']} {row['operation']} {row['memory_format']}"
-            slower.append(f"{what} {ratio(second.ratio)} ({ratio(second.low)} to {ratio(second.high)})")
+            slower.append(f"{what} {ratio(second.value)} ({ratio(second.low)} to {ratio(second.high)})")
     text = f"below {SLOWER} of torch: {len(rows)}; in a second look, of twice the rounds, {len(slower)}"
     return f"{text}: {', '.join(slower)}" if slower else text
 

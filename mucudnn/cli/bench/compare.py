@@ -46,8 +46,7 @@ def compare(context: click.Context, before: Path, after: Path, tolerance: float,
     both.
     """
     from mucudnn.bench.folders.reading import read_folder
-    from mucudnn.bench.tracking.comparison import compare_folders
-    from mucudnn.bench.tracking.report import comparison_table, in_words
+    from mucudnn.bench.tracking.comparison import compare_folders, comparison_table, in_words
     from mucudnn.bench.tracking.verdicts import Verdict
     from mucudnn.terminal.console import output
 

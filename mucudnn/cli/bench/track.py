@@ -68,8 +68,7 @@ def track(
     from mucudnn.bench.sources.tracked import TRACKED, tracked_layers
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
     from mucudnn.bench.suites.convolutions.choices import Choices
-    from mucudnn.bench.tracking import history_report as report
-    from mucudnn.bench.tracking.history import current_version, read_history
+    from mucudnn.bench.tracking import history as tracked
     from mucudnn.bench.tracking.verdicts import require_scipy
     from mucudnn.running.environment import current_environment
     from mucudnn.terminal.console import output, progress_bar
@@ -79,7 +78,7 @@ def track(
     options.use_threads(threads)
     here = current_environment(device)
     folder = results / (machine or machine_name(here.device, here.capability, here.threads))
-    out, console = folder / (version or current_version()), output()
+    out, console = folder / (version or tracked.current_version()), output()
     if (out / SUMMARY_FILE).exists():
         console.print(f"{out} was measured before; --as NAME measures into another folder", soft_wrap=True)
     elif not only_history:
@@ -88,10 +87,10 @@ def track(
             benchmark_convolutions(
                 *("network", tracked_layers(), config, Choices(rounds=rounds), out), device=device, progress=progress
             )
-    history = read_history(folder, TRACKED, _TOLERANCE)
-    console.print(report.versions_table(history))
-    console.print(report.subjects_table(history))
-    for text in (report.slower_in_words(history), *history.problems):
+    history = tracked.read_history(folder, TRACKED, _TOLERANCE)
+    console.print(tracked.versions_table(history))
+    console.print(tracked.subjects_table(history))
+    for text in (tracked.slower_in_words(history), *history.problems):
         if text:
             console.print(text, soft_wrap=True)
-    write_csv(folder / _TABLE, report.history_rows(history))
+    write_csv(folder / _TABLE, tracked.history_rows(history))

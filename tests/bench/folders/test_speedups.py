@@ -13,13 +13,13 @@ from mucudnn.bench.folders.speedups import resampled_medians, speedup_of
 
 def test_the_ratio_is_that_of_the_medians() -> None:
     torch, ours = [0.3, 0.1, 0.2, 9.0], [0.1, 0.2, 0.3, 0.1]
-    assert speedup_of([torch], [ours]).ratio == median(torch) / median(ours)
+    assert speedup_of([torch], [ours]).value == median(torch) / median(ours)
 
 
 def test_operations_one_after_the_other_are_added() -> None:
     torch, ours = [[2.0, 2.0, 2.0], [6.0, 6.0, 6.0]], [[1.0, 1.0, 1.0], [3.0, 3.0, 3.0]]
     found = speedup_of(torch, ours)
-    assert (found.ratio, found.low, found.high) == (2.0, 2.0, 2.0)
+    assert (found.value, found.low, found.high) == (2.0, 2.0, 2.0)
 
 
 def test_slow_rounds_cancel() -> None:
@@ -46,14 +46,14 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
 )
 def test_without_paired_rounds_there_is_no_interval(torch: list[float], ours: list[float]) -> None:
     found = speedup_of([torch], [ours])
-    assert found.ratio == 2
+    assert found.value == 2
     assert isnan(found.low)
     assert isnan(found.high)
 
 
 @pytest.mark.parametrize(("torch", "ours"), [([[]], [[0.1]]), ([[0.1]], [[]]), ([], [])])
 def test_without_samples_there_is_no_speedup(torch: list[list[float]], ours: list[list[float]]) -> None:
-    assert isnan(speedup_of(torch, ours).ratio)
+    assert isnan(speedup_of(torch, ours).value)
 
 
 def test_equal_seeds_draw_equal_positions() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mucudnn.bench.folders.speedups import Speedup
+from mucudnn.bench.folders.speedups import Estimate
 from mucudnn.bench.pages.kinds import KINDS
 from mucudnn.bench.recipes.criteria import Criterion
 from mucudnn.bench.recipes.judging import Judgement
@@ -158,10 +158,10 @@ def test_a_bound_is_told_with_all_its_digits(measure: str, bound: float, text: s
 )
 def test_what_differs_from_a_bound_reads_otherwise(measure: str, bound: float, found: float, text: str) -> None:
     criterion = Criterion(measure, "mucudnn", at_least=bound)
-    assert str(Judgement(criterion, Speedup(found), "here")) == f"{text} (here)"
+    assert str(Judgement(criterion, Estimate(found), "here")) == f"{text} (here)"
 
 
 def test_the_ends_of_an_interval_do_not_read_like_the_bound() -> None:
-    found = Speedup(0.95, 0.9, 0.997)
+    found = Estimate(0.95, 0.9, 0.997)
     told = str(Judgement(Criterion("speedup", "mucudnn", at_least=1.0), found, "here"))
     assert told == "0.950×, 0.900× to 0.997× (here)"

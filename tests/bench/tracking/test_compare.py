@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from math import log
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +17,8 @@ from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import open_folder
-from mucudnn.bench.tracking.comparison import FolderComparison, compare_folders
-from mucudnn.bench.tracking.report import in_words
-from mucudnn.bench.tracking.verdicts import Pair, Verdict, changes
+from mucudnn.bench.tracking.comparison import FolderComparison, compare_folders, in_words
+from mucudnn.bench.tracking.verdicts import Pair, Verdict, judged
 from mucudnn.words.errors import InvalidInputError
 
 TOLERANCE = 0.05
@@ -42,7 +40,7 @@ def measured(seed: int, slower: float = 1.0) -> tuple[np.ndarray, ...]:
 
 def verdicts(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> list[Verdict]:
     pairs = [Pair(a, b, is_controlled=True) for a, b in zip(before, after, strict=True)]
-    return [change.verdict for change in changes(pairs, TOLERANCE)]
+    return [verdict for _, verdict in judged(pairs, TOLERANCE)]
 
 
 def test_nothing_is_called_faster_or_slower_by_mistake() -> None:
@@ -89,16 +87,16 @@ def test_each_row_has_its_verdict(tmp_path: Path) -> None:
     ours_s = {"slower": 0.011, "faster": 0.009, "same": 0.01}
     after = folder(tmp_path / "b", {name: samples(9 + i, ours_s=s) for i, (name, s) in enumerate(ours_s.items())})
     comparison = compare(before, after)
-    assert {row.before["layer"]: str(row.change.verdict) for row in comparison.rows} == {n: n for n in ours_s}
+    assert {row.before["layer"]: str(row.verdict) for row in comparison.rows} == {n: n for n in ours_s}
     for row in comparison.rows:
-        assert row.change.low <= row.change.ratio <= row.change.high
-        assert row.change.ratio == pytest.approx(ours_s[row.before["layer"]] / 0.01, abs=0.01)
+        assert row.ratio.low <= row.ratio.value <= row.ratio.high
+        assert row.ratio.value == pytest.approx(ours_s[row.before["layer"]] / 0.01, abs=0.01)
 
 
 def test_a_slow_phase_of_a_whole_run_is_no_slowdown(tmp_path: Path) -> None:
     before = folder(tmp_path / "a", {"conv": samples(1)})
     after = folder(tmp_path / "b", {"conv": samples(2, 0.02 * SLOW, 0.01 * SLOW)})
-    assert [row.change.verdict for row in compare(before, after).rows] == [Verdict.SAME]
+    assert [row.verdict for row in compare(before, after).rows] == [Verdict.SAME]
 
 
 def test_single_disturbed_rounds_decide_nothing(tmp_path: Path) -> None:
@@ -106,7 +104,7 @@ def test_single_disturbed_rounds_decide_nothing(tmp_path: Path) -> None:
     disturbed["mucudnn"][:8] = [1.0] * 8
     before, after = folder(tmp_path / "a", {"conv": samples(1)}), folder(tmp_path / "b", {"conv": disturbed})
     (row,) = compare(before, after).rows
-    assert row.change.verdict in (Verdict.SAME, Verdict.UNDECIDED)
+    assert row.verdict in (Verdict.SAME, Verdict.UNDECIDED)
 
 
 def test_without_torch_beside_a_slow_phase_is_allowed_for(tmp_path: Path) -> None:
@@ -117,7 +115,7 @@ def test_without_torch_beside_a_slow_phase_is_allowed_for(tmp_path: Path) -> Non
     for number, (slowdown, verdict) in enumerate({SLOW: Verdict.UNDECIDED, 1.6: Verdict.SLOWER}.items()):
         after = folder(tmp_path / f"b{number}", alone(2, 0.01 * slowdown))
         (row,) = compare(before, after).rows
-        assert (row.change.verdict, row.is_controlled) == (verdict, False)
+        assert (row.verdict, row.is_controlled) == (verdict, False)
 
 
 def test_another_torch_is_itself_compared(tmp_path: Path) -> None:
@@ -125,7 +123,7 @@ def test_another_torch_is_itself_compared(tmp_path: Path) -> None:
     before = folder(tmp_path / "a", {"conv": samples(1)})
     after = folder(tmp_path / "b", {"conv": samples(2, torch_s=0.01)}, other)
     comparison = compare(before, after)
-    found = {row.before["contestant"]: row.change.verdict for row in comparison.rows}
+    found = {row.before["contestant"]: row.verdict for row in comparison.rows}
     assert found == {"torch": Verdict.FASTER, "mucudnn": Verdict.UNDECIDED}
     assert "torch was a torch and is another" in in_words(comparison)
 
@@ -143,21 +141,21 @@ def test_few_samples_decide_nothing(tmp_path: Path) -> None:
     before = folder(tmp_path / "a", {"conv": samples(1, rounds=2)})
     after = folder(tmp_path / "b", {"conv": samples(2, ours_s=0.02, rounds=2)})
     (row,) = compare(before, after).rows
-    assert row.change.verdict is Verdict.UNDECIDED
+    assert row.verdict is Verdict.UNDECIDED
 
 
 def test_equal_samples_are_the_same() -> None:
     """As those of a configuration that is torch's own, which is run once."""
-    zeros = np.zeros(5)
-    (change,) = changes([Pair(zeros, zeros, is_controlled=True)], TOLERANCE)
-    assert (change.verdict, change.ratio, change.p_value) == (Verdict.SAME, 1.0, 1.0)
+    pair = Pair(np.zeros(5), np.zeros(5), is_controlled=True)
+    ((ratio, verdict),) = judged([pair], TOLERANCE)
+    assert (verdict, ratio.value, pair.p_value) == (Verdict.SAME, 1.0, 1.0)
 
 
 def test_the_rank_test_is_scipys() -> None:
     before, after = np.array([0.0, 0.1, 0.2, 0.3]), np.array([1.0, 1.1, 1.2, 1.3])
-    (change,) = changes([Pair(before, after, is_controlled=True)], TOLERANCE)
-    assert change.p_value == pytest.approx(2 / 70)  # two of the (8 choose 4) orders are as far apart
-    assert log(change.ratio) == pytest.approx(1.0)
+    pair = Pair(before, after, is_controlled=True)
+    assert pair.p_value == pytest.approx(2 / 70)  # two of the (8 choose 4) orders are as far apart
+    assert pair.shift.value == pytest.approx(1.0)
 
 
 def test_different_benchmarks_have_nothing_in_common(tmp_path: Path) -> None:

@@ -18,13 +18,16 @@ from support.command_line import invoke
 from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.folders.speedups import mean_speedup
 from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.sources import tracked
 from mucudnn.bench.sources.layers import LayerTable, read_csv
 from mucudnn.bench.sources.tracked import TRACKED, tracked_layers
-from mucudnn.bench.tracking.history import History, current_version, mean_speedup, read_history
-from mucudnn.bench.tracking.history_report import (
+from mucudnn.bench.tracking.history import (
+    History,
+    current_version,
     history_rows,
+    read_history,
     slower_in_words,
     subjects_table,
     versions_table,
@@ -79,9 +82,9 @@ def test_versions_come_in_the_order_of_their_dates_with_their_speedups(machine: 
     for version in history.versions:
         by_key = {(row["layer"], row["contestant"]): median(row["samples_s"]) for row in version.folder.lines}
         expected = {layer: by_key[layer, "torch"] / by_key[layer, "mucudnn"] for layer, _ in version.speedups}
-        assert {layer: speedup.ratio for (layer, _), speedup in version.speedups.items()} == pytest.approx(expected)
+        assert {layer: speedup.value for (layer, _), speedup in version.speedups.items()} == pytest.approx(expected)
         mean = exp(sum(map(log, expected.values())) / len(expected))
-        assert version.mean.ratio == pytest.approx(mean)
+        assert version.mean.value == pytest.approx(mean)
         assert version.mean.low < mean < version.mean.high
 
 
@@ -105,9 +108,9 @@ def test_the_interval_of_the_mean_narrows_with_more_subjects_of_equal_noise() ->
 
 
 def test_without_samples_nothing_is_made_up() -> None:
-    assert isnan(mean_speedup([]).ratio)
+    assert isnan(mean_speedup([]).value)
     few = mean_speedup([([2.0], [1.0])])
-    assert few.ratio == 2
+    assert few.value == 2
     assert isnan(few.low)
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mucudnn import ConvProblem, Operation
 from mucudnn.bench.contests.bounds import MachineLimits
-from mucudnn.bench.folders.overheads import overhead_of
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
+from mucudnn.bench.folders.speedups import overhead_of
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.pages.report import report_of
 from mucudnn.bench.sources.layers import Layer
@@ -298,12 +298,12 @@ def test_rows_that_have_no_proper_values_are_shown_without_them(tmp_path: Path) 
 
 
 def test_overheads_are_of_rounds_that_both_have() -> None:
-    assert isnan(overhead_of([], [1.0]).seconds)
+    assert isnan(overhead_of([], [1.0]).value)
     two = overhead_of([3.0, 5.0, 100.0], [1.0, 2.0])
-    assert two.seconds == 2.5
+    assert two.value == 2.5
     assert isnan(two.low)
     many = overhead_of([1.0 + i % 2 for i in range(9)], [1.0] * 9)
-    assert (many.low, many.seconds, many.high) == (0.0, 0.0, 1.0)
+    assert (many.low, many.value, many.high) == (0.0, 0.0, 1.0)
 
 
 # What users see
