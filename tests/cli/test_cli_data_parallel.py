@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import csv
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
+from rich.table import Table
 from support.command_line import fail, invoke, one_layer
 from support.ranks.launching import torchrun
 from support.snapshots import assert_as_stored
 
-from mucudnn.bench.contests.step_split import StepSplit
-from mucudnn.bench.folders.reading import read_folder
-from mucudnn.bench.scaling.local_batches import Convolutions
-from mucudnn.bench.suites.data_parallel.report import data_parallel_rows, data_parallel_table, in_words
-from mucudnn.bench.suites.data_parallel.result import DataParallelResult, Equality, Setting, StepTimes
+from mucudnn.bench.folders.reading import read_folder, read_result_file
+from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.folders.writing import open_folder
+from mucudnn.bench.suites.data_parallel.benchmark import Setting
+from mucudnn.bench.suites.data_parallel.report import data_parallel_tables
 from mucudnn.cli.bench import data_parallel as command
 from mucudnn.cli.bench.data_parallel import parse_caps
-from mucudnn.running.environment import Environment
+from mucudnn.running.environment import Environment, current_environment
 from mucudnn.words.communication import Communication
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
@@ -43,8 +44,8 @@ QUICK = (
 NAMES = [(cap, which) for cap in (None, 0.01) for which in ("torch", "mucudnn")]
 
 
-def names(rows: Sequence[dict[str, object]]) -> list[tuple[object, object]]:
-    return [(row["bucket_cap_mb"], row["convolutions"]) for row in rows]
+def names(lines: Iterable[Mapping[str, object]]) -> list[tuple[object, object]]:
+    return [(line["bucket_cap_mb"], line["contestant"]) for line in lines]
 
 
 def test_the_command_starts_its_ranks_and_writes_every_row(tmp_path: Path) -> None:
@@ -52,26 +53,20 @@ def test_the_command_starts_its_ranks_and_writes_every_row(tmp_path: Path) -> No
     kept = "--bucket-cap-mb", "default,0.01", "--out", tmp_path / "folder"
     result = invoke(*TRAINED, *QUICK, *kept, *files)
     assert result.exit_code == 0, result.output
-    rows = read_folder(tmp_path / "folder").lines
-    assert names([{**row, "convolutions": row["contestant"]} for row in rows]) == NAMES
-    assert all(len(row["samples_s"]) == 2 for row in rows)
-    assert "has it all, and nothing was measured" in invoke(*TRAINED, *QUICK, *kept).output
+    folder = read_folder(tmp_path / "folder")
+    assert names(folder.lines) == NAMES
+    assert invoke(*TRAINED, *QUICK, *kept).output == result.output
+    assert read_folder(tmp_path / "folder").lines == folder.lines  # nothing was measured again
     assert "2 ranks of 2 samples, allreduce: data-parallel steps" in result.output
     assert "2 ranks, 1 thread each" in result.output
-    record = json.loads((tmp_path / "out.json").read_text())
-    assert {"date", "environment", "config", "mucudnn", "format_version"} <= record.keys()
-    assert (record["rounds"], record["threads"]) == (2, 1)
-    assert names(record["steps"]) == NAMES
+    assert read_result_file(tmp_path / "out.json").lines == folder.lines
     with (tmp_path / "out.csv").open() as stream:
-        lines = list(csv.DictReader(stream))
-    for line, row in zip(lines, record["steps"], strict=True):
-        sizes = row.pop("bucket_bytes")
-        assert line == {name: "" if value is None else str(value) for name, value in row.items()}
-        assert len(sizes) == row["buckets"]
-        assert (row["ranks"], row["batch_size"], row["compared"], row["equal"]) == (2, 2, 3, 3)
-        assert row["samples_per_s"] == pytest.approx(4 / row["step_s"])
-        assert row["exposed_s"] == pytest.approx(row["step_s"] - row["alone_s"])
-        assert min(row[name] for name in ("forward_convolutions_s", "backward_convolutions_s", "other_s")) > 0
+        assert [line["contestant"] for line in csv.DictReader(stream)] == [name for _, name in NAMES]
+    for line in folder.lines:
+        assert (len(line["samples_s"]), line["ranks"], line["batch_size"]) == (2, 2, 2)
+        assert (line["compared"], line["equal"]) == (3, 3)
+        assert line["exposed_s"] == pytest.approx(median(line["samples_s"]) - line["alone_s"])
+        assert min(line[name] for name in ("forward_convolutions_s", "backward_convolutions_s", "rest_s")) > 0
 
 
 def test_ranks_of_torchrun_measure_and_one_of_them_tells(tmp_path: Path) -> None:
@@ -80,7 +75,7 @@ def test_ranks_of_torchrun_measure_and_one_of_them_tells(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("data-parallel steps") == 1
     assert "average the parameters of all ranks, one in 4" in done.stdout
-    assert names(json.loads(out.read_text())["steps"]) == NAMES[:2]
+    assert names(read_result_file(out).lines) == NAMES[:2]
 
 
 @pytest.mark.parametrize(
@@ -127,45 +122,54 @@ def test_sizes_of_buckets_are_read_once_each() -> None:
 # Told
 
 
-def a_result(equal: int = 10, communication: Communication = Communication.ALLREDUCE) -> DataParallelResult:
-    setting = Setting("resnet18", 2, 16, "cpu", "float32", MemoryFormat.CONTIGUOUS, communication, 4)
-    environment = Environment("a processor", "AVX512", 1, "2.13.0+cpu", "oneDNN 3.12.0", "avx512")
-    torchs, ours = StepSplit(0.3, 0.5, 0.15), StepSplit(0.15, 0.3, 0.15)
-    every = Equality(10, 10)
-    return DataParallelResult(
-        setting,
-        Config(),
-        environment,
-        threads=1,
-        rounds=9,
-        steps=(
-            StepTimes(Convolutions.TORCH, None, 1.0, 0.01, 0.95, torchs, (2**20, 2**24), every),
-            StepTimes(Convolutions.MUCUDNN, None, 0.64, 0.02, 0.6, ours, (2**20, 2**24), Equality(10, equal)),
-            StepTimes(Convolutions.TORCH, 100.0, 1.2, 0.01, 0.95, torchs, (2**25,), every),
-            StepTimes(Convolutions.MUCUDNN, 100.0, 0.8, 0.02, 0.6, ours, (2**25,), every),
-        ),
+def rows(equal: int = 10, communication: Communication = Communication.ALLREDUCE) -> tuple[Setting, list[Row]]:
+    setting = Setting(
+        *("resnet18", 2, 16, "cpu", "float32", MemoryFormat.CONTIGUOUS, communication, 4), bucket_caps=(None, 100.0)
     )
+    found = [
+        Row(
+            setting.subject(cap),
+            which,
+            (0.99 * step_s, step_s, 1.01 * step_s),
+            more={
+                **{"alone_s": 0.6, "exposed_s": exposed_s, "bucket_bytes": [2**20] * buckets, "rest_s": 0.15},
+                **{"forward_convolutions_s": forward_s, "backward_convolutions_s": 0.3, "compared": 10, "equal": same},
+            },
+        )
+        for cap, which, step_s, exposed_s, buckets, forward_s, same in (
+            (None, "torch", 1.0, 0.05, 2, 0.5, 10),
+            (None, "mucudnn", 0.64, 0.04, 2, 0.15, equal),
+            (100.0, "torch", 1.2, 0.25, 1, 0.5, 10),
+            (100.0, "mucudnn", 0.8, 0.2, 1, 0.15, 10),
+        )
+    ]
+    return setting, found
 
 
-def test_the_table_compares_with_torch_of_the_same_buckets() -> None:
-    result = a_result()
-    assert_as_stored("bench-data-parallel", data_parallel_table(result), in_words(result))
-    assert [row["speedup"] for row in data_parallel_rows(result)] == [1, 1 / 0.64, 1, 1.2 / 0.8]
+def told(tmp_path: Path, setting: Setting, found: list[Row]) -> list[Table | str]:
+    environment = Environment("a processor", "AVX512", 1, "2.13.0+cpu", "oneDNN 3.12.0", "avx512")
+    with open_folder(tmp_path, setting.header(Config(), 3, environment)) as folder:
+        folder.add(found)
+        folder.write_summary()
+    return [*data_parallel_tables(read_folder(tmp_path))]
 
 
-def test_a_period_is_told_where_there_is_one() -> None:
-    assert {row["period"] for row in data_parallel_rows(a_result())} == {None}
-    averaged = a_result(communication=Communication.HIERARCHICAL_SGD)
-    assert {row["period"] for row in data_parallel_rows(averaged)} == {4}
-    assert "one in 4" in in_words(averaged)
+def test_the_table_compares_with_torch_of_the_same_buckets(tmp_path: Path) -> None:
+    assert_as_stored("bench-data-parallel", *told(tmp_path, *rows()))
+
+
+def test_a_period_is_told_where_there_is_one(tmp_path: Path) -> None:
+    _, words = told(tmp_path, *rows(communication=Communication.HIERARCHICAL_SGD))
+    assert "one in 4" in str(words)
 
 
 def test_ranks_that_are_not_equal_fail_the_command_once_all_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "on_every_rank", lambda *given: a_result(equal=9))
+    monkeypatch.setattr(command, "on_every_rank", lambda *given: rows(equal=9)[1])
+    monkeypatch.setattr(command._Measuring, "header", lambda self: rows()[0].header(Config(), 3, current_environment()))
     result = invoke(*TRAINED, *QUICK, "--json", tmp_path / "out.json")
     assert result.exit_code == 2
     assert "9 of 10" in result.stdout
     assert "parameters of the ranks were not equal" in result.stderr
-    assert [step["equal"] for step in json.loads((tmp_path / "out.json").read_text())["steps"]] == [10, 9, 10, 10]
+    assert [line["equal"] for line in read_result_file(tmp_path / "out.json").lines] == [10, 9, 10, 10]

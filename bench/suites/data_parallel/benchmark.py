@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from random import Random
 from statistics import median
@@ -23,16 +23,21 @@ from torch.nn.parallel import DistributedDataParallel
 import mucudnn
 from mucudnn.bench.contests.step_split import StepSplit
 from mucudnn.bench.contests.step_splitter import StepSplitter
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.report.records import config_record
 from mucudnn.bench.scaling.local_batches import Convolutions
 from mucudnn.bench.sources.blame import blamed_in_training
 from mucudnn.bench.sources.networks import Objective
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
-from mucudnn.bench.suites.data_parallel.result import Equality, Setting, StepTimes
 from mucudnn.bench.suites.data_parallel.wire import Wire
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.measuring.timing.synchronized_clock import wall_clock
-from mucudnn.measuring.timing.timer import Clock, relative_spread
+from mucudnn.measuring.timing.timer import Clock
+from mucudnn.running.environment import Environment
+from mucudnn.words.communication import Communication
 from mucudnn.words.config import Config
+from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.progress import Progress, share_of, silent
 
 
@@ -59,6 +64,48 @@ def gathered(value: Any) -> list[Any]:
 _TUNING = 0.5  # share of the work, for the progress that is told
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Setting that all steps have in common.
+
+    batch_size: samples of each rank in a step. device: ``cpu`` or ``cuda``. period: steps from one averaging of
+    parameters to the next, where ``communication`` averages them. bucket_caps: values of ``bucket_cap_mb``.
+    """
+
+    source: str
+    ranks: int
+    batch_size: int
+    device: str
+    dtype: str
+    memory_format: MemoryFormat
+    communication: Communication
+    period: int
+    bucket_caps: tuple[float | None, ...] = (None,)
+
+    def subject(self, bucket_cap_mb: float | None) -> dict[str, Any]:
+        """Return the columns of the rows of one size of buckets."""
+        return {
+            "network": self.source,
+            "ranks": self.ranks,
+            "batch_size": self.batch_size,
+            "dtype": self.dtype,
+            "memory_format": str(self.memory_format),
+            "communication": str(self.communication),
+            "bucket_cap_mb": bucket_cap_mb,
+        }
+
+    def header(self, config: Config, rounds: int, environment: Environment) -> Header:
+        """Describe a run. environment: of each rank."""
+        settings = {
+            **{name: value for name, value in asdict(self).items() if name not in ("source", "device")},
+            "averages_parameters": self.communication.averages_parameters,
+            "rounds": rounds,
+            **config_record(replace(config, database=None)),
+        }
+        columns = tuple(self.subject(None))
+        return Header("data-parallel", self.source, settings, environment, columns, wanted=len(self.bucket_caps))
+
+
 def measure_data_parallel(
     setting: Setting,
     model: nn.Module,
@@ -66,15 +113,15 @@ def measure_data_parallel(
     objective: Objective,
     config: Config,
     *,
-    bucket_caps: Sequence[float | None] = (None,),
     rounds: int = 9,
     clock: Clock | None = None,
     progress: Progress = silent,
-) -> tuple[StepTimes, ...]:
+) -> list[Row]:
     """Measure on all ranks of the default process group, which call it alike; all of them return the same.
 
-    model: on the CPU, in its dtype and memory format; left as it is. input_shape: (C, H, W) of a sample. bucket_caps:
-    values of ``bucket_cap_mb``. clock: of the steps, not of the tuning; ``None``: a wall clock.
+    model: on the CPU, in its dtype and memory format; left as it is. input_shape: (C, H, W) of a sample. clock: of the
+    steps, not of the tuning; ``None``: a wall clock. Returns a row for each size of buckets and kind of convolutions;
+    seconds are those of the rank that was slowest in each round.
 
     Raises ``InvalidInputError`` for a model that cannot be trained, and what ``mucudnn.optimize`` and torch raise.
     """
@@ -86,9 +133,9 @@ def measure_data_parallel(
     tuning = share_of(progress, 0.0, _TUNING)
     ours = mucudnn.optimize(copy.deepcopy(torchs), batch.arguments, config, progress=tuning)
     models = {Convolutions.TORCH: torchs, Convolutions.MUCUDNN: ours}
-    contest = _Contest.of(models, bucket_caps, Wire(setting.communication, setting.period), batch, clock)
+    contest = _Contest.of(models, setting.bucket_caps, Wire(setting.communication, setting.period), batch, clock)
     contest.run(rounds, share_of(progress, _TUNING, 1 - _TUNING))
-    return tuple(contest.results())
+    return [*contest.rows(setting)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,22 +261,23 @@ class _Contest:
             for one in every:
                 one.sample()
 
-    def results(self) -> Iterator[StepTimes]:
-        alone_s = {which: _slowest_s(one.samples_s) for which, one in self.alone.items()}
+    def rows(self, setting: Setting) -> Iterator[Row]:
+        """Yield what was measured. What a step takes longer for its communication may be negative, by noise."""
+        alone_s = {which: median(_slowest_s(one.samples_s)) for which, one in self.alone.items()}
         splits = {which: _slowest_split(one.splitter.samples) for which, one in self.alone.items()}
         for (which, cap), one in self.together.items():
-            steps_s = _slowest_s(one.samples_s)
-            yield StepTimes(
-                convolutions=which,
-                bucket_cap_mb=cap,
-                step_s=median(steps_s),
-                noise=relative_spread(steps_s),
-                alone_s=median(alone_s[which]),
-                split=splits[which],
-                bucket_bytes=one.bucket_bytes,
-                equality=Equality(len(one.compared), sum(one.compared)),
-                samples_s=tuple(steps_s),
-            )
+            steps_s, split = _slowest_s(one.samples_s), splits[which]
+            more = {
+                "alone_s": alone_s[which],
+                "forward_convolutions_s": split.forward_s,
+                "backward_convolutions_s": split.backward_s,
+                "rest_s": split.rest_s,
+                "exposed_s": median(steps_s) - alone_s[which],
+                "bucket_bytes": one.bucket_bytes,
+                "compared": len(one.compared),
+                "equal": sum(one.compared),
+            }
+            yield Row(setting.subject(cap), str(which), steps_s, more=more)
 
 
 def _slowest_s(samples_s: Sequence[float]) -> list[float]:

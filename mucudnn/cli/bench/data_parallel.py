@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -11,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.kept_results import tell_nothing_is_left
 from mucudnn.cli.shared.ranks import cores_of_each, on_every_rank, rank_of_torchrun, ranks_here, ranks_of_torchrun
+from mucudnn.cli.shared.results import shown
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.communication import Communication
 from mucudnn.words.errors import InvalidInputError, SharingError, UnavailableError
@@ -22,8 +19,8 @@ from mucudnn.words.problem import MemoryFormat
 
 if TYPE_CHECKING:
     from mucudnn.bench.folders.header import Header
-    from mucudnn.bench.folders.writing import FolderWriter
-    from mucudnn.bench.suites.data_parallel.result import DataParallelResult, Setting
+    from mucudnn.bench.folders.rows import Row
+    from mucudnn.bench.suites.data_parallel.benchmark import Setting
     from mucudnn.words.config import Config
 
 _MOST_RANKS = 64  # processes that are started on one machine
@@ -55,20 +52,15 @@ def _cap(part: str, text: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Measuring:
-    """Work of each rank; ``data_parallel`` has the options. sizes: as for ``trainable_model``."""
+    """Work of each rank; ``data_parallel`` has the options."""
 
-    source: str
-    sizes: Mapping[str, Any]
-    batch: int
-    device: str
-    communication: Communication
-    period: int
-    bucket_caps: tuple[float | None, ...]
+    setting: Setting
+    input_shape: tuple[int, int, int] | None
     rounds: int
     threads: int
     config: Config
 
-    def __call__(self) -> DataParallelResult:
+    def __call__(self) -> list[Row]:
         import torch
         import torch.distributed as dist
 
@@ -76,52 +68,28 @@ class _Measuring:
         from mucudnn.bench.sources.networks import objective_for
         from mucudnn.bench.sources.trainable import trainable_model
         from mucudnn.bench.suites.data_parallel.benchmark import measure_data_parallel
-        from mucudnn.bench.suites.data_parallel.result import DataParallelResult
-        from mucudnn.running.environment import current_environment
         from mucudnn.terminal.console import progress_bar
         from mucudnn.words.progress import silent
 
         options.use_threads(self.threads)
         torch.manual_seed(0)
-        setting = self.setting(dist.get_world_size())
-        model, shape = trainable_model(self.source, **self.sizes)
-        with progress_bar() as progress, importable(self.source):
-            steps = measure_data_parallel(
-                setting,
-                model,
-                shape,
-                objective_for(self.source),
-                self.config,
-                bucket_caps=self.bucket_caps,
+        source, format_ = self.setting.source, self.setting.memory_format
+        model, shape = trainable_model(
+            source, input_shape=self.input_shape, dtype=self.setting.dtype, memory_format=format_
+        )
+        with progress_bar() as progress, importable(source):
+            return measure_data_parallel(
+                *(self.setting, model, shape, objective_for(source), self.config),
                 rounds=self.rounds,
                 progress=silent if dist.get_rank() else progress,
             )
-        return DataParallelResult(
-            setting, self.config, current_environment(self.device), self.threads, self.rounds, steps
-        )
 
-    def setting(self, ranks: int) -> Setting:
-        """Return what all steps have in common."""
-        from mucudnn.bench.suites.data_parallel.result import Setting
-
-        return Setting(
-            source=self.source,
-            ranks=ranks,
-            batch_size=self.batch,
-            device=self.device,
-            dtype=self.sizes["dtype"],
-            memory_format=self.sizes["memory_format"],
-            communication=self.communication,
-            period=self.period,
-        )
-
-    def header(self, ranks: int) -> Header:
+    def header(self) -> Header:
         """Describe the run for a result folder."""
-        from mucudnn.bench.suites.data_parallel.stored import header_of
         from mucudnn.running.environment import current_environment
 
-        environment = replace(current_environment(self.device), threads=self.threads)
-        return header_of(self.setting(ranks), self.config, self.bucket_caps, self.rounds, environment)
+        environment = replace(current_environment(self.setting.device), threads=self.threads)
+        return self.setting.header(self.config, self.rounds, environment)
 
 
 @click.command(cls=FileCommand)
@@ -199,50 +167,33 @@ def data_parallel(
     convolutions, other compute, and communication that is not hidden; after the steps the ranks' parameters are
     compared bit by bit. Also under torchrun: torchrun --nproc-per-node 4 -m mucudnn bench data-parallel SOURCE.
     """
+    from mucudnn.bench.folders.writing import open_folder
+    from mucudnn.bench.suites.data_parallel.benchmark import Setting
+    from mucudnn.bench.suites.data_parallel.report import data_parallel_tables
     from mucudnn.words.config import Config
 
     _require_suitable(communication, device, memory_format)
     ranks = _number_of_ranks(ranks)
     if device == "cuda":
         _require_gpus(ranks_here(ranks))
-    measuring = _Measuring(
-        source=source,
-        sizes={"input_shape": input_shape, "dtype": dtype, "memory_format": memory_format},
-        batch=batch or _BATCH[device],
-        device=device,
-        communication=communication,
-        period=period,
-        bucket_caps=bucket_caps,
-        rounds=rounds,
-        threads=threads or cores_of_each(ranks_here(ranks)),
-        config=Config(**choices),
+    setting = Setting(
+        *(source, ranks, batch or _BATCH[device], device, dtype, memory_format, communication, period, bucket_caps)
     )
-    with ExitStack() as stack:
-        folder = None
-        if out is not None and rank_of_torchrun() in (None, 0):
-            from mucudnn.bench.folders.writing import open_folder
-
-            folder = stack.enter_context(open_folder(out, measuring.header(ranks)))
-            if _is_there(folder, measuring, ranks):
-                return
-        result = on_every_rank(measuring, ranks, device)
-        if result is not None and folder is not None:
-            from mucudnn.bench.suites.data_parallel.stored import add_result
-
-            add_result(folder, result)
+    threads = threads or cores_of_each(ranks_here(ranks))
+    measuring = _Measuring(setting, input_shape, rounds, threads, Config(**choices))
+    if rank_of_torchrun() not in (None, 0):
+        on_every_rank(measuring, ranks, device)
+        return
+    with shown(out, data_parallel_tables, json_file, csv_file) as path, open_folder(path, measuring.header()) as folder:
+        known = [line for cap in bucket_caps for line in folder.known(setting.subject(cap))]
+        if known and ranks_of_torchrun() is None:  # ranks of torchrun measure it again: they are waiting
             folder.write_summary()
-    if result is not None:
-        _tell(result, csv_file, json_file)
-
-
-def _is_there(folder: FolderWriter, measuring: _Measuring, ranks: int) -> bool:
-    """Whether an earlier run measured it all, which is told. Ranks of torchrun measure it again: they are waiting."""
-    from mucudnn.bench.suites.data_parallel.stored import is_known
-
-    if ranks_of_torchrun() is not None or not is_known(folder, measuring.setting(ranks), measuring.bucket_caps):
-        return False
-    tell_nothing_is_left(folder)
-    return True
+            return
+        rows = on_every_rank(measuring, ranks, device) or []
+        folder.add(rows)
+        folder.write_summary()
+        if any(row.more["equal"] < row.more["compared"] for row in rows):
+            raise SharingError("the parameters of the ranks were not equal after all steps; report this")
 
 
 def _require_suitable(communication: Communication, device: str, memory_format: MemoryFormat) -> None:
@@ -274,25 +225,3 @@ def _require_gpus(ranks: int) -> None:
         raise UnavailableError(
             f"{ranks} ranks need as many GPUs, and there are {torch.cuda.device_count()}: give fewer --ranks"
         )
-
-
-def _tell(result: DataParallelResult, csv_file: Path | None, json_file: Path | None) -> None:
-    """Raises ``SharingError`` at last, where the parameters of the ranks were not equal."""
-    from mucudnn.bench.suites.data_parallel.report import (
-        data_parallel_record,
-        data_parallel_rows,
-        data_parallel_table,
-        in_words,
-    )
-    from mucudnn.terminal.console import output
-
-    console = output()
-    console.print(data_parallel_table(result))
-    console.print(in_words(result))
-    console.print(str(result.environment))
-    write_each(
-        (csv_file, lambda path: write_csv(path, data_parallel_rows(result))),
-        (json_file, lambda path: write_json(path, data_parallel_record(result))),
-    )
-    if any(step.equality.equal < step.equality.checked for step in result.steps):
-        raise SharingError("the parameters of the ranks were not equal after all steps; see above, and report this")

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from support.clock.ticking import TickingClock
 from torch import Tensor, nn
 
+from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.sources.networks.objectives import SMALL_OUTPUTS
 from mucudnn.bench.suites.data_parallel import benchmark, wire
-from mucudnn.bench.suites.data_parallel.benchmark import are_equal
-from mucudnn.bench.suites.data_parallel.result import Setting, StepTimes
+from mucudnn.bench.suites.data_parallel.benchmark import Setting, are_equal
 from mucudnn.words.communication import Communication
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
@@ -60,7 +60,7 @@ class Steps:
 
     database: Path
 
-    def __call__(self) -> dict[str, tuple[StepTimes, ...]]:
+    def __call__(self) -> dict[str, list[Row]]:
         torch.set_num_threads(1)
         clock = TickingClock()
         send = wire.fp16_compress_hook
@@ -78,17 +78,20 @@ class Steps:
         benchmark.are_equal = parting  # type: ignore[assignment]
         return {**found, PARTING: self.steps(Communication.ALLREDUCE, clock)}
 
-    def steps(self, communication: Communication, clock: TickingClock) -> tuple[StepTimes, ...]:
+    def steps(self, communication: Communication, clock: TickingClock) -> list[Row]:
         torch.manual_seed(0)
         return benchmark.measure_data_parallel(
-            replace(SETTING, communication=communication),
+            replace(
+                SETTING,
+                communication=communication,
+                bucket_caps=(None, SMALL_CAP) if communication is Communication.FP16 else (None,),
+            ),
             net(clock),
             (3, 8, 8),
             SMALL_OUTPUTS,
             Config(
                 algorithms=("gemm",), time_limit="10ms", operations=("forward",), database=self.database, confirm=False
             ),
-            bucket_caps=(None, SMALL_CAP) if communication is Communication.FP16 else (None,),
             rounds=ROUNDS,
             clock=clock,
         )

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 from support.ranks.measured_steps import PARTING, ROUNDS, SETTING, SMALL_CAP, Steps
 
+from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.scaling.local_batches import Convolutions
-from mucudnn.bench.suites.data_parallel.result import Equality, StepTimes
 from mucudnn.cli.shared.ranks import on_every_rank
 from mucudnn.words.communication import Communication
 
@@ -16,7 +16,7 @@ SLOWEST_S = 200 + 1  # of a step of rank 1, and for the clock to be read
 GRADIENTS = 4 * (4 * 3 * 9 + 4 + 4 + 4 + 4 * 4 * 9 + 4 + 160 + 10)  # bytes of all of them
 BUCKETS = 8  # with the smallest cap: a bucket for each parameter
 
-Found = Mapping[str, tuple[StepTimes, ...]]
+Found = Mapping[str, list[Row]]
 
 
 @pytest.fixture(scope="module")
@@ -26,52 +26,58 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return steps
 
 
+def equality(step: Row) -> tuple[int, int]:
+    """Return how often ranks were compared, and how often they were equal."""
+    return step.more["compared"], step.more["equal"]
+
+
 def test_every_communication_is_measured_with_both_convolutions(found: Found) -> None:
     assert [*found] == [*(one for one in Communication if one is not Communication.BF16), PARTING]
     for steps in found.values():
-        assert [step.convolutions for step in steps] == [Convolutions.TORCH, Convolutions.MUCUDNN] * (len(steps) // 2)
+        assert [step.contestant for step in steps] == [Convolutions.TORCH, Convolutions.MUCUDNN] * (len(steps) // 2)
 
 
 def test_all_ranks_are_equal_whenever_they_are_compared(found: Found) -> None:
     """After each sample, and once after the first steps."""
-    compared = {step.equality for name, steps in found.items() for step in steps if name != PARTING}
-    assert compared == {Equality(checked=ROUNDS + 1, equal=ROUNDS + 1)}
+    compared = {equality(step) for name, steps in found.items() for step in steps if name != PARTING}
+    assert compared == {(ROUNDS + 1, ROUNDS + 1)}
 
 
 def test_a_step_takes_as_long_as_on_the_slowest_rank(found: Found) -> None:
     for communication in (Communication.ALLREDUCE, Communication.POWERSGD):
         for step in found[communication]:
-            assert (step.step_s, step.alone_s, step.noise) == (SLOWEST_S, SLOWEST_S, 0)
+            assert {*step.samples_s, step.more["alone_s"]} == {SLOWEST_S}
 
 
 def test_a_sample_of_several_steps_counts_as_one(found: Found) -> None:
     for step in found[Communication.POST_LOCAL_SGD]:
-        assert step.step_s == pytest.approx(SLOWEST_S - 1 + 1 / SETTING.period)
+        assert step.samples_s == pytest.approx([SLOWEST_S - 1 + 1 / SETTING.period] * ROUNDS)
 
 
 def test_communication_is_what_a_step_takes_longer_with_it(found: Found) -> None:
     """Ten seconds for each message."""
     for step in found[Communication.FP16]:
-        assert step.alone_s == SLOWEST_S
-        assert step.exposed_s == 10 * len(step.bucket_bytes)
-    assert [len(step.bucket_bytes) for step in found[Communication.FP16]] == [1, 1, BUCKETS, BUCKETS]
+        assert step.more["alone_s"] == SLOWEST_S
+        assert step.more["exposed_s"] == 10 * len(step.more["bucket_bytes"])
+    assert [len(step.more["bucket_bytes"]) for step in found[Communication.FP16]] == [1, 1, BUCKETS, BUCKETS]
 
 
 def test_buckets_have_all_gradients(found: Found) -> None:
     for step in found[Communication.FP16]:
-        assert sum(step.bucket_bytes) == GRADIENTS
-        assert step.bucket_cap_mb in (None, SMALL_CAP)
+        assert sum(step.more["bucket_bytes"]) == GRADIENTS
+        assert step.subject["bucket_cap_mb"] in (None, SMALL_CAP)
 
 
 def test_steps_are_split(found: Found) -> None:
     """Convolutions are told by the real clock, and take less than the seconds of the other."""
     for steps in found.values():
         for step in steps:
-            assert 0 < step.split.forward_s < 1
-            assert 0 < step.split.backward_s < 1
-            assert step.split.step_s == pytest.approx(SLOWEST_S)
+            forward_s, backward_s = step.more["forward_convolutions_s"], step.more["backward_convolutions_s"]
+            assert 0 < forward_s < 1
+            assert 0 < backward_s < 1
+            assert forward_s + backward_s + step.more["rest_s"] == pytest.approx(SLOWEST_S)
 
 
 def test_ranks_that_part_are_counted(found: Found) -> None:
     """By a millionth of one parameter."""
-    assert {step.equality for step in found[PARTING]} == {Equality(checked=ROUNDS + 1, equal=0)}
+    assert {equality(step) for step in found[PARTING]} == {(ROUNDS + 1, 0)}
